@@ -1,0 +1,29 @@
+"""Stoker's inference engine.
+
+>>> from stoker_engine import LLM, SamplingParams
+>>> llm = LLM("demo://gemma-3-270m")
+>>> llm.generate("The capital of France is", SamplingParams(temperature=0))
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from stoker_engine.core.sampling_params import SamplingParams
+    from stoker_engine.llm import LLM
+
+__all__ = ["LLM", "SamplingParams"]
+
+
+def __getattr__(name: str) -> Any:
+    # Lazily: the operator imports `stoker_engine.contract` where no torch is installed.
+    if name == "LLM":
+        from stoker_engine.llm import LLM
+
+        return LLM
+    if name == "SamplingParams":
+        from stoker_engine.core.sampling_params import SamplingParams
+
+        return SamplingParams
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,124 @@
+"""Dataclass ⇄ command line: one declaration gives the parser, the argv and the help.
+
+A field of an arguments dataclass becomes ``--field-name``; its type decides how it is parsed and its
+metadata holds the help and the choices. ``to_argv`` writes only what differs from the default, so that an
+argv stays readable in ``kubectl describe`` and survives a change of defaults knowingly.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import re
+import types
+import typing
+from collections.abc import Sequence
+from typing import Any, NoReturn, TypeVar
+
+from stoker_engine.contract.errors import ArgumentError
+
+T = TypeVar("T")
+
+_SIZES = {"k": 1000, "m": 1000**2, "g": 1000**3, "K": 1024, "M": 1024**2, "G": 1024**3}
+
+
+def flag(help: str, default: Any, *, choices: Sequence[str] = (), positional: bool = False) -> Any:
+    """Declares a dataclass field that is also a command-line flag."""
+    metadata = {"help": help, "choices": tuple(choices), "positional": positional}
+    if positional:
+        return dataclasses.field(metadata=metadata)
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+def flag_name(field_name: str) -> str:
+    """``max_num_seqs`` → ``--max-num-seqs``."""
+    return "--" + field_name.replace("_", "-")
+
+
+def human_int(text: str) -> int:
+    """``8192``, ``8k`` (8,000) or ``8K`` (8,192), as vLLM reads sizes."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([kmgKMG]?)", text.strip())
+    if not match:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number such as 8192, 8k or 8K")
+    value = float(match[1]) * _SIZES.get(match[2], 1)
+    if value != int(value):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number")
+    return int(value)
+
+
+class Parser(argparse.ArgumentParser):
+    """An argparse parser that raises `ArgumentError` instead of ending the process."""
+
+    def error(self, message: str) -> NoReturn:
+        """Raises what argparse would print, naming the flag."""
+        match = re.match(r"argument (\S+?)(?:/\S+)?: (.*)", message)
+        if match:
+            raise ArgumentError(match[1], match[2])
+        raise ArgumentError("arguments", message)
+
+
+def add_arguments(parser: argparse.ArgumentParser, cls: type[Any], title: str) -> None:
+    """Adds every field of dataclass `cls` to `parser`, as the group `title`."""
+    group = parser.add_argument_group(title)
+    hints = typing.get_type_hints(cls)
+    for field in dataclasses.fields(cls):
+        kind, many = _element_type(hints[field.name])
+        meta = field.metadata
+        options: dict[str, Any] = {"help": meta["help"].replace("%", "%%")}
+        if meta["choices"]:
+            options["choices"] = meta["choices"]
+        if meta["positional"]:
+            group.add_argument(field.name, **options)
+            continue
+        options["dest"] = field.name
+        options["default"] = field.default
+        if field.default not in (None, ()):
+            options["help"] += f" (default: {field.default})"
+        if kind is bool:
+            group.add_argument(flag_name(field.name), action=argparse.BooleanOptionalAction, **options)
+            continue
+        options["type"] = human_int if kind is int else kind
+        if not meta["choices"]:
+            options["metavar"] = field.name.rsplit("_", 1)[-1].upper()
+        if many:
+            options["nargs"] = "+"
+        group.add_argument(flag_name(field.name), **options)
+
+
+def from_namespace(cls: type[T], namespace: argparse.Namespace) -> T:
+    """Builds the dataclass `cls` from what a parser made by `add_arguments` returned."""
+    values = {}
+    for field in dataclasses.fields(cls):  # type: ignore[arg-type]
+        value = getattr(namespace, field.name)
+        values[field.name] = tuple(value) if isinstance(value, list) else value
+    return cls(**values)
+
+
+def to_argv(args: Any) -> list[str]:
+    """The flags that say what `args` says; fields at their default are left out."""
+    argv: list[str] = []
+    for field in dataclasses.fields(args):
+        value = getattr(args, field.name)
+        if field.metadata["positional"]:
+            argv.insert(0, value)
+        elif value == field.default:
+            continue
+        elif isinstance(value, bool):
+            argv.append(flag_name(field.name) if value else "--no-" + flag_name(field.name)[2:])
+        elif isinstance(value, tuple):
+            argv += [flag_name(field.name), *map(str, value)]
+        else:
+            # One word, so that a value that begins with a dash is not taken for a flag.
+            argv.append(f"{flag_name(field.name)}={value}")
+    return argv
+
+
+def _element_type(hint: Any) -> tuple[Any, bool]:
+    """The type to parse one word with, and whether the flag takes several words."""
+    if typing.get_origin(hint) in (typing.Union, types.UnionType):
+        hint = next(arg for arg in typing.get_args(hint) if arg is not type(None))
+    if typing.get_origin(hint) is tuple:
+        return typing.get_args(hint)[0], True
+    if typing.get_origin(hint) is typing.Literal:
+        return str, False
+    return hint, False

@@ -1,0 +1,72 @@
+"""The one error tree.
+
+    StokerError
+    ├── ArgumentError       a flag or field is wrong                     CLI: exit 2
+    ├── ModelError          the model cannot be found, read or served    CLI: exit 1
+    │   └── WeightsError    missing, unused or misshapen tensors
+    └── RequestError        one request is wrong; only it is answered so HTTP 400
+        ├── NotFoundError   no such model                                HTTP 404
+        └── EngineDeadError the engine stopped; nothing can be served    HTTP 500
+
+Each carries a sentence a user can act on: what is wrong, and the remedy.
+"""
+
+from __future__ import annotations
+
+
+class StokerError(Exception):
+    """Root of everything we raise on purpose."""
+
+
+class ArgumentError(StokerError):
+    """A command-line flag or engine argument is invalid.
+
+    Args:
+        argument: the argument's name as the user typed it (``--kv-cache-dtype``).
+        message: what is wrong and what to do instead.
+    """
+
+    def __init__(self, argument: str, message: str) -> None:
+        super().__init__(f"{argument}: {message}")
+        self.argument = argument
+        self.message = message
+
+
+class ModelError(StokerError):
+    """The model cannot be found, read or served by this engine."""
+
+
+class WeightsError(ModelError):
+    """The weight files do not match the model description."""
+
+
+class RequestError(StokerError):
+    """One request is invalid; it is answered with HTTP 400 and touches no other.
+
+    Args:
+        message: what is wrong and the remedy.
+        param: the offending request field, in OpenAI's error shape.
+    """
+
+    status = 400
+    type = "invalid_request_error"
+
+    def __init__(self, message: str, param: str | None = None, code: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+        self.code = code
+
+
+class NotFoundError(RequestError):
+    """The requested model is not served here."""
+
+    status = 404
+    type = "not_found_error"
+
+
+class EngineDeadError(RequestError):
+    """The engine's loop has stopped; in-flight and new requests end with this."""
+
+    status = 500
+    type = "internal_error"

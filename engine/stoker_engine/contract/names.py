@@ -1,0 +1,23 @@
+"""The field's words, spelled once: dtypes, KV-cache dtypes, devices."""
+
+from __future__ import annotations
+
+from typing import Final, Literal, get_args
+
+Dtype = Literal["auto", "float32", "bfloat16", "float16"]
+KVCacheDtype = Literal["auto", "fp8", "fp8_e5m2", "fp8_e4m3"]
+Device = Literal["auto", "cpu", "cuda"]
+
+DTYPES: Final[tuple[str, ...]] = get_args(Dtype)
+KV_CACHE_DTYPES: Final[tuple[str, ...]] = get_args(KVCacheDtype)
+DEVICES: Final[tuple[str, ...]] = get_args(Device)
+
+#: Bytes of one element, by resolved dtype name.
+DTYPE_BYTES: Final[dict[str, int]] = {
+    "float32": 4,
+    "bfloat16": 2,
+    "float16": 2,
+    "fp8": 1,
+    "fp8_e5m2": 1,
+    "fp8_e4m3": 1,
+}

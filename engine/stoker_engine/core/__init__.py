@@ -1,0 +1,1 @@
+"""What a request is, on its way through the engine. Torch-free."""

@@ -1,0 +1,18 @@
+"""Root-mean-square normalisation (Zhang & Sennrich, 2019)."""
+
+from __future__ import annotations
+
+import torch
+
+
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """Normalises the last dimension of `x` [..., d] and scales it by `weight` [d]; computed in float32.
+
+    The families differ in where they round: with a float32 `weight` the product is rounded to x's dtype
+    (Gemma), with a weight in x's dtype the normalised value is rounded first (Llama).
+    """
+    wide = x.float()
+    normalised = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
+    if weight.dtype == torch.float32:
+        return (normalised * weight).to(x.dtype)
+    return normalised.to(x.dtype) * weight

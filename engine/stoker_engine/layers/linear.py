@@ -1,0 +1,40 @@
+"""Linear layers. One module may hold several of a checkpoint's matrices, so that they run as one product."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+
+class MergedLinear(nn.Module):
+    """y = x Wᵀ + b, with W the concatenation of named parts along the output.
+
+    Args:
+        parts: output size of each named part, in order (``{"q": 1024, "k": 256, "v": 256}``).
+    """
+
+    def __init__(self, input_size: int, parts: dict[str, int], bias: bool, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.sizes = list(parts.values())
+        output_size = sum(self.sizes)
+        self.weight = nn.Parameter(torch.empty(output_size, input_size, dtype=dtype), requires_grad=False)
+        self.bias = nn.Parameter(torch.empty(output_size, dtype=dtype), requires_grad=False) if bias else None
+        self._rows: dict[str, slice] = {}
+        start = 0
+        for name, size in parts.items():
+            self._rows[name] = slice(start, start + size)
+            start += size
+
+    def slots(self, prefix: str) -> dict[str, torch.Tensor]:
+        """The tensors a loader fills, by name: ``prefix.part.weight`` and ``prefix.part.bias``."""
+        slots = {}
+        for name, rows in self._rows.items():
+            slots[f"{prefix}.{name}.weight"] = self.weight[rows]
+            if self.bias is not None:
+                slots[f"{prefix}.{name}.bias"] = self.bias[rows]
+        return slots
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[tokens, input_size] → [tokens, sum of the parts]."""
+        return functional.linear(x, self.weight, self.bias)

@@ -1,0 +1,1 @@
+"""Decoders assembled from parts; a family is a description plus its weight names."""

@@ -1,0 +1,60 @@
+"""Which device this process computes on, and how much memory it may use there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from stoker_engine.contract.engine_args import EngineArgs
+from stoker_engine.contract.errors import ArgumentError
+
+#: cgroup v2, then v1; the kernel writes "max" or a number near 2^63 where there is no limit.
+_CGROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
+
+
+def resolve_device(args: EngineArgs) -> torch.device:
+    """The device for `args`.
+
+    Raises:
+        ArgumentError: the device is not there, or more of them are asked than this engine drives.
+    """
+    for name in ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size"):
+        if getattr(args, name) != 1:
+            raise ArgumentError(
+                "--" + name.replace("_", "-"),
+                f"{getattr(args, name)} is not supported by this engine version, which drives one device; use 1",
+            )
+    name = args.device
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    if name == "cuda" and not torch.cuda.is_available():
+        raise ArgumentError("--device", "cuda: no CUDA device is visible; use --device cpu")
+    if args.kv_cache_dtype != "auto":
+        raise ArgumentError(
+            "--kv-cache-dtype",
+            f"{args.kv_cache_dtype} is not supported on {name} by this engine version; use auto",
+        )
+    return torch.device(name)
+
+
+def memory_bytes(device: torch.device) -> int:
+    """Memory of `device`; for the CPU the container's limit, or the machine's memory if that is less."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_properties(device).total_memory
+    return min([_machine_memory(), *_cgroup_limits()])
+
+
+def _machine_memory() -> int:
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        if line.startswith("MemTotal:"):
+            return int(line.split()[1]) * 1024
+    raise OSError("/proc/meminfo has no MemTotal")
+
+
+def _cgroup_limits() -> list[int]:
+    limits = []
+    for path in map(Path, _CGROUP_LIMITS):
+        if path.is_file() and (text := path.read_text().strip()).isdigit():
+            limits.append(int(text))
+    return limits

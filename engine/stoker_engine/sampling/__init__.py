@@ -1,0 +1,1 @@
+"""Logits → tokens, vectorised over the batch."""

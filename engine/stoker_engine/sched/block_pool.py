@@ -1,0 +1,69 @@
+"""The pool of KV-cache blocks, counted by reference.
+
+    free    refs = 0, in the free list, least recently used first; may still hold a cached prefix
+    in use  refs ≥ 1, one for each sequence that has it in its block table
+
+A block leaves the free list by `allocate` (its old content is forgotten) or by `acquire` (a prefix hit wants
+that very content). It returns to the list's end when its last reference goes.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+
+
+class BlockPool:
+    """Hands out block numbers 0 … `num_blocks` - 1.
+
+    Args:
+        num_blocks: how many blocks the KV cache has.
+        on_evict: told each block whose content is forgotten, before it is handed out.
+    """
+
+    def __init__(self, num_blocks: int, on_evict: Callable[[int], None] = lambda block: None) -> None:
+        self.num_blocks = num_blocks
+        self._on_evict = on_evict
+        self._refs = [0] * num_blocks
+        self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_blocks))
+
+    @property
+    def num_free(self) -> int:
+        """Blocks that `allocate` can hand out."""
+        return len(self._free)
+
+    def is_free(self, block: int) -> bool:
+        """Whether no sequence refers to `block`."""
+        return self._refs[block] == 0
+
+    def allocate(self, count: int) -> list[int]:
+        """Takes `count` blocks, least recently used first. The caller made sure that there are enough."""
+        assert count <= len(self._free), f"{count} blocks asked, {len(self._free)} free"
+        blocks = [self._free.popitem(last=False)[0] for _ in range(count)]
+        for block in blocks:
+            self._on_evict(block)
+            self._refs[block] = 1
+        return blocks
+
+    def acquire(self, block: int) -> None:
+        """Adds a reference to a block whose content is wanted."""
+        if self._refs[block] == 0:
+            del self._free[block]
+        self._refs[block] += 1
+
+    def release(self, blocks: Iterable[int]) -> None:
+        """Drops one reference of each block; those without any become free, in the given order."""
+        for block in blocks:
+            assert self._refs[block] > 0, f"block {block} is released twice"
+            self._refs[block] -= 1
+            if self._refs[block] == 0:
+                self._free[block] = None
+
+    def check(self, tables: Iterable[Iterable[int]]) -> None:
+        """Asserts that every block is accounted for by `tables`, the block tables of all live sequences."""
+        refs = [0] * self.num_blocks
+        for table in tables:
+            for block in table:
+                refs[block] += 1
+        assert refs == self._refs, "reference counts do not match the block tables"
+        assert set(self._free) == {block for block, count in enumerate(refs) if count == 0}, "free list is off"

@@ -1,0 +1,139 @@
+"""Tiny random models made on the spot, and transformers as the reference that nobody here wrote.
+
+Random weights are drawn wide (std 0.3 instead of 0.02), so that the two best logits are rarely close.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tokenizers import Tokenizer as BackendTokenizer
+from tokenizers import decoders, models, pre_tokenizers, trainers
+from transformers import (
+    AutoModelForCausalLM,
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+)
+
+_VOCABULARY = 512
+
+
+def save_tokenizer(folder: Path) -> None:
+    """Trains a small byte-level BPE tokenizer and saves it in `folder`."""
+    backend = BackendTokenizer(models.BPE())
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=_VOCABULARY,
+        special_tokens=["<s>", "</s>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    backend.train_from_iterator(["the quick brown fox jumps over the lazy dog, again and again"] * 8, trainer)
+    PreTrainedTokenizerFast(tokenizer_object=backend, bos_token="<s>", eos_token="</s>").save_pretrained(folder)
+
+
+def save_model(folder: Path, model: PreTrainedModel) -> Path:
+    """Saves `model` and a tokenizer as a Hugging Face folder."""
+    model.save_pretrained(folder)
+    save_tokenizer(folder)
+    return folder
+
+
+def tiny_llama_model(**overrides: Any) -> LlamaForCausalLM:
+    """A random Llama with two layers and grouped KV heads."""
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=_VOCABULARY,
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=512,
+        initializer_range=0.3,
+        bos_token_id=0,
+        eos_token_id=1,
+        **overrides,
+    )
+    return LlamaForCausalLM(config).float().eval()
+
+
+def tiny_gemma3_model(**overrides: Any) -> Gemma3ForCausalLM:
+    """A random Gemma 3 with local and global layers and a short window."""
+    torch.manual_seed(0)
+    config = Gemma3TextConfig(
+        **{
+            "vocab_size": _VOCABULARY,
+            "hidden_size": 64,
+            "intermediate_size": 96,
+            "num_hidden_layers": 4,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 1,
+            "head_dim": 32,
+            "query_pre_attn_scalar": 32,
+            "sliding_window": 24,
+            "layer_types": ["sliding_attention", "sliding_attention", "full_attention", "sliding_attention"],
+            "max_position_embeddings": 512,
+            "initializer_range": 0.3,
+            **overrides,
+        }
+    )
+    return Gemma3ForCausalLM(config).float().eval()
+
+
+@pytest.fixture(scope="session")
+def tiny_llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of a tiny random Llama, float32."""
+    return save_model(tmp_path_factory.mktemp("tiny-llama"), tiny_llama_model())
+
+
+@pytest.fixture(scope="session")
+def tiny_gemma3(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of a tiny random Gemma 3, float32."""
+    return save_model(tmp_path_factory.mktemp("tiny-gemma3"), tiny_gemma3_model())
+
+
+@pytest.fixture(scope="session")
+def demo_gguf() -> Path:
+    """The GGUF file of the demo model."""
+    from stoker_engine.models.demo import demo_model
+
+    return demo_model("gemma-3-270m")
+
+
+AssertGreedy = Callable[[Path, list[int], list[int]], None]
+
+
+@pytest.fixture(scope="session")
+def assert_greedy() -> Iterator[AssertGreedy]:
+    """Asserts that an output is transformers' greedy output.
+
+    One forward pass over prompt + output tells: if each output token is the argmax of what precedes it, greedy
+    decoding gives that output. A mismatch counts unless the reference's two best logits are within 1e-3 there.
+    """
+    loaded: dict[Path, PreTrainedModel] = {}
+
+    def check(model: Path, prompt: list[int], output: list[int]) -> None:
+        if model not in loaded:
+            loaded.clear()
+            source = {"gguf_file": model.name} if model.is_file() else {}
+            folder = model.parent if model.is_file() else model
+            loaded[model] = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, **source).eval()
+        with torch.inference_mode():
+            logits = loaded[model](torch.tensor([prompt + output])).logits[0, len(prompt) - 1 : -1]
+        for position, (row, token) in enumerate(zip(logits, output, strict=True)):
+            best = row.max()
+            assert best - row[token] <= 1e-3, f"output token {position} is {token}, the reference has {row.argmax()}"
+            if int(row.argmax()) != token:
+                return  # a tie: what follows may differ
+
+    yield check

@@ -1,0 +1,81 @@
+"""Arguments: what is written as argv is read back the same; bad words are refused by name."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stoker_engine.contract.engine_args import EngineArgs, FrontendArgs, ServeArgs
+from stoker_engine.contract.errors import ArgumentError
+from stoker_engine.contract.names import DTYPES, KV_CACHE_DTYPES
+
+_names = st.text(st.characters(codec="utf-8", exclude_categories=("Cs", "Cc")), min_size=1).filter(
+    lambda text: not text.startswith("-")
+)
+_sizes = st.integers(1, 2**40)
+
+serve_args = st.builds(
+    ServeArgs,
+    engine=st.builds(
+        EngineArgs,
+        model=_names,
+        served_model_name=st.lists(_names, max_size=3).map(tuple),
+        revision=st.none() | _names,
+        dtype=st.sampled_from(DTYPES),
+        max_model_len=st.none() | _sizes,
+        seed=st.integers(0, 2**31),
+        block_size=st.sampled_from([1, 16, 64]),
+        gpu_memory_utilization=st.floats(0.01, 1),
+        kv_cache_memory_bytes=st.none() | _sizes,
+        kv_cache_dtype=st.sampled_from(KV_CACHE_DTYPES),
+        enable_prefix_caching=st.booleans(),
+        max_num_seqs=_sizes,
+        tensor_parallel_size=st.integers(1, 16),
+    ),
+    frontend=st.builds(
+        FrontendArgs, host=_names, port=st.integers(0, 65535), chat_template=st.none() | st.text(min_size=1)
+    ),
+)
+
+
+@given(serve_args)
+def test_round_trip(args: ServeArgs) -> None:
+    assert ServeArgs.from_argv(args.to_argv()) == args
+
+
+def test_defaults_are_left_out() -> None:
+    assert ServeArgs(EngineArgs("m")).to_argv() == ["m"]
+
+
+def test_a_template_that_begins_with_a_dash_is_no_flag() -> None:
+    args = ServeArgs(EngineArgs("m"), FrontendArgs(chat_template="-- {{ x }}"))
+    assert ServeArgs.from_argv(args.to_argv()) == args
+
+
+@pytest.mark.parametrize(("text", "value"), [("8192", 8192), ("8k", 8000), ("8K", 8192), ("1.5k", 1500)])
+def test_sizes_are_read_as_people_write_them(text: str, value: int) -> None:
+    assert ServeArgs.from_argv(["m", "--max-model-len", text]).engine.max_model_len == value
+
+
+@pytest.mark.parametrize(
+    ("words", "argument"),
+    [
+        (["m", "--max-num-seqs", "0"], "--max-num-seqs"),
+        (["m", "--max-num-seqs", "many"], "--max-num-seqs"),
+        (["m", "--kv-cache-dtype", "int3"], "--kv-cache-dtype"),
+        (["m", "--port", "70000"], "--port"),
+        (["m", "--gpu-memory-utilization", "0"], "--gpu-memory-utilization"),
+        (["m", "--max-model-len", "1.0001k"], "--max-model-len"),
+    ],
+)
+def test_bad_values_are_refused_by_name(words: list[str], argument: str) -> None:
+    with pytest.raises(ArgumentError) as refused:
+        ServeArgs.from_argv(words)
+    assert refused.value.argument == argument
+
+
+@pytest.mark.parametrize("words", [[], ["m", "--no-such-flag"], ["m", "--max-num", "3"], ["m", "extra"]])
+def test_unknown_words_are_refused(words: list[str]) -> None:
+    with pytest.raises(ArgumentError):
+        ServeArgs.from_argv(words)
