@@ -26,6 +26,12 @@ from transformers import (
 _VOCABULARY = 512
 
 
+@pytest.fixture(scope="session", autouse=True)
+def one_thread() -> None:
+    """Tiny matrices gain nothing from several threads, and on a busy machine the threads wait for each other."""
+    torch.set_num_threads(1)
+
+
 def save_tokenizer(folder: Path) -> None:
     """Trains a small byte-level BPE tokenizer and saves it in `folder`."""
     backend = BackendTokenizer(models.BPE())

@@ -20,7 +20,7 @@ SHORT = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
 
 @pytest.fixture
 def llm(tiny_llama: Path) -> Iterator[AsyncLLM]:
-    llm = AsyncLLM.from_args(EngineArgs(str(tiny_llama)))
+    llm = AsyncLLM.from_args(EngineArgs(str(tiny_llama), num_gpu_blocks_override=1024))
     llm.start()
     yield llm
     llm.shutdown()

@@ -49,7 +49,7 @@ def _prompts(count: int, seed: int = 0) -> list[list[int]]:
 
 @pytest.mark.parametrize("way", WAYS)
 def test_batch_equals_transformers(way: str, model: Path, assert_greedy: Any) -> None:
-    llm = LLM(str(model), **WAYS[way])
+    llm = LLM(str(model), **{"num_gpu_blocks_override": 1024, **WAYS[way]})
     prompts = _prompts(8)
     outputs = llm.generate(prompts, GREEDY, use_tqdm=False)
     for prompt, output in zip(prompts, outputs, strict=True):
@@ -60,14 +60,14 @@ def test_batch_equals_transformers(way: str, model: Path, assert_greedy: Any) ->
 
 
 def test_alone_equals_transformers(model: Path, assert_greedy: Any) -> None:
-    llm = LLM(str(model))
+    llm = LLM(str(model), num_gpu_blocks_override=256)
     for prompt in _prompts(3, seed=1):
         [output] = llm.generate(prompt, GREEDY, use_tqdm=False)
         assert_greedy(model, prompt, output.outputs[0].token_ids)
 
 
 def test_prefix_hits_equal_transformers(model: Path, assert_greedy: Any) -> None:
-    llm = LLM(str(model))
+    llm = LLM(str(model), num_gpu_blocks_override=256)
     shared = _prompts(1, seed=2)[0] * 3
     prompts = [shared + tail for tail in _prompts(4, seed=3)]
     first = llm.generate(prompts[0], GREEDY, use_tqdm=False)[0]
@@ -78,7 +78,7 @@ def test_prefix_hits_equal_transformers(model: Path, assert_greedy: Any) -> None
 
 
 def test_a_prefix_that_is_new_is_computed_once_in_a_batch(model: Path, assert_greedy: Any) -> None:
-    llm = LLM(str(model))
+    llm = LLM(str(model), num_gpu_blocks_override=256)
     shared = [random.Random(4).randrange(2, 512) for _ in range(128)]
     prompts = [[*shared, token] for token in range(2, 10)]
     outputs = llm.generate(prompts, GREEDY, use_tqdm=False)
@@ -88,7 +88,7 @@ def test_a_prefix_that_is_new_is_computed_once_in_a_batch(model: Path, assert_gr
 
 
 def test_a_repeated_prompt_is_cached_but_for_its_last_block(model: Path) -> None:
-    llm = LLM(str(model))
+    llm = LLM(str(model), num_gpu_blocks_override=256)
     prompt = [random.Random(5).randrange(2, 512) for _ in range(64)]
     once, again = (llm.generate(prompt, GREEDY, use_tqdm=False)[0] for _ in range(2))
     assert again.num_cached_tokens == 48  # the last token is always computed, and blocks are shared whole

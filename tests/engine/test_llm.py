@@ -14,7 +14,7 @@ from stoker_engine.core.request import FinishReason
 
 @pytest.fixture(scope="module")
 def llm(tiny_llama: Path) -> LLM:
-    return LLM(str(tiny_llama), max_model_len=128)
+    return LLM(str(tiny_llama), max_model_len=128, num_gpu_blocks_override=256)
 
 
 def _one(llm: LLM, prompt: Any = "the quick brown", **params: Any) -> Any:

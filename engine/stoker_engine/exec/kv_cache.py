@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import math
 
+import numpy as np
 import torch
 
 from stoker_engine.attention.backend import KVCache
@@ -71,10 +73,15 @@ def allocate_kv_cache(
 ) -> list[KVCache]:
     """One cache a layer. Zeroed: a padded gather reads blocks that were never written, and 0 × nan is nan."""
     shape = (num_blocks, block_size, config.num_key_value_heads, config.head_dim)
-    return [
-        KVCache(torch.zeros(shape, dtype=dtype, device=device), torch.zeros(shape, dtype=dtype, device=device))
-        for _ in config.layers
-    ]
+    return [KVCache(_zeros(shape, dtype, device), _zeros(shape, dtype, device)) for _ in config.layers]
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    # numpy takes zeroed pages from the kernel, which become memory only when a block is first written; torch
+    # would write every page now: seconds at start-up, and gigabytes that may never be needed.
+    return torch.from_numpy(np.zeros(math.prod(shape) * dtype.itemsize, dtype=np.uint8)).view(dtype).view(shape)
 
 
 def _gib(size: int) -> str:

@@ -28,7 +28,12 @@ def _changed(model: Path, target: Path, change: Callable[[Tensors], Tensors]) ->
 
 
 def _output(model: str | Path) -> list[int]:
-    return LLM(str(model)).generate([5, 6, 7, 8], GREEDY, use_tqdm=False)[0].outputs[0].token_ids
+    return (
+        LLM(str(model), num_gpu_blocks_override=64)
+        .generate([5, 6, 7, 8], GREEDY, use_tqdm=False)[0]
+        .outputs[0]
+        .token_ids
+    )
 
 
 def test_a_missing_tensor_is_an_error(tiny_llama: Path, tmp_path: Path) -> None:
@@ -110,7 +115,9 @@ def test_llamas_of_several_kinds(
     model = LlamaForCausalLM(LlamaConfig(**given)).float().eval()
     model.save_pretrained(folder)
     assert_greedy(
-        folder, [5, 6, 7, 8] * 20, LLM(str(folder)).generate([5, 6, 7, 8] * 20, GREEDY)[0].outputs[0].token_ids
+        folder,
+        [5, 6, 7, 8] * 20,
+        LLM(str(folder), num_gpu_blocks_override=64).generate([5, 6, 7, 8] * 20, GREEDY)[0].outputs[0].token_ids,
     )
 
 

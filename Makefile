@@ -1,0 +1,67 @@
+# Every target sets up what it needs. `make help` lists them.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+READY  := $(VENV)/.ready
+PORT   ?= 8000
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test test-slow lint format generate verify cluster cluster-build cluster-down images e2e bench clean
+
+help: ## list the targets
+	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-14s %s\n", $$1, $$2}'
+
+setup: $(READY) ## .venv with all extras
+
+$(READY): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed; set PYTHON=python3.12, for example"; exit 2; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[engine,operator,demo,dev]'
+	@touch $@
+
+demo: setup ## serve the demo manifest on this machine and talk to it (ONCE=1: end afterwards)
+	$(BIN)/python examples/demo.py --port $(PORT) $(if $(ONCE),--once)
+
+test: setup ## unit and component tests
+	$(BIN)/pytest -m 'not slow'
+
+test-slow: setup ## the slow ones, too long for every save
+	$(BIN)/pytest -m slow
+
+lint: setup ## ruff, mypy --strict, import-linter
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/mypy e2e/cluster/apiserver.py examples/demo.py benchmarks/vs_transformers.py
+	$(BIN)/lint-imports
+
+format: setup ## let ruff format and mend
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+generate: setup ## write what is generated: CRDs
+	$(BIN)/stoker crd --output crds/inferenceendpoints.stoker.dev.yaml
+
+verify: setup ## fail when generated files are stale
+	$(BIN)/stoker crd --check crds/inferenceendpoints.stoker.dev.yaml
+
+cluster: ## a kind cluster for e2e; prints the KUBECONFIG to export
+	@e2e/cluster/up
+
+cluster-build: ## what the cluster is built from; long on a fresh machine, cached afterwards
+	@e2e/cluster/build
+
+cluster-down: ## remove the cluster and everything it started
+	@e2e/cluster/down
+
+images: ## build the container images
+	images/build
+
+e2e: setup ## tests against a real API server and a real kind cluster
+	$(BIN)/pytest e2e
+
+bench: setup ## Stoker against transformers, side by side
+	$(BIN)/python benchmarks/vs_transformers.py
+
+clean: ## remove .venv and caches of the tools
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

@@ -1,0 +1,236 @@
+"""Prometheus metrics, with vLLM's names, labels and buckets, so that its dashboards and alerts work unchanged.
+
+A request's life, and the intervals it is measured by (vLLM's definitions):
+
+    arrival ──queue── scheduled ──prefill── first token ──decode── last token ── finished
+       │                  └────────────────inference──────────────────┘             │
+       ├────────time to first token──────────────┘                                  │
+       └────────────────────────────────────e2e─────────────────────────────────────┘
+
+Preemptions lie inside these intervals. A request that is aborted early has only those it got through.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Iterable, Sequence
+
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    GCCollector,
+    Histogram,
+    PlatformCollector,
+    ProcessCollector,
+)
+
+from stoker_engine.contract.engine_args import EngineArgs
+from stoker_engine.core.observer import SchedulerStats, StepReport
+from stoker_engine.core.request import FinishReason, Request
+
+# fmt: off
+_SECONDS = (0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680)
+_SECONDS_TO_FIRST_TOKEN = (
+    0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640, 2560,
+)
+_SECONDS_A_TOKEN = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80)
+_TOKENS_A_STEP = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+_PREEMPTIONS = (1, 2, 3, 4, 5, 10, 20)
+_N = (1, 2, 5, 10, 20)
+# fmt: on
+
+
+class EngineMetrics:
+    """Watches one engine; an `Observer`. `registry` holds its metrics and the process's.
+
+    Args:
+        model_name: the label `model_name` of all of them.
+        args: the engine's.
+        max_model_len: where the buckets of token counts end.
+        num_blocks: blocks in the KV cache.
+        clock: the one the requests' times are from.
+    """
+
+    def __init__(
+        self,
+        model_name: str,
+        args: EngineArgs,
+        max_model_len: int,
+        num_blocks: int,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.registry = CollectorRegistry()
+        self._labels = {"model_name": model_name, "engine": "0"}
+        self._clock = clock
+        self._told = SchedulerStats(0, 0, 0.0, 0, 0, 0)
+        tokens = list(itertools.takewhile(lambda bound: bound <= max_model_len, _one_two_five()))
+
+        for collector in (ProcessCollector, PlatformCollector, GCCollector):
+            collector(registry=self.registry)
+        self._show_cache_config(args, num_blocks)
+
+        self._running = self._gauge("num_requests_running", "Requests in the batch.")
+        self._waiting = self._gauge("num_requests_waiting", "Requests waiting for a place in the batch.")
+        # Nothing of ours is deferred; the reason is there because the two add up to num_requests_waiting.
+        self._waiting_for_capacity, _ = self._gauges(
+            "num_requests_waiting_by_reason", "Waiting requests by reason.", "reason", ("capacity", "deferred")
+        )
+        self._kv_cache_usage = self._gauge("kv_cache_usage_perc", "Share of the KV cache in use; 1 is all of it.")
+
+        self._prefix_queries = self._counter("prefix_cache_queries", "Prompt tokens looked up in the prefix cache.")
+        self._prefix_hits = self._counter("prefix_cache_hits", "Prompt tokens found in the prefix cache.")
+        self._cached_on_device, *_ = self._counters(
+            "prompt_tokens_cached_by_source",
+            "Prefix-cache hits by the tier that held them.",
+            "source",
+            ("device", "host", "p2p", "disk", "external_unspecified"),
+        )
+        self._preemptions = self._counter("num_preemptions", "Requests preempted.")
+
+        self._prompt_tokens = self._counter("prompt_tokens", "Prompt tokens processed, cached ones included.")
+        self._computed, self._hit, _ = self._counters(
+            "prompt_tokens_by_source",
+            "Prompt tokens by where their keys and values came from.",
+            "source",
+            ("local_compute", "local_cache_hit", "external_kv_transfer"),
+        )
+        self._prompt_tokens_cached = self._counter("prompt_tokens_cached", "Prompt tokens that were cached.")
+        self._generation_tokens = self._counter("generation_tokens", "Tokens generated.")
+        self._finished = dict(
+            zip(
+                FinishReason,
+                self._counters("request_success", "Finished requests.", "finished_reason", list(FinishReason)),
+                strict=True,
+            )
+        )
+
+        self._step_tokens = self._histogram("iteration_tokens_total", "Tokens a step.", _TOKENS_A_STEP)
+        self._first_token = self._histogram(
+            "time_to_first_token_seconds", "From a request's arrival to its first token.", _SECONDS_TO_FIRST_TOKEN
+        )
+        self._inter_token = self._histogram(
+            "inter_token_latency_seconds", "Between a request's tokens.", _SECONDS_A_TOKEN
+        )
+
+        # One observation a finished request, all from here on.
+        self._request_prompt_tokens = self._histogram("request_prompt_tokens", "Prompt tokens.", tokens)
+        self._request_computed = self._histogram(
+            "request_prefill_kv_computed_tokens", "Prompt tokens computed, cached ones not included.", tokens
+        )
+        self._request_tokens = self._histogram("request_generation_tokens", "Tokens generated.", tokens)
+        self._request_most_tokens = self._histogram(
+            "request_max_num_generation_tokens", "Tokens of a request's longest output.", tokens
+        )
+        self._request_max_tokens = self._histogram("request_params_max_tokens", "The parameter max_tokens.", tokens)
+        self._request_n = self._histogram("request_params_n", "The parameter n.", _N)
+        self._request_preemptions = self._histogram("request_num_preemptions", "Times preempted.", _PREEMPTIONS)
+        self._e2e = self._histogram("e2e_request_latency_seconds", "From arrival to the end.", _SECONDS)
+        self._queue = self._histogram("request_queue_time_seconds", "From arrival to the first step.", _SECONDS)
+        self._prefill = self._histogram(
+            "request_prefill_time_seconds", "From the first step to the first token.", _SECONDS
+        )
+        self._decode = self._histogram("request_decode_time_seconds", "From the first token to the last.", _SECONDS)
+        self._inference = self._histogram(
+            "request_inference_time_seconds", "From the first step to the last token.", _SECONDS
+        )
+        self._per_token = self._histogram(
+            "request_time_per_output_token_seconds", "Decode time by token, the first not counted.", _SECONDS_A_TOKEN
+        )
+
+    def on_step(self, report: StepReport, stats: SchedulerStats) -> None:
+        """Takes down what a step did."""
+        self._running.set(stats.num_running)
+        self._waiting.set(stats.num_waiting)
+        self._waiting_for_capacity.set(stats.num_waiting)
+        self._kv_cache_usage.set(stats.kv_cache_usage)
+
+        hits = stats.prefix_cache_hits - self._told.prefix_cache_hits
+        self._prefix_queries.inc(stats.prefix_cache_queries - self._told.prefix_cache_queries)
+        self._prefix_hits.inc(hits)
+        self._cached_on_device.inc(hits)
+        self._preemptions.inc(stats.num_preemptions - self._told.num_preemptions)
+        self._told = stats
+
+        if report.num_tokens:
+            self._step_tokens.observe(report.num_prompt_tokens + len(report.advanced))
+        self._generation_tokens.inc(len(report.advanced))
+        for request in report.advanced:
+            self._on_token(request)
+        for request in report.finished:
+            self._on_finished(request)
+
+    def _on_token(self, request: Request) -> None:
+        assert request.last_token_time is not None, "a token without its time"
+        if request.previous_token_time is not None:
+            self._inter_token.observe(request.last_token_time - request.previous_token_time)
+            return
+        cached = request.num_cached or 0
+        self._first_token.observe(request.last_token_time - request.arrival_time)
+        self._prompt_tokens.inc(request.num_prompt_tokens)
+        self._prompt_tokens_cached.inc(cached)
+        self._hit.inc(cached)
+        self._computed.inc(request.num_prompt_tokens - cached)
+
+    def _on_finished(self, request: Request) -> None:
+        assert request.finish_reason is not None, "finished without a reason"
+        self._finished[request.finish_reason].inc()
+        self._request_prompt_tokens.observe(request.num_prompt_tokens)
+        self._request_tokens.observe(request.num_output_tokens)
+        self._request_most_tokens.observe(request.num_output_tokens)
+        self._request_max_tokens.observe(request.max_tokens)
+        self._request_n.observe(1)
+        self._request_preemptions.observe(request.num_preemptions)
+        self._e2e.observe(self._clock() - request.arrival_time)
+        if request.scheduled_time is None:
+            return
+        self._queue.observe(request.scheduled_time - request.arrival_time)
+        if request.first_token_time is None or request.last_token_time is None:
+            return
+        decode = request.last_token_time - request.first_token_time
+        self._request_computed.observe(request.num_prompt_tokens - (request.num_cached or 0))
+        self._prefill.observe(request.first_token_time - request.scheduled_time)
+        self._decode.observe(decode)
+        self._inference.observe(request.last_token_time - request.scheduled_time)
+        self._per_token.observe(decode / max(1, request.num_output_tokens - 1))
+
+    def _show_cache_config(self, args: EngineArgs, num_blocks: int) -> None:
+        """vLLM tells its cache's configuration as the labels of a gauge that is always 1."""
+        labels = {
+            "engine": self._labels["engine"],
+            "block_size": args.block_size,
+            "cache_dtype": args.kv_cache_dtype,
+            "enable_prefix_caching": args.enable_prefix_caching,
+            "gpu_memory_utilization": args.gpu_memory_utilization,
+            "kv_cache_memory_bytes": args.kv_cache_memory_bytes,
+            "num_gpu_blocks": num_blocks,
+            "num_gpu_blocks_override": args.num_gpu_blocks_override,
+        }
+        info = Gauge("vllm:cache_config_info", "The KV cache's configuration.", list(labels), registry=self.registry)
+        info.labels(**labels).set(1)
+
+    def _gauge(self, name: str, help: str) -> Gauge:
+        return Gauge(f"vllm:{name}", help, list(self._labels), registry=self.registry).labels(**self._labels)
+
+    def _gauges(self, name: str, help: str, label: str, values: Sequence[str]) -> list[Gauge]:
+        family = Gauge(f"vllm:{name}", help, [*self._labels, label], registry=self.registry)
+        return [family.labels(**self._labels, **{label: value}) for value in values]
+
+    def _counter(self, name: str, help: str) -> Counter:
+        return Counter(f"vllm:{name}", help, list(self._labels), registry=self.registry).labels(**self._labels)
+
+    def _counters(self, name: str, help: str, label: str, values: Sequence[str]) -> list[Counter]:
+        family = Counter(f"vllm:{name}", help, [*self._labels, label], registry=self.registry)
+        return [family.labels(**self._labels, **{label: value}) for value in values]
+
+    def _histogram(self, name: str, help: str, buckets: Sequence[float]) -> Histogram:
+        family = Histogram(f"vllm:{name}", help, list(self._labels), registry=self.registry, buckets=buckets)
+        return family.labels(**self._labels)
+
+
+def _one_two_five() -> Iterable[int]:
+    """1, 2, 5, 10, 20, 50, 100, …"""
+    for exponent in itertools.count():
+        for mantissa in (1, 2, 5):
+            yield mantissa * 10**exponent

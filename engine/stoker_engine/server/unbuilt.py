@@ -1,0 +1,146 @@
+"""Fields of OpenAI's and vLLM's that ask for something we do not do.
+
+Clients send many of them at the value that asks for nothing (`n: 1`, `tools: []`), so that value and null are
+accepted. Any other is refused, naming the field: an answer that silently leaves out what was asked for is
+worse than none. Who builds a feature moves its field from here to `requests`.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any
+
+from pydantic import BaseModel, GetCoreSchemaHandler, GetJsonSchemaHandler
+from pydantic_core import CoreSchema, PydanticCustomError, core_schema
+
+
+class Only:
+    """Accepts null and the given values, which ask for nothing."""
+
+    def __init__(self, *neutral: Any) -> None:
+        self.neutral = neutral
+
+    def check(self, value: Any) -> None:
+        """Refuses any other value."""
+        if value is None or any(_same(value, neutral) for neutral in self.neutral):
+            return
+        allowed = " or ".join(json.dumps(neutral) for neutral in (*self.neutral, None))
+        raise PydanticCustomError("unsupported", "this server supports only {allowed} here", {"allowed": allowed})
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        """Replaces the annotated type's own validation."""
+        return core_schema.no_info_plain_validator_function(self.check)
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        """Tells clients what is accepted."""
+        return {"enum": [*self.neutral, None]}
+
+
+def _same(value: Any, neutral: Any) -> bool:
+    """Equality, except that true is not 1."""
+    return isinstance(value, bool) == isinstance(neutral, bool) and bool(value == neutral)
+
+
+Absent = Annotated[Any, Only()]
+Off = Annotated[Any, Only(False)]
+On = Annotated[Any, Only(True)]
+Zero = Annotated[Any, Only(0)]
+One = Annotated[Any, Only(1)]
+NoList = Annotated[Any, Only([])]
+NoDict = Annotated[Any, Only({})]
+
+
+class Unbuilt(BaseModel):
+    """Common to completions and chat."""
+
+    # OpenAI's
+    n: One = None
+    presence_penalty: Zero = None
+    frequency_penalty: Zero = None
+    logit_bias: NoDict = None
+    response_format: Annotated[Any, Only({"type": "text"})] = None
+    service_tier: Annotated[Any, Only("auto", "default")] = None
+
+    # vLLM's sampling parameters
+    allowed_token_ids: Absent = None
+    bad_words: NoList = None
+    include_stop_str_in_output: Off = None
+    length_penalty: One = None
+    logprob_token_ids: Absent = None
+    min_p: Zero = None
+    min_tokens: Zero = None
+    prompt_logprobs: Absent = None
+    repetition_detection: Absent = None
+    repetition_penalty: One = None
+    skip_special_tokens: On = None
+    spaces_between_special_tokens: On = None
+    structured_outputs: Absent = None
+    truncate_prompt_tokens: Absent = None
+    truncation_side: Absent = None
+    use_beam_search: Off = None
+    vllm_xargs: NoDict = None
+    watermarking: Off = None
+
+    # vLLM's ways of running and reporting
+    cache_salt: Absent = None
+    ec_transfer_params: Absent = None
+    echo: Off = None
+    kv_transfer_params: Absent = None
+    priority: Zero = None
+    request_id: Absent = None
+    return_token_offsets: Off = None
+    return_tokens_as_token_ids: Off = None
+    session_id: Absent = None
+
+
+class UnbuiltCompletion(Unbuilt):
+    """Of completions alone."""
+
+    best_of: One = None
+    logprobs: Absent = None
+    prompt_embeds: Absent = None
+    suffix: Absent = None
+
+
+class UnbuiltChat(Unbuilt):
+    """Of chat alone."""
+
+    # OpenAI's
+    audio: Absent = None
+    function_call: Annotated[Any, Only("none", "auto")] = None
+    functions: NoList = None
+    logprobs: Off = None
+    modalities: Annotated[Any, Only(["text"])] = None
+    prediction: Absent = None
+    reasoning_effort: Annotated[Any, Only("none")] = None
+    tool_choice: Annotated[Any, Only("none", "auto")] = None
+    tools: NoList = None
+    top_logprobs: Zero = None
+    verbosity: Annotated[Any, Only("medium")] = None
+    web_search_options: Absent = None
+
+    # vLLM's
+    add_generation_prompt: On = None
+    add_special_tokens: Off = None
+    chat_template: Absent = None
+    chat_template_kwargs: NoDict = None
+    continue_final_message: Off = None
+    documents: NoList = None
+    include_reasoning: On = None
+    media_io_kwargs: NoDict = None
+    mm_processor_kwargs: NoDict = None
+    return_prompt_text: Off = None
+    stream_interval: One = None
+    thinking_token_budget: Absent = None
+
+
+class UnbuiltMessage(BaseModel):
+    """Of a chat message. Clients send an assistant's message back as they got it, nulls and all."""
+
+    annotations: NoList = None
+    audio: Absent = None
+    function_call: Absent = None
+    refusal: Absent = None
+    tool_calls: NoList = None
+    reasoning: Absent = None
+    reasoning_content: Absent = None

@@ -1,0 +1,87 @@
+"""A client that hangs up frees what it held. Sockets are real; the first tests fake the engine."""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+from collections.abc import Callable, Iterator
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+from fastapi import FastAPI
+
+from stoker_engine.async_llm import AsyncLLM
+
+from .conftest import FakeEngine, Listen
+
+
+@pytest.fixture
+def fake_address(app: FastAPI, listen: Listen) -> Iterator[tuple[str, int]]:
+    with listen(app) as address:
+        yield address
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+@pytest.mark.parametrize("tokens_before", [0, 3])
+@pytest.mark.parametrize("stream", [True, False])
+def test_hanging_up_ends_the_request(
+    engine: FakeEngine, fake_address: tuple[str, int], path: str, tokens_before: int, stream: bool
+) -> None:
+    engine.hangs_at = tokens_before
+    with _asked(fake_address, path, stream):
+        _until(lambda: bool(engine.alive))
+        assert engine.alive
+    _until(lambda: not engine.alive)
+
+
+def test_hanging_up_ends_every_prompt(engine: FakeEngine, fake_address: tuple[str, int]) -> None:
+    engine.hangs_at = 0
+    with _asked(fake_address, "/v1/completions", True, prompt=["a", "b", "c"]):
+        _until(lambda: len(engine.alive) == 3)
+    _until(lambda: not engine.alive)
+
+
+def test_others_are_not_touched(engine: FakeEngine, fake_address: tuple[str, int]) -> None:
+    engine.hangs_at = 3
+    with _asked(fake_address, "/v1/completions", True) as leaver, _asked(fake_address, "/v1/completions", True):
+        _until(lambda: len(engine.alive) == 2)
+        leaver.close()
+        _until(lambda: len(engine.alive) == 1)
+        engine.hangs_at = None
+        host, port = fake_address
+        answer = httpx.post(f"http://{host}:{port}/v1/completions", json={"prompt": "a"})
+        assert answer.json()["choices"][0]["text"] == "hello world"
+        assert len(engine.alive) == 1
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_hanging_up_frees_blocks(llm: AsyncLLM, address: str, stream: bool) -> None:
+    parts = urlsplit(address)
+    where = (str(parts.hostname), int(parts.port or 0))
+    with _asked(where, "/v1/completions", stream, max_tokens=450):
+        _until(lambda: llm.engine.scheduler.kv.usage > 0)
+    started = time.monotonic()
+    _until(lambda: llm.engine.scheduler.kv.usage == 0)
+    llm.engine.scheduler.check()
+    assert 'finished_reason="abort"' in httpx.get(f"{address}/metrics").text
+    assert time.monotonic() - started < 5
+
+
+def _asked(address: tuple[str, int], path: str, stream: bool, **fields: object) -> socket.socket:
+    """A connection whose request is sent and whose answer nobody reads."""
+    subject = {"messages": [{"role": "user", "content": "hi"}]} if "chat" in path else {"prompt": "hi"}
+    extra = {"ignore_eos": True, "stream": stream}
+    body = json.dumps({**subject, **extra, **fields}).encode()
+    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    connection = socket.create_connection(address)
+    connection.sendall(head.encode() + body)
+    return connection
+
+
+def _until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.005)

@@ -1,0 +1,139 @@
+"""Every error has OpenAI's shape, and is one request's own."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import httpx
+import pytest
+from starlette.testclient import TestClient
+
+from stoker_engine.contract.errors import EngineDeadError, RequestError
+
+from .conftest import FakeEngine
+
+CHAT = {"messages": [{"role": "user", "content": "hi"}]}
+
+
+def error_of(response: httpx.Response, status: int) -> dict[str, Any]:
+    """The error of an answer, its shape checked."""
+    assert response.status_code == status, response.text
+    assert response.headers["content-type"] == "application/json"
+    body = response.json()
+    assert set(body) == {"error"}
+    assert set(body["error"]) == {"message", "type", "param", "code"}
+    assert "Traceback" not in response.text
+    error: dict[str, Any] = body["error"]
+    return error
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"{",
+        b"null",
+        b"[]",
+        b"5",
+        b'"prompt"',
+        b"{'prompt': 'a'}",
+        b'{"prompt": "\xff"}',
+        b'{"prompt": "\\ud800"}',
+        b'{"prompt": "a", "\\ud800": 1}',
+        b'{"prompt": "a", "temperature": NaN}',
+        b'{"prompt": "a", "temperature": Infinity}',
+        b'{"prompt": "a", "temperature": 1e999}',
+        b'{"prompt": "a", "seed": ' + b"9" * 5000 + b"}",
+        b'{"prompt": ' + b"[" * 100_000,
+        '{"prompt": "a"}'.encode("utf-16"),
+    ],
+)
+def test_a_body_that_is_no_json_object(client: TestClient, body: bytes) -> None:
+    response = client.post("/v1/completions", content=body, headers={"content-type": "application/json"})
+    assert error_of(response, 400)["type"] == "invalid_request_error"
+
+
+def test_a_body_that_does_not_say_it_is_json(client: TestClient) -> None:
+    response = client.post("/v1/completions", content=b'{"prompt": "a"}', headers={"content-type": "text/plain"})
+    assert "application/json" in error_of(response, 400)["message"]
+
+
+def test_unknown_model(client: TestClient) -> None:
+    for response in (
+        client.post("/v1/completions", json={"prompt": "a", "model": "gpt"}),
+        client.post("/v1/chat/completions", json={**CHAT, "model": "gpt"}),
+        client.get("/v1/models/gpt"),
+    ):
+        error = error_of(response, 404)
+        assert (error["param"], error["code"]) == ("model", "model_not_found")
+        assert "tiny" in error["message"], "says what there is"
+
+
+def test_unknown_path_and_method(client: TestClient) -> None:
+    error_of(client.get("/nowhere"), 404)
+    error_of(client.post("/v1/completions/"), 404)
+    response = client.get("/v1/completions")
+    error_of(response, 405)
+    assert response.headers["allow"] == "POST"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_what_the_engine_refuses(client: TestClient, engine: FakeEngine, stream: bool) -> None:
+    for path, body, param in (
+        ("/v1/completions", {"prompt": ["a", "b"]}, "prompt"),
+        ("/v1/chat/completions", CHAT, "messages"),
+    ):
+        engine.error = RequestError("too long", "prompt", "context_length_exceeded")
+        error = error_of(client.post(path, json={**body, "stream": stream}), 400)
+        assert (error["message"], error["param"], error["code"]) == ("too long", param, "context_length_exceeded")
+
+
+def test_a_chats_limit_is_called_what_the_client_called_it(client: TestClient, engine: FakeEngine) -> None:
+    for name in ("max_tokens", "max_completion_tokens"):
+        engine.error = RequestError("too many", "max_tokens")
+        response = client.post("/v1/chat/completions", json={**CHAT, name: 60})
+        assert error_of(response, 400)["param"] == name
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_one_bad_prompt_refuses_the_request_and_ends_the_others(
+    client: TestClient, engine: FakeEngine, stream: bool
+) -> None:
+    error_of(client.post("/v1/completions", json={"prompt": [[1], [], [2]], "stream": stream}), 400)
+    assert not engine.alive
+
+
+def test_what_the_tokenizer_refuses(client: TestClient) -> None:
+    body = {"messages": [{"role": "user", "content": "no template"}], "stream": True}
+    assert error_of(client.post("/v1/chat/completions", json=body), 400)["param"] == "messages"
+
+
+@pytest.mark.parametrize("mistake", [EngineDeadError("the engine has stopped"), ZeroDivisionError("secret")])
+def test_our_mistakes_are_500(client: TestClient, engine: FakeEngine, mistake: Exception) -> None:
+    engine.breaks_with = mistake
+    response = client.post("/v1/completions", json={"prompt": "a"})
+    assert error_of(response, 500)["type"] == "internal_error"
+    assert "secret" not in response.text
+
+
+@pytest.mark.parametrize("mistake", [EngineDeadError("the engine has stopped"), ZeroDivisionError("secret")])
+def test_a_stream_that_breaks_ends_with_an_error(client: TestClient, engine: FakeEngine, mistake: Exception) -> None:
+    engine.breaks_with = mistake
+    for path, body in (("/v1/completions", {"prompt": ["a", "b"]}), ("/v1/chat/completions", CHAT)):
+        response = client.post(path, json={**body, "stream": True})
+        assert response.status_code == 200, "it had begun"
+        *begun, last, rest = response.text.split("\n\n")
+        assert begun
+        assert rest == ""
+        assert json.loads(last.removeprefix("data: "))["error"]["type"] == "internal_error"
+        assert "[DONE]" not in response.text
+        assert "secret" not in response.text
+        assert not engine.alive
+
+
+def test_the_schema_documents_errors_as_they_are(client: TestClient) -> None:
+    schema = client.get("/openapi.json").json()
+    responses = schema["paths"]["/v1/completions"]["post"]["responses"]
+    assert "422" not in responses
+    assert responses["4XX"]["content"]["application/json"]["schema"] == {"$ref": "#/components/schemas/ErrorResponse"}
