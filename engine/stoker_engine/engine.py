@@ -6,6 +6,7 @@ Everything a request goes through after tokenization happens here, in one thread
 
 from __future__ import annotations
 
+import random
 import time
 from dataclasses import dataclass, field
 
@@ -45,8 +46,12 @@ class Engine:
     runner: Runner
     scheduler: Scheduler
     observer: Observer | None = None
+    _seeds: random.Random = field(init=False)
     _texts: dict[str, _Text] = field(default_factory=dict)
     _aborted: list[Request] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._seeds = random.Random(self.args.seed)
 
     @classmethod
     def from_args(cls, args: EngineArgs, chat_template: str | None = None, observer: Observer | None = None) -> Engine:
@@ -74,7 +79,7 @@ class Engine:
         return self.scheduler.has_work
 
     def request(self, request_id: str, prompt_token_ids: list[int], params: SamplingParams) -> Request:
-        """Checks a prompt and makes it a request; changes nothing, so it may run in any thread.
+        """Checks a prompt and makes it a request; touches no other, so it may run in any thread.
 
         Raises:
             RequestError: the prompt is empty, too long, or holds a token that the model does not have.
@@ -98,8 +103,9 @@ class Engine:
                 "max_tokens",
                 "context_length_exceeded",
             )
+        seed = self._seeds.getrandbits(63) if params.seed is None else params.seed
         eos = frozenset(self.runner.config.eos_token_ids)
-        return Request(request_id, prompt_token_ids, params, max_tokens, eos)
+        return Request(request_id, prompt_token_ids, params, max_tokens, seed, eos)
 
     def add(self, request: Request) -> None:
         """Takes in a request made by `request`."""

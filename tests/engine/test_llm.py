@@ -73,6 +73,15 @@ def test_a_seed_repeats_alone_and_in_a_batch_and_chunked(llm: LLM, tiny_llama: P
     assert _one(llm, [9, 8, 7], **{**seeded, "seed": 8}).token_ids != alone
 
 
+def test_a_restart_repeats_unseeded_requests(tiny_llama: Path) -> None:
+    params = SamplingParams(temperature=1.0, max_tokens=24, ignore_eos=True)
+    runs = [
+        [output.outputs[0].token_ids for output in engine.generate([[9, 8, 7]] * 2, params, use_tqdm=False)]
+        for engine in (LLM(str(tiny_llama), num_gpu_blocks_override=64, seed=seed) for seed in (3, 3, 4))
+    ]
+    assert runs[0] == runs[1] != runs[2]
+
+
 def test_unseeded_requests_differ(llm: LLM) -> None:
     params = SamplingParams(temperature=1.0, max_tokens=24, ignore_eos=True)
     outputs = llm.generate([[9, 8, 7]] * 4, params, use_tqdm=False)
@@ -126,6 +135,7 @@ def test_bad_prompts_are_refused(llm: LLM, prompt: list[int], max_tokens: int, f
         {"gpu_memory_utilization": 1.5},
         {"block_size": 3},
         {"max_num_seqs": 0},
+        {"revision": "main"},
     ],
 )
 def test_arguments_that_cannot_be_met_are_refused(tiny_llama: Path, options: dict[str, Any]) -> None:

@@ -28,14 +28,13 @@ class EngineArgs:
         "name(s) the API answers to; the first is reported in responses and metrics", ()
     )
     revision: str | None = flag("branch, tag or commit of a hub model", None)
-    tokenizer: str | None = flag("folder or hub id of the tokenizer, if not the model's own", None)
     dtype: names.Dtype = flag(
         "weights and activations; auto: the checkpoint's own, float32 for GGUF",
         "auto",
         choices=names.DTYPES,
     )
     max_model_len: int | None = flag("longest sequence, prompt and output; default: the model's own", None)
-    seed: int = flag("seed of everything random that a request does not seed itself", 0)
+    seed: int = flag("seeds the requests that do not seed themselves, so that a restart repeats a run", 0)
     device: names.Device = flag("where to run; auto takes the accelerator there is", "auto", choices=names.DEVICES)
 
     block_size: int = flag("tokens in one KV-cache block", 16)

@@ -11,7 +11,6 @@ When the last known token is computed, a new one is sampled.
 from __future__ import annotations
 
 import enum
-import secrets
 import time
 from dataclasses import dataclass, field
 
@@ -36,7 +35,7 @@ class Request:
         num_computed: tokens whose keys and values are in the cache.
         num_cached: prompt tokens that a prefix hit saved, at the first time it was scheduled.
         blocks: the KV-cache blocks in order; block i holds tokens i × block_size and on.
-        seed: the sampler's seed; the request's own, or drawn when it has none.
+        seed: the sampler's seed.
         arrival_time, scheduled_time, …: seconds on the monotonic clock, for the metrics.
     """
 
@@ -44,6 +43,7 @@ class Request:
     prompt_token_ids: list[int]
     params: SamplingParams
     max_tokens: int
+    seed: int = 0
     eos_token_ids: frozenset[int] = frozenset()
     arrival_time: float = field(default_factory=time.monotonic)
 
@@ -51,7 +51,6 @@ class Request:
     num_computed: int = field(init=False, default=0)
     num_cached: int | None = field(init=False, default=None)
     blocks: list[int] = field(init=False, default_factory=list)
-    seed: int = field(init=False)
     finish_reason: FinishReason | None = field(init=False, default=None)
     stop_reason: int | str | None = field(init=False, default=None)
     scheduled_time: float | None = field(init=False, default=None)
@@ -62,7 +61,6 @@ class Request:
 
     def __post_init__(self) -> None:
         self.token_ids = list(self.prompt_token_ids)
-        self.seed = secrets.randbits(63) if self.params.seed is None else self.params.seed
 
     @property
     def num_prompt_tokens(self) -> int:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from stoker_engine.contract.engine_args import EngineArgs
-from stoker_engine.contract.errors import ModelError
+from stoker_engine.contract.errors import ArgumentError, ModelError
 from stoker_engine.contract.model_config import ModelConfig
 from stoker_engine.models.demo import demo_model
 from stoker_engine.models.family import Family, WeightNames
@@ -35,6 +35,7 @@ def find_checkpoint(args: EngineArgs) -> Checkpoint:
 
     Raises:
         ModelError: it cannot be found, read or served.
+        ArgumentError: a revision of something that has none.
     """
     path = _locate(args)
     if path.is_file():
@@ -51,6 +52,8 @@ def find_checkpoint(args: EngineArgs) -> Checkpoint:
 
 
 def _locate(args: EngineArgs) -> Path:
+    if args.revision is not None and not _is_hub_id(args.model):
+        raise ArgumentError("--revision", f"{args.model!r} is no hub model and has no revisions; leave it out")
     scheme, separator, name = args.model.partition("://")
     if separator:
         if scheme != "demo":
@@ -61,9 +64,13 @@ def _locate(args: EngineArgs) -> Path:
         return path
     if path.is_file():
         raise ModelError(f"{path} is a file but no GGUF file; give the model's folder")
-    if args.model.startswith(("/", ".", "~")) or args.model.count("/") != 1:
+    if not _is_hub_id(args.model):
         raise ModelError(f"{args.model!r} is no folder or GGUF file here, and no hub id such as org/name")
     return _download(args)
+
+
+def _is_hub_id(model: str) -> bool:
+    return model.count("/") == 1 and not model.startswith(("/", ".", "~")) and not Path(model).exists()
 
 
 def _download(args: EngineArgs) -> Path:
