@@ -7,11 +7,11 @@ import signal
 import sys
 
 from stoker_engine.contract.engine_args import ServeArgs
-from stoker_engine.contract.errors import ArgumentError, StokerError
+from stoker_engine.contract.errors import ArgumentError, ModelError, StokerError
 
 
 def main(argv: list[str]) -> int:
-    """Runs the command; returns its exit code (2: a wrong argument, 1: it cannot serve, 0: told to stop)."""
+    """Runs the command; returns its exit code (2: a wrong argument or MODEL, 1: it cannot serve, 0: told to stop)."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     # As PID 1 of a container a process that does not handle SIGTERM cannot be stopped while it loads.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
@@ -19,6 +19,9 @@ def main(argv: list[str]) -> int:
         return _serve(ServeArgs.from_argv(argv))
     except ArgumentError as error:
         print(f"stoker serve: {error}\nTry 'stoker serve --help'.", file=sys.stderr)
+        return 2
+    except ModelError as error:
+        print(f"stoker serve: {error}", file=sys.stderr)
         return 2
     except StokerError as error:
         print(f"stoker serve: {error}", file=sys.stderr)

@@ -2,7 +2,7 @@
 
     StokerError
     ├── ArgumentError       a flag or field is wrong                     CLI: exit 2
-    ├── ModelError          the model cannot be found, read or served    CLI: exit 1
+    ├── ModelError          the model cannot be found, read or served    CLI: exit 2
     │   └── WeightsError    missing, unused or misshapen tensors
     └── RequestError        one request is wrong; only it is answered so HTTP 400
         ├── NotFoundError   no such model                                HTTP 404

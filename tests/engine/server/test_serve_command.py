@@ -74,7 +74,7 @@ def test_help_names_the_flags() -> None:
         (["m", "--block-size=15"], 2, "--block-size"),
         (["m", "--kv-cache-dtype=int3"], 2, "--kv-cache-dtype"),
         ([], 2, "model"),
-        (["/no/such/folder", "--port=0"], 1, "/no/such/folder"),
+        (["/no/such/folder", "--port=0"], 2, "/no/such/folder"),
         (["m", "--port=0", "--host=no.such.host.invalid"], 1, "no.such.host.invalid"),
     ],
 )
