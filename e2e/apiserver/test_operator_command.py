@@ -1,0 +1,64 @@
+"""``stoker operator`` as a process: where it works, what it answers, how it ends."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+
+def command(*options: str) -> list[str]:
+    return [sys.executable, "-m", "stoker", "operator", *options]
+
+
+def test_without_a_cluster_it_says_so(tmp_path: Path) -> None:
+    environment = {**os.environ, "KUBECONFIG": str(tmp_path / "none"), "HOME": str(tmp_path)}
+    environment.pop("KUBERNETES_SERVICE_HOST", None)
+    result = subprocess.run(command(), env=environment, capture_output=True, text=True, timeout=60)
+    assert result.returncode == 1
+    assert result.stderr.startswith("stoker operator: no cluster: ")
+
+
+def test_a_catalogue_that_is_none_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "catalogue.yaml").write_text("nonsense: 1")
+    result = subprocess.run(
+        command("--catalogue", str(tmp_path / "catalogue.yaml")), capture_output=True, text=True, timeout=60
+    )
+    assert result.returncode == 2
+    assert "nonsense" in result.stderr
+
+
+def test_it_looks_after_the_namespaces_it_is_told(
+    kube: Any, ns: str, document: Any, eventually: Any, operator: Any
+) -> None:
+    """It sees what others do in its ns, answers probes, and ends when asked to."""
+    operator.stop()
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    process = subprocess.Popen(
+        command("--namespace", ns, f"--health-address={address}"),
+        env=operator.environment,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        kube.create(ns, document("mine"))
+        kube.create("default", document("not-mine"))
+        eventually(lambda: kube.condition(ns, "mine"), "its own is looked after")
+        assert kube.condition("default", "not-mine") == {}
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        with opener.open(f"http://{address}/healthz", timeout=5) as answer:
+            assert answer.status == 200
+    finally:
+        process.send_signal(signal.SIGTERM)
+        _, log = process.communicate(timeout=20)
+        kube.delete("default", "not-mine")
+        operator.start()
+    assert process.returncode == 0
+    assert "Traceback" not in log

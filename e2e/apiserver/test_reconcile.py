@@ -1,0 +1,270 @@
+"""What the operator does, and what it leaves alone."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+from kubernetes import client
+
+
+@pytest.fixture(autouse=True)
+def running(operator: Any) -> Any:
+    """All of this is about a running operator."""
+    return operator
+
+
+def ready(kube: Any, ns: str, reason: str, status: str = "False") -> Any:
+    condition = kube.condition(ns, "demo")
+    return condition if (condition.get("status"), condition.get("reason")) == (status, reason) else None
+
+
+def args(deployment: Any) -> Any:
+    return deployment["spec"]["template"]["spec"]["containers"][0]["args"]
+
+
+def wait_until_ready(kube: Any, ns: str, eventually: Any, replicas: int = 1) -> None:
+    """Plays the kubelet until the endpoint is ready."""
+
+    def serve() -> Any:
+        pods = kube.pods(ns, "demo")
+        for pod in pods:
+            if pod.status.phase == "Pending":
+                kube.mark_ready(ns, pod.metadata.name)
+        return len(pods) == replicas and ready(kube, ns, "Ready", "True")
+
+    eventually(serve, "Ready")
+
+
+def test_an_endpoint_becomes_objects_and_reports(kube: Any, ns: str, document: Any, eventually: Any) -> None:
+    kube.create(ns, document(engine={"dtype": "float32", "maxNumSeqs": 8}))
+    eventually(lambda: ready(kube, ns, "RollingOut"), "reported as rolling out")
+    uid = kube.endpoint(ns, "demo")["metadata"]["uid"]
+
+    deployment = kube.deployment(ns, "demo")
+    service = kube.get(f"/api/v1/namespaces/{ns}/services/demo")
+    account = kube.get(f"/api/v1/namespaces/{ns}/serviceaccounts/demo")
+    for child in (deployment, service, account):
+        (reference,) = child["metadata"]["ownerReferences"]
+        assert (reference["uid"], reference["controller"], reference["blockOwnerDeletion"]) == (uid, True, True)
+        assert child["metadata"]["labels"]["app.kubernetes.io/instance"] == "demo"
+    assert account["automountServiceAccountToken"] is False
+    assert args(deployment) == [
+        "serve", "demo://gemma-3-270m", "--served-model-name", "gemma-3-270m", "--dtype=float32", "--device=cpu",
+        "--max-num-seqs=8",
+    ]  # fmt: skip
+
+    status = kube.endpoint(ns, "demo")["status"]
+    assert status["observedGeneration"] == 1
+    assert status["url"] == f"http://demo.{ns}.svc:8000/v1"
+    assert status["workloads"] == [
+        {"name": "main", "image": "stoker/engine-cpu:0.1.0", "plan": {"tensor": 1, "data": 1}}
+    ]
+    conditions = {each["type"]: each["status"] for each in status["conditions"]}
+    assert conditions == {
+        "Accepted": "True", "Planned": "True", "Available": "False", "Progressing": "True", "Ready": "False",
+    }  # fmt: skip
+
+    wait_until_ready(kube, ns, eventually)
+    status = kube.endpoint(ns, "demo")["status"]
+    assert (status["replicas"], status["readyReplicas"], status["availableReplicas"]) == (1, 1, 1)
+    assert {each["type"]: each["status"] for each in status["conditions"]} == {
+        "Accepted": "True", "Planned": "True", "Available": "True", "Progressing": "False", "Ready": "True",
+    }  # fmt: skip
+
+
+def test_the_users_object_stays_the_users(kube: Any, ns: str, document: Any, eventually: Any) -> None:
+    kube.create(ns, document())
+    eventually(lambda: ready(kube, ns, "RollingOut"), "reported")
+    endpoint = kube.endpoint(ns, "demo")
+    assert "finalizers" not in endpoint["metadata"]
+    assert "annotations" not in endpoint["metadata"]
+    assert endpoint["metadata"]["generation"] == 1
+    assert endpoint["spec"] == {**document()["spec"], "replicas": 1}
+    ours = [each for each in endpoint["metadata"]["managedFields"] if each["manager"] == "stoker"]
+    assert [each["subresource"] for each in ours] == ["status"]
+    events = kube.core.list_namespaced_event(ns).items
+    assert not [event for event in events if event.involved_object.kind == "InferenceEndpoint"]
+
+
+def test_a_new_spec_rolls(kube: Any, ns: str, document: Any, eventually: Any) -> None:
+    kube.create(ns, document(engine={"maxNumSeqs": 8, "env": [{"name": "A", "value": "1"}]}))
+    eventually(lambda: kube.pods(ns, "demo"), "a pod")
+    wait_until_ready(kube, ns, eventually)
+    (before,) = kube.pods(ns, "demo")
+
+    kube.patch(ns, "demo", {"engine": {"maxNumSeqs": 16, "env": None}})
+    eventually(lambda: "--max-num-seqs=16" in args(kube.deployment(ns, "demo")), "the Deployment is changed")
+    container = kube.deployment(ns, "demo")["spec"]["template"]["spec"]["containers"][0]
+    assert "A" not in [variable["name"] for variable in container["env"]]  # what was ours and is gone, goes
+    progressing = eventually(lambda: kube.condition(ns, "demo", "Progressing"), "reported")
+    assert progressing["status"] == "True"
+    assert kube.condition(ns, "demo", "Available")["status"] == "True"  # the old pod serves meanwhile
+    wait_until_ready(kube, ns, eventually)
+    (after,) = kube.pods(ns, "demo")
+    assert after.metadata.name != before.metadata.name
+
+
+def test_what_others_remove_or_change_is_restored(kube: Any, ns: str, document: Any, eventually: Any) -> None:
+    kube.create(ns, document())
+    eventually(lambda: ready(kube, ns, "RollingOut"), "reported")
+    uid = kube.get(f"/api/v1/namespaces/{ns}/services/demo")["metadata"]["uid"]
+    kube.core.delete_namespaced_service("demo", ns)
+    service = f"/api/v1/namespaces/{ns}/services/demo"
+    eventually(lambda: kube.get(service)["metadata"]["uid"] != uid, "the Service is back")
+
+    kube.apps.patch_namespaced_deployment("demo", ns, {"spec": {"replicas": 3}})
+    eventually(lambda: kube.deployment(ns, "demo")["spec"]["replicas"] == 1, "the replicas are ours")
+
+
+def test_what_others_add_stays(kube: Any, ns: str, document: Any, eventually: Any) -> None:
+    kube.create(ns, document())
+    eventually(lambda: ready(kube, ns, "RollingOut"), "reported")
+    # As `kubectl rollout restart` does it.
+    restarted = {"kubectl.kubernetes.io/restartedAt": "2026-01-01T00:00:00Z"}
+    template = {"spec": {"template": {"metadata": {"annotations": restarted}}}}
+    kube.apps.patch_namespaced_deployment("demo", ns, template)
+    kube.patch(ns, "demo", {"engine": {"maxNumSeqs": 4}})
+    eventually(lambda: "--max-num-seqs=4" in args(kube.deployment(ns, "demo")), "the Deployment is changed")
+    deployment = kube.deployment(ns, "demo")
+    assert deployment["spec"]["template"]["metadata"]["annotations"] == restarted
+
+
+def test_an_object_of_another_owner_is_left_alone(kube: Any, ns: str, document: Any, eventually: Any) -> None:
+    theirs = {"metadata": {"name": "demo"}, "spec": {"ports": [{"port": 1234}], "selector": {"app": "theirs"}}}
+    kube.core.create_namespaced_service(ns, theirs)
+    kube.create(ns, document())
+    condition = eventually(lambda: ready(kube, ns, "NameConflict"), "the conflict is reported")
+    assert condition["message"].startswith("Service demo was made by someone else and is left alone; delete it, or")
+    service = kube.get(f"/api/v1/namespaces/{ns}/services/demo")
+    assert service["spec"]["selector"] == {"app": "theirs"}
+    assert "labels" not in service["metadata"]
+    with pytest.raises(client.ApiException):
+        kube.apps.read_namespaced_deployment("demo", ns)
+
+    kube.core.delete_namespaced_service("demo", ns)
+    eventually(lambda: ready(kube, ns, "RollingOut"), "the endpoint goes on", timeout=30)
+
+
+def test_a_spec_that_only_the_catalogue_refuses(kube: Any, ns: str, document: Any, eventually: Any) -> None:
+    kube.create(ns, document(engine={"maxNumSeqs": 8}))
+    eventually(lambda: ready(kube, ns, "RollingOut"), "reported")
+    kube.patch(ns, "demo", {"hardware": {"accelerator": "no-such-gpu"}, "engine": {"maxNumSeqs": 9}})
+    condition = eventually(lambda: ready(kube, ns, "UnknownAccelerator"), "refused")
+    assert condition["message"].startswith("spec.hardware.accelerator: no-such-gpu is not in the accelerator catalogue")
+    assert kube.condition(ns, "demo", "Accepted")["status"] == "False"
+    assert "--max-num-seqs=8" in args(kube.deployment(ns, "demo"))  # what runs is left running
+    kube.patch(ns, "demo", {"hardware": {"accelerator": "cpu"}, "engine": {"args": ["--no-such-flag"]}})
+    condition = eventually(lambda: ready(kube, ns, "Invalid"), "refused")
+    assert condition["message"].startswith("spec.engine.args: ")
+
+
+def test_what_the_api_server_will_not_take_is_reported(kube: Any, ns: str, document: Any, eventually: Any) -> None:
+    resources = {"limits": {"memory": "1Gi"}, "requests": {"memory": "2Gi"}}
+    kube.create(ns, document(hardware={"accelerator": "cpu", "resources": resources}))
+    condition = eventually(lambda: ready(kube, ns, "ApplyFailed"), "reported")
+    assert "must be less than or equal to memory limit" in condition["message"]
+    kube.patch(ns, "demo", {"hardware": {"resources": None}})
+    eventually(lambda: ready(kube, ns, "RollingOut"), "healed")
+
+
+@pytest.mark.parametrize(
+    ("waiting", "last", "reason", "words"),
+    [
+        ({"reason": "ImagePullBackOff", "message": "not found"}, {}, "ImagePullError", "cannot be pulled: not found"),
+        (
+            {"reason": "CrashLoopBackOff"},
+            {"terminated": {"exitCode": 1, "reason": "Error", "message": "weights are missing"}},
+            "CrashLoopBackOff",
+            "ended with code 1: weights are missing",
+        ),
+    ],
+)
+def test_trouble_with_a_pod_is_named(
+    kube: Any, ns: str, document: Any, eventually: Any, waiting: Any, last: Any, reason: str, words: str
+) -> None:
+    kube.create(ns, document())
+    (pod,) = eventually(lambda: kube.pods(ns, "demo"), "a pod")
+    container = {
+        "name": "engine", "image": "i", "imageID": "", "ready": False, "restartCount": 1,
+        "state": {"waiting": waiting}, "lastState": last,
+    }  # fmt: skip
+    kube.set_pod_status(ns, pod.metadata.name, phase="Pending", containerStatuses=[container])
+    condition = eventually(lambda: ready(kube, ns, reason), "reported")
+    assert words in condition["message"]
+    wait_until_ready(kube, ns, eventually)  # and it heals
+
+
+def test_scaling_goes_through_the_endpoint(kube: Any, ns: str, document: Any, eventually: Any) -> None:
+    kube.create(ns, document())
+    wait_until_ready(kube, ns, eventually)
+    path = ("stoker.dev", "v1alpha1", ns, "inferenceendpoints", "demo")
+    kube.custom.patch_namespaced_custom_object_scale(*path, {"spec": {"replicas": 2}})
+    wait_until_ready(kube, ns, eventually, replicas=2)
+    scale = kube.custom.get_namespaced_custom_object_scale(*path)
+    assert scale["status"]["replicas"] == 2
+    assert len(kube.core.list_namespaced_pod(ns, label_selector=scale["status"]["selector"]).items) == 2
+    kube.custom.patch_namespaced_custom_object_scale(*path, {"spec": {"replicas": 0}})
+    eventually(lambda: ready(kube, ns, "ScaledToZero", "True"), "scaled to zero")
+
+
+def test_deletion_leaves_nothing(kube: Any, ns: str, document: Any, eventually: Any) -> None:
+    kube.create(ns, document())
+    eventually(lambda: kube.pods(ns, "demo"), "a pod")
+    kube.delete(ns, "demo")
+
+    def gone() -> bool:
+        left = (
+            kube.apps.list_namespaced_deployment(ns).items
+            + kube.apps.list_namespaced_replica_set(ns).items
+            + kube.core.list_namespaced_service(ns).items
+            + kube.core.list_namespaced_pod(ns).items
+            + [each for each in kube.core.list_namespaced_service_account(ns).items if each.metadata.name == "demo"]
+        )
+        return not left
+
+    eventually(gone, "all objects are gone")
+
+
+def test_deletion_needs_no_operator_and_a_restart_writes_nothing(
+    kube: Any, ns: str, document: Any, eventually: Any, running: Any
+) -> None:
+    for name in ("one", "two", "demo"):
+        kube.create(ns, document(name))
+        eventually(lambda name=name: kube.condition(ns, name), "reported")  # type: ignore[misc]
+    wait_until_ready(kube, ns, eventually)
+    time.sleep(1)
+    assert running.stop() == 0
+    before = kube.writes()
+    assert before["deployments"] >= 3
+
+    kube.delete(ns, "two")
+    path = f"/apis/apps/v1/namespaces/{ns}/deployments"
+    eventually(lambda: len(kube.get(path)["items"]) == 2, "its Deployment is gone")
+
+    kube.patch(ns, "one", {"engine": {"maxNumSeqs": 3}})
+    running.start()
+    eventually(lambda: "--max-num-seqs=3" in args(kube.deployment(ns, "one")), "what was missed is made up for")
+    eventually(lambda: kube.condition(ns, "one"), "and reported")
+    time.sleep(8)  # longer than the operator waits before it looks again at what is not ready
+    after = kube.writes()
+    # One Deployment for the one spec that changed, and its status: at most once a change of its Deployment.
+    assert after["deployments"] - before["deployments"] == 1
+    assert (after["services"], after["serviceaccounts"]) == (before["services"], before["serviceaccounts"])
+    assert 1 <= after["inferenceendpoints"] - before["inferenceendpoints"] <= 4
+
+
+def test_an_endpoint_made_anew_under_its_name(kube: Any, ns: str, document: Any, eventually: Any) -> None:
+    kube.create(ns, document())
+    eventually(lambda: ready(kube, ns, "RollingOut"), "reported")
+    kube.delete(ns, "demo")
+    kube.create(ns, document(engine={"maxNumSeqs": 2}))
+    uid = kube.endpoint(ns, "demo")["metadata"]["uid"]
+
+    def adopted() -> bool:
+        deployment = kube.deployment(ns, "demo")
+        return deployment["metadata"]["ownerReferences"][0]["uid"] == uid and "--max-num-seqs=2" in args(deployment)
+
+    eventually(adopted, "the new one's objects")
+    eventually(lambda: ready(kube, ns, "RollingOut"), "reported")

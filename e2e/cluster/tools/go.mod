@@ -1,0 +1,3 @@
+module stoker.dev/e2e/cluster/tools
+
+go 1.26

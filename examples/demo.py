@@ -1,0 +1,97 @@
+"""`make demo`: serve the demo manifest on this machine, as a pod would, and talk to it as a client would."""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import httpx
+from openai import OpenAI
+
+HERE = Path(__file__).parent
+MANIFEST = HERE / "01-demo.yaml"
+START_TIMEOUT = 300.0  # seconds; a first start assembles the model and converts its tokenizer
+
+
+def main() -> int:
+    """Runs the demo; returns the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--port", type=int, default=8000)
+    parser.add_argument("--once", action="store_true", help="end after the answers instead of serving on")
+    options = parser.parse_args()
+    url = f"http://127.0.0.1:{options.port}"
+
+    command = [sys.executable, "-m", "stoker", "up", "-f", str(MANIFEST), "--port", str(options.port)]
+    print("$ stoker up -f", MANIFEST.relative_to(HERE.parent), "--port", options.port, flush=True)
+    server = subprocess.Popen(command)
+    try:
+        if not wait_until_healthy(server, url):
+            return 1
+        talk(url)
+        print(f"\nGo on with:\n\n{curl_line(url)}\n", flush=True)
+        if options.once:
+            return 0
+        print("Serving until Ctrl-C.", flush=True)
+        return server.wait()
+    except KeyboardInterrupt:
+        return 0
+    finally:
+        server.send_signal(signal.SIGTERM)
+        server.wait()
+
+
+def wait_until_healthy(server: subprocess.Popen[bytes], url: str) -> bool:
+    """Whether ``/health`` answers 200 before the server ends or time is up."""
+    deadline = time.monotonic() + START_TIMEOUT
+    while time.monotonic() < deadline:
+        if server.poll() is not None:
+            print(f"the server ended with exit code {server.returncode}", file=sys.stderr)
+            return False
+        try:
+            if httpx.get(f"{url}/health", timeout=2).status_code == 200:
+                return True
+        except httpx.TransportError:
+            pass
+        time.sleep(0.3)
+    print(f"the server was not healthy within {START_TIMEOUT:.0f} s", file=sys.stderr)
+    return False
+
+
+def talk(url: str) -> None:
+    """Streams a completion and a chat to the screen."""
+    client = OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
+    model = client.models.list().data[0].id
+
+    prompt = "The capital of France is"
+    print(f"\n--- completion ({model}) ---\n{prompt}", end="", flush=True)
+    for part in client.completions.create(model=model, prompt=prompt, max_tokens=40, temperature=0, stream=True):
+        if part.choices:
+            print(part.choices[0].text, end="", flush=True)
+
+    question = "What is a steam engine?"
+    print(f"\n\n--- chat ---\nuser: {question}\nassistant:", end="", flush=True)
+    for chunk in client.chat.completions.create(
+        model=model,
+        messages=[{"role": "user", "content": question}],
+        max_completion_tokens=60,
+        temperature=0,
+        stop=["\nUser:"],
+        stream=True,
+    ):
+        if chunk.choices:
+            print(chunk.choices[0].delta.content or "", end="", flush=True)
+    print(flush=True)
+
+
+def curl_line(url: str) -> str:
+    """A command that continues where the demo ends."""
+    body = '{"model": "gemma-3-270m", "prompt": "Once upon a time", "max_tokens": 40}'
+    return f"curl {url}/v1/completions -H 'Content-Type: application/json' -d '{body}'"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

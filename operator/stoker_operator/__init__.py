@@ -1,0 +1,1 @@
+"""The operator: turns InferenceEndpoint resources into pods that serve a model."""

@@ -1,0 +1,1 @@
+"""The resource users write: models, rules, and the schema generated from them. Pydantic lives here."""

@@ -1,0 +1,66 @@
+"""Pydantic's JSON schema → the structural schema that a CustomResourceDefinition takes.
+
+A structural schema is a plain tree: no references, no alternatives that change the type, and no defaults except
+those that are to be written into every object. So references are inlined, "or null" is dropped (the API server
+prunes nulls), and a Python default stays in Python: absence may mean something, and what it means may change with
+a release; a default in the schema would freeze it into stored objects. A field that needs one says ``x-default``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import BaseModel
+
+Schema = dict[str, Any]
+
+#: What a structural schema takes from a JSON schema as it is.
+_KEPT = (
+    "type", "format", "enum", "pattern", "minimum", "maximum", "minLength", "maxLength",
+    "minItems", "maxItems", "minProperties", "maxProperties", "required",
+)  # fmt: skip
+
+
+def structural(model: type[BaseModel]) -> Schema:
+    """The structural schema of `model`."""
+    schema = model.model_json_schema()
+    return _convert(schema, schema.get("$defs", {}))
+
+
+def _convert(node: Schema, defs: Schema) -> Schema:
+    if "$ref" in node:
+        # What is said at the field is closer to the user than what is said at the type.
+        node = {**defs[node["$ref"].rpartition("/")[2]], **{k: v for k, v in node.items() if k != "$ref"}}
+    alternatives = [option for option in node.get("anyOf", ()) if option.get("type") != "null"]
+    rest = {key: value for key, value in node.items() if key != "anyOf"}
+    if node.get("x-kubernetes-int-or-string"):
+        return _int_or_string(rest, alternatives)
+    if len(alternatives) == 1:
+        return _convert({**alternatives[0], **rest}, defs)
+    assert not alternatives, f"a structural schema has no alternatives: {node}"
+
+    result: Schema = {}
+    if "description" in node:
+        result["description"] = " ".join(node["description"].split())
+    result |= {key: node[key] for key in _KEPT if key in node}
+    if "x-default" in node:
+        result["default"] = node["x-default"]
+    if "items" in node:
+        result["items"] = _convert(node["items"], defs)
+    if isinstance(node.get("additionalProperties"), dict):
+        result["additionalProperties"] = _convert(node["additionalProperties"], defs)
+    if "properties" in node:
+        result["properties"] = {name: _convert(field, defs) for name, field in node["properties"].items()}
+    result |= {key: value for key, value in node.items() if key.startswith("x-kubernetes-")}
+    return result
+
+
+def _int_or_string(node: Schema, alternatives: list[Schema]) -> Schema:
+    text = next(option for option in alternatives if option["type"] == "string")
+    result: Schema = {"description": node["description"]} if "description" in node else {}
+    return result | {
+        "anyOf": [{"type": "integer"}, {"type": "string"}],
+        "pattern": text["pattern"],
+        "maxLength": text["maxLength"],
+        "x-kubernetes-int-or-string": True,
+    }

@@ -1,0 +1,84 @@
+"""The CustomResourceDefinition, generated from the models."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from stoker_operator.api.schema import structural
+from stoker_operator.api.v1alpha1.endpoint import GROUP, KIND, PLURAL, VERSION, InferenceEndpoint
+from stoker_operator.api.v1alpha1.status import Status
+
+
+def crd() -> dict[str, Any]:
+    """The object that teaches an API server what an InferenceEndpoint is."""
+    return {
+        "apiVersion": "apiextensions.k8s.io/v1",
+        "kind": "CustomResourceDefinition",
+        "metadata": {
+            "name": f"{PLURAL}.{GROUP}",
+            # Uninstalling the chart must not delete every endpoint, which the loss of the definition would.
+            "annotations": {"helm.sh/resource-policy": "keep"},
+        },
+        "spec": {
+            "group": GROUP,
+            "scope": "Namespaced",
+            "names": {
+                "kind": KIND,
+                "listKind": f"{KIND}List",
+                "plural": PLURAL,
+                "singular": KIND.lower(),
+                "shortNames": ["ie"],
+                "categories": ["stoker"],
+            },
+            "versions": [
+                {
+                    "name": VERSION,
+                    "served": True,
+                    "storage": True,
+                    "additionalPrinterColumns": _columns(),
+                    "subresources": {
+                        "status": {},
+                        "scale": {
+                            "specReplicasPath": ".spec.replicas",
+                            "statusReplicasPath": ".status.replicas",
+                            "labelSelectorPath": ".status.selector",
+                        },
+                    },
+                    "schema": {"openAPIV3Schema": _schema()},
+                }
+            ],
+        },
+    }
+
+
+def _schema() -> dict[str, Any]:
+    schema = structural(InferenceEndpoint)
+    schema["properties"] |= {
+        "apiVersion": {"type": "string", "description": f"{GROUP}/{VERSION}"},
+        "kind": {"type": "string", "description": KIND},
+        # The API server knows what metadata is; the name stands here for the rule that points to it.
+        "metadata": {"type": "object", "properties": {"name": {"type": "string"}}},
+        "status": structural(Status),
+    }
+    schema["required"] = ["spec"]
+    return schema
+
+
+def _columns() -> list[dict[str, Any]]:
+    ready = '.status.conditions[?(@.type=="Ready")]'
+    plan = ".status.workloads[0].plan"
+    columns = (
+        ("Model", "string", ".spec.model.source", 0),
+        ("Accelerator", "string", ".spec.hardware.accelerator", 0),
+        ("TP", "integer", f"{plan}.tensor", 0),
+        ("DP", "integer", f"{plan}.data", 0),
+        ("Ready", "string", f"{ready}.status", 0),
+        ("URL", "string", ".status.url", 0),
+        ("Reason", "string", f"{ready}.reason", 0),
+        ("Age", "date", ".metadata.creationTimestamp", 0),
+        ("Message", "string", f"{ready}.message", 1),  # with -o wide
+    )
+    return [
+        {"name": name, "type": kind, "jsonPath": path} | ({"priority": priority} if priority else {})
+        for name, kind, path, priority in columns
+    ]

@@ -1,0 +1,55 @@
+"""InferenceEndpoint, the resource."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, ClassVar, Final, Literal
+
+from pydantic import ConfigDict
+
+from stoker_operator.api.rule import Rule
+from stoker_operator.api.v1alpha1.base import Part
+from stoker_operator.api.v1alpha1.spec import Spec
+
+GROUP: Final = "stoker.dev"
+VERSION: Final = "v1alpha1"
+API_VERSION: Final = f"{GROUP}/{VERSION}"
+KIND: Final = "InferenceEndpoint"
+PLURAL: Final = "inferenceendpoints"
+
+# A Service's name must be a DNS-1035 label of at most 63 characters; 11 are kept for what is derived from it.
+NAME_PATTERN: Final = "^[a-z]([-a-z0-9]*[a-z0-9])?$"
+NAME_LENGTH: Final = 52
+
+
+class Metadata(Part):
+    """Standard object metadata, of which only this much is read here."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    name: str
+    namespace: str | None = None
+
+
+class InferenceEndpoint(Part):
+    """A model behind an OpenAI-compatible API: which one, on what hardware, in how many replicas."""
+
+    api_version: Literal["stoker.dev/v1alpha1"]
+    kind: Literal["InferenceEndpoint"]
+    metadata: Metadata
+    spec: Spec
+    """What is served, on what, and how."""
+    status: dict[str, Any] | None = None
+    """What the operator reports; not read from manifests."""
+
+    RULES: ClassVar = (
+        Rule(
+            field="metadata.name",
+            holds=lambda it: (
+                len(it.metadata.name) <= NAME_LENGTH and re.fullmatch(NAME_PATTERN, it.metadata.name) is not None
+            ),
+            cel=f"self.metadata.name.size() <= {NAME_LENGTH} && self.metadata.name.matches('{NAME_PATTERN}')",
+            message="this name cannot be that of a Service",
+            remedy=f"use at most {NAME_LENGTH} lower-case letters, digits and '-', a letter first and no '-' last",
+        ),
+    )

@@ -1,0 +1,100 @@
+"""Which model is served."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, ClassVar
+
+from pydantic import Field
+
+from stoker_engine.contract.sources import DEMO_MODELS, SOURCE_PATTERNS
+from stoker_operator.api.rule import Rule
+from stoker_operator.api.v1alpha1.base import DataKey, ObjectName, Part
+
+SOURCE_PATTERN = "^(" + "|".join(SOURCE_PATTERNS.values()) + ")$"
+LEAVES_CLAIM = r"^pvc://.*/\.\.(/|$)"
+Revision = Annotated[str, Field(min_length=1, max_length=255, pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]*$")]
+ServedName = Annotated[str, Field(min_length=1, max_length=255, pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/@+-]*$")]
+DEMO_SOURCES = [f"demo://{name}" for name in DEMO_MODELS]
+
+
+class ConfigMapKeyRef(Part):
+    """A key of a ConfigMap in the endpoint's namespace."""
+
+    name: ObjectName
+    """Name of the ConfigMap."""
+    key: DataKey
+    """Key whose value is taken."""
+
+
+class ChatTemplate(Part):
+    """The chat template: the text itself, or where it lies. Exactly one of the two."""
+
+    value: Annotated[str, Field(min_length=1, max_length=32000)] | None = None
+    """The Jinja template itself."""
+    config_map_key_ref: ConfigMapKeyRef | None = None
+    """A ConfigMap of the endpoint's namespace that holds the template. It is read when a pod starts."""
+
+    RULES: ClassVar = (
+        Rule(
+            field="",
+            holds=lambda it: (it.value is None) != (it.config_map_key_ref is None),
+            cel="has(self.value) != has(self.configMapKeyRef)",
+            message="a chat template is given once",
+            remedy="set either value or configMapKeyRef",
+        ),
+    )
+
+
+class Model(Part):
+    """Which model is served, and by which names."""
+
+    source: Annotated[str, Field(min_length=1, max_length=512)]
+    """Where the model comes from. hf://ORG/NAME: a Hugging Face hub repository. pvc://CLAIM/PATH: a folder or file on a
+    PersistentVolumeClaim of the endpoint's namespace, mounted read-only. demo://NAME: a model that comes inside the
+    engine's image. file:///PATH: a folder or file of the machine the engine runs on; in a cluster, of its image."""
+    revision: Revision | None = None
+    """Branch, tag or commit of a hub repository. Absent: its default branch."""
+    served_names: Annotated[list[ServedName], Field(min_length=1, max_length=16)] | None = None
+    """Names the API answers to; the first is reported in responses and metrics. Absent: the name in the source."""
+    chat_template: ChatTemplate | None = None
+    """How a chat becomes a prompt. Absent: the template that comes with the model; chat requests to a model without
+    one are answered with an error that says so."""
+
+    RULES: ClassVar = (
+        Rule(
+            field="source",
+            holds=lambda it: re.fullmatch(SOURCE_PATTERN, it.source) is not None,
+            cel=f"self.source.matches(r'{SOURCE_PATTERN}')",
+            message="this is no model source",
+            remedy="use hf://ORG/NAME, pvc://CLAIM/PATH, demo://NAME or file:///PATH",
+        ),
+        Rule(
+            field="source",
+            holds=lambda it: not it.source.startswith("demo://") or it.source in DEMO_SOURCES,
+            cel=f"!self.source.startsWith('demo://') || self.source in {DEMO_SOURCES}",
+            message="there is no such demo model",
+            remedy=f"use {' or '.join(DEMO_SOURCES)}",
+        ),
+        Rule(
+            field="source",
+            holds=lambda it: re.search(LEAVES_CLAIM, it.source) is None,
+            cel=f"!self.source.matches(r'{LEAVES_CLAIM}')",
+            message="the path leaves the claim",
+            remedy="use a path without '..'",
+        ),
+        Rule(
+            field="revision",
+            holds=lambda it: it.revision is None or it.source.startswith("hf://"),
+            cel="!has(self.revision) || self.source.startsWith('hf://')",
+            message="only hf:// sources have revisions",
+            remedy="remove revision, or name a hub repository",
+        ),
+        Rule(
+            field="servedNames",
+            holds=lambda it: it.served_names is None or len(set(it.served_names)) == len(it.served_names),
+            cel="!has(self.servedNames) || self.servedNames.all(n, self.servedNames.exists_one(m, m == n))",
+            message="a name is listed twice",
+            remedy="list each name once",
+        ),
+    )

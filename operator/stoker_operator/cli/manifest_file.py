@@ -1,0 +1,54 @@
+"""``-f FILE``: a manifest from a file, and what is said when it is refused."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from stoker_operator.api.manifest import read
+from stoker_operator.api.v1alpha1 import InferenceEndpoint
+from stoker_operator.api.violation import Refused, Violation
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds what every command that reads a manifest takes."""
+    parser.add_argument("-f", "--filename", required=True, metavar="FILE", help="the manifest; - is standard input")
+    parser.add_argument("--catalogue", type=Path, metavar="FILE", help="laid over the built-in accelerator catalogue")
+
+
+def load(filename: str) -> list[InferenceEndpoint]:
+    """The endpoints in the file.
+
+    Raises:
+        Refused: it cannot be read, or something in it is wrong.
+    """
+    try:
+        text = sys.stdin.read() if filename == "-" else Path(filename).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise Refused(Violation(filename, f"it cannot be read: {error}")) from None
+    return read(text)
+
+
+def load_one(filename: str) -> InferenceEndpoint:
+    """The one endpoint in the file.
+
+    Raises:
+        Refused: as `load`, or there are several.
+    """
+    endpoints = load(filename)
+    if len(endpoints) > 1:
+        names = ", ".join(endpoint.metadata.name for endpoint in endpoints)
+        raise Refused(Violation(filename, f"it holds several endpoints ({names})", "put one in a file"))
+    return endpoints[0]
+
+
+def answer(command: str, run: Callable[[], int]) -> int:
+    """Runs `run`; a refused manifest is said on standard error, one line for each fault, and exits 2."""
+    try:
+        return run()
+    except Refused as refused:
+        for violation in refused.violations:
+            print(f"stoker {command}: {violation}", file=sys.stderr)
+        return 2

@@ -1,0 +1,38 @@
+"""``stoker render -f FILE``: every object that the operator would apply, as YAML."""
+
+from __future__ import annotations
+
+import argparse
+
+from stoker_operator.api.v1alpha1 import InferenceEndpoint
+from stoker_operator.cli import yaml_text
+from stoker_operator.cli.manifest_file import add_arguments, answer, load
+from stoker_operator.manifests.children import children
+from stoker_operator.manifests.owner import Manifest, Owner
+from stoker_operator.plan.catalogue import Catalogue
+from stoker_operator.plan.planner import plan
+
+
+def main(argv: list[str]) -> int:
+    """Runs the command."""
+    parser = argparse.ArgumentParser(
+        prog="stoker render",
+        description="Print every object that the operator would apply for a manifest. What only a cluster knows, the "
+        "owner references, is left out.",
+    )
+    add_arguments(parser)
+    options = parser.parse_args(argv)
+
+    def run() -> int:
+        catalogue = Catalogue.load(options.catalogue)
+        objects = [each for endpoint in load(options.filename) for each in render(endpoint, catalogue)]
+        print(yaml_text.dump_all(objects), end="")
+        return 0
+
+    return answer("render", run)
+
+
+def render(endpoint: InferenceEndpoint, catalogue: Catalogue) -> tuple[Manifest, ...]:
+    """The objects of one endpoint."""
+    owner = Owner(endpoint.metadata.name, endpoint.metadata.namespace)
+    return children(owner, endpoint.spec, plan(endpoint.spec, catalogue))

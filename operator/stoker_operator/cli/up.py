@@ -1,0 +1,174 @@
+"""``stoker up -f FILE``: the same manifest without a cluster.
+
+The manifest is judged and planned by the operator's own code, and the engine runs here with the command line that
+its pods would get: one function writes both. What a cluster would do besides is named and left out; what cannot be
+left out without changing the answers is refused.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from stoker_engine.contract.sources import ModelSource
+from stoker_operator.api.rule import violations
+from stoker_operator.api.v1alpha1 import InferenceEndpoint, Spec
+from stoker_operator.api.v1alpha1.hardware import CPU, Hardware
+from stoker_operator.api.violation import Refused, Violation
+from stoker_operator.cli.machine import lacks
+from stoker_operator.cli.manifest_file import add_arguments, answer, load_one
+from stoker_operator.manifests.engine_argv import serve_args
+from stoker_operator.manifests.variables import expand
+from stoker_operator.plan.catalogue import Catalogue
+from stoker_operator.plan.placement import place
+
+#: Fields that say something to a cluster and nothing to one machine.
+CLUSTER_FIELDS = (
+    "replicas",
+    "hardware.resources",
+    "engine.image",
+    "engine.image_pull_policy",
+    "storage",
+    "service",
+    "rollout",
+)
+
+
+def main(argv: list[str]) -> int:
+    """Runs the command; it does not return where the engine could be started."""
+    parser = argparse.ArgumentParser(
+        prog="stoker up", description="Run an InferenceEndpoint manifest on this machine, without a cluster."
+    )
+    add_arguments(parser)
+    parser.add_argument("--accelerator", choices=(CPU,), help="run here on this, whatever the manifest names")
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
+    parser.add_argument("--port", type=int, default=8000, help="port to listen on (default: %(default)s)")
+    options = parser.parse_args(argv)
+
+    def run() -> int:
+        endpoint = load_one(options.filename)
+        launch = prepare(endpoint, Catalogue.load(options.catalogue), options, os.environ)
+        if launch.unused:
+            print(f"Not used on one machine: {', '.join(launch.unused)}", flush=True)
+        print(f"{launch.name}: {shlex.join(['stoker', *launch.words])}", flush=True)
+        # Replaced, not wrapped: signals and the exit code are the engine's own.
+        os.execve(sys.executable, [sys.executable, "-m", "stoker", *launch.words], launch.env)
+
+    return answer("up", run)
+
+
+@dataclass(frozen=True)
+class Launch:
+    """What is to be started.
+
+    Attributes:
+        name: of the endpoint.
+        words: after ``stoker``.
+        env: the whole environment.
+        unused: fields that were given and mean nothing here.
+    """
+
+    name: str
+    words: list[str]
+    env: dict[str, str]
+    unused: list[str]
+
+
+def prepare(
+    endpoint: InferenceEndpoint, catalogue: Catalogue, options: argparse.Namespace, environment: Mapping[str, str]
+) -> Launch:
+    """Judges and plans the manifest for this machine.
+
+    Raises:
+        Refused: it cannot run here.
+    """
+    spec = endpoint.spec
+    unused = [f"spec.{camel(name)}" for name in CLUSTER_FIELDS if is_given(spec, name)]
+    if options.accelerator == CPU and spec.hardware.accelerator != CPU:
+        given = spec.model_fields_set | {f"hardware.{name}" for name in spec.hardware.model_fields_set}
+        unused += [f"spec.{name}" for name in ("hardware.count", "parallelism") if name in given]
+        spec = on_cpu(spec)
+    stays_in_the_cluster(spec)
+    placement = place(spec, catalogue)
+    problem = lacks(spec.hardware.accelerator, placement.accelerator, placement.count)
+    if problem:
+        raise Refused(Violation("spec.hardware.accelerator", problem, "run it on the CPU with --accelerator cpu"))
+    template = spec.model.chat_template.value if spec.model.chat_template else None
+    args = serve_args(spec, placement, chat_template=template, host=options.host, port=options.port)
+    return Launch(endpoint.metadata.name, ["serve", *args.to_argv()], env(spec, environment), unused)
+
+
+def on_cpu(spec: Spec) -> Spec:
+    """The spec as it would be for this machine's CPU.
+
+    Raises:
+        Refused: something in it needs the accelerator it names.
+    """
+    hardware = Hardware(accelerator=CPU)
+    changed = spec.model_copy(update={"hardware": hardware, "parallelism": None})
+    broken = tuple(violations(changed, "spec"))
+    if broken:
+        raise Refused(*broken)
+    return changed
+
+
+def stays_in_the_cluster(spec: Spec) -> None:
+    """Refuses what only a cluster can give."""
+    if ModelSource.parse(spec.model.source).scheme == "pvc":
+        raise Refused(
+            Violation("spec.model.source", "there are no claims on one machine", "copy the model and use file:///PATH")
+        )
+    template = spec.model.chat_template
+    if template and template.config_map_key_ref:
+        raise Refused(
+            Violation(
+                "spec.model.chatTemplate.configMapKeyRef",
+                "there are no ConfigMaps on one machine",
+                "put the template's text into spec.model.chatTemplate.value",
+            )
+        )
+
+
+def env(spec: Spec, environment: Mapping[str, str]) -> dict[str, str]:
+    """The environment with ``spec.engine.env`` added. What the manifest takes from the cluster, such as a token from a
+    Secret, is taken from this environment.
+
+    Raises:
+        Refused: it is not there.
+    """
+    result = dict(environment)
+    listed: dict[str, str] = {}
+    for variable in spec.engine.env or []:
+        if variable.value_from is None:
+            listed[variable.name] = expand(variable.value or "", listed)
+        elif variable.name in environment:
+            listed[variable.name] = environment[variable.name]
+        else:
+            raise Refused(
+                Violation(
+                    f"spec.engine.env[{variable.name}].valueFrom",
+                    "there is no cluster to take it from",
+                    f"set the environment variable {variable.name} before `stoker up`",
+                )
+            )
+    return result | listed
+
+
+def is_given(spec: Spec, name: str) -> bool:
+    """Whether the manifest says the field; `name` is dotted, in Python's spelling."""
+    part: object = spec
+    for step in name.split("."):
+        if step not in part.model_fields_set:  # type: ignore[attr-defined]
+            return False
+        part = getattr(part, step)
+    return True
+
+
+def camel(name: str) -> str:
+    """``engine.image_pull_policy`` as manifests spell it."""
+    head, *rest = name.split("_")
+    return head + "".join(word.capitalize() for word in rest)

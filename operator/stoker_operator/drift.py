@@ -1,0 +1,98 @@
+"""Whether an object has to be applied. Pure; it is what makes a no-op free of requests.
+
+    apply  ⇔  live lacks something we want   ∨   live has something of ours that we no longer want
+
+The first is found by looking for the object we want inside the live one: what others added is theirs. The second
+needs to know what was ours, and the API server remembers that: ``managedFields`` lists, per manager, the fields it
+applied last. So nothing has to be kept anywhere else, and it holds across restarts and versions of the operator.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from decimal import Decimal
+from typing import Any, Final
+
+#: What tells one item of a list from another, where Kubernetes merges lists by item.
+_ITEM_KEYS: Final = ("name", "mountPath", "uid")
+#: Where amounts stand, which the API server rewrites: 1000m becomes 1.
+_AMOUNTS: Final = ("limits", "requests", "sizeLimit")
+
+
+def differs(desired: Mapping[str, Any], live: Mapping[str, Any], manager: str) -> bool:
+    """Whether `live` has to be changed for `desired` to hold."""
+    return not _contains(live, desired) or _is_stale(_owned(live, manager), desired)
+
+
+def _contains(live: Any, desired: Any, amount: bool = False) -> bool:
+    if isinstance(desired, Mapping):
+        return isinstance(live, Mapping) and all(
+            key in live and _contains(live[key], value, amount or key in _AMOUNTS) for key, value in desired.items()
+        )
+    if isinstance(desired, list):
+        return isinstance(live, list) and _contains_items(live, desired)
+    if amount:
+        return bool(_amount(live) == _amount(desired))
+    return bool(live == desired)
+
+
+def _contains_items(live: Sequence[Any], desired: Sequence[Any]) -> bool:
+    if not desired:
+        return True  # whatever is there is others', or `_is_stale` finds it
+    key = next((key for key in _ITEM_KEYS if all(isinstance(item, Mapping) and key in item for item in desired)), None)
+    if key is None:
+        return len(live) == len(desired) and all(map(_contains, live, desired))
+    there = {item.get(key): item for item in live}
+    return all(item[key] in there and _contains(there[item[key]], item) for item in desired)
+
+
+def _owned(live: Mapping[str, Any], manager: str) -> Mapping[str, Any]:
+    """The fields that `manager` applied last, in the API server's notation."""
+    for entry in live["metadata"].get("managedFields", ()):
+        if (entry["manager"], entry["operation"], entry.get("subresource", "")) == (manager, "Apply", ""):
+            fields: Mapping[str, Any] = entry["fieldsV1"]
+            return fields
+    return {}
+
+
+def _is_stale(owned: Mapping[str, Any], desired: Any) -> bool:
+    """Whether something `owned` is not in `desired`. A field is ``f:NAME``, an item of a list ``k:{its keys}``, a
+    value of a set ``v:VALUE``; ``.`` is the parent itself."""
+    for notation, below in owned.items():
+        mark, _, name = notation.partition(":")
+        if mark == "f":
+            if not isinstance(desired, Mapping) or name not in desired:
+                return True
+            inner = desired[name]
+        elif mark == "k":
+            keys = json.loads(name).items()
+            inner = next((item for item in desired if all(item.get(key) == value for key, value in keys)), None)
+            if inner is None:
+                return True
+        elif mark == "v":
+            if json.loads(name) not in desired:
+                return True
+            continue
+        else:
+            continue
+        if _is_stale(below, inner):
+            return True
+    return False
+
+
+_SCALE: Final = {
+    "n": Decimal("1e-9"),
+    "u": Decimal("1e-6"),
+    "m": Decimal("1e-3"),
+    "": Decimal(1),
+    **{unit: Decimal(1000) ** power for power, unit in enumerate("kMGTPE", 1)},
+    **{f"{unit}i": Decimal(1024) ** power for power, unit in enumerate("KMGTPE", 1)},
+}
+
+
+def _amount(value: Any) -> Any:
+    """What a quantity such as ``500m`` amounts to."""
+    match = re.fullmatch(r"([+-]?[0-9.]+(?:[eE][+-]?[0-9]+)?)([a-zA-Z]*)", str(value))
+    return Decimal(match[1]) * _SCALE[match[2]] if match and match[2] in _SCALE else value

@@ -1,0 +1,34 @@
+"""The Service in front of an endpoint's pods."""
+
+from __future__ import annotations
+
+from stoker_operator.api.v1alpha1 import Spec
+from stoker_operator.api.v1alpha1.exposure import DEFAULT_PORT
+from stoker_operator.manifests.owner import Manifest, Owner
+
+
+def service(owner: Owner, spec: Spec) -> Manifest:
+    """The endpoint's Service."""
+    metadata = owner.metadata()
+    if spec.service.annotations:
+        metadata["annotations"] = dict(spec.service.annotations)
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": metadata,
+        "spec": {
+            "type": spec.service.type or "ClusterIP",
+            "selector": owner.selector(),
+            "ports": [{"name": "http", "port": port(spec), "targetPort": "http", "protocol": "TCP"}],
+        },
+    }
+
+
+def url(owner: Owner, spec: Spec) -> str:
+    """What clients in the cluster set as their base URL. Good under any cluster domain."""
+    return f"http://{owner.name}.{owner.namespace}.svc:{port(spec)}/v1"
+
+
+def port(spec: Spec) -> int:
+    """The Service's port."""
+    return spec.service.port or DEFAULT_PORT

@@ -1,0 +1,1 @@
+"""Decides, before anything is scheduled, what a spec will run on and how. Pure."""

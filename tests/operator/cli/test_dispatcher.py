@@ -1,0 +1,83 @@
+"""``stoker``: finds commands without importing them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from importlib.metadata import EntryPoint
+from typing import Any
+
+import pytest
+
+from stoker import main as dispatcher
+from stoker.main import main
+
+
+def test_help_lists_every_command(capsys: Any) -> None:
+    assert main(["--help"]) == 0
+    out = capsys.readouterr().out
+    for command in ("serve", "up", "plan", "render", "crd", "operator"):
+        assert f"  {command} " in out
+
+
+def test_help_imports_neither_half() -> None:
+    code = (
+        "import sys; from stoker.main import main; main(['--help']);"
+        "print([name for name in sys.modules if name.startswith('stoker_')])"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout.splitlines()[-1] == "[]"
+
+
+def test_one_half_does_not_load_the_other() -> None:
+    code = (
+        "import sys; from stoker.main import main; main(['plan', '-f', 'examples/01-demo.yaml']);"
+        "print([m for m in ('torch', 'kopf', 'kubernetes', 'transformers') if m in sys.modules])"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout.splitlines()[-1] == "[]"
+
+
+def test_version(capsys: Any) -> None:
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out.startswith("stoker 0.")
+
+
+def test_nothing_is_a_wrong_command_line(capsys: Any) -> None:
+    assert main([]) == 2
+    assert "usage: stoker COMMAND" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("word", "hint"), [("serv", "did you mean `stoker serve`?"), ("zzz", "see `stoker --help`")])
+def test_an_unknown_command_is_told(word: str, hint: str, capsys: Any) -> None:
+    assert main([word]) == 2
+    assert capsys.readouterr().err == f"stoker: no command {word!r}; {hint}\n"
+
+
+def install(monkeypatch: Any, tmp_path: Any, body: str, extras: str = " [gpu]") -> None:
+    (tmp_path / "stoker_plugin.py").write_text(body)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "stoker_plugin", raising=False)
+    entry = EntryPoint("extra", f"stoker_plugin:main{extras}", "stoker.commands")
+    monkeypatch.setattr(dispatcher, "entry_points", lambda group: [entry])
+
+
+@pytest.mark.parametrize("body", ["import no_such_package", "def main(argv):\n    import no_such_package.inner"])
+def test_a_missing_extra_is_told_with_what_to_type(monkeypatch: Any, tmp_path: Any, capsys: Any, body: str) -> None:
+    install(monkeypatch, tmp_path, body)
+    assert main(["extra"]) == 2
+    err = capsys.readouterr().err
+    assert "needs the Python package 'no_such_package" in err
+    assert "pip install 'stoker[gpu]'" in err
+
+
+@pytest.mark.parametrize("body", ["import stoker_operator.no_such_module", "import stoker_plugin.inner", "1 / 0"])
+def test_our_own_mistakes_are_not_hidden(monkeypatch: Any, tmp_path: Any, body: str) -> None:
+    install(monkeypatch, tmp_path, body)
+    with pytest.raises((ModuleNotFoundError, ZeroDivisionError)):
+        main(["extra"])
+
+
+def test_a_command_gets_its_words_and_gives_its_exit_code(monkeypatch: Any, tmp_path: Any) -> None:
+    install(monkeypatch, tmp_path, "def main(argv):\n    return len(argv)", extras="")
+    assert main(["extra", "a", "b", "c"]) == 3

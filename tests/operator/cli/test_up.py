@@ -1,0 +1,143 @@
+"""``stoker up``: the pod's command line, without a pod."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from stoker_operator.cli import machine, up
+from stoker_operator.cli.render import render
+from stoker_operator.manifests.variables import expand
+from stoker_operator.plan.catalogue import Catalogue
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture
+def run(monkeypatch: Any, tmp_path: Any, capsys: Any, document: Any) -> Any:
+    """Runs ``stoker up`` on a spec; returns exit code, command line, environment and output."""
+
+    def call(*options: str, **spec: Any) -> tuple[int, list[str], dict[str, str], Any]:
+        started: list[Any] = []
+        monkeypatch.setattr(os, "execve", lambda path, words, env: started.extend([words, env]))
+        (tmp_path / "manifest.yaml").write_text(yaml.safe_dump(document(**spec)))
+        code = up.main(["-f", str(tmp_path / "manifest.yaml"), *options])
+        words, env = started or ([], {})
+        return code, words, env, capsys.readouterr()
+
+    monkeypatch.setattr(machine, "nvidia_memory", list)
+    return call
+
+
+def test_it_runs_what_a_pod_would_run(run: Any, endpoint: Any) -> None:
+    spec = {
+        "engine": {"dtype": "float32", "maxNumSeqs": 8},
+        "model": {"source": "file:///m", "chatTemplate": {"value": "$(A)"}},
+    }
+    _, words, _, output = run(**spec)
+    deployment = render(endpoint(**spec), Catalogue.load())[-1]
+    args = deployment["spec"]["template"]["spec"]["containers"][0]["args"]
+    assert words[:3] == [sys.executable, "-m", "stoker"]
+    assert [word for word in words[3:] if word != "--host=127.0.0.1"] == [expand(word, {}) for word in args]
+    assert output.out.startswith("demo: stoker serve /m ")
+
+
+def test_host_and_port_are_the_commands(run: Any) -> None:
+    _, words, _, _ = run("--host", "0.0.0.0", "--port", "8001")
+    assert "--port=8001" in words
+    assert not [word for word in words if word.startswith("--host")]  # the engine's own default
+
+
+def test_what_has_no_meaning_here_is_named(run: Any) -> None:
+    hardware = {"accelerator": "nvidia-l4", "count": 4, "resources": {"limits": {"cpu": 1}}}
+    engine = {"image": "x", "imagePullPolicy": "Always", "dtype": "float32"}
+    unused = {"replicas": 2, "service": {"port": 80}, "rollout": {}, "storage": {}, "parallelism": {"tensor": 4}}
+    _, words, _, output = run("--accelerator=cpu", hardware=hardware, engine=engine, **unused)
+    assert output.out.splitlines()[0] == (
+        "Not used on one machine: spec.replicas, spec.hardware.resources, spec.engine.image, "
+        "spec.engine.imagePullPolicy, spec.storage, spec.service, spec.rollout, spec.hardware.count, spec.parallelism"
+    )
+    assert "--device=cpu" in words
+    assert "--dtype=float32" in words
+    assert not [word for word in words if "parallel" in word]
+
+
+def test_the_environment_is_passed_on(run: Any, monkeypatch: Any) -> None:
+    monkeypatch.setenv("TOKEN", "secret")
+    ref = {"secretKeyRef": {"name": "s", "key": "k"}}
+    env = [{"name": "A", "value": "1"}, {"name": "B", "value": "$(A)2$$"}, {"name": "TOKEN", "valueFrom": ref}]
+    _, _, given, _ = run(engine={"env": env})
+    assert (given["A"], given["B"], given["TOKEN"]) == ("1", "12$", "secret")
+    assert given["PATH"] == os.environ["PATH"]
+
+
+@pytest.mark.parametrize(
+    ("spec", "options", "expected"),
+    [
+        (
+            {"hardware": {"accelerator": "nvidia-l4"}},
+            [],
+            "spec.hardware.accelerator: this machine lacks 1 × nvidia-l4: it has no NVIDIA GPU; run it on the CPU with "
+            "--accelerator cpu",
+        ),
+        (
+            {"hardware": {"accelerator": "amd-mi300x"}},
+            [],
+            "spec.hardware.accelerator: whether this machine has amd-mi300x",
+        ),
+        ({"model": {"source": "pvc://a/b"}}, [], "spec.model.source: there are no claims on one machine; copy the mod"),
+        ({"model": {"source": "pvc://a/b"}}, ["--accelerator", "cpu"], "spec.model.source: there are no claims on one"),
+        (
+            {"model": {"source": "file:///m", "chatTemplate": {"configMapKeyRef": {"name": "a", "key": "b"}}}},
+            [],
+            "spec.model.chatTemplate.configMapKeyRef: there are no ConfigMaps on one machine; put the template's text",
+        ),
+        (
+            {"engine": {"env": [{"name": "NOPE", "valueFrom": {"secretKeyRef": {"name": "s", "key": "k"}}}]}},
+            [],
+            "spec.engine.env[NOPE].valueFrom: there is no cluster to take it from; set the environment variable NOPE",
+        ),
+        (
+            {"hardware": {"accelerator": "nvidia-l4"}, "engine": {"kvCacheDtype": "fp8"}},
+            ["--accelerator", "cpu"],
+            "spec.engine.kvCacheDtype: the engine has no fp8 key-value cache on accelerator cpu; use auto",
+        ),
+        ({"engine": {"kvCacheDtype": "int3"}}, [], "spec.engine.kvCacheDtype: input should be 'auto', 'fp8'"),
+        ({"engine": {"args": ["--nonsense"]}}, [], "spec.engine.args: arguments: unrecognized arguments: --nonsense"),
+        (
+            {"hardware": {"accelerator": "nvidia-l4", "count": 4}, "parallelism": {"tensor": 2, "data": 4}},
+            [],
+            "spec.parallelism: tensor (2) × data (4) needs 8 GPUs but hardware.count is 4; use tensor 4, data 1",
+        ),
+    ],
+)
+def test_what_cannot_run_here_is_refused(run: Any, spec: Any, options: list[str], expected: str) -> None:
+    code, words, _, output = run(*options, **spec)
+    assert code == 2
+    assert words == []
+    assert output.err.startswith(f"stoker up: {expected}")
+
+
+def test_a_gpu_with_the_memory_will_do(run: Any, monkeypatch: Any) -> None:
+    monkeypatch.setattr(machine, "nvidia_memory", lambda: [143771])
+    _, words, _, _ = run(hardware={"accelerator": "nvidia-h100-80gb"})
+    assert "--device=cuda" in words
+    code, _, _, output = run(hardware={"accelerator": "nvidia-h100-80gb", "count": 2})
+    assert code == 2
+    assert "lacks 2 × nvidia-h100-80gb: it has GPUs of 143,771 MiB" in output.err
+
+
+def test_the_demo_runs_on_any_machine(run: Any, monkeypatch: Any, capsys: Any) -> None:
+    spec = yaml.safe_load((ROOT / "examples/01-demo.yaml").read_text())["spec"]
+    _, words, _, _ = run(**spec)
+    assert words[3:5] == ["serve", "demo://gemma-3-270m"]
+
+
+def test_a_file_that_is_not_there(capsys: Any) -> None:
+    assert up.main(["-f", "/no/such/file"]) == 2
+    assert capsys.readouterr().err.startswith("stoker up: /no/such/file: it cannot be read")

@@ -1,0 +1,74 @@
+"""The generated definition: structural, documented, and the one that is checked in."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from stoker_operator.api.v1alpha1.crd import crd
+from stoker_operator.cli.crd import main
+
+ROOT = Path(__file__).parents[2]
+FILES = ("crds/inferenceendpoints.stoker.dev.yaml", "charts/stoker/files/inferenceendpoints.stoker.dev.yaml")
+
+
+def schema() -> dict[str, Any]:
+    found: dict[str, Any] = crd()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+    return found
+
+
+def nodes(node: dict[str, Any], path: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
+    """Every field's schema with its path."""
+    yield path, node
+    for name, field in node.get("properties", {}).items():
+        yield from nodes(field, f"{path}.{name}")
+    for inner in ("items", "additionalProperties"):
+        if inner in node:
+            yield from nodes(node[inner], f"{path}[]")
+
+
+def test_the_files_are_what_would_be_generated(capsys: Any) -> None:
+    for file in FILES:
+        assert main(["--check", "--output", str(ROOT / file)]) == 0, capsys.readouterr().err
+
+
+def test_a_stale_file_is_told(tmp_path: Path, capsys: Any) -> None:
+    (tmp_path / "crd.yaml").write_text("old")
+    assert main(["--check", "--output", str(tmp_path / "crd.yaml")]) == 1
+    assert "is stale; run `make generate`" in capsys.readouterr().err
+
+
+def test_every_field_is_explained() -> None:
+    for path, node in nodes(schema()):
+        if path and not path.endswith("[]") and not path.startswith(".metadata"):
+            assert node.get("description"), path
+
+
+def test_everything_is_bounded_so_that_rules_stay_cheap() -> None:
+    for path, node in nodes(schema()["properties"]["spec"]):
+        if node.get("type") == "string":
+            assert "maxLength" in node or "enum" in node, path
+        if node.get("type") == "array":
+            assert "maxItems" in node, path
+        if "additionalProperties" in node:
+            assert "maxProperties" in node, path
+
+
+def test_absence_keeps_its_meaning() -> None:
+    defaults = [path for path, node in nodes(schema()) if "default" in node]
+    assert defaults == [".spec.replicas"]  # the scale subresource needs it
+
+
+def test_rules_point_at_fields_that_exist() -> None:
+    at = dict(nodes(schema()))
+    for path, node in at.items():
+        for rule in node.get("x-kubernetes-validations", ()):
+            assert path + rule.get("fieldPath", "") in at
+            assert rule["message"]
+
+
+def test_the_engines_words_are_the_schemas() -> None:
+    engine = schema()["properties"]["spec"]["properties"]["engine"]["properties"]
+    assert engine["kvCacheDtype"]["enum"] == ["auto", "fp8", "fp8_e5m2", "fp8_e4m3"]
+    assert engine["dtype"]["enum"] == ["auto", "float32", "bfloat16", "float16"]

@@ -1,0 +1,163 @@
+"""One task an endpoint: coalescing, clock, backoff. In virtual time, without a cluster."""
+
+from __future__ import annotations
+
+import asyncio
+import selectors
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any
+
+from stoker_operator.endpoint_tasks import EndpointTasks
+from stoker_operator.facts import Key
+from stoker_operator.kube import KubeError
+from stoker_operator.reconcile import Outcome
+from stoker_operator.settings import Settings
+
+SETTINGS = Settings(resync_seconds=600, recheck_seconds=2, backoff_seconds=1)
+KEY = Key("default", "demo")
+
+
+class VirtualLoop(asyncio.SelectorEventLoop):
+    """Where nothing is left to do but wait, the wait is over at once, and the clock has moved."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        selector = selectors.DefaultSelector()
+        select = selector.select
+
+        def skip(timeout: float | None = None) -> Any:
+            self.now += timeout or 0
+            return select(0)
+
+        selector.select = skip  # type: ignore[method-assign]
+        super().__init__(selector)
+
+    def time(self) -> float:
+        return self.now
+
+
+def run(main: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+        runner.run(main())
+
+
+def now() -> float:
+    return round(asyncio.get_running_loop().time(), 3)
+
+
+class Recorder:
+    """A reconcile that takes a second, notes when it ran, and ends as it is told."""
+
+    def __init__(self, *outcomes: Outcome | Exception) -> None:
+        self.outcomes = list(outcomes)
+        self.times: list[float] = []
+        self.running = 0
+
+    async def __call__(self, key: Key) -> Outcome:
+        self.times.append(now())
+        self.running += 1
+        assert self.running == 1, "an endpoint is never reconciled twice at a time"
+        await asyncio.sleep(1)
+        self.running -= 1
+        outcome = self.outcomes.pop(0) if self.outcomes else Outcome.SETTLED
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
+
+
+def tasks(reconcile: Callable[[Key], Awaitable[Outcome]]) -> EndpointTasks:
+    return EndpointTasks(reconcile, SETTINGS, jitter=lambda: 0.5)
+
+
+def test_wakes_during_a_reconcile_become_one_more() -> None:
+    async def main() -> None:
+        recorder = Recorder()
+        waker = tasks(recorder)
+        waker.wake(KEY)
+        await asyncio.sleep(0.5)
+        for _ in range(10):
+            waker.wake(KEY)
+        await asyncio.sleep(10)
+        assert recorder.times == [0, 1]
+        await waker.stop()
+
+    run(main)
+
+
+def test_the_clock_wakes_soon_while_something_moves_and_later_while_nothing_happens() -> None:
+    async def main() -> None:
+        recorder = Recorder(*[Outcome.MOVING] * 7)
+        waker = tasks(recorder)
+        waker.wake(KEY)
+        await asyncio.sleep(90)
+        assert recorder.times == [0, 3, 8, 17, 34, 67]
+        waker.wake(KEY)
+        await asyncio.sleep(700)
+        assert recorder.times[6:] == [90, 93, 694]
+        await waker.stop()
+
+    run(main)
+
+
+def test_errors_are_retried_ever_more_slowly_and_an_event_does_not_wait() -> None:
+    async def main() -> None:
+        recorder = Recorder(KubeError(500, "down"), ValueError("a bug"), Outcome.REFUSED, KubeError(0, "no answer"))
+        waker = tasks(recorder)
+        waker.wake(KEY)
+        await asyncio.sleep(12.5)
+        assert recorder.times == [0, 2, 5, 10]
+        waker.wake(KEY)
+        await asyncio.sleep(100)
+        assert recorder.times == [0, 2, 5, 10, 12.5]
+        await waker.stop()
+
+    run(main)
+
+
+def test_an_endpoint_that_is_gone_leaves_nothing() -> None:
+    async def main() -> None:
+        recorder = Recorder(Outcome.GONE)
+        waker = tasks(recorder)
+        waker.wake(KEY)
+        await asyncio.sleep(2)
+        assert len(waker) == 0
+        waker.wake(KEY)  # and may come again
+        await asyncio.sleep(2)
+        assert recorder.times == [0, 2]
+        await waker.stop()
+
+    run(main)
+
+
+def test_one_that_comes_back_while_it_is_found_gone_is_not_lost() -> None:
+    async def main() -> None:
+        recorder = Recorder(Outcome.GONE)
+        waker = tasks(recorder)
+        waker.wake(KEY)
+        await asyncio.sleep(0.5)
+        waker.wake(KEY)
+        await asyncio.sleep(5)
+        assert recorder.times == [0, 1]
+        assert len(waker) == 1
+        await waker.stop()
+
+    run(main)
+
+
+def test_a_slow_endpoint_keeps_nobody_waiting() -> None:
+    async def main() -> None:
+        seen: list[tuple[float, str]] = []
+
+        async def reconcile(key: Key) -> Outcome:
+            await asyncio.sleep(100 if key.name == "slow" else 1)
+            seen.append((now(), key.name))
+            return Outcome.SETTLED
+
+        waker = tasks(reconcile)
+        waker.wake(Key("default", "slow"))
+        waker.wake(Key("default", "quick"))
+        await asyncio.sleep(101)
+        assert seen == [(1, "quick"), (100, "slow")]
+        await waker.stop()
+
+    run(main)
