@@ -5,6 +5,8 @@ BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 PORT   ?= 8000
 
+CRD_FILES := $(foreach folder,crds charts/stoker/files,--output $(folder)/inferenceendpoints.stoker.dev.yaml)
+
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-slow lint format generate verify cluster cluster-build cluster-down images e2e bench clean
 
@@ -39,11 +41,11 @@ format: setup ## let ruff format and mend
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-generate: setup ## write what is generated: CRDs
-	$(BIN)/stoker crd --output crds/inferenceendpoints.stoker.dev.yaml
+generate: setup ## write what is generated: the CRD, also into the chart
+	$(BIN)/stoker crd $(CRD_FILES)
 
 verify: setup ## fail when generated files are stale
-	$(BIN)/stoker crd --check crds/inferenceendpoints.stoker.dev.yaml
+	$(BIN)/stoker crd --check $(CRD_FILES)
 
 cluster: ## a kind cluster for e2e; prints the KUBECONFIG to export
 	@e2e/cluster/up

@@ -15,7 +15,6 @@ from stoker_operator.api.v1alpha1 import API_VERSION, KIND
 from stoker_operator.drift import differs
 from stoker_operator.facts import Endpoint, Object
 from stoker_operator.kube import Kube, KubeError
-from stoker_operator.manifests.owner import Manifest
 
 MANAGER: Final = "stoker"
 
@@ -35,7 +34,7 @@ class Applied:
     refusal: str = ""
 
 
-def apply(kube: Kube, objects: Iterable[Manifest], live: Mapping[str, Object]) -> Applied:
+def apply(kube: Kube, objects: Iterable[Object], live: Mapping[str, Object]) -> Applied:
     """Makes the objects so, asking for nothing that already is.
 
     Raises:
@@ -47,7 +46,7 @@ def apply(kube: Kube, objects: Iterable[Manifest], live: Mapping[str, Object]) -
         if kind in now and not differs(wanted, now[kind], MANAGER):
             continue
         try:
-            now[kind] = kube.apply(wanted, MANAGER)
+            now[kind] = kube.apply(dict(wanted), MANAGER)
         except KubeError as error:
             if not error.refused:
                 raise
