@@ -37,21 +37,29 @@ DOCKER_PROGRAMS=$CACHE/docker-programs
 say() { printf 'e2e: %s\n' "$*" >&2; }
 die() { say "$*"; exit 1; }
 
-# once NAME PATH COMMAND...: unless PATH exists, COMMAND makes it at $out, renamed to PATH when all went well.
-# Interrupted work leaves a .part that the next run throws away; a second caller waits for the first.
-# Never call it in a condition: bash would then ignore a failing line inside COMMAND.
-once() {
-  local name=$1 path=$2
-  shift 2
-  [ ! -e "$path" ] || return 0
+# locked NAME COMMAND...: one at a time on this machine; a second caller waits for the first.
+locked() {
+  local name=$1
+  shift
   (
     flock 9
-    [ ! -e "$path" ] || exit 0
-    out=$path.part
-    rm -rf "$out"
-    timed "$name" "$@"
-    mv -T "$out" "$path"
+    "$@"
   ) 9>"$CACHE/lock/$name"
+}
+
+# once NAME PATH COMMAND...: unless PATH exists, COMMAND makes it at $out, renamed to PATH when all went well.
+# Interrupted work leaves a .part that the next run throws away.
+# Never call it in a condition: bash would then ignore a failing line inside COMMAND.
+once() {
+  [ -e "$2" ] || locked "$1" make_missing "$@"
+}
+make_missing() {
+  local name=$1 path=$2 out=$2.part
+  shift 2
+  [ ! -e "$path" ] || return 0 # made while we waited
+  rm -rf "$out"
+  timed "$name" "$@"
+  mv -T "$out" "$path"
 }
 
 # timed NAME COMMAND...: COMMAND with its output in a log, one line for a person, and the log's end if it fails.
@@ -83,13 +91,14 @@ apt_get_install() {
 
 # use_docker: the Docker that runs here if it has or can pull images, else our own. $docker_is says which.
 use_docker() {
-  if ! own_docker_alive && docker_answers && has_or_pulls "$PYTHON_IMAGE"; then
-    docker_is=theirs
-    return
-  fi
+  docker_is=theirs
+  if own_docker_alive || ! docker_answers || ! has_or_pulls "$PYTHON_IMAGE"; then use_own_docker; fi
+}
+use_own_docker() {
   docker_is=ours
+  [ "$(id -u)" = 0 ] || die "no Docker here that has or can pull images, and running our own needs root"
   "$HERE/build" docker tools >/dev/null
-  "$HERE/own-docker" start
+  locked own-docker "$HERE/own-docker" start
   export DOCKER_HOST=$OWN_DOCKER DOCKER_CONFIG=$CACHE/docker-config PATH=$DOCKER_PROGRAMS/usr/bin:$PATH
 }
 docker_answers() { timeout 10 docker version >/dev/null 2>&1; }

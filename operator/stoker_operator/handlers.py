@@ -75,9 +75,11 @@ def quieten(settings: kopf.OperatorSettings) -> None:
 
 def run(settings: Settings, kube: Kube, catalogue: Catalogue) -> None:
     """Runs the operator until SIGTERM or SIGINT."""
+    identity: Any = "stoker"  # kopf would make one from the user's name, and a container's user has none
     kopf.run(
         registry=registry(settings, kube, catalogue),
         standalone=True,
+        identity=identity,
         clusterwide=not settings.namespaces,
         namespaces=settings.namespaces,
         liveness_endpoint=f"http://{settings.health_address}/healthz",
