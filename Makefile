@@ -34,7 +34,7 @@ lint: setup ## ruff, mypy --strict, import-linter
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/mypy e2e/cluster/apiserver.py examples/demo.py benchmarks/vs_transformers.py
+	$(BIN)/mypy e2e/cluster/apiserver.py examples/demo.py benchmarks images
 	$(BIN)/lint-imports
 
 format: setup ## let ruff format and mend

@@ -16,6 +16,7 @@ import random
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM
@@ -51,7 +52,8 @@ def stoker(dtype: str) -> Generate:
 def transformers_generate(dtype: str) -> Generate:
     """transformers' generate, padded on the left."""
     path = demo_model("gemma-3-270m")
-    model = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=getattr(torch, dtype)).eval()
+    model: Any = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=getattr(torch, dtype))
+    model.eval()
 
     def generate(prompts: list[list[int]]) -> None:
         longest = max(map(len, prompts))
