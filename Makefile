@@ -34,7 +34,7 @@ lint: setup ## ruff, mypy --strict, import-linter
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/mypy e2e/cluster/apiserver.py examples/demo.py benchmarks images
+	$(BIN)/mypy e2e/conftest.py e2e/cluster examples/demo.py benchmarks images
 	$(BIN)/lint-imports
 
 format: setup ## let ruff format and mend
@@ -59,8 +59,10 @@ cluster-down: ## remove the cluster and everything it started
 images: ## build the container images
 	images/build
 
+# The first test to ask for the images waits for their build, so the limit is a whole run's, not a test's.
 e2e: setup ## tests against a real API server and a real kind cluster
-	$(BIN)/pytest e2e
+	e2e/cluster/build
+	$(BIN)/pytest e2e --timeout 2400
 
 bench: setup ## Stoker against transformers, side by side
 	$(BIN)/python benchmarks/vs_transformers.py

@@ -125,10 +125,15 @@ class Cluster:
 
 
 @pytest.fixture(scope="session")
-def kube(apiserver: Any) -> Cluster:
-    """The API server with the chart installed; its operator's pod never runs, for want of a node."""
+def helm() -> str:
+    """Where helm is; it is built if need be."""
     built = subprocess.run([ROOT / "e2e/cluster/build", "helm"], stdout=subprocess.PIPE, text=True, check=True)
-    helm, *_ = built.stdout.split()
+    return built.stdout.strip()
+
+
+@pytest.fixture(scope="session")
+def kube(apiserver: Any, helm: str) -> Cluster:
+    """The API server with the chart installed; its operator's pod never runs, for want of a node."""
     command = [helm, "install", "stoker", ROOT / "charts/stoker", f"--namespace={SYSTEM}", "--create-namespace"]
     subprocess.run(command, env={**os.environ, "KUBECONFIG": str(apiserver.kubeconfig)}, check=True)
     cluster = Cluster(apiserver.kubeconfig)

@@ -132,7 +132,7 @@ nodeRegistration: {{name: stoker-apiserver, criSocket: "unix:///run/none.sock"}}
 ---
 apiVersion: kubeadm.k8s.io/v1beta4
 kind: ClusterConfiguration
-kubernetesVersion: v1.37.0
+kubernetesVersion: v1.37.0  # given, or kubeadm asks the internet for the latest
 clusterName: stoker-apiserver
 controlPlaneEndpoint: 127.0.0.1:{port}
 certificatesDir: {self.folder / "pki"}

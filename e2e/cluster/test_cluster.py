@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import kubernetes
 
@@ -24,8 +24,9 @@ def eventually(condition: Callable[[], bool], seconds: float = 30) -> bool:
 
 
 def test_api_server_alone_runs_the_controllers(apiserver: ApiServer) -> None:
-    client = kubernetes.config.new_client_from_config(str(apiserver.kubeconfig))
-    core, apps = kubernetes.client.CoreV1Api(client), kubernetes.client.AppsV1Api(client)
+    k8s: Any = kubernetes
+    client = k8s.config.new_client_from_config(str(apiserver.kubeconfig))
+    core, apps = k8s.client.CoreV1Api(client), k8s.client.AppsV1Api(client)
     labels = {"app": "web"}
     template = {
         "metadata": {"labels": labels},
