@@ -26,6 +26,8 @@ logger = logging.getLogger(__name__)
 _Item = OutputDelta | EngineDeadError
 _Put = Callable[[_Item], None]
 
+_DEAD = "the engine has stopped; see the server's log"
+
 
 class AsyncLLM:
     """An engine in its own thread.
@@ -91,7 +93,7 @@ class AsyncLLM:
         """
         request = self.engine.request(request_id, prompt_token_ids, params)
         if not self.is_healthy:
-            raise EngineDeadError("the engine has stopped; see the server's log")
+            raise EngineDeadError(_DEAD)
         loop = asyncio.get_running_loop()
         stream: asyncio.Queue[_Item] = asyncio.Queue()
 
@@ -102,6 +104,8 @@ class AsyncLLM:
                 logger.debug("request %s has no listener any more", request_id)
 
         self._inbox.put((request, put))
+        if self.failed.is_set():  # it died just now, and nobody empties the inbox any more
+            raise EngineDeadError(_DEAD)
         finished = False
         try:
             while not finished:
@@ -151,7 +155,7 @@ class AsyncLLM:
     def _end_streams(self) -> None:
         """Nobody waits for a loop that is gone: neither those in flight nor those still in the inbox."""
         self.failed.set()
-        error = EngineDeadError("the engine has stopped; see the server's log")
+        error = EngineDeadError(_DEAD)
         for put in self._streams.values():
             put(error)
         while not self._inbox.empty():

@@ -89,6 +89,17 @@ def test_when_a_step_raises_everyone_is_told(llm: AsyncLLM, monkeypatch: pytest.
     asyncio.run(run())
 
 
+def test_a_request_that_arrives_as_the_loop_dies_is_told(llm: AsyncLLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def run() -> None:
+        llm.shutdown()
+        monkeypatch.setattr(AsyncLLM, "is_healthy", True)  # as it was a moment before
+        async with asyncio.timeout(5):
+            with pytest.raises(EngineDeadError):
+                await _collect(llm, "late")
+
+    asyncio.run(run())
+
+
 def test_shutdown_ends_streams(llm: AsyncLLM) -> None:
     async def run() -> None:
         stream: Any = llm.generate("in flight", [5], LONG)

@@ -108,6 +108,12 @@ class ModelConfig:
                 f"architecture {', '.join(architectures) or 'unknown'} is not supported; "
                 f"supported are {', '.join(sorted(FAMILY_DEFAULTS))}"
             )
+        quantized = config.get("quantization_config")
+        if quantized:
+            method = quantized.get("quant_method", "unknown") if isinstance(quantized, dict) else "unknown"
+            raise ModelError(
+                f"the checkpoint is quantized ({method}), which is not supported; use the unquantized model"
+            )
         end_tokens = config.get("eos_token_id")
         text = dict(config.get("text_config") or config)
         if end_tokens is not None:

@@ -8,7 +8,9 @@ import time
 import torch
 
 from stoker_engine.attention.sdpa import SdpaBackend
+from stoker_engine.contract import names
 from stoker_engine.contract.engine_args import EngineArgs
+from stoker_engine.contract.errors import ModelError
 from stoker_engine.contract.model_config import ModelConfig
 from stoker_engine.core.batch import ScheduledBatch
 from stoker_engine.exec.inputs import InputBuilder
@@ -41,7 +43,7 @@ class Runner:
         self.num_blocks, self.max_model_len = plan_kv_cache(args, self.config, self.dtype, self.device)
         started = time.monotonic()
         with torch.inference_mode():
-            self.model = Decoder(self.config, checkpoint.family, SdpaBackend(), self.max_model_len, self.dtype)
+            self.model = Decoder(self.config, checkpoint.family, SdpaBackend(), self.dtype)
             load_weights(self.model, checkpoint.weights, checkpoint.spelling)
             self.model.to(self.device)
             self.model.rotary.to_device(self.device)
@@ -62,7 +64,13 @@ class Runner:
 
 
 def resolve_dtype(args: EngineArgs, config: ModelConfig) -> torch.dtype:
-    """The dtype of weights and activations; ``auto`` is the checkpoint's own."""
-    name = config.dtype if args.dtype == "auto" else args.dtype
-    dtype = getattr(torch, name.removeprefix("torch."), None)
-    return dtype if isinstance(dtype, torch.dtype) else torch.float32
+    """The dtype of weights and activations; ``auto`` is the checkpoint's own.
+
+    Raises:
+        ModelError: the checkpoint's own is none that we compute in.
+    """
+    name = config.dtype.removeprefix("torch.") if args.dtype == "auto" else args.dtype
+    if name not in names.DTYPES:
+        raise ModelError(f"the checkpoint's dtype is {name}; choose --dtype float32, bfloat16 or float16")
+    dtype: torch.dtype = getattr(torch, name)
+    return dtype

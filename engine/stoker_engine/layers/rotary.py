@@ -28,22 +28,27 @@ def inverse_frequencies(rope: RopeParameters, head_dim: int) -> torch.Tensor:
     return frequencies
 
 
-class RotaryTables(nn.Module):
-    """cos and sin of every position, for each kind of rotary embedding in a model."""
+class Rotary(nn.Module):
+    """cos and sin at a step's positions, for each kind of rotary embedding in a model.
 
-    def __init__(self, ropes: set[RopeParameters], head_dim: int, max_positions: int, dtype: torch.dtype) -> None:
+    Computed anew each step, once for all layers: tables for every position of a long context would take hundreds
+    of megabytes, to save microseconds.
+    """
+
+    def __init__(self, ropes: set[RopeParameters], head_dim: int, dtype: torch.dtype) -> None:
         super().__init__()
-        self._tables: dict[RopeParameters, tuple[torch.Tensor, torch.Tensor]] = {}
-        positions = torch.arange(max_positions, dtype=torch.float)
-        for rope in ropes:
-            angles = torch.outer(positions, inverse_frequencies(rope, head_dim))
-            angles = torch.cat((angles, angles), dim=-1).unsqueeze(1)  # [positions, 1, head_dim]
-            self._tables[rope] = (angles.cos().to(dtype), angles.sin().to(dtype))
+        self.dtype = dtype
+        self._frequencies = {rope: inverse_frequencies(rope, head_dim) for rope in ropes}
 
     def to_device(self, device: torch.device) -> None:
-        """Moves the tables; they are no parameters, since no checkpoint holds them."""
-        self._tables = {rope: (cos.to(device), sin.to(device)) for rope, (cos, sin) in self._tables.items()}
+        """Moves the frequencies; they are no parameters, since no checkpoint holds them."""
+        self._frequencies = {rope: frequencies.to(device) for rope, frequencies in self._frequencies.items()}
 
     def at(self, positions: torch.Tensor) -> dict[RopeParameters, tuple[torch.Tensor, torch.Tensor]]:
-        """cos and sin [tokens, 1, head_dim] at `positions` [tokens], for each kind."""
-        return {rope: (cos[positions], sin[positions]) for rope, (cos, sin) in self._tables.items()}
+        """cos and sin [tokens, 1, head_dim] at `positions` [tokens], for each kind; computed in float32."""
+        return {rope: self._cos_sin(positions, frequencies) for rope, frequencies in self._frequencies.items()}
+
+    def _cos_sin(self, positions: torch.Tensor, frequencies: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        angles = torch.outer(positions.float(), frequencies)
+        angles = torch.cat((angles, angles), dim=-1).unsqueeze(1)
+        return angles.cos().to(self.dtype), angles.sin().to(self.dtype)

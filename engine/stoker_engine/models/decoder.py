@@ -20,7 +20,7 @@ from stoker_engine.kernels.activation import activation
 from stoker_engine.kernels.rotary import apply_rotary
 from stoker_engine.layers.linear import MergedLinear
 from stoker_engine.layers.norm import RMSNorm
-from stoker_engine.layers.rotary import RotaryTables
+from stoker_engine.layers.rotary import Rotary
 from stoker_engine.models.family import Family
 
 Rotation = dict[RopeParameters, tuple[torch.Tensor, torch.Tensor]]
@@ -160,7 +160,6 @@ class Decoder(nn.Module):
     """A decoder-only language model over a paged KV cache.
 
     Args:
-        max_positions: longest sequence it will be asked for.
         dtype: of weights and activations.
     """
 
@@ -169,7 +168,6 @@ class Decoder(nn.Module):
         config: ModelConfig,
         family: Family,
         backend: AttentionBackend,
-        max_positions: int,
         dtype: torch.dtype,
     ) -> None:
         super().__init__()
@@ -182,7 +180,7 @@ class Decoder(nn.Module):
             if config.tie_word_embeddings
             else nn.Parameter(torch.empty(config.vocab_size, config.hidden_size, dtype=dtype), requires_grad=False)
         )
-        self.rotary = RotaryTables({layer.rope for layer in config.layers}, config.head_dim, max_positions, dtype)
+        self.rotary = Rotary({layer.rope for layer in config.layers}, config.head_dim, dtype)
         # Rounded to the model's dtype, as the reference implementation multiplies in it.
         scale = torch.tensor(config.hidden_size**0.5).to(dtype).item() if family.scaled_embedding else 1.0
         self.embedding_scale = scale

@@ -73,6 +73,15 @@ def test_a_multimodal_wrapper_is_seen_through(tiny_gemma3: Path, tmp_path: Path,
     assert _output(folder) == _output(tiny_gemma3)
 
 
+def test_a_dtype_we_do_not_compute_in_is_refused_unless_another_is_chosen(tiny_llama: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(tiny_llama, tmp_path / "float64")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "dtype": "float64"}))
+    with pytest.raises(ModelError, match="--dtype"):
+        LLM(str(folder))
+    assert LLM(str(folder), dtype="float32", num_gpu_blocks_override=8)
+
+
 def test_no_weights_at_all(tiny_llama: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(tiny_llama, tmp_path / "empty")
     (folder / "model.safetensors").unlink()
