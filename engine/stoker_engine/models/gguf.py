@@ -6,11 +6,11 @@ llama.cpp's converter writes Gemma's norm weights with their offset of 1 already
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import numpy as np
 import torch
-from gguf import GGUFReader
+from gguf import GGUFEndian, GGUFReader, GGUFValueType
 from gguf.quants import dequantize
 
 from stoker_engine.contract.errors import ModelError, WeightsError
@@ -32,6 +32,32 @@ _KEYS: Final = {
 }
 
 
+#: Arrays longer than this are the tokenizer's; nothing we read has as many items.
+_LONGEST_ARRAY: Final = 4096
+
+
+class _Reader(GGUFReader):
+    """A GGUFReader that passes over long arrays: indexing a vocabulary of 262,144 tokens takes it several seconds, and
+    the tokenizer is read by transformers."""
+
+    def _get_field_parts(self, orig_offs: int, raw_type: int) -> tuple[int, list[Any], list[int], list[GGUFValueType]]:
+        if raw_type != GGUFValueType.ARRAY or (count := int(self._get(orig_offs + 4, np.uint64)[0])) <= _LONGEST_ARRAY:
+            return super()._get_field_parts(orig_offs, raw_type)
+        item = GGUFValueType(int(self._get(orig_offs, np.uint32)[0]))
+        end = orig_offs + 12  # past the item's type and the count
+        if item in self.gguf_scalar_to_np:
+            end += count * np.dtype(self.gguf_scalar_to_np[item]).itemsize
+        elif item is GGUFValueType.STRING:
+            order: Literal["little", "big"] = "little" if self.endianess is GGUFEndian.LITTLE else "big"
+            mapped: Any = self.data
+            data = memoryview(mapped)
+            for _ in range(count):
+                end += 8 + int.from_bytes(data[end : end + 8], order)
+        else:
+            return super()._get_field_parts(orig_offs, raw_type)
+        return end - orig_offs, [], [], [GGUFValueType.ARRAY, item]
+
+
 class GGUFFile:
     """One GGUF file: a config and a `WeightSource`.
 
@@ -42,7 +68,7 @@ class GGUFFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
-            self._reader = GGUFReader(path)
+            self._reader = _Reader(path)
         except Exception as error:
             raise ModelError(f"{path} is not a readable GGUF file: {error}") from error
         self._tensors = {tensor.name: tensor for tensor in self._reader.tensors}
@@ -82,7 +108,9 @@ class GGUFFile:
         tensor = self._tensors[name]
         try:
             # A copy where the values come straight from the read-only file mapping.
-            return torch.from_numpy(np.require(dequantize(tensor.data, tensor.tensor_type), requirements="W"))
+            return torch.from_numpy(
+                np.require(dequantize(np.asarray(tensor.data), tensor.tensor_type), requirements="W")
+            )
         except NotImplementedError as error:
             raise WeightsError(f"{name}: GGUF type {tensor.tensor_type.name} cannot be dequantized") from error
 
