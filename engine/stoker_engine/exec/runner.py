@@ -18,7 +18,7 @@ from stoker_engine.exec.kv_cache import allocate_kv_cache, plan_kv_cache
 from stoker_engine.models.checkpoint import Checkpoint
 from stoker_engine.models.decoder import Decoder
 from stoker_engine.models.weights import load_weights
-from stoker_engine.parallel.device import resolve_device
+from stoker_engine.parallel.device import limit_threads, resolve_device
 from stoker_engine.sampling.sampler import sample
 
 logger = logging.getLogger(__name__)
@@ -38,6 +38,8 @@ class Runner:
 
     def __init__(self, args: EngineArgs, checkpoint: Checkpoint) -> None:
         self.device = resolve_device(args)
+        if self.device.type == "cpu":
+            limit_threads()
         self.config = checkpoint.config
         self.dtype = resolve_dtype(args, self.config)
         self.num_blocks, self.max_model_len = plan_kv_cache(args, self.config, self.dtype, self.device)

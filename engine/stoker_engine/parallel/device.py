@@ -1,7 +1,8 @@
-"""Which device this process computes on, and how much memory it may use there."""
+"""Which device this process computes on, and how much of it: memory, and processors."""
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import torch
@@ -11,6 +12,12 @@ from stoker_engine.contract.errors import ArgumentError
 
 #: cgroup v2, then v1; the kernel writes "max" or a number near 2^63 where there is no limit.
 _CGROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
+
+#: cgroup v2 writes "quota period" into one file ("max 100000" where there is no limit), v1 writes two (-1).
+_CPU_QUOTAS = (
+    ("/sys/fs/cgroup/cpu.max",),
+    ("/sys/fs/cgroup/cpu/cpu.cfs_quota_us", "/sys/fs/cgroup/cpu/cpu.cfs_period_us"),
+)
 
 
 def resolve_device(args: EngineArgs) -> torch.device:
@@ -43,6 +50,25 @@ def memory_bytes(device: torch.device) -> int:
     if device.type == "cuda":
         return torch.cuda.get_device_properties(device).total_memory
     return min([_machine_memory(), *_cgroup_limits()])
+
+
+def limit_threads() -> None:
+    """Uses no more threads than the container has processors.
+
+    torch starts one for each core of the machine. Where a container's limit is lower, the kernel stops all of them
+    for the rest of each period, and every product waits for its slowest thread.
+    """
+    quota = _cpu_quota()
+    if quota is not None and quota < torch.get_num_threads():
+        torch.set_num_threads(max(1, math.ceil(quota)))
+
+
+def _cpu_quota() -> float | None:
+    for files in _CPU_QUOTAS:
+        if all(Path(file).is_file() for file in files):
+            words = [word for file in files for word in Path(file).read_text().split()]
+            return int(words[0]) / int(words[1]) if words[0].isdigit() else None
+    return None
 
 
 def _machine_memory() -> int:
