@@ -63,7 +63,9 @@ def test_twenty_prompts_alone_together_chunked_and_cached(demo_gguf: Path, asser
     options = {"dtype": "float32", "kv_cache_memory_bytes": 512 << 20}
     llm = LLM("demo://gemma-3-270m", **options)
     ways = {"alone": [llm.generate(prompt, greedy, use_tqdm=False)[0] for prompt in PROMPTS]}
-    del llm
+    fresh = LLM("demo://gemma-3-270m", **options)  # whose cache holds none of them
+    ways["together in one batch"] = fresh.generate(PROMPTS, greedy, use_tqdm=False)
+    del llm, fresh
     chunked = LLM("demo://gemma-3-270m", max_num_batched_tokens=16, **options)
     ways["together, in chunks of 16"] = chunked.generate(PROMPTS, greedy, use_tqdm=False)
     shared = "This text is shared by all the prompts, and long enough to fill several blocks of the cache. "

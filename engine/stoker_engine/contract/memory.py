@@ -15,7 +15,7 @@ from stoker_engine.contract.model_config import ModelConfig
 
 GIB: Final = 1024**3
 
-#: The interpreter, torch and its buffers, measured on CPU with the demo model.
+#: An allowance for the interpreter, torch and its buffers; not measured yet, and meant to be more than they take.
 RUNTIME_BYTES: Final = 1 * GIB
 
 #: On CPU the memory is the machine's own and shared with other programs, so the cache stops here unless

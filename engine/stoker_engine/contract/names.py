@@ -11,13 +11,3 @@ Device = Literal["auto", "cpu", "cuda"]
 DTYPES: Final[tuple[str, ...]] = get_args(Dtype)
 KV_CACHE_DTYPES: Final[tuple[str, ...]] = get_args(KVCacheDtype)
 DEVICES: Final[tuple[str, ...]] = get_args(Device)
-
-#: Bytes of one element, by resolved dtype name.
-DTYPE_BYTES: Final[dict[str, int]] = {
-    "float32": 4,
-    "bfloat16": 2,
-    "float16": 2,
-    "fp8": 1,
-    "fp8_e5m2": 1,
-    "fp8_e4m3": 1,
-}
