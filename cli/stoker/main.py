@@ -18,6 +18,9 @@ GROUP = "stoker.commands"
 # What `stoker --help` says of a command; written here because asking the command would import it.
 SUMMARIES = {
     "serve": "serve a model behind an OpenAI-compatible API",
+    "chat": "talk to a served model",
+    "run-batch": "answer an OpenAI batch file without a server",
+    "bench": "measure a server, or the engine without one",
     "up": "run an InferenceEndpoint manifest on this machine, without a cluster",
     "plan": "show how an InferenceEndpoint manifest is spread over its GPUs",
     "render": "print the Kubernetes objects that a manifest becomes",
@@ -55,7 +58,7 @@ def usage(commands: dict[str, EntryPoint]) -> str:
     known = [name for name in SUMMARIES if name in commands]
     lines = ["usage: stoker COMMAND ...", "", "commands:"]
     for name in known + sorted(set(commands) - set(known)):
-        lines.append(f"  {name:<10}{SUMMARIES.get(name, f'from {commands[name].module}')}")
+        lines.append(f"  {name:<11}{SUMMARIES.get(name, f'from {commands[name].module}')}")
     return "\n".join([*lines, "", "stoker COMMAND --help says more; stoker --version tells the version"])
 
 

@@ -10,10 +10,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from stoker_engine.core.sampling_params import SamplingParams
+    from stoker_engine.core.sampling_params import BeamSearchParams, SamplingParams
     from stoker_engine.llm import LLM
 
-__all__ = ["LLM", "SamplingParams"]
+__all__ = ["LLM", "BeamSearchParams", "SamplingParams"]
 
 
 def __getattr__(name: str) -> Any:
@@ -22,8 +22,8 @@ def __getattr__(name: str) -> Any:
         from stoker_engine.llm import LLM
 
         return LLM
-    if name == "SamplingParams":
-        from stoker_engine.core.sampling_params import SamplingParams
+    if name in ("BeamSearchParams", "SamplingParams"):
+        from stoker_engine.core import sampling_params
 
-        return SamplingParams
+        return getattr(sampling_params, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

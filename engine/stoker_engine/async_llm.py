@@ -1,164 +1,286 @@
-"""The engine behind an event loop: one thread steps it, coroutines add requests and await their tokens.
+"""The engine behind an event loop: coroutines make requests and await their deltas, a process of its own computes.
 
-Requests and aborts travel to the thread through a queue that it empties between steps, so the engine itself is
-only ever touched by its own thread. Without work the thread sleeps on that queue: idle costs nothing.
+    generate ─► InputProcessor ─► engine process ─► reading thread: text ─► event loop: one wake-up a step ─► streams
+
+The engine's process starts when the client is made; `load` then finds the model's files, hands them over, and loads
+the tokenizer meanwhile. Nothing here imports torch.
+
+Whether the engine lives is looked up when somebody asks, from what cannot lie: the process's state, and since when it
+is at its current step. While somebody waits for it, a watchdog looks too, and kills an engine that is stopped or
+stuck: its requests end with an error then, instead of never. Without requests nobody looks and nothing runs.
 """
 
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import logging
-import queue
-import threading
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
+from pathlib import Path
+from typing import Any, Final
 
 from stoker_engine.contract.engine_args import EngineArgs
 from stoker_engine.contract.errors import EngineDeadError
-from stoker_engine.core.observer import Observer
-from stoker_engine.core.outputs import OutputDelta
-from stoker_engine.core.request import Request
-from stoker_engine.core.sampling_params import SamplingParams
-from stoker_engine.engine import Engine
+from stoker_engine.core.engine_info import EngineInfo
+from stoker_engine.core.finish_reason import FinishReason
+from stoker_engine.core.observer import StepReport
+from stoker_engine.core.outputs import OutputDelta, StepOutputs
+from stoker_engine.core.sampling_params import BeamSearchParams, SamplingParams
+from stoker_engine.models.locate import locate_model, locate_tokenizer
+from stoker_engine.processes.engine_process import PROGRAM, EngineProcess
+from stoker_engine.processes.messages import Abort, LoadFailed, Stop
+from stoker_engine.processes.status_word import STAGE_WORDS
+from stoker_engine.tokens.input_processor import InputProcessor
+from stoker_engine.tokens.output_processor import OutputProcessor
 from stoker_engine.tokens.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
 
-_Item = OutputDelta | EngineDeadError
-_Put = Callable[[_Item], None]
+#: Seconds for which an engine may be stopped while somebody waits for it.
+STOPPED_TIMEOUT_S: Final = 3.0
+
+_WATCH_INTERVAL_S: Final = 0.5
 
 _DEAD = "the engine has stopped; see the server's log"
 
+_Item = OutputDelta | EngineDeadError
+
 
 class AsyncLLM:
-    """An engine in its own thread.
+    """An engine in its own process, for one event loop. Used by the server, through its `EngineClient` protocol.
+
+    Args:
+        chat_template: a Jinja template or its file, instead of the model's.
+        step_timeout: seconds after which a step, or a stage of loading that does not progress, counts as stuck.
+        log_format: of the engine process's log; see `logs.configure`.
+        program: what runs in the process; tests bring their own.
 
     Attributes:
-        failed: set once the loop has died of an error; it never comes back.
+        observer: called in the event loop with what each step did.
+        args: the engine's arguments.
     """
 
-    def __init__(self, engine: Engine) -> None:
-        self.engine = engine
-        self.failed = threading.Event()
-        self._inbox: queue.SimpleQueue[tuple[Request, _Put] | str | None] = queue.SimpleQueue()
-        self._streams: dict[str, _Put] = {}  # owned by the thread
-        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+    def __init__(
+        self,
+        args: EngineArgs,
+        *,
+        chat_template: str | None = None,
+        step_timeout: float = 300.0,
+        log_format: str = "text",
+        program: Sequence[str] = PROGRAM,
+    ) -> None:
+        self.args = args
+        self.observer: Callable[[StepReport], None] | None = None
+        self._chat_template = chat_template
+        self._step_timeout = step_timeout
+        self._process = EngineProcess(log_format, program)
+        self._info: EngineInfo | None = None
+        self._tokenizer: Tokenizer | None = None
+        self._inputs: InputProcessor | None = None
+        self._outputs: OutputProcessor | None = None
+        self._dead_of: str | None = None
+        self._closed = False
+        self._streams: dict[str, asyncio.Queue[_Item]] = {}
+        self._watchdog: asyncio.Task[None] | None = None
 
-    @classmethod
-    def from_args(
-        cls, args: EngineArgs, chat_template: str | None = None, observer: Observer | None = None
-    ) -> AsyncLLM:
-        """Loads the model; see `Engine.from_args`."""
-        return cls(Engine.from_args(args, chat_template, observer))
+    async def load(self) -> EngineInfo:
+        """Waits until the engine is loaded. Call once.
+
+        Raises:
+            ArgumentError, ModelError: it cannot be loaded.
+            EngineDeadError: it died while it loaded.
+        """
+        self._loop = asyncio.get_running_loop()
+        self._loaded: asyncio.Future[EngineInfo] = self._loop.create_future()
+        self._death: asyncio.Future[str] = self._loop.create_future()
+        self._process.listen(self._receive, self._receive_death)
+        self._watch()
+        try:
+            path = await asyncio.to_thread(locate_model, self.args)
+            self._process.send(dataclasses.replace(self.args, model=str(path), revision=None))
+            tokenizer = asyncio.to_thread(self._load_tokenizer, path)
+            info, loaded = await asyncio.gather(self._loaded, tokenizer)
+        except BaseException:
+            self.shutdown()
+            raise
+        self._inputs = InputProcessor(info, loaded)
+        self._outputs = OutputProcessor(loaded)
+        self._info, self._tokenizer = info, loaded
+        return info
 
     @property
-    def args(self) -> EngineArgs:
-        """The engine's arguments."""
-        return self.engine.args
+    def info(self) -> EngineInfo:
+        """Facts of the engine, once it is loaded."""
+        assert self._info is not None, "the engine is not loaded yet"
+        return self._info
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """The model's tokenizer; usable from any thread."""
-        return self.engine.tokenizer
+        """The model's tokenizer, once it is loaded; usable from any thread."""
+        assert self._tokenizer is not None, "the engine is not loaded yet"
+        return self._tokenizer
 
     @property
-    def max_model_len(self) -> int:
-        """Longest sequence, prompt and output."""
-        return self.engine.max_model_len
+    def is_live(self) -> bool:
+        """Whether the engine's process runs, and neither a step nor a stage of loading takes too long."""
+        return (
+            self._dead_of is None
+            and not self._closed
+            and self._process.is_running
+            and self._process.status.busy_for <= self._step_timeout
+        )
 
     @property
-    def is_healthy(self) -> bool:
-        """Whether the loop runs."""
-        return self._thread.is_alive() and not self.failed.is_set()
+    def is_ready(self) -> bool:
+        """Whether it is loaded and live."""
+        return self._info is not None and self.is_live
 
-    def start(self) -> None:
-        """Starts the loop."""
-        self._thread.start()
+    @property
+    def status(self) -> str:
+        """A sentence on what the engine does, or of what it died."""
+        if self._dead_of is not None:
+            return f"the engine is dead: {self._dead_of}"
+        if self._closed:
+            return "the engine is shut down"
+        if not self._process.is_running:
+            return "the engine's process is stopped or gone"
+        words = STAGE_WORDS[self._process.status.stage]
+        if (seconds := self._process.status.busy_for) > self._step_timeout:
+            return f"the engine is stuck: {words}, for {seconds:.0f} s"
+        return words if self._info is not None or words.startswith("loading") else "loading: reading the tokenizer"
+
+    async def wait_dead(self) -> str:
+        """Waits until the engine is dead; the sentence says of what. Never returns after `shutdown`."""
+        return await asyncio.shield(self._death)
 
     def shutdown(self) -> None:
-        """Stops the loop after its current step; requests in flight end with `EngineDeadError`."""
-        self._inbox.put(None)
-        if self._thread.is_alive():
-            self._thread.join()
+        """Ends the engine; requests in flight end with `EngineDeadError`."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._watchdog is not None:
+            self._watchdog.cancel()
+        self._end_streams()
+        self._process.close()
 
     async def generate(
-        self, request_id: str, prompt_token_ids: list[int], params: SamplingParams
+        self,
+        request_id: str,
+        prompt_token_ids: list[int],
+        params: SamplingParams | BeamSearchParams,
+        *,
+        priority: int = 0,
+        cache_salt: str = "",
     ) -> AsyncGenerator[OutputDelta, None]:
-        """Yields what each step adds to the request, until the delta with a finish reason.
+        """Yields what each step adds to the request's sequences, until all of them have their finish reason.
 
         Closing or cancelling the generator aborts the request and frees its blocks.
 
         Raises:
-            RequestError: the request is invalid; raised before the first delta.
-            EngineDeadError: the loop died or was shut down.
+            RequestError: the request cannot be served as it is; raised before the first delta.
+            EngineDeadError: the engine died, or was shut down.
         """
-        request = self.engine.request(request_id, prompt_token_ids, params)
-        if not self.is_healthy:
+        if self._dead_of is not None or self._closed:
             raise EngineDeadError(_DEAD)
-        loop = asyncio.get_running_loop()
-        stream: asyncio.Queue[_Item] = asyncio.Queue()
-
-        def put(item: _Item) -> None:
-            try:
-                loop.call_soon_threadsafe(stream.put_nowait, item)
-            except RuntimeError:  # the event loop is closed, nobody is listening
-                logger.debug("request %s has no listener any more", request_id)
-
-        self._inbox.put((request, put))
-        if self.failed.is_set():  # it died just now, and nobody empties the inbox any more
-            raise EngineDeadError(_DEAD)
-        finished = False
+        assert self._inputs is not None and self._outputs is not None, "the engine is not loaded yet"
+        request = self._inputs.request(request_id, prompt_token_ids, params, priority=priority, cache_salt=cache_salt)
+        stream = self._streams[request_id] = asyncio.Queue()
+        self._outputs.add(request)
+        self._process.send(request)
+        self._watch()
+        unfinished = request.num_sequences
         try:
-            while not finished:
+            while unfinished:
                 item = await stream.get()
                 if isinstance(item, EngineDeadError):
-                    finished = True
                     raise item
-                finished = item.finish_reason is not None
+                if item.finish_reason is FinishReason.ERROR:
+                    raise EngineDeadError("the engine failed at this request; see the server's log")
+                unfinished -= item.finish_reason is not None
                 yield item
         finally:
-            if not finished:
-                self._inbox.put(request_id)
+            self._streams.pop(request_id, None)
+            self._outputs.forget(request_id)
+            if unfinished:
+                self._process.send(Abort(request_id))
 
-    def _run(self) -> None:
-        try:
-            while self._take():
-                for delta in self.engine.step():
-                    put = self._streams[delta.request_id]
-                    if delta.finish_reason is not None:
-                        del self._streams[delta.request_id]
-                    put(delta)
-        except Exception:
-            logger.exception("the engine's loop died")
-            self.failed.set()
-        finally:
-            self._end_streams()
+    def _load_tokenizer(self, model: Path) -> Tokenizer:
+        return Tokenizer.load(locate_tokenizer(self.args, model), self._chat_template)
 
-    def _take(self) -> bool:
-        """Empties the inbox, sleeping on it while there is no work. False: shut down."""
-        while True:
+    def _receive(self, message: Any) -> None:
+        """Takes a message of the engine, in the reading thread."""
+        if isinstance(message, StepOutputs):
+            self._call(self._deliver, self._as_text(message), message.report)
+        elif isinstance(message, LoadFailed):
+            self._call(self._resolve_loaded, message.error())
+        else:
+            self._call(self._resolve_loaded, message)
+
+    def _as_text(self, outputs: StepOutputs) -> list[OutputDelta]:
+        assert self._outputs is not None, "the engine has no requests before it is loaded"
+        told = []
+        for delta in outputs.deltas:
             try:
-                item = self._inbox.get(block=not self.engine.has_work)
-            except queue.Empty:
-                return True
-            if item is None:
-                return False
-            if isinstance(item, str):
-                self._streams.pop(item, None)
-                self.engine.abort(item)
-                if not self.engine.has_work:
-                    self.engine.settle()
-            else:
-                request, put = item
-                self._streams[request.id] = put
-                self.engine.add(request)
+                output, stopped = self._outputs.process(delta)
+            except Exception:  # a tokenizer's, say; it is this request's trouble and nobody else's
+                logger.exception("the output of request %s cannot be told", delta.request_id)
+                output, stopped = OutputDelta(delta.request_id, "", finish_reason=FinishReason.ERROR), False
+            if stopped:
+                self._process.send(Stop(delta.request_id, delta.index))
+            if output is not None:
+                told.append(output)
+        return told
+
+    def _receive_death(self, cause: str) -> None:
+        self._call(self._die, cause)
+
+    def _call(self, function: Callable[..., None], *args: Any) -> None:
+        try:
+            self._loop.call_soon_threadsafe(function, *args)
+        except RuntimeError:  # the event loop is closed: nobody is left to be told
+            logger.debug("the engine's news come after the end")
+
+    def _deliver(self, deltas: list[OutputDelta], report: StepReport | None) -> None:
+        for delta in deltas:
+            stream = self._streams.get(delta.request_id)
+            if stream is not None:
+                stream.put_nowait(delta)
+        if report is not None and self.observer is not None:
+            self.observer(report)
+
+    def _resolve_loaded(self, result: EngineInfo | Exception) -> None:
+        if self._loaded.done():
+            return
+        if isinstance(result, Exception):
+            self._loaded.set_exception(result)
+        else:
+            self._loaded.set_result(result)
+
+    def _die(self, cause: str) -> None:
+        if self._closed or self._dead_of is not None:
+            return
+        self._dead_of = cause
+        logger.error("the engine died: %s", cause)
+        self._resolve_loaded(EngineDeadError(f"the engine died while it loaded: {cause}"))
+        self._end_streams()
+        self._death.set_result(cause)
 
     def _end_streams(self) -> None:
-        """Nobody waits for a loop that is gone: neither those in flight nor those still in the inbox."""
-        self.failed.set()
-        error = EngineDeadError(_DEAD)
-        for put in self._streams.values():
-            put(error)
-        while not self._inbox.empty():
-            item = self._inbox.get()
-            if isinstance(item, tuple):
-                item[1](error)
+        for stream in self._streams.values():
+            stream.put_nowait(EngineDeadError(_DEAD))
+
+    def _watch(self) -> None:
+        """Sees to it that the watchdog runs."""
+        if self._watchdog is None or self._watchdog.done():
+            self._watchdog = asyncio.create_task(self._watch_engine())
+
+    async def _watch_engine(self) -> None:
+        """Kills an engine that is stopped or stuck while somebody waits for it; ends when nobody does."""
+        stopped_for = 0.0
+        while self._dead_of is None and (self._info is None or self._streams):
+            await asyncio.sleep(_WATCH_INTERVAL_S)
+            stopped_for = 0.0 if self._process.is_running else stopped_for + _WATCH_INTERVAL_S
+            if stopped_for >= STOPPED_TIMEOUT_S:
+                self._process.kill(f"it was stopped for {stopped_for:.0f} s, and killed")
+            elif self._process.status.busy_for > self._step_timeout:
+                self._process.kill(f"it was stuck ({self.status}; --step-timeout), and killed")

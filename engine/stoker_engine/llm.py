@@ -3,18 +3,31 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tqdm import tqdm
 
 from stoker_engine.contract.engine_args import EngineArgs
 from stoker_engine.contract.errors import RequestError
-from stoker_engine.core.outputs import CompletionOutput, RequestOutput
-from stoker_engine.core.sampling_params import SamplingParams
+from stoker_engine.core.engine_request import EngineRequest
+from stoker_engine.core.outputs import (
+    BeamSearchOutput,
+    BeamSearchSequence,
+    CompletionOutput,
+    OutputDelta,
+    RequestOutput,
+)
+from stoker_engine.core.sampling_params import BeamSearchParams, SamplingParams
 from stoker_engine.engine import Engine
+from stoker_engine.models.checkpoint import find_checkpoint
+from stoker_engine.tokens.input_processor import InputProcessor
+from stoker_engine.tokens.output_processor import OutputProcessor
+from stoker_engine.tokens.tokenizer import Tokenizer
 
-Prompt = str | list[int]
+#: Text, token ids, or vLLM's dictionaries ``{"prompt": …}`` and ``{"prompt_token_ids": …}``.
+Prompt = str | Sequence[int] | Mapping[str, Any]
+Params = SamplingParams | BeamSearchParams
 
 
 class LLM:
@@ -30,20 +43,35 @@ class LLM:
     """
 
     def __init__(self, model: str, *, chat_template: str | None = None, **options: Any) -> None:
-        self.engine = Engine.from_args(EngineArgs(model, **options), chat_template)
+        args = EngineArgs(model, **options)
+        checkpoint = find_checkpoint(args)
+        self.tokenizer = Tokenizer.load(checkpoint.path, chat_template)
+        self.engine = Engine(args, checkpoint)
+        self._inputs = InputProcessor(self.engine.info, self.tokenizer)
+        self._outputs = OutputProcessor(self.tokenizer)
         self._ids = map(str, itertools.count())
+
+    def get_tokenizer(self) -> Tokenizer:
+        """The model's tokenizer."""
+        return self.tokenizer
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """What `generate` uses when it is given none: what the model's makers recommend."""
+        return SamplingParams(**self.engine.info.sampling_defaults)
 
     def generate(
         self,
         prompts: Prompt | Sequence[Prompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         use_tqdm: bool = True,
+        priority: Sequence[int] | None = None,
     ) -> list[RequestOutput]:
         """Completes prompts, given as text or token ids, batched together.
 
         Args:
             prompts: one or many. A flat list of integers is one prompt.
-            sampling_params: one for all, or one each; None: the defaults.
+            sampling_params: one for all, or one each; None: `get_default_sampling_params`.
+            priority: one each, for ``scheduling_policy="priority"``; the lowest is served first.
 
         Returns:
             One output a prompt, in order.
@@ -51,71 +79,145 @@ class LLM:
         Raises:
             RequestError: a prompt or its parameters are invalid; then none is run.
         """
-        many = _as_prompts(prompts)
-        params = _as_params(sampling_params, len(many))
-        encoded = [self.engine.tokenizer.encode(p) if isinstance(p, str) else list(p) for p in many]
-        texts = [p if isinstance(p, str) else None for p in many]
-        return self._run(encoded, texts, params, use_tqdm)
+        texts, encoded = self._encode(_as_prompts(prompts))
+        return self._run(encoded, texts, self._params(sampling_params, len(encoded)), use_tqdm, priority)
 
     def chat(
         self,
         messages: Sequence[dict[str, Any]] | Sequence[Sequence[dict[str, Any]]],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         use_tqdm: bool = True,
+        **template: Any,
     ) -> list[RequestOutput]:
         """Answers one conversation or many; see `generate`.
+
+        Args:
+            template: how the chat template is rendered; see `Tokenizer.render_chat`.
 
         Raises:
             RequestError: the model has no chat template, or it refuses the messages.
         """
         many: Sequence[Any] = [messages] if messages and isinstance(messages[0], dict) else messages
-        encoded = [self.engine.tokenizer.render_chat(list(conversation)) for conversation in many]
-        return self._run(encoded, [None] * len(encoded), _as_params(sampling_params, len(encoded)), use_tqdm)
+        encoded = [self.tokenizer.render_chat(list(conversation), **template) for conversation in many]
+        return self._run(encoded, [None] * len(encoded), self._params(sampling_params, len(encoded)), use_tqdm)
+
+    def beam_search(
+        self, prompts: Prompt | Sequence[Prompt], params: BeamSearchParams, use_tqdm: bool = False
+    ) -> list[BeamSearchOutput]:
+        """The likeliest continuations of prompts.
+
+        Returns:
+            For each prompt its `beam_width` beams, best first.
+
+        Raises:
+            RequestError: see `generate`.
+        """
+        texts, encoded = self._encode(_as_prompts(prompts))
+        outputs = self._run(encoded, texts, [params] * len(encoded), use_tqdm)
+        return [
+            BeamSearchOutput(
+                [
+                    BeamSearchSequence(
+                        [*output.prompt_token_ids, *beam.token_ids],
+                        beam.cumulative_logprob or 0.0,
+                        (output.prompt or "") + beam.text,
+                        beam.finish_reason,
+                        beam.stop_reason,
+                    )
+                    for beam in output.outputs
+                ]
+            )
+            for output in outputs
+        ]
+
+    def _encode(self, prompts: list[Prompt]) -> tuple[list[str | None], list[list[int]]]:
+        texts, encoded = list[str | None](), list[list[int]]()
+        for prompt in prompts:
+            if isinstance(prompt, Mapping):
+                prompt = _from_mapping(prompt)
+            texts.append(prompt if isinstance(prompt, str) else None)
+            encoded.append(self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt))
+        return texts, encoded
+
+    def _params(self, given: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:
+        if given is None or isinstance(given, SamplingParams):
+            return [given or self.get_default_sampling_params()] * count
+        if len(given) != count:
+            raise RequestError(f"{count} prompts but {len(given)} sampling_params; give one for all or one each")
+        return list(given)
 
     def _run(
         self,
         prompts: list[list[int]],
         texts: list[str | None],
-        params: list[SamplingParams],
+        params: Sequence[Params],
         use_tqdm: bool,
+        priority: Sequence[int] | None = None,
     ) -> list[RequestOutput]:
-        requests = [self.engine.request(next(self._ids), *pair) for pair in zip(prompts, params, strict=True)]
-        outputs = {
-            request.id: RequestOutput(request.id, text, request.prompt_token_ids, [CompletionOutput(0, "", [])], False)
-            for request, text in zip(requests, texts, strict=True)
-        }
+        priorities = priority or [0] * len(prompts)
+        if len(priorities) != len(prompts):
+            raise RequestError(f"{len(prompts)} prompts but {len(priorities)} priorities; give one each")
+        requests = [
+            self._inputs.request(next(self._ids), prompt, asked, priority=place)
+            for prompt, asked, place in zip(prompts, params, priorities, strict=True)
+        ]
+        outputs = {r.id: _empty(r, text) for r, text in zip(requests, texts, strict=True)}
         for request in requests:
+            self._outputs.add(request)
             self.engine.add(request)
         try:
             with tqdm(total=len(requests), desc="Processed prompts", disable=not use_tqdm) as bar:
                 while self.engine.has_work:
-                    for delta in self.engine.step():
-                        output = outputs[delta.request_id]
-                        output.outputs[0].text += delta.text
-                        output.outputs[0].token_ids += delta.token_ids
-                        output.num_cached_tokens = delta.num_cached_tokens
-                        if delta.finish_reason is not None:
-                            output.finished = True
-                            output.outputs[0].finish_reason = delta.finish_reason
-                            output.outputs[0].stop_reason = delta.stop_reason
-                            bar.update()
+                    for token_delta in self.engine.step().deltas:
+                        delta, stopped = self._outputs.process(token_delta)
+                        if stopped:
+                            self.engine.stop(token_delta.request_id, token_delta.index)
+                        if delta is not None:
+                            bar.update(_add(outputs[delta.request_id], delta))
         finally:
             for request in requests:  # after Ctrl-C nothing is left behind
+                self._outputs.forget(request.id)
                 self.engine.abort(request.id)
         return list(outputs.values())
 
 
+def _empty(request: EngineRequest, text: str | None) -> RequestOutput:
+    completions = [CompletionOutput(index, "", []) for index in range(request.num_sequences)]
+    return RequestOutput(request.id, text, request.prompt_token_ids, completions, finished=False)
+
+
+def _add(output: RequestOutput, delta: OutputDelta) -> int:
+    """Takes in a delta; 1 if it is the request's last one, else 0."""
+    completion = output.outputs[delta.index]
+    completion.text += delta.text
+    completion.token_ids += delta.token_ids
+    if delta.logprobs is not None:
+        completion.logprobs = (completion.logprobs or []) + delta.logprobs
+    if delta.prompt_logprobs is not None:
+        output.prompt_logprobs = delta.prompt_logprobs
+    output.num_cached_tokens = delta.num_cached_tokens
+    if delta.finish_reason is None:
+        return 0
+    completion.finish_reason, completion.stop_reason = delta.finish_reason, delta.stop_reason
+    completion.cumulative_logprob = delta.cumulative_logprob
+    if completion.logprobs is not None:
+        chosen = zip(completion.logprobs, completion.token_ids, strict=True)
+        completion.cumulative_logprob = sum(position[token].logprob for position, token in chosen)
+    output.finished = all(c.finish_reason is not None for c in output.outputs)
+    return int(output.finished)
+
+
 def _as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    if isinstance(prompts, str):
+    if isinstance(prompts, (str, Mapping)):
         return [prompts]
     if prompts and isinstance(prompts[0], int):
-        return [list(prompts)]  # type: ignore[arg-type]
+        return [prompts]  # type: ignore[list-item]
     return list(prompts)  # type: ignore[arg-type]
 
 
-def _as_params(params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:
-    if params is None or isinstance(params, SamplingParams):
-        return [params or SamplingParams()] * count
-    if len(params) != count:
-        raise RequestError(f"{count} prompts but {len(params)} sampling_params; give one for all or one each")
-    return list(params)
+def _from_mapping(prompt: Mapping[str, Any]) -> str | list[int]:
+    if prompt.get("prompt_token_ids") is not None:
+        return list(prompt["prompt_token_ids"])
+    if isinstance(prompt.get("prompt"), str):
+        return str(prompt["prompt"])
+    raise RequestError("a prompt is text, token ids, or a dict with 'prompt' or 'prompt_token_ids'", "prompt")

@@ -13,8 +13,7 @@ Preemptions lie inside these intervals. A request that is aborted early has only
 from __future__ import annotations
 
 import itertools
-import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
 from prometheus_client import (
     CollectorRegistry,
@@ -27,8 +26,12 @@ from prometheus_client import (
 )
 
 from stoker_engine.contract.engine_args import EngineArgs
-from stoker_engine.core.observer import SchedulerStats, StepReport
-from stoker_engine.core.request import FinishReason, Request
+from stoker_engine.core.engine_info import EngineInfo
+from stoker_engine.core.finish_reason import FinishReason
+from stoker_engine.core.observer import FinishedRequest, SchedulerStats, StepReport
+
+#: Why requests are turned away: the limit that was reached.
+ADMISSION_REASONS = ("max_num_queued_reqs", "max_num_queued_tokens")
 
 # fmt: off
 _SECONDS = (0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680)
@@ -42,34 +45,30 @@ _N = (1, 2, 5, 10, 20)
 # fmt: on
 
 
+def process_registry() -> CollectorRegistry:
+    """A registry that tells of this process."""
+    registry = CollectorRegistry()
+    for collector in (ProcessCollector, PlatformCollector, GCCollector):
+        collector(registry=registry)
+    return registry
+
+
 class EngineMetrics:
-    """Watches one engine; an `Observer`. `registry` holds its metrics and the process's.
+    """Watches one engine, from what its steps report.
 
     Args:
+        registry: where the metrics go.
         model_name: the label `model_name` of all of them.
         args: the engine's.
-        max_model_len: where the buckets of token counts end.
-        num_blocks: blocks in the KV cache.
-        clock: the one the requests' times are from.
     """
 
-    def __init__(
-        self,
-        model_name: str,
-        args: EngineArgs,
-        max_model_len: int,
-        num_blocks: int,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self.registry = CollectorRegistry()
+    def __init__(self, registry: CollectorRegistry, model_name: str, args: EngineArgs, info: EngineInfo) -> None:
+        self._registry = registry
         self._labels = {"model_name": model_name, "engine": "0"}
-        self._clock = clock
         self._told = SchedulerStats(0, 0, 0.0, 0, 0, 0)
-        tokens = list(itertools.takewhile(lambda bound: bound <= max_model_len, _one_two_five()))
+        tokens = list(itertools.takewhile(lambda bound: bound <= info.max_model_len, _one_two_five()))
 
-        for collector in (ProcessCollector, PlatformCollector, GCCollector):
-            collector(registry=self.registry)
-        self._show_cache_config(args, num_blocks)
+        self._show_cache_config(args, info)
 
         self._running = self._gauge("num_requests_running", "Requests in the batch.")
         self._waiting = self._gauge("num_requests_waiting", "Requests waiting for a place in the batch.")
@@ -106,6 +105,14 @@ class EngineMetrics:
             )
         )
 
+        rejections = Counter(
+            "vllm:admission_rejections",
+            "Requests turned away by a queue's limit.",
+            ["model_name", "reason"],
+            registry=self._registry,
+        )
+        self._rejections = {reason: rejections.labels(model_name, reason) for reason in ADMISSION_REASONS}
+
         self._step_tokens = self._histogram("iteration_tokens_total", "Tokens a step.", _TOKENS_A_STEP)
         self._first_token = self._histogram(
             "time_to_first_token_seconds", "From a request's arrival to its first token.", _SECONDS_TO_FIRST_TOKEN
@@ -139,8 +146,9 @@ class EngineMetrics:
             "request_time_per_output_token_seconds", "Decode time by token, the first not counted.", _SECONDS_A_TOKEN
         )
 
-    def on_step(self, report: StepReport, stats: SchedulerStats) -> None:
+    def on_step(self, report: StepReport) -> None:
         """Takes down what a step did."""
+        stats = report.stats
         self._running.set(stats.num_running)
         self._waiting.set(stats.num_waiting)
         self._waiting_for_capacity.set(stats.num_waiting)
@@ -154,78 +162,73 @@ class EngineMetrics:
         self._told = stats
 
         if report.num_tokens:
-            self._step_tokens.observe(report.num_prompt_tokens + len(report.advanced))
-        self._generation_tokens.inc(len(report.advanced))
-        for request in report.advanced:
-            self._on_token(request)
+            self._step_tokens.observe(report.num_prompt_tokens + report.num_new_tokens)
+        self._generation_tokens.inc(report.num_new_tokens)
+        for first in report.first_tokens:
+            self._first_token.observe(first.seconds)
+            self._prompt_tokens.inc(first.num_prompt_tokens)
+            self._prompt_tokens_cached.inc(first.num_cached_tokens)
+            self._hit.inc(first.num_cached_tokens)
+            self._computed.inc(first.num_prompt_tokens - first.num_cached_tokens)
+        for seconds in report.inter_token:
+            self._inter_token.observe(seconds)
         for request in report.finished:
             self._on_finished(request)
 
-    def _on_token(self, request: Request) -> None:
-        assert request.last_token_time is not None, "a token without its time"
-        if request.previous_token_time is not None:
-            self._inter_token.observe(request.last_token_time - request.previous_token_time)
-            return
-        cached = request.num_cached or 0
-        self._first_token.observe(request.last_token_time - request.arrival_time)
-        self._prompt_tokens.inc(request.num_prompt_tokens)
-        self._prompt_tokens_cached.inc(cached)
-        self._hit.inc(cached)
-        self._computed.inc(request.num_prompt_tokens - cached)
+    def on_rejected(self, reason: str) -> None:
+        """Takes down a request that a queue's limit turned away; `reason` is one of `ADMISSION_REASONS`."""
+        self._rejections[reason].inc()
 
-    def _on_finished(self, request: Request) -> None:
-        assert request.finish_reason is not None, "finished without a reason"
+    def _on_finished(self, request: FinishedRequest) -> None:
         self._finished[request.finish_reason].inc()
         self._request_prompt_tokens.observe(request.num_prompt_tokens)
         self._request_tokens.observe(request.num_output_tokens)
-        self._request_most_tokens.observe(request.num_output_tokens)
+        self._request_most_tokens.observe(request.longest_output)
         self._request_max_tokens.observe(request.max_tokens)
-        self._request_n.observe(1)
+        self._request_n.observe(request.n)
         self._request_preemptions.observe(request.num_preemptions)
-        self._e2e.observe(self._clock() - request.arrival_time)
-        if request.scheduled_time is None:
+        self._e2e.observe(request.e2e)
+        if request.queue is not None:
+            self._queue.observe(request.queue)
+        if request.prefill is None or request.decode is None:
             return
-        self._queue.observe(request.scheduled_time - request.arrival_time)
-        if request.first_token_time is None or request.last_token_time is None:
-            return
-        decode = request.last_token_time - request.first_token_time
-        self._request_computed.observe(request.num_prompt_tokens - (request.num_cached or 0))
-        self._prefill.observe(request.first_token_time - request.scheduled_time)
-        self._decode.observe(decode)
-        self._inference.observe(request.last_token_time - request.scheduled_time)
-        self._per_token.observe(decode / max(1, request.num_output_tokens - 1))
+        self._request_computed.observe(request.num_prompt_tokens - request.num_cached_tokens)
+        self._prefill.observe(request.prefill)
+        self._decode.observe(request.decode)
+        self._inference.observe(request.prefill + request.decode)
+        self._per_token.observe(request.decode / max(1, request.longest_output - 1))
 
-    def _show_cache_config(self, args: EngineArgs, num_blocks: int) -> None:
+    def _show_cache_config(self, args: EngineArgs, info: EngineInfo) -> None:
         """vLLM tells its cache's configuration as the labels of a gauge that is always 1."""
         labels = {
             "engine": self._labels["engine"],
-            "block_size": args.block_size,
+            "block_size": info.block_size,
             "cache_dtype": args.kv_cache_dtype,
             "enable_prefix_caching": args.enable_prefix_caching,
             "gpu_memory_utilization": args.gpu_memory_utilization,
             "kv_cache_memory_bytes": args.kv_cache_memory_bytes,
-            "num_gpu_blocks": num_blocks,
+            "num_gpu_blocks": info.num_blocks,
             "num_gpu_blocks_override": args.num_gpu_blocks_override,
         }
-        info = Gauge("vllm:cache_config_info", "The KV cache's configuration.", list(labels), registry=self.registry)
-        info.labels(**labels).set(1)
+        gauge = Gauge("vllm:cache_config_info", "The KV cache's configuration.", list(labels), registry=self._registry)
+        gauge.labels(**labels).set(1)
 
     def _gauge(self, name: str, help: str) -> Gauge:
-        return Gauge(f"vllm:{name}", help, list(self._labels), registry=self.registry).labels(**self._labels)
+        return Gauge(f"vllm:{name}", help, list(self._labels), registry=self._registry).labels(**self._labels)
 
     def _gauges(self, name: str, help: str, label: str, values: Sequence[str]) -> list[Gauge]:
-        family = Gauge(f"vllm:{name}", help, [*self._labels, label], registry=self.registry)
+        family = Gauge(f"vllm:{name}", help, [*self._labels, label], registry=self._registry)
         return [family.labels(**self._labels, **{label: value}) for value in values]
 
     def _counter(self, name: str, help: str) -> Counter:
-        return Counter(f"vllm:{name}", help, list(self._labels), registry=self.registry).labels(**self._labels)
+        return Counter(f"vllm:{name}", help, list(self._labels), registry=self._registry).labels(**self._labels)
 
     def _counters(self, name: str, help: str, label: str, values: Sequence[str]) -> list[Counter]:
-        family = Counter(f"vllm:{name}", help, [*self._labels, label], registry=self.registry)
+        family = Counter(f"vllm:{name}", help, [*self._labels, label], registry=self._registry)
         return [family.labels(**self._labels, **{label: value}) for value in values]
 
     def _histogram(self, name: str, help: str, buckets: Sequence[float]) -> Histogram:
-        family = Histogram(f"vllm:{name}", help, list(self._labels), registry=self.registry, buckets=buckets)
+        family = Histogram(f"vllm:{name}", help, list(self._labels), registry=self._registry, buckets=buckets)
         return family.labels(**self._labels)
 
 

@@ -33,10 +33,17 @@ FROM torch AS dependencies
 COPY --from=requirements requirements.txt ./
 RUN /opt/pip/bin/pip install -r requirements.txt -c constraints.txt --prefix /opt/dependencies
 
+# The CPU kernels for every kind of processor, unless they came with the sources; only here is a compiler needed.
+FROM $BASE AS kernels
+COPY engine engine
+ENV PYTHONPATH=engine PYTHONDONTWRITEBYTECODE=1
+RUN python3 -m stoker_engine.kernels.native.build \
+ || { apt-get update && apt-get install -y --no-install-recommends g++ && python3 -m stoker_engine.kernels.native.build; }
+
 FROM pip AS application
 COPY pyproject.toml README.md LICENSE ./
 COPY cli cli
-COPY engine engine
+COPY --from=kernels engine engine
 COPY operator operator
 RUN /opt/pip/bin/pip install --no-deps --prefix /opt/application .
 

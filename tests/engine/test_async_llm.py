@@ -1,9 +1,12 @@
-"""The engine behind an event loop: streams, disconnects, death."""
+"""The engine behind an event loop: streams, disconnects, what idles. Real processes, on a tiny model."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+import random
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,100 +16,178 @@ from stoker_engine import SamplingParams
 from stoker_engine.async_llm import AsyncLLM
 from stoker_engine.contract.engine_args import EngineArgs
 from stoker_engine.contract.errors import EngineDeadError, RequestError
+from stoker_engine.core.finish_reason import FinishReason
+from stoker_engine.core.observer import StepReport
+from stoker_engine.core.outputs import OutputDelta, TokenDelta
 
 LONG = SamplingParams(temperature=0, max_tokens=400, ignore_eos=True)
 SHORT = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
 
 
-@pytest.fixture
-def llm(tiny_llama: Path) -> Iterator[AsyncLLM]:
-    llm = AsyncLLM.from_args(EngineArgs(str(tiny_llama), num_gpu_blocks_override=1024))
-    llm.start()
-    yield llm
-    llm.shutdown()
+@asynccontextmanager
+async def running(model: Path, num_blocks: int = 1024) -> AsyncIterator[tuple[AsyncLLM, list[StepReport]]]:
+    """An engine, and what its steps report."""
+    llm = AsyncLLM(EngineArgs(str(model), num_gpu_blocks_override=num_blocks))
+    reports: list[StepReport] = []
+    llm.observer = reports.append
+    try:
+        await llm.load()
+        yield llm, reports
+    finally:
+        llm.shutdown()
 
 
-async def _collect(llm: AsyncLLM, name: str, params: SamplingParams = SHORT) -> list[int]:
-    return [token async for delta in llm.generate(name, [5, 6, 7], params) for token in delta.token_ids]
+async def collect(
+    llm: AsyncLLM, name: str, params: SamplingParams = SHORT, prompt: tuple[int, ...] = (5, 6, 7)
+) -> list[int]:
+    return [token async for delta in llm.generate(name, list(prompt), params) for token in delta.token_ids]
 
 
-async def _until_idle(llm: AsyncLLM) -> None:
+async def until_free(reports: list[StepReport]) -> None:
+    """Until the engine reports that nothing runs and no block is held."""
     async with asyncio.timeout(20):
-        while llm.engine.has_work:  # noqa: ASYNC110 - the engine's thread has no event to await
+        while not (reports and reports[-1].stats.num_running == reports[-1].stats.num_waiting == 0):  # noqa: ASYNC110 - told by reports
             await asyncio.sleep(0.01)
+    assert reports[-1].stats.kv_cache_usage == 0
 
 
-def test_many_streams_at_once(llm: AsyncLLM) -> None:
+def test_one_engine_for_everything_that_ends_well(tiny_llama: Path) -> None:
+    """Starting a process takes seconds, so they share one."""
+
     async def run() -> None:
-        alone = await _collect(llm, "alone")
-        together = await asyncio.gather(*(_collect(llm, str(i)) for i in range(64)))
-        assert together == [alone] * 64
-
-    asyncio.run(run())
-    llm.engine.scheduler.check()
-    assert llm.engine.scheduler.kv.usage == 0
-
-
-def test_a_closed_stream_frees_its_blocks_and_hurts_nobody(llm: AsyncLLM) -> None:
-    async def run() -> None:
-        alone = await _collect(llm, "alone", LONG)
-        survivor = asyncio.create_task(_collect(llm, "survivor", LONG))
-        stream: Any = llm.generate("leaver", [8, 9], LONG)
-        await anext(stream)
-        await stream.aclose()
-        cancelled = asyncio.create_task(_collect(llm, "cancelled", LONG))
-        await asyncio.sleep(0.05)
-        cancelled.cancel()
-        assert await survivor == alone
-        await _until_idle(llm)
-
-    asyncio.run(run())
-    llm.engine.scheduler.check()
-    assert llm.engine.scheduler.kv.usage == 0
-
-
-def test_an_invalid_request_is_refused_before_it_starts(llm: AsyncLLM) -> None:
-    async def run() -> None:
-        with pytest.raises(RequestError):
-            await anext(llm.generate("bad", [], SHORT))
-        assert len(await _collect(llm, "good")) == 8
+        async with running(tiny_llama) as (llm, reports):
+            for check in (
+                many_streams_at_once,
+                a_closed_stream_frees_its_blocks_and_hurts_nobody,
+                an_invalid_request_is_refused_before_it_starts,
+                a_stop_string_ends_one_sequence,
+                several_sequences,
+                a_request_whose_text_fails_hurts_nobody,
+                shutdown_ends_streams,
+            ):
+                await check(llm, reports)
 
     asyncio.run(run())
 
 
-def test_when_a_step_raises_everyone_is_told(llm: AsyncLLM, monkeypatch: pytest.MonkeyPatch) -> None:
+async def many_streams_at_once(llm: AsyncLLM, reports: list[StepReport]) -> None:
+    alone = await collect(llm, "alone")
+    together = await asyncio.gather(*(collect(llm, str(i)) for i in range(64)))
+    assert together == [alone] * 64
+    await until_free(reports)
+
+
+async def a_closed_stream_frees_its_blocks_and_hurts_nobody(llm: AsyncLLM, reports: list[StepReport]) -> None:
+    alone = await collect(llm, "alone", LONG)
+    survivor = asyncio.create_task(collect(llm, "survivor", LONG))
+    stream: Any = llm.generate("leaver", [8, 9], LONG)
+    await anext(stream)
+    await stream.aclose()
+    cancelled = asyncio.create_task(collect(llm, "cancelled", LONG))
+    await asyncio.sleep(0.05)
+    cancelled.cancel()
+    assert await survivor == alone
+    await until_free(reports)
+    assert sum(len(report.finished) for report in reports) >= 3
+
+
+async def an_invalid_request_is_refused_before_it_starts(llm: AsyncLLM, reports: list[StepReport]) -> None:
+    with pytest.raises(RequestError):
+        await anext(llm.generate("bad", [], SHORT))
+    assert len(await collect(llm, "good")) == 8
+
+
+async def a_stop_string_ends_one_sequence(llm: AsyncLLM, reports: list[StepReport]) -> None:
+    whole = [delta async for delta in llm.generate("whole", [5, 6, 7], LONG)]
+    text = "".join(delta.text for delta in whole)
+    stop = text[20:23]
+    params = SamplingParams(temperature=0, max_tokens=400, ignore_eos=True, stop=(stop,))
+    deltas = [delta async for delta in llm.generate("stopped", [5, 6, 7], params)]
+    assert "".join(delta.text for delta in deltas) == text[: text.index(stop)]
+    assert deltas[-1].finish_reason is FinishReason.STOP
+    assert deltas[-1].stop_reason == stop
+    await until_free(reports)
+
+
+async def several_sequences(llm: AsyncLLM, reports: list[StepReport]) -> None:
+    params = SamplingParams(n=5, seed=3, max_tokens=6, ignore_eos=True)
+    deltas = [delta async for delta in llm.generate("five", [5, 6, 7], params)]
+    for index in range(5):
+        own = [delta for delta in deltas if delta.index == index]
+        assert sum(len(delta.token_ids) for delta in own) == 6
+        assert [delta.finish_reason for delta in own].count(FinishReason.LENGTH) == 1
+    await until_free(reports)
+
+
+async def a_request_whose_text_fails_hurts_nobody(llm: AsyncLLM, reports: list[StepReport]) -> None:
+    assert llm._outputs is not None
+    process = llm._outputs.process
+
+    def failing(delta: TokenDelta) -> tuple[OutputDelta | None, bool]:
+        if delta.request_id == "poison":
+            raise ValueError("a tokenizer's error")
+        return process(delta)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(llm._outputs, "process", failing)
+        alone = asyncio.create_task(collect(llm, "fine", LONG))
+        with pytest.raises(EngineDeadError, match="failed at this request"):
+            await collect(llm, "poison", LONG)
+        assert len(await alone) == 400
+    await until_free(reports)
+
+
+async def shutdown_ends_streams(llm: AsyncLLM, reports: list[StepReport]) -> None:
+    stream: Any = llm.generate("in flight", [5], LONG)
+    await anext(stream)
+    llm.shutdown()
+    with pytest.raises(EngineDeadError):
+        async for _ in stream:
+            pass
+    with pytest.raises(EngineDeadError):
+        await anext(llm.generate("late", [5], LONG))
+
+
+def test_an_abort_storm_under_preemption_leaves_the_pool_balanced_and_survivors_exact(tiny_llama: Path) -> None:
     async def run() -> None:
-        stream: Any = llm.generate("in flight", [5], LONG)
-        await anext(stream)
-        monkeypatch.setattr(llm.engine.runner, "run", lambda batch: 1 / 0)
-        with pytest.raises(EngineDeadError):
-            async for _ in stream:
-                pass
-        assert not llm.is_healthy
-        with pytest.raises(EngineDeadError):
-            await _collect(llm, "late")
+        chance = random.Random(0)
+        # 60 blocks of 16 tokens, for 200 requests of up to 60 tokens: most of them are preempted at times.
+        async with running(tiny_llama, num_blocks=60) as (llm, reports):
+            params = SamplingParams(temperature=0, max_tokens=50, ignore_eos=True)
+            alone = {first: await collect(llm, f"alone-{first}", params, (first, 9)) for first in range(5, 9)}
+
+            async def one(number: int) -> None:
+                first = 5 + number % 4
+                task = asyncio.create_task(collect(llm, f"r{number}", params, (first, 9)))
+                if chance.random() < 0.5:
+                    await asyncio.sleep(chance.random())
+                    task.cancel()
+                    await asyncio.wait([task])
+                else:
+                    assert await task == alone[first]
+
+            await asyncio.gather(*(one(number) for number in range(200)))
+            await until_free(reports)
+            assert reports[-1].stats.num_preemptions > 0
 
     asyncio.run(run())
 
 
-def test_a_request_that_arrives_as_the_loop_dies_is_told(llm: AsyncLLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def run() -> None:
-        llm.shutdown()
-        monkeypatch.setattr(AsyncLLM, "is_healthy", True)  # as it was a moment before
-        async with asyncio.timeout(5):
-            with pytest.raises(EngineDeadError):
-                await _collect(llm, "late")
+@pytest.mark.parametrize("seconds", [3, pytest.param(60, marks=pytest.mark.slow)])
+def test_idle_costs_next_to_nothing(tiny_llama: Path, seconds: int) -> None:
+    """At most 0.5% of one core, for both processes together; right after work, too."""
 
-    asyncio.run(run())
+    async def run() -> float:
+        async with running(tiny_llama) as (llm, _):
+            await asyncio.gather(*(collect(llm, str(i), LONG) for i in range(4)))
+            await asyncio.sleep(1)  # OpenMP's threads spin a little after their work
+            before = time.process_time() + _cpu_seconds(llm._process.pid)
+            await asyncio.sleep(seconds)
+            return time.process_time() + _cpu_seconds(llm._process.pid) - before
+
+    assert asyncio.run(run()) <= 0.005 * seconds + 0.01  # the kernel counts in ticks of 10 ms
 
 
-def test_shutdown_ends_streams(llm: AsyncLLM) -> None:
-    async def run() -> None:
-        stream: Any = llm.generate("in flight", [5], LONG)
-        await anext(stream)
-        llm.shutdown()
-        with pytest.raises(EngineDeadError):
-            async for _ in stream:
-                pass
-
-    asyncio.run(run())
+def _cpu_seconds(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / 100

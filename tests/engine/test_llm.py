@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from stoker_engine import LLM, SamplingParams
+from stoker_engine import LLM, BeamSearchParams, SamplingParams
 from stoker_engine.contract.errors import ArgumentError, ModelError, RequestError
 from stoker_engine.core.request import FinishReason
 
@@ -49,9 +52,6 @@ def test_a_stop_token_ends_the_output(llm: LLM) -> None:
 
 
 def test_the_end_token_stops_unless_ignored(tiny_llama: Path, tmp_path: Path) -> None:
-    import json
-    import shutil
-
     folder = shutil.copytree(tiny_llama, tmp_path / "model")
     third = _one(LLM(str(tiny_llama)), [5, 6, 7]).token_ids[2]
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [third]}))
@@ -82,6 +82,127 @@ def test_a_restart_repeats_unseeded_requests(tiny_llama: Path) -> None:
     assert runs[0] == runs[1] != runs[2]
 
 
+def test_min_tokens_keeps_what_would_end_it_from_being_chosen(llm: LLM) -> None:
+    whole = _one(llm).token_ids
+    output = _one(llm, stop_token_ids=(whole[3],), min_tokens=10)
+    assert len(output.token_ids) >= 10
+    assert whole[3] not in output.token_ids[:9]
+
+
+def test_a_stop_string_may_be_part_of_the_text(llm: LLM) -> None:
+    whole = _one(llm).text
+    stop = whole[len(whole) // 2 :][:3]
+    output = _one(llm, stop=(stop,), include_stop_str_in_output=True)
+    assert output.text == whole[: whole.index(stop) + 3]
+
+
+def test_bad_words_never_come(llm: LLM) -> None:
+    words = [llm.tokenizer.decode([token]) for token in _one(llm).token_ids]
+    word = next(word for word in words if word.strip().isalnum())
+    assert word not in _one(llm, bad_words=(word,)).text
+
+
+def test_only_allowed_tokens_come(llm: LLM) -> None:
+    assert set(_one(llm, allowed_token_ids=(40, 41, 42), temperature=1.0).token_ids) <= {40, 41, 42}
+
+
+def test_a_bias_decides(llm: LLM) -> None:
+    assert _one(llm, logit_bias={77: 100.0}).token_ids == [77] * 24
+
+
+def test_a_repetition_penalty_ends_repetition(llm: LLM) -> None:
+    output = _one(llm, repetition_penalty=1e6, max_tokens=60)
+    assert len(set(output.token_ids)) == 60
+
+
+def test_n_outputs_share_the_prompt(llm: LLM) -> None:
+    [output] = llm.generate([[5] * 40], SamplingParams(n=3, max_tokens=8, ignore_eos=True), use_tqdm=False)
+    assert [completion.index for completion in output.outputs] == [0, 1, 2]
+    assert output.finished and len({tuple(completion.token_ids) for completion in output.outputs}) == 3
+
+
+def test_one_of_n_may_stop_before_the_others(llm: LLM) -> None:
+    params = SamplingParams(n=4, seed=1, max_tokens=24, ignore_eos=True)
+    whole = llm.generate([[5, 6, 7]], params, use_tqdm=False)[0].outputs
+    stop = whole[2].text[5:8]
+    stopped = llm.generate([[5, 6, 7]], dataclasses.replace(params, stop=(stop,)), use_tqdm=False)[0].outputs
+    for before, after in zip(whole, stopped, strict=True):
+        assert after.text == before.text.partition(stop)[0]
+    assert stopped[2].stop_reason == stop
+
+
+def test_logprobs_are_of_the_tokens_and_sum_up(llm: LLM) -> None:
+    output = _one(llm, logprobs=0, temperature=1.0)
+    assert [list(position) for position in output.logprobs] == [[token] for token in output.token_ids]
+    assert output.cumulative_logprob == pytest.approx(
+        sum(position[token].logprob for position, token in zip(output.logprobs, output.token_ids, strict=True))
+    )
+
+
+def test_more_logprobs_than_the_server_gives_are_refused(llm: LLM) -> None:
+    with pytest.raises(RequestError, match="--max-logprobs"):
+        _one(llm, logprobs=21)
+
+
+def test_a_prompt_is_truncated_to_its_end(llm: LLM) -> None:
+    [output] = llm.generate([list(range(2, 200))], SamplingParams(max_tokens=4, truncate_prompt_tokens=10))
+    assert output.prompt_token_ids == list(range(190, 200))
+
+
+def test_beam_search_returns_its_beams_best_first(llm: LLM) -> None:
+    [output] = llm.beam_search(["the quick"], BeamSearchParams(beam_width=3, max_tokens=6, ignore_eos=True))
+    scores = [beam.cum_logprob for beam in output.sequences]
+    assert len(scores) == 3 and scores == sorted(scores, reverse=True)
+    assert all(beam.text.startswith("the quick") and len(beam.tokens) == 2 + 6 for beam in output.sequences)
+
+
+def test_beams_that_cannot_fit_are_refused(llm: LLM) -> None:
+    with pytest.raises(RequestError) as refused:
+        llm.beam_search([[5] * 20], BeamSearchParams(beam_width=100, max_tokens=100))
+    assert refused.value.param == "n"
+    assert not llm.engine.has_work
+
+
+def test_prompts_as_vllm_writes_them(llm: LLM) -> None:
+    params = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
+    prompts = [{"prompt": "the quick"}, {"prompt_token_ids": llm.tokenizer.encode("the quick")}, "the quick"]
+    outputs = llm.generate(prompts, params, use_tqdm=False)
+    assert len({tuple(output.outputs[0].token_ids) for output in outputs}) == 1
+
+
+def test_the_models_recommendations_are_the_defaults(tiny_llama: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(tiny_llama, tmp_path / "model")
+    (folder / "generation_config.json").write_text(json.dumps({"temperature": 0.3, "top_k": 5, "max_new_tokens": 9}))
+    options = {"num_gpu_blocks_override": 32}
+    defaults = LLM(str(folder), **options).get_default_sampling_params()
+    assert (defaults.temperature, defaults.top_k, defaults.max_tokens) == (0.3, 5, 9)
+    assert LLM(str(folder), generation_config="vllm", **options).get_default_sampling_params() == SamplingParams()
+    elsewhere = LLM(str(tiny_llama), generation_config=str(folder), **options)
+    assert elsewhere.get_default_sampling_params() == defaults
+    with pytest.raises(ArgumentError, match="--generation-config"):
+        LLM(str(folder), generation_config=str(tmp_path), **options)
+
+
+def test_priority_is_served_first(tiny_llama: Path) -> None:
+    llm = LLM(str(tiny_llama), num_gpu_blocks_override=64, max_num_seqs=1, scheduling_policy="priority")
+    first: list[str] = []
+    step = llm.engine.step
+
+    def watched() -> Any:
+        outputs = step()
+        first.extend(delta.request_id for delta in outputs.deltas if delta.request_id not in first)
+        return outputs
+
+    llm.engine.step = watched  # type: ignore[method-assign]
+    llm.generate([[5], [6], [7]], SamplingParams(max_tokens=2), use_tqdm=False, priority=[2, 0, 1])
+    assert first == ["1", "2", "0"]
+
+
+def test_a_prompt_that_must_not_be_cut_needs_a_step_that_holds_it(tiny_llama: Path) -> None:
+    with pytest.raises(ArgumentError, match="--max-num-batched-tokens to 512"):
+        LLM(str(tiny_llama), num_gpu_blocks_override=64, enable_chunked_prefill=False, max_num_batched_tokens=100)
+
+
 def test_unseeded_requests_differ(llm: LLM) -> None:
     params = SamplingParams(temperature=1.0, max_tokens=24, ignore_eos=True)
     outputs = llm.generate([[9, 8, 7]] * 4, params, use_tqdm=False)
@@ -99,6 +220,21 @@ def test_unseeded_requests_differ(llm: LLM) -> None:
         ({"max_tokens": 0}, "max_tokens"),
         ({"stop": ("",)}, "stop"),
         ({"seed": 2**64}, "seed"),
+        ({"n": 0}, "n"),
+        ({"n": 1000}, "n"),
+        ({"min_p": 1.1}, "min_p"),
+        ({"presence_penalty": 2.5}, "presence_penalty"),
+        ({"frequency_penalty": -3}, "frequency_penalty"),
+        ({"repetition_penalty": 0}, "repetition_penalty"),
+        ({"repetition_penalty": float("nan")}, "repetition_penalty"),
+        ({"logit_bias": {1: 101}}, "logit_bias"),
+        ({"logit_bias": {1: float("nan")}}, "logit_bias"),
+        ({"allowed_token_ids": ()}, "allowed_token_ids"),
+        ({"bad_words": (" ",)}, "bad_words"),
+        ({"min_tokens": 5, "max_tokens": 4}, "min_tokens"),
+        ({"logprobs": -2}, "logprobs"),
+        ({"prompt_logprobs": -2}, "prompt_logprobs"),
+        ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens"),
     ],
 )
 def test_bad_parameters_are_refused_by_name(params: dict[str, Any], field: str) -> None:
@@ -153,10 +289,10 @@ def test_a_model_that_is_not_there(model: str) -> None:
 def test_a_sequence_that_cannot_fit_the_cache_is_refused_with_what_fits(tiny_llama: Path) -> None:
     with pytest.raises(ModelError, match="--max-model-len to 64"):
         LLM(str(tiny_llama), num_gpu_blocks_override=4, max_model_len=65)
-    assert LLM(str(tiny_llama), num_gpu_blocks_override=4).engine.max_model_len == 64
+    assert LLM(str(tiny_llama), num_gpu_blocks_override=4).engine.info.max_model_len == 64
 
 
 def test_the_cache_is_sized_by_the_contracts_sums(tiny_llama: Path) -> None:
     llm = LLM(str(tiny_llama), kv_cache_memory_bytes=1 << 20)
     # 2 layers, keys and values, blocks of 16 tokens, 2 heads of 16, 4 bytes
-    assert llm.engine.runner.num_blocks == (1 << 20) // (2 * 2 * 16 * 2 * 16 * 4)
+    assert llm.engine.info.num_blocks == (1 << 20) // (2 * 2 * 16 * 2 * 16 * 4)

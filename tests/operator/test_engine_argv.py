@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker_engine.contract.engine_args import ServeArgs
+from stoker_engine.contract.serve_args import ServeArgs
 from stoker_operator.api.v1alpha1 import Spec
 from stoker_operator.api.violation import Refused
 from stoker_operator.manifests.engine_argv import FIELDS, serve_args

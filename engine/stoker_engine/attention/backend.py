@@ -10,28 +10,43 @@ import torch
 from stoker_engine.attention.metadata import AttentionMetadata
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class AttentionShape:
     """What is fixed for one layer.
 
     Attributes:
+        head_dim: size of a query and of a key.
+        value_head_dim: size of a value, and of each head of the result.
         scale: the scores are multiplied by it.
         sliding_window: tokens seen back, the current one included; None sees all.
+        logits_soft_cap: scores s become cap × tanh(s / cap) before masks and biases (Gemma 2).
+        alibi_slopes: [num_heads] float32; slope × (key position - query position) is added to the scores
+            (Press et al., 2022).
     """
 
     num_heads: int
     num_kv_heads: int
     head_dim: int
+    value_head_dim: int
     scale: float
-    sliding_window: int | None
+    sliding_window: int | None = None
+    logits_soft_cap: float | None = None
+    alibi_slopes: torch.Tensor | None = None
 
 
 @dataclass(frozen=True)
 class KVCache:
-    """One layer's part of the paged cache: keys and values, each [blocks, block_size, kv_heads, head_dim]."""
+    """One layer's view of the paged cache. Blocks lie apart by more than their own size: index, don't flatten.
+
+    Attributes:
+        key: [blocks, block_size, kv_heads, head_dim].
+        value: [blocks, block_size, kv_heads, value_head_dim]; where the layer is latent, a view into `key`.
+        group: index of the block tables that the layer goes by (`AttentionMetadata.groups`).
+    """
 
     key: torch.Tensor
     value: torch.Tensor
+    group: int
 
 
 class AttentionBackend(Protocol):
@@ -42,13 +57,14 @@ class AttentionBackend(Protocol):
         shape: AttentionShape,
         query: torch.Tensor,
         key: torch.Tensor,
-        value: torch.Tensor,
+        value: torch.Tensor | None,
         cache: KVCache,
         metadata: AttentionMetadata,
     ) -> torch.Tensor:
-        """Stores `key` and `value` [tokens, kv_heads, d] and attends with `query` [tokens, heads, d].
+        """Stores `key` [tokens, kv_heads, head_dim] and `value` [tokens, kv_heads, value_head_dim] (None where the
+        layer is latent), then attends with `query` [tokens, heads, head_dim].
 
         Returns:
-            [tokens, heads × d], in the query's dtype.
+            [tokens, heads × value_head_dim], in the query's dtype.
         """
         ...

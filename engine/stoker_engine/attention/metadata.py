@@ -1,59 +1,51 @@
 """What attention must know about a step, computed once and shared by all layers.
 
-Sequences that compute one token (*decodes*) lie first in the flat batch and run as one padded call; the
-others (*chunks* of prompts) run one by one, each against its own keys.
+The batch is flat: sequence s has the rows `query_starts[s]` … `query_starts[s + 1] - 1`, and these are its last
+tokens of `seq_lens[s]`. Sequences that compute one token (*decodes*) lie first.
 
-    flat batch   │ d0 │ d1 │ d2 │ c0 c0 c0 c0 │ c1 c1 │
+    flat batch   │ d0 │ d1 │ d2 │ c0 c0 c0 c0 │ c1 c1 │        query_starts  0 1 2 3 7 9
     rows           0    1    2    3 … 6         7 8
+
+Layers that keep the same tokens share block tables: a *group* (see `contract.cache_groups`).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
 
-@dataclass(frozen=True)
-class DecodeView:
-    """The keys that a step's decodes see, through one window.
+@dataclass(frozen=True, eq=False)
+class BlockTables:
+    """Where one group of layers has its keys and values.
 
     Attributes:
-        blocks: [decodes, blocks] block numbers, padded with 0.
-        mask: [decodes, 1, 1, blocks × block_size], true where the key is visible.
+        tables: [sequences, blocks] int32 block numbers; 0 past a sequence's end and where a window has left them.
+        slots: [tokens] int64 where each new token goes: block × block_size + offset.
     """
 
-    blocks: torch.Tensor
-    mask: torch.Tensor
+    tables: torch.Tensor
+    slots: torch.Tensor
 
 
-@dataclass(frozen=True)
-class ChunkView:
-    """The keys that one chunk sees, through one window.
-
-    Attributes:
-        rows: the chunk's rows in the flat batch.
-        blocks: [blocks] block numbers.
-        mask: [1, 1, chunk, blocks × block_size], true where the key is visible.
-    """
-
-    rows: slice
-    blocks: torch.Tensor
-    mask: torch.Tensor
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class AttentionMetadata:
     """One step's attention inputs.
 
     Attributes:
-        slots: [tokens] where each token's key and value go.
-        num_decodes: how many of the first rows are decodes.
-        decodes: for each window (None: no window) what the decodes see.
-        chunks: likewise for the chunks.
+        query_starts: [sequences + 1] int32.
+        seq_lens: [sequences] int32; tokens known once this step has run.
+        num_decodes: how many of the first sequences compute one token.
+        block_size: tokens in a block.
+        groups: block tables by group.
+        views: what a backend derives from the above, made with the first layer that asks and kept for the step.
     """
 
-    slots: torch.Tensor
+    query_starts: torch.Tensor
+    seq_lens: torch.Tensor
     num_decodes: int
-    decodes: dict[int | None, DecodeView]
-    chunks: dict[int | None, list[ChunkView]]
+    block_size: int
+    groups: list[BlockTables]
+    views: dict[Any, Any] = field(default_factory=dict)

@@ -1,6 +1,11 @@
-"""Attention by torch's scaled_dot_product_attention: runs on every device, and defines what is right."""
+"""Attention by torch's scaled_dot_product_attention: runs on every device, and defines what is right.
+
+Decodes run as one padded call; chunks of prompts run one by one, each against its own keys.
+"""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import torch
 from torch.nn.functional import scaled_dot_product_attention
@@ -8,6 +13,23 @@ from torch.nn.functional import scaled_dot_product_attention
 from stoker_engine.attention.backend import AttentionShape, KVCache
 from stoker_engine.attention.metadata import AttentionMetadata
 from stoker_engine.kernels.kv_store import kv_store
+
+
+@dataclass(frozen=True)
+class _View:
+    """The keys that some sequences see through one window.
+
+    Attributes:
+        rows: the sequences' rows in the flat batch.
+        blocks: [sequences, blocks] block numbers, padded with 0.
+        distance: [sequences, 1, queries, blocks × block_size] int64, key position - query position.
+        visible: likewise, whether the key is seen.
+    """
+
+    rows: slice
+    blocks: torch.Tensor
+    distance: torch.Tensor
+    visible: torch.Tensor
 
 
 class SdpaBackend:
@@ -18,38 +40,77 @@ class SdpaBackend:
         shape: AttentionShape,
         query: torch.Tensor,
         key: torch.Tensor,
-        value: torch.Tensor,
+        value: torch.Tensor | None,
         cache: KVCache,
         metadata: AttentionMetadata,
     ) -> torch.Tensor:
         """See `AttentionBackend.forward`."""
-        kv_store(key, value, cache.key, cache.value, metadata.slots)
-        out = torch.empty_like(query)
-        if metadata.num_decodes:
-            decodes = slice(0, metadata.num_decodes)
-            out[decodes] = self._decode(shape, query[decodes], cache, metadata)
-        for chunk in metadata.chunks[shape.sliding_window]:
-            keys = cache.key[chunk.blocks].flatten(0, 1).transpose(0, 1).unsqueeze(0)  # [1, kv_heads, L, d]
-            values = cache.value[chunk.blocks].flatten(0, 1).transpose(0, 1).unsqueeze(0)
-            attended = scaled_dot_product_attention(
-                query[chunk.rows].transpose(0, 1).unsqueeze(0),  # [1, heads, chunk, d]
-                keys,
-                values,
-                attn_mask=chunk.mask,
-                scale=shape.scale,
-                enable_gqa=shape.num_heads != shape.num_kv_heads,
-            )
-            out[chunk.rows] = attended.squeeze(0).transpose(0, 1)
+        slots = metadata.groups[cache.group].slots
+        kv_store(key, cache.key, slots)
+        if value is not None:
+            kv_store(value, cache.value, slots)
+        out = query.new_empty(len(query), shape.num_heads, shape.value_head_dim)
+        for view in _views(metadata, cache.group, shape.sliding_window):
+            out[view.rows] = _attend(shape, query[view.rows], cache, view)
         return out.flatten(1)
 
-    @staticmethod
-    def _decode(
-        shape: AttentionShape, query: torch.Tensor, cache: KVCache, metadata: AttentionMetadata
-    ) -> torch.Tensor:
-        view = metadata.decodes[shape.sliding_window]
-        # The query heads that share a KV head stand in for several queries: no key is copied for them.
-        grouped = query.view(len(query), shape.num_kv_heads, -1, shape.head_dim)  # [decodes, kv_heads, group, d]
-        keys = cache.key[view.blocks].flatten(1, 2).transpose(1, 2)  # [decodes, kv_heads, L, d]
-        values = cache.value[view.blocks].flatten(1, 2).transpose(1, 2)
-        attended = scaled_dot_product_attention(grouped, keys, values, attn_mask=view.mask, scale=shape.scale)
-        return attended.flatten(1, 2)
+
+def _attend(shape: AttentionShape, query: torch.Tensor, cache: KVCache, view: _View) -> torch.Tensor:
+    """[rows, heads, d] → [rows, heads, value d]."""
+    sequences = len(view.blocks)
+    # [sequences, kv_heads, group × queries, d]: the query heads that share a KV head stand in for several queries,
+    # so that no key is copied for them.
+    queries = query.shape[0] // sequences
+    group = shape.num_heads // shape.num_kv_heads
+    grouped = query.unflatten(0, (sequences, queries)).unflatten(2, (shape.num_kv_heads, group))
+    grouped = grouped.permute(0, 2, 3, 1, 4).flatten(2, 3)
+    keys = cache.key[view.blocks].flatten(1, 2).transpose(1, 2)  # [sequences, kv_heads, L, d]
+    values = cache.value[view.blocks].flatten(1, 2).transpose(1, 2)
+    if shape.logits_soft_cap is None and shape.alibi_slopes is None:
+        mask = view.visible.repeat(1, 1, group, 1)
+        attended = scaled_dot_product_attention(grouped, keys, values, attn_mask=mask, scale=shape.scale)
+    else:
+        scores = (grouped.float() @ keys.float().transpose(-1, -2)) * shape.scale
+        if shape.logits_soft_cap is not None:
+            scores = shape.logits_soft_cap * torch.tanh(scores / shape.logits_soft_cap)
+        scores = scores.unflatten(2, (group, queries))
+        if shape.alibi_slopes is not None:
+            slopes = shape.alibi_slopes.view(shape.num_kv_heads, group, 1, 1)
+            scores = scores + slopes * view.distance.unsqueeze(2)
+        scores = scores.masked_fill(~view.visible.unsqueeze(2), -torch.inf)
+        attended = scores.softmax(-1).flatten(2, 3).to(values.dtype) @ values
+    ungrouped = attended.unflatten(2, (group, queries)).permute(0, 3, 1, 2, 4)  # [sequences, queries, kv_heads, group, d]
+    rows: torch.Tensor = ungrouped.flatten(2, 3).flatten(0, 1)
+    return rows
+
+
+def _views(metadata: AttentionMetadata, group: int, window: int | None) -> list[_View]:
+    """The decodes' view, then one for each chunk."""
+    if (group, window) not in metadata.views:
+        starts = metadata.query_starts.tolist()
+        parts = [slice(0, metadata.num_decodes)] if metadata.num_decodes else []
+        parts += [slice(s, s + 1) for s in range(metadata.num_decodes, len(starts) - 1)]
+        metadata.views[group, window] = [_view(metadata, group, window, part, starts) for part in parts]
+    views: list[_View] = metadata.views[group, window]
+    return views
+
+
+def _view(metadata: AttentionMetadata, group: int, window: int | None, part: slice, starts: list[int]) -> _View:
+    size = metadata.block_size
+    rows = slice(starts[part.start], starts[part.stop])
+    queries = starts[part.start + 1] - starts[part.start]
+    lengths = metadata.seq_lens[part].long()
+    device = lengths.device
+    oldest = torch.zeros_like(lengths) if window is None else (lengths - queries + 1 - window).clamp_min(0)
+    first = oldest // size  # blocks before are not even gathered
+    count = int((-(-lengths // size) - first).max())
+    columns = first[:, None] + torch.arange(count, device=device)
+    tables = metadata.groups[group].tables[part]
+    blocks = tables.gather(1, columns.clamp_max(tables.shape[1] - 1)).long()
+    keys = (first * size)[:, None] + torch.arange(count * size, device=device)  # positions
+    at = (lengths - queries)[:, None] + torch.arange(queries, device=device)
+    distance = (keys[:, None, :] - at[:, :, None]).unsqueeze(1)
+    visible = distance <= 0
+    if window is not None:
+        visible = visible & (distance > -window)
+    return _View(rows, blocks, distance, visible)

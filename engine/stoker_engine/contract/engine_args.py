@@ -1,13 +1,7 @@
-"""The arguments of the engine and of its HTTP front end, with vLLM's names.
-
-`ServeArgs` is what ``stoker serve`` takes. The operator builds one from an InferenceEndpoint and writes it
-as a pod's argv; the engine reads the same words back: ``ServeArgs.from_argv(args.to_argv()) == args``.
-"""
+"""The arguments of the engine, with vLLM's names."""
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from stoker_engine.contract import argv, names
@@ -33,6 +27,11 @@ class EngineArgs:
         "auto",
         choices=names.DTYPES,
     )
+    trust_remote_code: bool = flag("let a model run Python code of its own", False)
+    tokenizer: str | None = flag("a folder or hub id whose tokenizer is taken instead of the model's", None)
+    generation_config: str = flag(
+        "where sampling defaults come from: auto (the model's generation_config.json), vllm (none), or a folder", "auto"
+    )
     max_model_len: int | None = flag("longest sequence, prompt and output; default: the model's own", None)
     seed: int = flag("seeds the requests that do not seed themselves, so that a restart repeats a run", 0)
     device: names.Device = flag("where to run; auto takes the accelerator there is", "auto", choices=names.DEVICES)
@@ -48,6 +47,16 @@ class EngineArgs:
 
     max_num_seqs: int = flag("most sequences in one step", 256)
     max_num_batched_tokens: int = flag("most tokens in one step, over all sequences", 2048)
+    enable_chunked_prefill: bool = flag("let a prompt be computed in several steps, beside other requests", True)
+    scheduling_policy: names.SchedulingPolicy = flag(
+        "who is served first: fcfs (first come) or priority (a request's own number, the lowest first)",
+        "fcfs",
+        choices=names.SCHEDULING_POLICIES,
+    )
+    max_logprobs: int = flag("most logprobs a request may ask for at a position; -1: no limit", 20)
+    batch_invariant: bool = flag(
+        "compute each request bit for bit the same in any batch, chunking or prefix hit; slower", False
+    )
 
     tensor_parallel_size: int = flag("devices each layer is split over", 1)
     pipeline_parallel_size: int = flag("groups of devices the layers are spread over", 1)
@@ -72,6 +81,7 @@ class EngineArgs:
             ("dtype", names.DTYPES),
             ("kv_cache_dtype", names.KV_CACHE_DTYPES),
             ("device", names.DEVICES),
+            ("scheduling_policy", names.SCHEDULING_POLICIES),
         ):
             if getattr(self, name) not in allowed:
                 raise ArgumentError(argv.flag_name(name), f"{getattr(self, name)!r} is not one of {', '.join(allowed)}")
@@ -80,62 +90,7 @@ class EngineArgs:
                 "--gpu-memory-utilization",
                 f"must be above 0 and at most 1, got {self.gpu_memory_utilization}",
             )
+        if self.max_logprobs < -1:
+            raise ArgumentError("--max-logprobs", f"must be at least 0, or -1 for no limit, got {self.max_logprobs}")
         if self.block_size & (self.block_size - 1):
             raise ArgumentError("--block-size", f"must be a power of two, got {self.block_size}")
-
-
-@dataclass(frozen=True)
-class FrontendArgs:
-    """How the HTTP server listens and renders prompts."""
-
-    host: str = flag("address to listen on", "0.0.0.0")
-    port: int = flag("port to listen on", 8000)
-    chat_template: str | None = flag(
-        "a Jinja chat template: a file, or the template itself; default: the tokenizer's own", None
-    )
-    uvicorn_log_level: str = flag(
-        "log level of the HTTP server",
-        "info",
-        choices=("critical", "error", "warning", "info", "debug", "trace"),
-    )
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.port <= 65535:
-            raise ArgumentError("--port", f"must be 0 to 65535, got {self.port}")
-
-
-@dataclass(frozen=True)
-class ServeArgs:
-    """All that ``stoker serve`` takes."""
-
-    engine: EngineArgs
-    frontend: FrontendArgs = dataclasses.field(default_factory=FrontendArgs)
-
-    @staticmethod
-    def parser(prog: str = "stoker serve") -> argv.Parser:
-        """The parser behind ``stoker serve --help``; raises `ArgumentError`, never exits on a bad flag."""
-        parser = argv.Parser(
-            prog=prog,
-            description="Serve a model behind an OpenAI-compatible API.",
-            allow_abbrev=False,
-        )
-        argv.add_arguments(parser, EngineArgs, "engine")
-        argv.add_arguments(parser, FrontendArgs, "HTTP server")
-        return parser
-
-    @classmethod
-    def from_argv(cls, words: Sequence[str]) -> ServeArgs:
-        """Parses the words after ``stoker serve``.
-
-        Raises:
-            ArgumentError: an unknown flag, or a value out of range.
-        """
-        namespace = cls.parser().parse_args(list(words))
-        return cls(
-            engine=argv.from_namespace(EngineArgs, namespace),
-            frontend=argv.from_namespace(FrontendArgs, namespace),
-        )
-
-    def to_argv(self) -> list[str]:
-        """The words after ``stoker serve`` that say the same; defaults are left out."""
-        return argv.to_argv(self.engine) + argv.to_argv(self.frontend)

@@ -9,9 +9,13 @@ All results are bytes on one device. ``tensor`` is the tensor-parallel size.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Final
 
+from stoker_engine.contract.cache_groups import CacheGroup, cache_groups, numbers_per_slot
 from stoker_engine.contract.model_config import ModelConfig
+from stoker_engine.contract.weight_sizes import weight_bytes as weight_bytes
 
 GIB: Final = 1024**3
 
@@ -23,28 +27,15 @@ RUNTIME_BYTES: Final = 1 * GIB
 CPU_KV_CACHE_LIMIT: Final = 4 * GIB
 
 
-def weight_bytes(config: ModelConfig, element_bytes: int, tensor: int = 1) -> int:
-    """Weights of one tensor-parallel shard. Norms are replicated, matrices and the vocabulary are split."""
-    hidden, head = config.hidden_size, config.head_dim
-    heads = config.num_attention_heads * head
-    kv_heads = max(config.num_key_value_heads // tensor, 1) * tensor * head
-    attention = hidden * (heads + 2 * kv_heads) + heads * hidden
-    if config.attention_bias:
-        attention += heads + 2 * kv_heads + hidden
-    mlp = 3 * hidden * config.intermediate_size
-    if config.mlp_bias:
-        mlp += 2 * config.intermediate_size + hidden
-    gemma = config.model_type == "gemma3_text"
-    norms = (4 * hidden + 2 * head) if gemma else 2 * hidden
-    vocabulary = config.vocab_size * hidden * (1 if config.tie_word_embeddings else 2)
-    matrices = config.num_hidden_layers * (attention + mlp) + vocabulary
-    return (matrices // tensor + config.num_hidden_layers * norms + hidden) * element_bytes
+def model_cache_groups(config: ModelConfig, tensor: int = 1) -> tuple[CacheGroup, ...]:
+    """The groups of layers that share block tables, on one device. KV heads are split, latent vectors replicated."""
+    specs = [layer.cache for layer in config.layers]
+    return cache_groups([s if s.latent else replace(s, num_kv_heads=max(s.num_kv_heads // tensor, 1)) for s in specs])
 
 
-def kv_block_bytes(config: ModelConfig, block_size: int, element_bytes: int, tensor: int = 1) -> int:
-    """Keys and values of one block of `block_size` tokens, in all layers."""
-    kv_heads = max(config.num_key_value_heads // tensor, 1)
-    return config.num_hidden_layers * 2 * block_size * kv_heads * config.head_dim * element_bytes
+def kv_block_bytes(groups: Sequence[CacheGroup], block_size: int, element_bytes: int) -> int:
+    """One block of the KV cache."""
+    return numbers_per_slot(groups) * block_size * element_bytes
 
 
 def activation_bytes(

@@ -1,11 +1,10 @@
-"""Who watches the engine: the metrics do. Called from the engine's thread, after each step."""
+"""What a step did, in numbers, for the metrics and the log. Plain facts: they cross from one process to another."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, field
 
-from stoker_engine.core.request import Request
+from stoker_engine.core.finish_reason import FinishReason
 
 
 @dataclass(frozen=True)
@@ -21,27 +20,70 @@ class SchedulerStats:
 
 
 @dataclass(frozen=True)
+class FirstToken:
+    """A request's first token: seconds since its arrival, and what its prompt took."""
+
+    seconds: float
+    num_prompt_tokens: int
+    num_cached_tokens: int
+
+
+@dataclass(frozen=True)
+class FinishedRequest:
+    """A request that ended, all its sequences included. Times are seconds; None where it did not get so far.
+
+    Attributes:
+        num_output_tokens: over all sequences.
+        longest_output: tokens of the longest sequence.
+        queue: from arrival to the first step.
+        prefill: from the first step to the first token.
+        decode: from the first token to the last.
+    """
+
+    id: str
+    finish_reason: FinishReason
+    n: int
+    max_tokens: int
+    num_prompt_tokens: int
+    num_cached_tokens: int
+    num_output_tokens: int
+    longest_output: int
+    num_preemptions: int
+    e2e: float
+    queue: float | None = None
+    prefill: float | None = None
+    decode: float | None = None
+
+
+@dataclass(frozen=True)
+class StepTimes:
+    """Where a step's time went, in seconds."""
+
+    schedule: float = 0.0
+    prepare: float = 0.0
+    model: float = 0.0
+    sample: float = 0.0
+    commit: float = 0.0
+
+
+@dataclass(frozen=True)
 class StepReport:
     """What one step did.
 
     Attributes:
         num_tokens: tokens computed.
         num_prompt_tokens: of them, prompt tokens.
-        advanced: requests that got a token, finished ones included.
+        num_new_tokens: tokens generated.
+        first_tokens: of the requests that got their first one.
+        inter_token: seconds between a sequence's new token and the one before, for those that have one.
         finished: requests that ended in or just before this step, aborted ones included.
-        duration: seconds.
     """
 
     num_tokens: int
     num_prompt_tokens: int
-    advanced: list[Request]
-    finished: list[Request]
-    duration: float
-
-
-class Observer(Protocol):
-    """Takes notice of what the engine does."""
-
-    def on_step(self, report: StepReport, stats: SchedulerStats) -> None:
-        """A step is done; `stats` is the scheduler's state after it."""
-        ...
+    num_new_tokens: int
+    stats: SchedulerStats
+    times: StepTimes = StepTimes()
+    first_tokens: list[FirstToken] = field(default_factory=list)
+    inter_token: list[float] = field(default_factory=list)
+    finished: list[FinishedRequest] = field(default_factory=list)

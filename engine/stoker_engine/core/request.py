@@ -1,87 +1,137 @@
-"""A request: the tokens known, how many of them are computed, and the blocks that hold them.
+"""A request and its sequences: the tokens known, how many of them are computed, and the blocks that hold them.
 
-There is no prefill and no decode. A request *knows* tokens (prompt, then one more each time it is sampled)
+There is no prefill and no decode. A sequence *knows* tokens (prompt, then one more each time it is sampled)
 and has *computed* the keys and values of some; each step lets it catch up by as much as the budget allows.
 When the last known token is computed, a new one is sampled.
 
         prompt + output   t0 t1 t2 t3 t4 t5 t6 t7 │ t8         known = 9
         computed          ──────────────────────┤              computed = 8 → next step computes t8, samples t9
+
+A request begins with one sequence. When its prompt is computed, that one becomes as many as were asked for: they
+share its blocks, and a block is copied when one of them is about to write into it. Beams fork at every step.
 """
 
 from __future__ import annotations
 
-import enum
-import time
 from dataclasses import dataclass, field
 
-from stoker_engine.core.sampling_params import SamplingParams
+from stoker_engine.core.beam_search import BeamSearch
+from stoker_engine.core.engine_request import EngineRequest
+from stoker_engine.core.finish_reason import FinishReason
+from stoker_engine.core.logprobs import TokenLogprobs
+from stoker_engine.core.sampling_params import BeamSearchParams, SamplingParams
 
-
-class FinishReason(enum.StrEnum):
-    """Why a request ended. `stop` and `length` are OpenAI's words."""
-
-    STOP = "stop"
-    LENGTH = "length"
-    ABORT = "abort"
-    ERROR = "error"
+#: In a block table: the window has left this block, which belongs to others now.
+RELEASED = -1
 
 
 @dataclass(eq=False)
-class Request:
+class Sequence:
     """One sequence being generated. Owned by the scheduler; others only read it.
 
     Attributes:
+        id: unique among all sequences.
+        index: which of its request's.
+        key: its place in line; the lowest is served first.
         token_ids: prompt and output so far.
         num_computed: tokens whose keys and values are in the cache.
-        num_cached: prompt tokens that a prefix hit saved, at the first time it was scheduled.
-        blocks: the KV-cache blocks in order; block i holds tokens i × block_size and on.
-        seed: the sampler's seed.
-        arrival_time, scheduled_time, …: seconds on the monotonic clock, for the metrics.
+        blocks: for each group of layers, the KV-cache blocks in order; block i holds tokens i × block_size and on.
+        candidates: a beam's offer for the next step, while it waits for the other beams'.
     """
 
-    id: str
-    prompt_token_ids: list[int]
-    params: SamplingParams
-    max_tokens: int
-    seed: int = 0
-    eos_token_ids: frozenset[int] = frozenset()
-    arrival_time: float = field(default_factory=time.monotonic)
-
-    token_ids: list[int] = field(init=False)
-    num_computed: int = field(init=False, default=0)
-    num_cached: int | None = field(init=False, default=None)
-    blocks: list[int] = field(init=False, default_factory=list)
-    finish_reason: FinishReason | None = field(init=False, default=None)
-    stop_reason: int | str | None = field(init=False, default=None)
-    scheduled_time: float | None = field(init=False, default=None)
-    first_token_time: float | None = field(init=False, default=None)
-    last_token_time: float | None = field(init=False, default=None)
-    previous_token_time: float | None = field(init=False, default=None)
-    num_preemptions: int = field(init=False, default=0)
+    request: Request
+    index: int
+    key: tuple[int, ...]
+    token_ids: list[int]
+    num_computed: int = 0
+    blocks: list[list[int]] = field(default_factory=list)
+    num_preemptions: int = 0
+    finish_reason: FinishReason | None = None
+    stop_reason: int | None = None
+    candidates: list[tuple[int, float]] | None = None
+    id: str = field(init=False)
 
     def __post_init__(self) -> None:
-        self.token_ids = list(self.prompt_token_ids)
-
-    @property
-    def num_prompt_tokens(self) -> int:
-        """Length of the prompt, in tokens."""
-        return len(self.prompt_token_ids)
+        self.id = f"{self.request.id}#{self.index}"
 
     @property
     def num_output_tokens(self) -> int:
         """Tokens generated so far."""
-        return len(self.token_ids) - len(self.prompt_token_ids)
+        return len(self.token_ids) - self.request.num_prompt_tokens
+
+    @property
+    def output_token_ids(self) -> list[int]:
+        """The tokens generated so far."""
+        return self.token_ids[self.request.num_prompt_tokens :]
 
     @property
     def num_uncomputed(self) -> int:
         """Known tokens whose keys and values are still to compute."""
         return len(self.token_ids) - self.num_computed
 
-    def stop_check(self, token_id: int) -> None:
-        """Sets `finish_reason` if `token_id`, the newest token, ends this request."""
-        if token_id in self.params.stop_token_ids:
+    def append(self, token_id: int) -> None:
+        """Takes in a newly sampled token; sets `finish_reason` if it ends the sequence."""
+        self.token_ids.append(token_id)
+        asked, params = self.request.asked, self.request.asked.params
+        if token_id in params.stop_token_ids:
             self.finish_reason, self.stop_reason = FinishReason.STOP, token_id
-        elif token_id in self.eos_token_ids and not self.params.ignore_eos:
+        elif token_id in asked.eos_token_ids and not params.ignore_eos:
             self.finish_reason = FinishReason.STOP
-        elif self.num_output_tokens >= self.max_tokens:
+        elif self.num_output_tokens >= asked.max_tokens:
             self.finish_reason = FinishReason.LENGTH
+
+
+@dataclass(eq=False)
+class Request:
+    """What was asked for, and what became of it. Owned by the scheduler; others only read it.
+
+    Attributes:
+        line: its sequences' place in line, before their index.
+        live: its sequences that are not finished, in order.
+        num_started: sequences there have been.
+        num_cached: prompt tokens that a prefix hit saved, at the first time it was scheduled.
+        prompt_logprobs: of each prompt token but the first, as far as they are computed.
+        beams: the state of a beam search.
+    """
+
+    asked: EngineRequest
+    line: tuple[int, ...]
+    live: list[Sequence] = field(default_factory=list)
+    num_started: int = 0
+    num_cached: int | None = None
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
+    num_preemptions: int = 0
+    finish_reason: FinishReason | None = None
+    beams: BeamSearch | None = None
+
+    def __post_init__(self) -> None:
+        params = self.asked.params
+        if isinstance(params, BeamSearchParams):
+            eos = frozenset[int]() if params.ignore_eos else self.asked.eos_token_ids
+            self.beams = BeamSearch(params, self.asked.max_tokens, eos | frozenset(params.stop_token_ids))
+        self.live = [self.start(self.asked.prompt_token_ids)]
+
+    @property
+    def id(self) -> str:
+        """Unique among all requests."""
+        return self.asked.id
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Length of the prompt, in tokens."""
+        return len(self.asked.prompt_token_ids)
+
+    @property
+    def wants_prompt_logprobs(self) -> bool:
+        """Whether each prompt token's logits are needed, so that none can come from the prefix cache."""
+        return isinstance(self.asked.params, SamplingParams) and self.asked.params.prompt_logprobs is not None
+
+    @property
+    def num_to_fork(self) -> int:
+        """Sequences still to start once the prompt is computed."""
+        return 0 if self.beams else self.asked.num_sequences - self.num_started
+
+    def start(self, token_ids: list[int]) -> Sequence:
+        """A new sequence that knows `token_ids`."""
+        index, self.num_started = self.num_started, self.num_started + 1
+        return Sequence(self, index, (*self.line, index), list(token_ids))

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
 
 from stoker_engine.contract.errors import RequestError
+
+#: Most sequences one request may ask for: each is a place in the batch.
+MAX_N = 128
 
 
 @dataclass(frozen=True)
@@ -12,46 +17,140 @@ class SamplingParams:
     """Sampling parameters of one request.
 
     Attributes:
+        n: sequences generated for the prompt, which is computed once.
         temperature: 0 is greedy; above, the logits are divided by it.
         top_p: keep the smallest set of tokens whose probability reaches this; 1 keeps all.
         top_k: keep this many of the likeliest tokens; 0 or -1 keeps all.
+        min_p: keep tokens at least this likely, as a share of the likeliest one's probability; 0 keeps all.
+        presence_penalty: taken off the logit of each token that the output holds.
+        frequency_penalty: taken off as many times as the output holds it.
+        repetition_penalty: positive logits of tokens in prompt or output are divided by it, negative ones multiplied.
+        logit_bias: token id → added to its logit.
+        allowed_token_ids: nothing else can be chosen.
+        bad_words: words that are never completed.
         seed: makes the output reproducible, alone or in any batch; None draws afresh.
         max_tokens: most tokens to generate; None: up to the model's length.
-        stop: strings that end the output; they are not part of it.
+        min_tokens: before so many, nothing ends the output but its length.
+        stop: strings that end the output.
+        include_stop_str_in_output: whether the stop string is part of the text.
         stop_token_ids: tokens that end the output; they are not part of its text.
         ignore_eos: keep going past the model's end-of-sequence token.
+        skip_special_tokens: leave special tokens out of the text.
+        logprobs: tell the log-probability of each output token and of so many likeliest ones (-1: all); of the
+            model's own distribution, before anything above changes it.
+        prompt_logprobs: likewise for the prompt's tokens.
+        truncate_prompt_tokens: keep only so many last tokens of the prompt (-1: as many as the model takes).
 
     Raises:
         RequestError: a value is out of range; `param` names it.
     """
 
+    n: int = 1
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = 0
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    allowed_token_ids: tuple[int, ...] | None = None
+    bad_words: tuple[str, ...] = ()
     seed: int | None = None
     max_tokens: int | None = 16
+    min_tokens: int = 0
     stop: tuple[str, ...] = ()
+    include_stop_str_in_output: bool = False
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
+    skip_special_tokens: bool = True
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    truncate_prompt_tokens: int | None = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "stop", _as_tuple(self.stop))
+        for name in ("stop", "bad_words"):
+            object.__setattr__(self, name, _strings(getattr(self, name)))
         object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
-        if not 0 <= self.temperature < float("inf"):
-            raise RequestError(f"temperature must be a number from 0, got {self.temperature}", "temperature")
-        if not 0 < self.top_p <= 1:
-            raise RequestError(f"top_p must be above 0 and at most 1, got {self.top_p}", "top_p")
-        if self.top_k < -1:
-            raise RequestError(f"top_k must be -1 or 0 (all) or at least 1, got {self.top_k}", "top_k")
-        if self.max_tokens is not None and self.max_tokens < 1:
-            raise RequestError(f"max_tokens must be at least 1, got {self.max_tokens}", "max_tokens")
-        if self.seed is not None and not -(2**63) <= self.seed < 2**63:
-            raise RequestError("seed must fit in a signed 64-bit integer", "seed")
+        object.__setattr__(self, "logit_bias", {int(token): float(bias) for token, bias in self.logit_bias.items()})
+        if self.allowed_token_ids is not None:
+            object.__setattr__(self, "allowed_token_ids", tuple(self.allowed_token_ids))
+        self._check_ranges()
         if not all(self.stop):
             raise RequestError("stop must not hold an empty string", "stop")
+        if not all(word.strip() for word in self.bad_words):
+            raise RequestError("bad_words must not hold an empty word", "bad_words")
+        if self.allowed_token_ids == ():
+            raise RequestError("allowed_token_ids is empty: no token could be chosen", "allowed_token_ids")
+        if not all(-100 <= bias <= 100 for bias in self.logit_bias.values()):
+            raise RequestError("logit_bias must lie between -100 and 100", "logit_bias")
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise RequestError(f"min_tokens is {self.min_tokens}, max_tokens only {self.max_tokens}", "min_tokens")
+
+    def _check_ranges(self) -> None:
+        def check(name: str, fine: bool, range_: str) -> None:
+            if not fine:
+                raise RequestError(f"{name} must be {range_}, got {getattr(self, name)}", name)
+
+        check("n", 1 <= self.n <= MAX_N, f"1 to {MAX_N}")
+        check("temperature", 0 <= self.temperature < float("inf"), "a number from 0")
+        check("top_p", 0 < self.top_p <= 1, "above 0 and at most 1")
+        check("top_k", self.top_k >= -1, "-1 or 0 (all) or at least 1")
+        check("min_p", 0 <= self.min_p <= 1, "0 to 1")
+        check("presence_penalty", -2 <= self.presence_penalty <= 2, "-2 to 2")
+        check("frequency_penalty", -2 <= self.frequency_penalty <= 2, "-2 to 2")
+        check("repetition_penalty", 0 < self.repetition_penalty < float("inf"), "above 0")
+        check("max_tokens", self.max_tokens is None or self.max_tokens >= 1, "at least 1")
+        check("min_tokens", self.min_tokens >= 0, "at least 0")
+        check("seed", self.seed is None or -(2**63) <= self.seed < 2**63, "a signed 64-bit integer")
+        check("logprobs", self.logprobs is None or self.logprobs >= -1, "at least 0, or -1 for all")
+        check(
+            "prompt_logprobs", self.prompt_logprobs is None or self.prompt_logprobs >= -1, "at least 0, or -1 for all"
+        )
+        truncate = self.truncate_prompt_tokens
+        check("truncate_prompt_tokens", truncate is None or truncate == -1 or truncate >= 1, "-1 or at least 1")
 
 
-def _as_tuple(stop: str | tuple[str, ...] | list[str] | None) -> tuple[str, ...]:
-    if stop is None:
+@dataclass(frozen=True)
+class BeamSearchParams:
+    """Beam search: the most likely sequences instead of drawn ones. transformers' rules.
+
+    Attributes:
+        beam_width: beams kept at each step, and sequences returned.
+        max_tokens: most tokens to generate; None: up to the model's length.
+        ignore_eos: keep going past the model's end-of-sequence token.
+        length_penalty: a finished beam scores its summed log-probability ÷ length ** length_penalty.
+        early_stopping: True stops once `beam_width` beams are finished; False when no running beam is expected to
+            beat them; "never" only when none can.
+        stop_token_ids: tokens that end a beam like the end-of-sequence token.
+
+    Raises:
+        RequestError: a value is out of range; `param` names it.
+    """
+
+    beam_width: int
+    max_tokens: int | None = 16
+    ignore_eos: bool = False
+    length_penalty: float = 1.0
+    early_stopping: bool | Literal["never"] = False
+    stop_token_ids: tuple[int, ...] = ()
+    skip_special_tokens: bool = True
+    truncate_prompt_tokens: int | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
+        if not 1 <= self.beam_width <= MAX_N:
+            raise RequestError(f"the beam width must be 1 to {MAX_N}, got {self.beam_width}", "n")
+        if self.max_tokens is not None and self.max_tokens < 1:
+            raise RequestError(f"max_tokens must be at least 1, got {self.max_tokens}", "max_tokens")
+        if not -10 <= self.length_penalty <= 10:
+            raise RequestError(f"length_penalty must be -10 to 10, got {self.length_penalty}", "length_penalty")
+        truncate = self.truncate_prompt_tokens
+        if truncate is not None and truncate != -1 and truncate < 1:
+            raise RequestError("truncate_prompt_tokens must be -1 or at least 1", "truncate_prompt_tokens")
+
+
+def _strings(value: str | tuple[str, ...] | list[str] | None) -> tuple[str, ...]:
+    if value is None:
         return ()
-    return (stop,) if isinstance(stop, str) else tuple(stop)
+    return (value,) if isinstance(value, str) else tuple(value)

@@ -1,87 +1,165 @@
-"""How many KV-cache blocks there are, and the tensors that hold them."""
+"""How many KV-cache blocks there are, and the memory that holds them.
+
+    pool          block 0            block 1            …          uint8 [blocks, bytes of a block]
+    one block     layer a │ layer b │ layer c                      each [block_size, keys then values]
+
+Layers of different groups lie over each other: a block is one group's at a time (`contract.cache_groups`).
+"""
 
 from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 
 from stoker_engine.attention.backend import KVCache
 from stoker_engine.contract import memory
+from stoker_engine.contract.cache_groups import CacheGroup, blocks_per_sequence
+from stoker_engine.contract.cache_spec import CacheSpec
 from stoker_engine.contract.engine_args import EngineArgs
-from stoker_engine.contract.errors import ModelError
+from stoker_engine.contract.errors import ArgumentError, ModelError
 from stoker_engine.contract.model_config import ModelConfig
 from stoker_engine.parallel.device import memory_bytes
 
 logger = logging.getLogger(__name__)
 
 
-def plan_kv_cache(args: EngineArgs, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> tuple[int, int]:
+@dataclass(frozen=True)
+class KVCachePlan:
+    """The cache's size.
+
+    Attributes:
+        max_model_len: longest sequence, prompt and output.
+        step_tokens: most tokens that one step computes of a sequence.
+    """
+
+    groups: tuple[CacheGroup, ...]
+    num_blocks: int
+    block_size: int
+    max_model_len: int
+    step_tokens: int
+
+
+def plan_kv_cache(args: EngineArgs, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> KVCachePlan:
     """Decides the cache's size by the contract's memory arithmetic.
 
-    Returns:
-        (number of blocks, longest sequence). An unset `--max-model-len` becomes the longest that fits.
+    An unset `--max-model-len` becomes the longest that fits.
 
     Raises:
         ModelError: the model, or one sequence of `--max-model-len` tokens, does not fit; with the remedy.
+        ArgumentError: a step is too small for a whole prompt, and it must not be cut.
     """
-    block = memory.kv_block_bytes(config, args.block_size, dtype.itemsize)
-    if args.num_gpu_blocks_override is not None:
-        num_blocks = args.num_gpu_blocks_override
-    elif args.kv_cache_memory_bytes is not None:
-        num_blocks = args.kv_cache_memory_bytes // block
-    else:
-        available = memory_bytes(device)
-        weights = memory.weight_bytes(config, dtype.itemsize)
-        activations = memory.activation_bytes(config, args.max_num_batched_tokens, args.max_num_seqs, dtype.itemsize)
-        size = memory.kv_cache_bytes(
-            available, args.gpu_memory_utilization, weights, activations, on_cpu=device.type == "cpu"
+    groups = memory.model_cache_groups(config)
+    block = memory.kv_block_bytes(groups, args.block_size, dtype.itemsize)
+    num_blocks = _num_blocks(args, config, dtype, device, block)
+
+    def fits(length: int) -> bool:
+        return blocks_per_sequence(groups, length, args.max_num_batched_tokens, args.block_size) <= num_blocks
+
+    wanted = args.max_model_len or config.default_model_len
+    if wanted > config.longest_model_len:
+        raise ModelError(f"--max-model-len {wanted} is beyond the model's own {config.longest_model_len}")
+    longest = wanted if fits(wanted) else _largest(fits, wanted)
+    if longest < wanted and (args.max_model_len is not None or longest < 2):
+        raise ModelError(
+            f"the KV cache holds {longest} tokens, one sequence of --max-model-len {wanted} does not fit; "
+            f"lower --max-model-len to {longest} or give the cache more memory (--kv-cache-memory-bytes)"
         )
-        num_blocks = max(size, 0) // block
-        if num_blocks == 0:
-            raise ModelError(
-                f"the model does not fit: {_gib(available)} of memory × {args.gpu_memory_utilization} is less than "
-                f"weights {_gib(weights)} + activations {_gib(activations)} + runtime {_gib(memory.RUNTIME_BYTES)}; "
-                "give more memory, lower --max-num-batched-tokens or --max-num-seqs, or set --dtype bfloat16"
-            )
-    longest = num_blocks * args.block_size
-    wanted = args.max_model_len or config.max_position_embeddings
-    if args.max_model_len is not None and wanted > config.max_position_embeddings:
-        raise ModelError(f"--max-model-len {wanted} is beyond the model's own {config.max_position_embeddings}")
-    if wanted > longest:
-        if args.max_model_len is not None or longest < 2:
-            raise ModelError(
-                f"the KV cache holds {longest} tokens, one sequence of --max-model-len {wanted} does not fit; "
-                f"lower --max-model-len to {longest} or give the cache more memory (--kv-cache-memory-bytes)"
-            )
+    if longest < wanted:
         logger.warning("max_model_len is lowered from %d to %d, the longest that fits the KV cache", wanted, longest)
-    max_model_len = min(wanted, longest)
+    if not args.enable_chunked_prefill and args.max_num_batched_tokens < longest:
+        raise ArgumentError(
+            "--no-enable-chunked-prefill",
+            f"a prompt of up to {longest} tokens must fit into one step; raise --max-num-batched-tokens to {longest}, "
+            "or lower --max-model-len",
+        )
     logger.info(
         "KV cache: %d blocks of %d tokens (%s); longest sequence %d tokens",
         num_blocks,
         args.block_size,
         _gib(num_blocks * block),
-        max_model_len,
+        longest,
     )
-    return num_blocks, max_model_len
+    return KVCachePlan(groups, num_blocks, args.block_size, longest, args.max_num_batched_tokens)
 
 
-def allocate_kv_cache(
-    config: ModelConfig, num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
-) -> list[KVCache]:
-    """One cache a layer. Zeroed: a padded gather reads blocks that were never written, and 0 × nan is nan."""
-    shape = (num_blocks, block_size, config.num_key_value_heads, config.head_dim)
-    return [KVCache(_zeros(shape, dtype, device), _zeros(shape, dtype, device)) for _ in config.layers]
+class KVCachePool:
+    """The cache's memory, and each layer's view of it.
+
+    Attributes:
+        caches: one a layer.
+    """
+
+    def __init__(self, plan: KVCachePlan, specs: Sequence[CacheSpec], dtype: torch.dtype, device: torch.device) -> None:
+        block = memory.kv_block_bytes(plan.groups, plan.block_size, dtype.itemsize)
+        self._pool = _zeros((plan.num_blocks, block), device)
+        numbers = self._pool.view(dtype)
+        views: dict[int, KVCache] = {}
+        for index, group in enumerate(plan.groups):
+            start = 0
+            for layer in group.layers:
+                size = specs[layer].numbers_per_token * plan.block_size
+                views[layer] = _view(numbers[:, start : start + size], specs[layer], plan.block_size, index)
+                start += size
+        self.caches = [views[layer] for layer in range(len(specs))]
+
+    def copy(self, copies: Sequence[tuple[int, int]]) -> None:
+        """Copies whole blocks; all are read before any is written."""
+        if copies:
+            source, target = torch.tensor(copies, device=self._pool.device).unbind(1)
+            self._pool[target] = self._pool[source]
 
 
-def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+def _view(numbers: torch.Tensor, spec: CacheSpec, block_size: int, group: int) -> KVCache:
+    """A layer's keys and values within `numbers` [blocks, numbers of the layer]."""
+    keys = block_size * spec.num_kv_heads * spec.head_dim
+    key = numbers[:, :keys].unflatten(1, (block_size, spec.num_kv_heads, spec.head_dim))
+    if spec.latent:
+        return KVCache(key, key[..., : spec.value_head_dim], group)
+    value = numbers[:, keys:].unflatten(1, (block_size, spec.num_kv_heads, spec.value_head_dim))
+    return KVCache(key, value, group)
+
+
+def _num_blocks(args: EngineArgs, config: ModelConfig, dtype: torch.dtype, device: torch.device, block: int) -> int:
+    if args.num_gpu_blocks_override is not None:
+        return args.num_gpu_blocks_override
+    if args.kv_cache_memory_bytes is not None:
+        return args.kv_cache_memory_bytes // block
+    available = memory_bytes(device)
+    weights = memory.weight_bytes(config, dtype.itemsize)
+    activations = memory.activation_bytes(config, args.max_num_batched_tokens, args.max_num_seqs, dtype.itemsize)
+    size = memory.kv_cache_bytes(
+        available, args.gpu_memory_utilization, weights, activations, on_cpu=device.type == "cpu"
+    )
+    if size < block:
+        raise ModelError(
+            f"the model does not fit: {_gib(available)} of memory × {args.gpu_memory_utilization} is less than "
+            f"weights {_gib(weights)} + activations {_gib(activations)} + runtime {_gib(memory.RUNTIME_BYTES)}; "
+            "give more memory, lower --max-num-batched-tokens or --max-num-seqs, or set --dtype bfloat16"
+        )
+    return size // block
+
+
+def _largest(fits: Callable[[int], bool], above: int) -> int:
+    """The largest number below `above` that fits; 0 if none does."""
+    low, high = 0, above
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low
+
+
+def _zeros(shape: tuple[int, int], device: torch.device) -> torch.Tensor:
+    """Bytes. Zeroed: a padded gather reads blocks that were never written, and 0 × nan is nan."""
     if device.type != "cpu":
-        return torch.zeros(shape, dtype=dtype, device=device)
+        return torch.zeros(shape, dtype=torch.uint8, device=device)
     # numpy takes zeroed pages from the kernel, which become memory only when a block is first written; torch
     # would write every page now: seconds at start-up, and gigabytes that may never be needed.
-    return torch.from_numpy(np.zeros(math.prod(shape) * dtype.itemsize, dtype=np.uint8)).view(dtype).view(shape)
+    return torch.from_numpy(np.zeros(math.prod(shape), dtype=np.uint8)).view(shape)
 
 
 def _gib(size: int) -> str:

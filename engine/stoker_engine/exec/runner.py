@@ -4,65 +4,95 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
 
 import torch
 
-from stoker_engine.attention.sdpa import SdpaBackend
+from stoker_engine.attention.select import attention_backend
 from stoker_engine.contract import names
 from stoker_engine.contract.engine_args import EngineArgs
 from stoker_engine.contract.errors import ModelError
 from stoker_engine.contract.model_config import ModelConfig
-from stoker_engine.core.batch import ScheduledBatch
-from stoker_engine.exec.inputs import InputBuilder
-from stoker_engine.exec.kv_cache import allocate_kv_cache, plan_kv_cache
+from stoker_engine.core.batch import ScheduledBatch, ScheduledSequence, StepResult
+from stoker_engine.core.logprobs import TokenLogprobs
+from stoker_engine.core.sampling_params import SamplingParams
+from stoker_engine.exec.inputs import InputBuilder, Inputs
+from stoker_engine.exec.kv_cache import KVCachePool, plan_kv_cache
 from stoker_engine.models.checkpoint import Checkpoint
-from stoker_engine.models.decoder import Decoder
-from stoker_engine.models.weights import load_weights
 from stoker_engine.parallel.device import limit_threads, resolve_device
+from stoker_engine.sampling.logprobs import token_logprobs
 from stoker_engine.sampling.sampler import sample
 
 logger = logging.getLogger(__name__)
+
+#: Logits that prompt_logprobs computes at once: 64 MiB in float32.
+_LOGITS_AT_ONCE = 2**24
 
 
 class Runner:
     """One model on one device.
 
+    Args:
+        on_progress: called whenever loading gets on.
+
     Attributes:
-        num_blocks: blocks in the KV cache.
-        max_model_len: longest sequence, prompt and output.
+        plan: the KV cache's size.
 
     Raises:
         ArgumentError: the device or dtype cannot be had.
         ModelError: the weights do not match, or the model does not fit.
     """
 
-    def __init__(self, args: EngineArgs, checkpoint: Checkpoint) -> None:
+    def __init__(self, args: EngineArgs, checkpoint: Checkpoint, on_progress: Callable[[], None]) -> None:
         self.device = resolve_device(args)
         if self.device.type == "cpu":
             limit_threads()
         self.config = checkpoint.config
         self.dtype = resolve_dtype(args, self.config)
-        self.num_blocks, self.max_model_len = plan_kv_cache(args, self.config, self.dtype, self.device)
+        backend = attention_backend(self.device, self.dtype, args.batch_invariant)
+        self.plan = plan_kv_cache(args, self.config, self.dtype, self.device)
         started = time.monotonic()
         with torch.inference_mode():
-            self.model = Decoder(self.config, checkpoint.family, SdpaBackend(), self.dtype)
-            load_weights(self.model, checkpoint.weights, checkpoint.spelling)
-            self.model.to(self.device)
-            self.model.rotary.to_device(self.device)
-            self.caches = allocate_kv_cache(self.config, self.num_blocks, args.block_size, self.dtype, self.device)
+            self.model = checkpoint.load(backend, self.dtype, self.device, self.plan.max_model_len, on_progress)
+            specs = [layer.cache for layer in self.config.layers]
+            self._pool = KVCachePool(self.plan, specs, self.dtype, self.device)
         logger.info("loaded %s on %s in %.1f s", self.dtype, self.device, time.monotonic() - started)
-        self._inputs = InputBuilder(
-            block_size=args.block_size,
-            windows=frozenset(layer.sliding_window for layer in self.config.layers),
-            device=self.device,
-        )
+        self._inputs = InputBuilder(args.block_size, len(self.plan.groups), self.device)
 
-    def run(self, batch: ScheduledBatch) -> list[int]:
-        """Computes the batch and samples one token for each of ``batch.sampling``, in order."""
+    def run(self, batch: ScheduledBatch) -> StepResult:
+        """Computes the batch and samples ``batch.sampling``."""
         with torch.inference_mode():
-            inputs = self._inputs.build(batch, self.caches)
-            logits = self.model(inputs)
-            return sample(logits, batch.sampling) if batch.sampling else []
+            started = time.monotonic()
+            self._pool.copy(batch.copies)
+            inputs = self._inputs.build(batch, self._pool.caches)
+            prepared = time.monotonic()
+            hidden = self.model.forward(inputs.step)
+            rows = [inputs.last_rows[sequence.id] for sequence in batch.sampling]
+            logits = self.model.logits(hidden[rows]) if rows else None
+            computed = time.monotonic()
+            sampled = [] if logits is None else sample(logits, batch.sampling)
+            prompt_logprobs = {
+                sequence.id: self._prompt_logprobs(hidden, inputs, sequence)
+                for sequence in batch.sequences
+                if sequence.prompt_positions
+            }
+            sample_time = time.monotonic() - computed
+            return StepResult(sampled, prompt_logprobs, prepared - started, computed - prepared, sample_time)
+
+    def _prompt_logprobs(
+        self, hidden: torch.Tensor, inputs: Inputs, sequence: ScheduledSequence
+    ) -> list[TokenLogprobs]:
+        """Of the prompt tokens that follow `prompt_positions`; a few rows at a time, so that memory never spikes."""
+        assert isinstance(sequence.params, SamplingParams) and sequence.params.prompt_logprobs is not None
+        positions, found = sequence.prompt_positions, list[TokenLogprobs]()
+        first = inputs.first_rows[sequence.id] - sequence.start
+        at_once = max(1, _LOGITS_AT_ONCE // self.config.vocab_size)
+        for start in range(positions.start, positions.stop, at_once):
+            stop = min(start + at_once, positions.stop)
+            logits = self.model.logits(hidden[first + start : first + stop])
+            tokens = sequence.known[start + 1 : stop + 1]
+            found += token_logprobs(logits, tokens, [sequence.params.prompt_logprobs] * len(tokens))
+        return found
 
 
 def resolve_dtype(args: EngineArgs, config: ModelConfig) -> torch.dtype:

@@ -1,14 +1,45 @@
-"""Rotary position embedding (Su et al., 2021), in the half-split layout of GPT-NeoX and Llama."""
+"""Rotary position embedding (Su et al., 2021)."""
 
 from __future__ import annotations
 
 import torch
 
+from stoker_engine.kernels.native import rotary as native
+from stoker_engine.kernels.native.library import kernels_for
 
-def apply_rotary(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """Rotates `x` [tokens, heads, d] by the angles whose `cos` and `sin` [tokens, 1, d] are given.
 
-    Pair (i, i + d/2) is one complex number; cos and sin hold each angle twice.
+def apply_rotary(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, interleaved: bool = False) -> torch.Tensor:
+    """Rotates the first r numbers of each head of `x` [tokens, heads, d] by the angles with `cos` and `sin`
+    [tokens, 1, r / 2]; the other d - r stay.
+
+    Pair i is one complex number: (i, i + r/2) in GPT-NeoX's and Llama's layout, (2i, 2i + 1) where `interleaved`
+    (GPT-J's).
     """
-    first, second = x.chunk(2, dim=-1)
-    return x * cos + torch.cat((-second, first), dim=-1) * sin
+    library = kernels_for(x)
+    if library is not None:
+        return native.apply_rotary(library, x, cos, sin, interleaved)
+    rotary_dim = 2 * cos.shape[-1]
+    rotated, rest = (x, None) if rotary_dim == x.shape[-1] else (x[..., :rotary_dim], x[..., rotary_dim:])
+    if interleaved:
+        first, second = rotated[..., ::2], rotated[..., 1::2]
+        turned = torch.stack((first * cos - second * sin, second * cos + first * sin), dim=-1).flatten(-2)
+        return turned if rest is None else torch.cat((turned, rest), dim=-1)
+    first, second = rotated.chunk(2, dim=-1)
+    parts = (first * cos - second * sin, second * cos + first * sin)
+    return torch.cat(parts if rest is None else (*parts, rest), dim=-1)
+
+
+def angles(
+    positions: torch.Tensor, frequencies: torch.Tensor, scale: float, dtype: torch.dtype
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """cos and sin [tokens, 1, pairs] of position × frequency, times `scale`; computed in float32, rounded to `dtype`.
+
+    Args:
+        positions: [tokens] integers.
+        frequencies: [pairs] float32.
+    """
+    library = kernels_for(torch.empty(0, dtype=dtype, device=positions.device))
+    if library is not None:
+        return native.angles(library, positions, frequencies, scale, dtype)
+    products = torch.outer(positions.float(), frequencies).unsqueeze(1)
+    return (products.cos() * scale).to(dtype), (products.sin() * scale).to(dtype)

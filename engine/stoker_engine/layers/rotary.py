@@ -1,54 +1,111 @@
-"""Rotary frequencies: the plain ones, and stretched to longer contexts."""
+"""Rotary positions: how fast each pair of a head turns, and a step's angles.
+
+Types that stretch depend on how long sequences get. Their frequencies are fixed once, from the longest sequence the
+engine allows (``--max-model-len``): a cache whose keys were turned by frequencies that changed meanwhile would be
+wrong. Up to the original length nothing is stretched.
+"""
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import torch
-from torch import nn
 
-from stoker_engine.contract.model_config import RopeParameters
+from stoker_engine.contract.rope_config import RopeParameters
+from stoker_engine.kernels.rotary import angles, apply_rotary
 
 
-def inverse_frequencies(rope: RopeParameters, head_dim: int) -> torch.Tensor:
-    """[head_dim / 2] float32: radians a position turns each pair by.
+def inverse_frequencies(rope: RopeParameters, max_model_len: int) -> torch.Tensor:
+    """[⌈rotary_dim / 2⌉] float32: radians a position turns each pair by, where sequences have up to `max_model_len`
+    tokens.
 
-    ``linear`` slows every pair by `factor` (Chen et al., 2023). ``llama3`` leaves short wavelengths alone,
-    slows long ones by `factor`, and blends between (Llama 3.1's reference code).
+        linear     slows every pair by `factor` (Chen et al., 2023)
+        dynamic    raises the base with the length, beyond the original one ("NTK-aware", bloc97 and emozilla, 2023)
+        llama3     leaves short wavelengths alone, slows long ones, blends between (Llama 3.1's reference code)
+        yarn       the same by the number of turns within the original length (Peng et al., 2023)
+        longrope   slows each pair by a factor of its own, searched for (Ding et al., 2024)
     """
-    frequencies = 1.0 / rope.rope_theta ** (torch.arange(0, head_dim, 2, dtype=torch.float) / head_dim)
+    base, dim = rope.rope_theta, rope.rotary_dim
+    if rope.rope_type == "dynamic" and max_model_len > rope.max_position_embeddings:
+        stretch = rope.factor * max_model_len / rope.max_position_embeddings - (rope.factor - 1)
+        base *= stretch ** (dim / (dim - 2))
+    frequencies = 1.0 / base ** (torch.arange(0, dim, 2, dtype=torch.float) / dim)
     if rope.rope_type == "linear":
         return frequencies / rope.factor
     if rope.rope_type == "llama3":
-        wavelengths = 2 * math.pi / frequencies
-        original = rope.original_max_position_embeddings
-        blend = (original / wavelengths - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)
-        blend = blend.clamp(0, 1)
-        return (1 - blend) * frequencies / rope.factor + blend * frequencies
+        return _llama3(rope, frequencies)
+    if rope.rope_type == "yarn":
+        return _yarn(rope, frequencies)
+    if rope.rope_type == "longrope":
+        beyond = max_model_len > rope.original_max_position_embeddings
+        return frequencies / torch.tensor(rope.long_factor if beyond else rope.short_factor)
     return frequencies
 
 
-class Rotary(nn.Module):
-    """cos and sin at a step's positions, for each kind of rotary embedding in a model.
+def _llama3(rope: RopeParameters, frequencies: torch.Tensor) -> torch.Tensor:
+    wavelengths = 2 * math.pi / frequencies
+    original = rope.original_max_position_embeddings
+    blend = (original / wavelengths - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)
+    blend = blend.clamp(0, 1)
+    return (1 - blend) * frequencies / rope.factor + blend * frequencies
+
+
+def _yarn(rope: RopeParameters, frequencies: torch.Tensor) -> torch.Tensor:
+    def pair_with(turns: float) -> float:
+        """The pair (as a real number, times two) that turns so often within the original length."""
+        wavelength = rope.original_max_position_embeddings / (turns * 2 * math.pi)
+        return rope.rotary_dim * math.log(wavelength) / (2 * math.log(rope.rope_theta))
+
+    low, high = pair_with(rope.beta_fast), pair_with(rope.beta_slow)
+    if rope.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, rope.rotary_dim - 1)
+    span = high - low if high != low else 0.001
+    slowed = ((torch.arange(len(frequencies), dtype=torch.float) - low) / span).clamp(0, 1)
+    return frequencies / rope.factor * slowed + frequencies * (1 - slowed)
+
+
+@dataclass(frozen=True, eq=False)
+class Rotation:
+    """A step's angles.
+
+    Attributes:
+        cos, sin: [tokens, 1, rotary_dim / 2].
+    """
+
+    cos: torch.Tensor
+    sin: torch.Tensor
+    interleaved: bool
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """Rotates `x` [tokens, heads, head_dim]; see `apply_rotary`."""
+        return apply_rotary(x, self.cos, self.sin, self.interleaved)
+
+
+class Rotary:
+    """The angles of a step's positions, for each kind of rotary embedding in a model.
 
     Computed anew each step, once for all layers: tables for every position of a long context would take hundreds
     of megabytes, to save microseconds.
+
+    Args:
+        ropes: the kinds.
+        max_model_len: the longest sequence.
+        dtype: of the model, to which cos and sin are rounded.
+        device: where positions will be.
     """
 
-    def __init__(self, ropes: set[RopeParameters], head_dim: int, dtype: torch.dtype) -> None:
-        super().__init__()
+    def __init__(
+        self, ropes: set[RopeParameters], max_model_len: int, dtype: torch.dtype, device: torch.device | None = None
+    ) -> None:
         self.dtype = dtype
-        self._frequencies = {rope: inverse_frequencies(rope, head_dim) for rope in ropes}
+        self._frequencies = {rope: inverse_frequencies(rope, max_model_len).to(device) for rope in ropes}
 
-    def to_device(self, device: torch.device) -> None:
-        """Moves the frequencies; they are no parameters, since no checkpoint holds them."""
-        self._frequencies = {rope: frequencies.to(device) for rope, frequencies in self._frequencies.items()}
+    def at(self, positions: torch.Tensor) -> dict[RopeParameters, Rotation]:
+        """The angles at `positions` [tokens], for each kind; computed in float32."""
+        return {rope: self._rotation(positions, rope, each) for rope, each in self._frequencies.items()}
 
-    def at(self, positions: torch.Tensor) -> dict[RopeParameters, tuple[torch.Tensor, torch.Tensor]]:
-        """cos and sin [tokens, 1, head_dim] at `positions` [tokens], for each kind; computed in float32."""
-        return {rope: self._cos_sin(positions, frequencies) for rope, frequencies in self._frequencies.items()}
-
-    def _cos_sin(self, positions: torch.Tensor, frequencies: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        angles = torch.outer(positions.float(), frequencies)
-        angles = torch.cat((angles, angles), dim=-1).unsqueeze(1)
-        return angles.cos().to(self.dtype), angles.sin().to(self.dtype)
+    def _rotation(self, positions: torch.Tensor, rope: RopeParameters, frequencies: torch.Tensor) -> Rotation:
+        cos, sin = angles(positions, frequencies, rope.attention_factor, self.dtype)
+        return Rotation(cos, sin, rope.interleaved)

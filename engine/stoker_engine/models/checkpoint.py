@@ -1,18 +1,50 @@
-"""MODEL → a checkpoint on this machine: its config, its weights, and where its tokenizer is."""
+"""MODEL → a checkpoint on this machine: its config, how it is loaded, and what it says about itself."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Protocol
 
+import torch
+
+from stoker_engine.attention.backend import AttentionBackend
 from stoker_engine.contract.engine_args import EngineArgs
-from stoker_engine.contract.errors import ArgumentError, ModelError
-from stoker_engine.contract.model_config import ModelConfig
+from stoker_engine.contract.errors import ArgumentError, ModelError, WeightsError
+from stoker_engine.contract.model_config import ModelConfig, read_config
+from stoker_engine.contract.no_decoder import why_no_decoder
 from stoker_engine.models.demo import demo_model
-from stoker_engine.models.family import Family, WeightNames
 from stoker_engine.models.gguf import GGUFFile
+from stoker_engine.models.model import Model
+from stoker_engine.models.model_card import ModelCard, card_of_folder, card_of_gguf
+from stoker_engine.models.native import NativeLoader
 from stoker_engine.models.registry import FAMILIES
-from stoker_engine.models.weights import SafetensorsFolder, WeightSource
+from stoker_engine.models.weights import SafetensorsFolder
+
+
+class Loader(Protocol):
+    """Makes the model of a checkpoint."""
+
+    def load(
+        self,
+        config: ModelConfig,
+        backend: AttentionBackend,
+        dtype: torch.dtype,
+        device: torch.device,
+        max_model_len: int,
+        on_progress: Callable[[], None],
+    ) -> Model:
+        """The model on `device`, its weights in `dtype`; sequences are up to `max_model_len` tokens long.
+
+        Args:
+            on_progress: called whenever loading gets on.
+
+        Raises:
+            WeightsError: tensors are missing, unused or of another shape.
+            ModelError: the model asks for something that we do not compute.
+        """
+        ...
 
 
 @dataclass(frozen=True)
@@ -21,13 +53,24 @@ class Checkpoint:
 
     Attributes:
         path: a Hugging Face folder, or a GGUF file.
+        card: what the model says about itself.
     """
 
     path: Path
     config: ModelConfig
-    family: Family
-    spelling: WeightNames
-    weights: WeightSource
+    card: ModelCard
+    loader: Loader
+
+    def load(
+        self,
+        backend: AttentionBackend,
+        dtype: torch.dtype,
+        device: torch.device,
+        max_model_len: int,
+        on_progress: Callable[[], None] = lambda: None,
+    ) -> Model:
+        """See `Loader.load`."""
+        return self.loader.load(self.config, backend, dtype, device, max_model_len, on_progress)
 
 
 def find_checkpoint(args: EngineArgs) -> Checkpoint:
@@ -38,17 +81,55 @@ def find_checkpoint(args: EngineArgs) -> Checkpoint:
         ArgumentError: a revision of something that has none.
     """
     path = _locate(args)
-    if path.is_file():
-        gguf = GGUFFile(path)
-        config = gguf.config()
-        family = FAMILIES[config.architecture]
-        assert family.gguf is not None, f"{config.architecture} is read from GGUF but has no GGUF names"
-        family.check(config)
-        return Checkpoint(path, config, family, family.gguf, gguf)
-    config = ModelConfig.from_folder(path)
-    family = FAMILIES[config.architecture]
-    family.check(config)
-    return Checkpoint(path, config, family, family.safetensors, SafetensorsFolder(path))
+    checkpoint = _gguf(path) if path.is_file() else _folder(path, args.trust_remote_code)
+    if args.batch_invariant and not isinstance(checkpoint.loader, NativeLoader):
+        raise ArgumentError(
+            "--batch-invariant",
+            f"{checkpoint.config.architecture} runs by transformers' own modules, which are not; leave it out",
+        )
+    return checkpoint
+
+
+def _gguf(path: Path) -> Checkpoint:
+    gguf = GGUFFile(path)
+    config = gguf.config()
+    return Checkpoint(path, config, card_of_gguf(gguf.field), NativeLoader(gguf.spelling(), gguf))
+
+
+def _folder(path: Path, trust_remote_code: bool) -> Checkpoint:
+    if (path / "adapter_config.json").is_file() and not (path / "config.json").is_file():
+        raise ModelError(
+            f"{path} holds an adapter (adapter_config.json), not a model; "
+            "merge it into its base model first (PEFT's merge_and_unload, then save_pretrained)"
+        )
+    given = read_config(path)
+    card = card_of_folder(path)
+    if any(name in FAMILIES for name in given.get("architectures") or []):
+        config = ModelConfig.from_dict(given)
+        spelling = FAMILIES[config.architecture]
+        return Checkpoint(path, config, card, NativeLoader(spelling, _safetensors(path)))
+    if reason := why_no_decoder(given):
+        raise ModelError(f"{_names(given)} is not supported: {reason}")
+    # Imported when needed: transformers' model classes take seconds.
+    from stoker_engine.models.transformers_backend import TransformersLoader
+
+    _safetensors(path)
+    loader = TransformersLoader.of(path, given, trust_remote_code)
+    return Checkpoint(path, loader.model_config(), card, loader)
+
+
+def _safetensors(folder: Path) -> SafetensorsFolder:
+    others = sorted(path.name for path in folder.glob("*") if path.suffix in (".bin", ".pt", ".pth", ".ckpt"))
+    if not any(folder.glob("*.safetensors")) and others:
+        raise WeightsError(
+            f"{folder} has its weights in {', '.join(others[:3])} and no *.safetensors; the former can run code when "
+            "read. Convert them: load the model with transformers and save it with save_pretrained"
+        )
+    return SafetensorsFolder(folder)
+
+
+def _names(config: Mapping[str, Any]) -> str:
+    return f"architecture {', '.join(config.get('architectures') or []) or 'unknown'}"
 
 
 def _locate(args: EngineArgs) -> Path:
@@ -77,11 +158,15 @@ def _download(args: EngineArgs) -> Path:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
+    code = ["*.py"] if args.trust_remote_code else []
     try:
         folder = snapshot_download(
             args.model,
             revision=args.revision,
-            allow_patterns=["*.json", "*.safetensors", "*.model", "*.jinja", "*.txt"],
+            allow_patterns=[
+                *["*.json", "*.safetensors", "*.model", "*.jinja", "*.txt", "README.md", "LICENSE*", "LICENCE*"],
+                *code,
+            ],
         )
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
         first_line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

@@ -1,195 +1,131 @@
-"""The decoder, assembled from a config and a family's description.
+"""The decoder, assembled from the parts that its config names.
 
-    tokens → embed → [ norm → attention → (norm) → +  norm → MLP → (norm) → + ] × layers → norm → lm_head
+The batch is flat: [tokens, hidden], all sequences end to end. Nothing here knows where one ends. The parts and how
+they join are drawn in `contract.decoder_config`.
 
-The batch is flat: [tokens, hidden], all sequences end to end. Nothing here knows where one ends.
+Slots, which a family's weight names map to the checkpoint's:
+
+    embed  embed_norm  positions  project_in  project_out  final_norm  lm_head         each .weight and, if any, .bias
+    layers.{i}.{input_norm, post_attention_norm, pre_mlp_norm, post_mlp_norm}
+    layers.{i}.{q, k, v, o, q_norm, k_norm}, or those of `layers.mla`
+    layers.{i}.{gate, up, down}, or those of `layers.moe`
 """
 
 from __future__ import annotations
-
-from dataclasses import dataclass
 
 import torch
 from torch import nn
 from torch.nn import functional
 
-from stoker_engine.attention.backend import AttentionBackend, AttentionShape, KVCache
+from stoker_engine.attention.backend import AttentionBackend, KVCache
 from stoker_engine.attention.metadata import AttentionMetadata
-from stoker_engine.contract.model_config import LayerConfig, ModelConfig, RopeParameters
-from stoker_engine.kernels.activation import activation
-from stoker_engine.kernels.rotary import apply_rotary
+from stoker_engine.contract.decoder_config import LayerConfig
+from stoker_engine.contract.model_config import ModelConfig
+from stoker_engine.layers.attention import Attention
 from stoker_engine.layers.linear import MergedLinear
-from stoker_engine.layers.norm import RMSNorm
-from stoker_engine.layers.rotary import Rotary
-from stoker_engine.models.family import Family
-
-Rotation = dict[RopeParameters, tuple[torch.Tensor, torch.Tensor]]
-
-
-@dataclass(frozen=True)
-class StepInputs:
-    """What a forward pass needs.
-
-    Attributes:
-        token_ids, positions: [tokens] int64.
-        sample_rows: [samples] rows whose logits are wanted.
-        caches: one a layer.
-    """
-
-    token_ids: torch.Tensor
-    positions: torch.Tensor
-    sample_rows: torch.Tensor
-    attention: AttentionMetadata
-    caches: list[KVCache]
-
-
-class Attention(nn.Module):
-    """Grouped-query self-attention of one layer."""
-
-    def __init__(
-        self,
-        config: ModelConfig,
-        layer: LayerConfig,
-        family: Family,
-        backend: AttentionBackend,
-        dtype: torch.dtype,
-    ) -> None:
-        super().__init__()
-        self.rope = layer.rope
-        self.backend = backend
-        self.shape = AttentionShape(
-            num_heads=config.num_attention_heads,
-            num_kv_heads=config.num_key_value_heads,
-            head_dim=config.head_dim,
-            scale=config.query_pre_attn_scalar**-0.5,
-            sliding_window=layer.sliding_window,
-        )
-        width, kv_width = (
-            config.num_attention_heads * config.head_dim,
-            config.num_key_value_heads * config.head_dim,
-        )
-        self.widths = [width, kv_width, kv_width]
-        self.qkv = MergedLinear(
-            config.hidden_size, {"q": width, "k": kv_width, "v": kv_width}, config.attention_bias, dtype
-        )
-        self.out = MergedLinear(width, {"o": config.hidden_size}, config.attention_bias, dtype)
-        norm_dtype = family.norm_dtype(dtype)
-        self.q_norm = RMSNorm(config.head_dim, config.rms_norm_eps, norm_dtype) if family.qk_norm else None
-        self.k_norm = RMSNorm(config.head_dim, config.rms_norm_eps, norm_dtype) if family.qk_norm else None
-
-    def forward(self, x: torch.Tensor, rotation: Rotation, inputs: StepInputs, cache: KVCache) -> torch.Tensor:
-        """[tokens, hidden] → [tokens, hidden]."""
-        query, key, value = (
-            part.unflatten(-1, (-1, self.shape.head_dim)) for part in self.qkv(x).split(self.widths, dim=-1)
-        )  # each [tokens, heads, head_dim]
-        if self.q_norm is not None and self.k_norm is not None:
-            query, key = self.q_norm(query), self.k_norm(key)
-        cos, sin = rotation[self.rope]
-        query, key = apply_rotary(query, cos, sin), apply_rotary(key, cos, sin)
-        attended = self.backend.forward(self.shape, query, key, value, cache, inputs.attention)
-        return self.out(attended)  # type: ignore[no-any-return]
-
-
-class GatedMLP(nn.Module):
-    """down(act(gate(x)) × up(x))."""
-
-    def __init__(self, config: ModelConfig, dtype: torch.dtype) -> None:
-        super().__init__()
-        size = config.intermediate_size
-        self.gate_up = MergedLinear(config.hidden_size, {"gate": size, "up": size}, config.mlp_bias, dtype)
-        self.down = MergedLinear(size, {"down": config.hidden_size}, config.mlp_bias, dtype)
-        self.act = activation(config.hidden_act)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """[tokens, hidden] → [tokens, hidden]."""
-        gate, up = self.gate_up(x).chunk(2, dim=-1)
-        return self.down(self.act(gate) * up)  # type: ignore[no-any-return]
+from stoker_engine.layers.mla import LatentAttention
+from stoker_engine.layers.mlp import MLP
+from stoker_engine.layers.moe import MoE
+from stoker_engine.layers.norm import Norm, make_norm
+from stoker_engine.layers.rotary import Rotary, Rotation
+from stoker_engine.models.model import StepInputs
 
 
 class DecoderLayer(nn.Module):
     """Attention and MLP, each with its norms, on one residual stream."""
 
-    def __init__(
-        self,
-        config: ModelConfig,
-        layer: LayerConfig,
-        family: Family,
-        backend: AttentionBackend,
-        dtype: torch.dtype,
-    ) -> None:
+    def __init__(self, config: ModelConfig, layer: LayerConfig, backend: AttentionBackend, dtype: torch.dtype) -> None:
         super().__init__()
+        residual = config.decoder.residual
+        self.kind, self.multiplier, self.norms = residual.kind, residual.multiplier, residual.norms
 
-        def norm() -> RMSNorm:
-            return RMSNorm(config.hidden_size, config.rms_norm_eps, family.norm_dtype(dtype))
+        def norm(name: str) -> Norm | None:
+            return make_norm(config.decoder.norm, config.hidden_size, dtype) if name in residual.norms else None
 
-        self.input_norm, self.pre_mlp_norm = norm(), norm()
-        self.attention = Attention(config, layer, family, backend, dtype)
-        self.mlp = GatedMLP(config, dtype)
-        self.post_attention_norm: nn.Module = norm() if family.sandwich_norms else nn.Identity()
-        self.post_mlp_norm: nn.Module = norm() if family.sandwich_norms else nn.Identity()
+        self.input_norm, self.post_attention_norm = norm("input_norm"), norm("post_attention_norm")
+        self.pre_mlp_norm, self.post_mlp_norm = norm("pre_mlp_norm"), norm("post_mlp_norm")
+        self.attention = _attention(config, layer, backend, dtype)
+        self.mlp = _mlp(config, layer, dtype)
 
-    def forward(self, x: torch.Tensor, rotation: Rotation, inputs: StepInputs, cache: KVCache) -> torch.Tensor:
+    def forward(
+        self, x: torch.Tensor, rotation: Rotation | None, metadata: AttentionMetadata, cache: KVCache
+    ) -> torch.Tensor:
         """[tokens, hidden] → [tokens, hidden]."""
-        attended = self.attention(self.input_norm(x), rotation, inputs, cache)
-        x = x + self.post_attention_norm(attended)
-        return x + self.post_mlp_norm(self.mlp(self.pre_mlp_norm(x)))  # type: ignore[no-any-return]
+        normed = _maybe(self.input_norm, x)
+        attended = self.attention(normed, rotation, metadata, cache)
+        if self.kind == "parallel":
+            return x + attended + self.mlp(normed if self.pre_mlp_norm is None else self.pre_mlp_norm(x))
+        if self.kind == "post-norm":
+            x = _maybe(self.post_attention_norm, x + attended)
+            return _maybe(self.post_mlp_norm, x + self.mlp(x))
+        x = x + self._weighted(_maybe(self.post_attention_norm, attended))
+        fed = self.mlp(_maybe(self.pre_mlp_norm, x))
+        return x + self._weighted(_maybe(self.post_mlp_norm, fed))
+
+    __call__ = forward
+
+    def _weighted(self, x: torch.Tensor) -> torch.Tensor:
+        return x if self.multiplier == 1.0 else x * self.multiplier
 
     def slots(self, prefix: str) -> dict[str, torch.Tensor]:
-        """The layer's tensors by slot name; see `models.family`."""
-        slots = {
-            **self.attention.qkv.slots(prefix),
-            **self.attention.out.slots(prefix),
-            **self.mlp.gate_up.slots(prefix),
-            **self.mlp.down.slots(prefix),
-        }
-        norms = {
-            "input_norm": self.input_norm,
-            "post_attention_norm": self.post_attention_norm,
-            "pre_mlp_norm": self.pre_mlp_norm,
-            "post_mlp_norm": self.post_mlp_norm,
-            "q_norm": self.attention.q_norm,
-            "k_norm": self.attention.k_norm,
-        }
-        for name, norm in norms.items():
-            if isinstance(norm, RMSNorm):
-                slots[f"{prefix}.{name}.weight"] = norm.weight
+        """The tensors a loader fills, by name."""
+        slots = {**self.attention.slots(prefix), **self.mlp.slots(prefix)}
+        for name in self.norms:
+            slots.update(getattr(self, name).slots(f"{prefix}.{name}"))
         return slots
 
 
 class Decoder(nn.Module):
-    """A decoder-only language model over a paged KV cache.
+    """A decoder-only language model over a paged KV cache. Its tensors are made on torch's default device.
 
     Args:
         dtype: of weights and activations.
+        max_model_len: the longest sequence; it decides how far rotary positions are stretched.
+
+    Raises:
+        ModelError: an activation that is not computed here.
     """
 
-    def __init__(
-        self,
-        config: ModelConfig,
-        family: Family,
-        backend: AttentionBackend,
-        dtype: torch.dtype,
-    ) -> None:
+    def __init__(self, config: ModelConfig, backend: AttentionBackend, dtype: torch.dtype, max_model_len: int) -> None:
         super().__init__()
         self.config = config
-        self.embed = nn.Parameter(torch.empty(config.vocab_size, config.hidden_size, dtype=dtype), requires_grad=False)
-        self.layers = nn.ModuleList(DecoderLayer(config, layer, family, backend, dtype) for layer in config.layers)
-        self.final_norm = RMSNorm(config.hidden_size, config.rms_norm_eps, family.norm_dtype(dtype))
-        self.lm_head = (
-            self.embed
-            if config.tie_word_embeddings
-            else nn.Parameter(torch.empty(config.vocab_size, config.hidden_size, dtype=dtype), requires_grad=False)
+        decoder, hidden = config.decoder, config.hidden_size
+        embedding = decoder.embedding
+        width = embedding.size or hidden
+        self.embed = nn.Parameter(torch.empty(config.vocab_size, width, dtype=dtype), requires_grad=False)
+        self.lm_head = MergedLinear(width, {"lm_head": config.vocab_size}, decoder.head.bias, dtype)
+        if config.tie_word_embeddings:
+            self.lm_head.weight = self.embed
+        self.embed_norm = make_norm(decoder.norm, hidden, dtype) if embedding.norm else None
+        self.positions = (
+            nn.Parameter(torch.empty(embedding.positions, hidden, dtype=dtype), requires_grad=False)
+            if embedding.positions
+            else None
         )
-        self.rotary = Rotary({layer.rope for layer in config.layers}, config.head_dim, dtype)
+        self.project_in = self.project_out = None
+        if width != hidden:
+            self.project_in = MergedLinear(width, {"project_in": hidden}, False, dtype)
+            self.project_out = MergedLinear(hidden, {"project_out": width}, False, dtype)
         # Rounded to the model's dtype, as the reference implementation multiplies in it.
-        scale = torch.tensor(config.hidden_size**0.5).to(dtype).item() if family.scaled_embedding else 1.0
-        self.embedding_scale = scale
+        self.embedding_multiplier = torch.tensor(embedding.multiplier).to(dtype).item()
+        self.layers = nn.ModuleList(DecoderLayer(config, layer, backend, dtype) for layer in config.layers)
+        self.final_norm = make_norm(decoder.norm, hidden, dtype) if decoder.final_norm else None
+        ropes = {layer.rope for layer in config.layers if layer.rope is not None}
+        self.rotary = Rotary(ropes, max_model_len, dtype, self.embed.device)
 
     def slots(self) -> dict[str, torch.Tensor]:
-        """Every tensor that a checkpoint must fill, by slot name; see `models.family`."""
-        slots = {"embed.weight": self.embed.data, "final_norm.weight": self.final_norm.weight.data}
-        if not self.config.tie_word_embeddings:
-            slots["lm_head.weight"] = self.lm_head.data
+        """Every tensor that a checkpoint must fill, by slot name; see above."""
+        slots = {"embed.weight": self.embed.data}
+        if self.positions is not None:
+            slots["positions.weight"] = self.positions.data
+        for name, norm in (("embed_norm", self.embed_norm), ("final_norm", self.final_norm)):
+            if norm is not None:
+                slots.update(norm.slots(name))
+        for linear in (self.project_in, self.project_out, self.lm_head):
+            if linear is not None:
+                slots.update({name.removeprefix("."): tensor for name, tensor in linear.slots("").items()})
+        if self.config.tie_word_embeddings:
+            del slots["lm_head.weight"]
         for index, layer in enumerate(self.layers):
             assert isinstance(layer, DecoderLayer)
             slots.update(layer.slots(f"layers.{index}"))
@@ -199,14 +135,58 @@ class Decoder(nn.Module):
         """Runs one step.
 
         Returns:
-            [samples, vocabulary] float32 logits of `inputs.sample_rows`.
+            [tokens, hidden], normalised, ready for `logits`.
         """
         x = functional.embedding(inputs.token_ids, self.embed)
-        if self.embedding_scale != 1.0:
-            x = x * self.embedding_scale
-        rotation = self.rotary.at(inputs.positions)
-        for layer, cache in zip(self.layers, inputs.caches, strict=True):
-            x = layer(x, rotation, inputs, cache)
-        logits = functional.linear(self.final_norm(x[inputs.sample_rows]), self.lm_head).float()
-        cap = self.config.final_logit_softcapping
-        return logits if cap is None else torch.tanh(logits / cap) * cap
+        if self.project_in is not None:
+            x = self.project_in(x)
+        if self.embedding_multiplier != 1.0:
+            x = x * self.embedding_multiplier
+        if self.positions is not None:
+            offset = self.config.decoder.embedding.position_offset
+            x = x + functional.embedding(inputs.positions + offset if offset else inputs.positions, self.positions)
+        x = _maybe(self.embed_norm, x)
+        rotations = self.rotary.at(inputs.positions)
+        for layer, config, cache in zip(self.layers, self.config.layers, inputs.caches, strict=True):
+            rotation = None if config.rope is None else rotations[config.rope]
+            x = layer(x, rotation, inputs.attention, cache)
+        x = _maybe(self.final_norm, x)
+        return x if self.project_out is None else self.project_out(x)
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """[rows, hidden] → [rows, vocabulary] float32."""
+        head = self.config.decoder.head
+        logits: torch.Tensor = self.lm_head(hidden).float()
+        if head.multiplier != 1.0:
+            logits = logits * head.multiplier
+        if head.soft_cap is not None:
+            logits = torch.tanh(logits / head.soft_cap) * head.soft_cap
+        return logits
+
+
+def _maybe(norm: nn.Module | None, x: torch.Tensor) -> torch.Tensor:
+    return x if norm is None else norm(x)
+
+
+def _attention(
+    config: ModelConfig, layer: LayerConfig, backend: AttentionBackend, dtype: torch.dtype
+) -> Attention | LatentAttention:
+    attention = layer.attention
+    if attention.latent is None:
+        return Attention(attention, config.hidden_size, backend, dtype)
+    return LatentAttention(
+        attention.latent,
+        config.hidden_size,
+        attention.num_heads,
+        attention.scale,
+        config.decoder.norm.eps,
+        attention.qkv_bias,
+        backend,
+        dtype,
+    )
+
+
+def _mlp(config: ModelConfig, layer: LayerConfig, dtype: torch.dtype) -> MLP | MoE:
+    if layer.moe is None:
+        return MLP(layer.mlp, config.hidden_size, dtype)
+    return MoE(layer.moe, config.hidden_size, layer.mlp.act, dtype)

@@ -6,16 +6,10 @@ import logging
 import os
 from pathlib import Path
 
+from stoker_engine.contract.cache_folder import cache_folder
 from stoker_engine.contract.errors import ModelError
 
 logger = logging.getLogger(__name__)
-
-
-def cache_folder() -> Path:
-    """Where we keep what can be made again: ``$STOKER_CACHE``, else ``$XDG_CACHE_HOME/stoker``."""
-    if folder := os.environ.get("STOKER_CACHE"):
-        return Path(folder)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "stoker"
 
 
 def demo_model(name: str) -> Path:

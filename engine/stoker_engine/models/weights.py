@@ -15,8 +15,8 @@ from safetensors import safe_open
 from tqdm import tqdm
 
 from stoker_engine.contract.errors import WeightsError
-from stoker_engine.models.decoder import Decoder
-from stoker_engine.models.family import WeightNames
+from stoker_engine.contract.model_config import ModelConfig
+from stoker_engine.models.weight_names import Place, WeightNames
 
 logger = logging.getLogger(__name__)
 
@@ -70,47 +70,58 @@ class SafetensorsFolder:
         return tensor
 
 
-def load_weights(model: Decoder, source: WeightSource, spelling: WeightNames) -> None:
+class Loadable(Protocol):
+    """A model whose tensors can be filled."""
+
+    config: ModelConfig
+
+    def slots(self) -> dict[str, torch.Tensor]:
+        """Every tensor that a checkpoint must fill, by slot name."""
+        ...
+
+
+def load_weights(model: Loadable, source: WeightSource, spelling: WeightNames) -> None:
     """Fills `model` from `source`, showing progress.
 
     Raises:
-        WeightsError: tensors are missing, unused or of another shape; the message names them.
+        WeightsError: tensors are missing, unused, doubled or of another shape; the message names them.
     """
-    slots = model.slots()
-    slot_of = spelling.slot_of(model.config.num_hidden_layers)
-    plan, ignored, unused = dict[str, str](), list[str](), list[str]()
+    slots, config = model.slots(), model.config
+    plan, filled = dict[str, Place](), dict[str, str]()
+    ignored, unused = list[str](), list[str]()
     for name in source.names():
-        slot = _slot(spelling.canonical(name), slot_of)
-        if slot == "lm_head.weight" and model.config.tie_word_embeddings:
-            ignored.append(name)  # a copy of the embedding
-        elif slot in slots:
-            plan[name] = slot
-        elif spelling.is_ignored(name):
+        canonical = spelling.canonical(name)
+        place = spelling.place(canonical, slots, config)
+        if place is not None:
+            plan[name] = place
+            for slot in place.slots:
+                if slot in filled:
+                    raise WeightsError(f"weights hold {slot} twice: as {filled[slot]} and as {name}")
+                filled[slot] = name
+        elif spelling.is_ignored(canonical, config) or _is_tied_head(canonical, spelling, config):
             ignored.append(name)
         else:
             unused.append(name)
-    missing = sorted(set(slots) - set(plan.values()))
+    missing = sorted(set(slots) - set(filled))
     if missing:
         raise WeightsError(f"weights lack {len(missing)} tensors the model needs: {_some(missing)}")
     if unused:
         raise WeightsError(f"weights hold {len(unused)} tensors the model has no place for: {_some(unused)}")
     if ignored:
         logger.info("not needed and left out: %d tensors (%s)", len(ignored), _some(ignored))
-    for name in tqdm(plan, desc="Loading weights", unit="tensor", disable=None):
-        _fill(slots[plan[name]], source.read(name), name, plan[name], spelling)
+    for name, place in tqdm(plan.items(), desc="Loading weights", unit="tensor", disable=None):
+        tensor = spelling.changed(spelling.canonical(name), source.read(name), config)
+        targets = [slots[slot] for slot in place.slots]
+        parts = [tensor] if place.split is None else place.split(tensor, targets, config)
+        for target, part in zip(targets, parts, strict=True):
+            if target.shape != part.shape:
+                raise WeightsError(f"{name} has shape {tuple(part.shape)}, the model needs {tuple(target.shape)}")
+            target.copy_(part)
 
 
-def _slot(name: str, slot_of: dict[str, str]) -> str | None:
-    stem, _, suffix = name.rpartition(".")
-    return f"{slot_of[stem]}.{suffix}" if stem in slot_of and suffix in ("weight", "bias") else None
-
-
-def _fill(slot: torch.Tensor, tensor: torch.Tensor, name: str, slot_name: str, spelling: WeightNames) -> None:
-    if slot.shape != tensor.shape:
-        raise WeightsError(f"{name} has shape {tuple(tensor.shape)}, the model needs {tuple(slot.shape)}")
-    if spelling.norm_offset and slot_name.endswith("norm.weight"):
-        tensor = tensor.float() + spelling.norm_offset
-    slot.copy_(tensor)
+def _is_tied_head(name: str, spelling: WeightNames, config: ModelConfig) -> bool:
+    """Whether this is a copy of the embedding."""
+    return config.tie_word_embeddings and name == f"{spelling.names.get('lm_head')}.weight"
 
 
 def _some(names: list[str]) -> str:

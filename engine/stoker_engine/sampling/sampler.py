@@ -1,80 +1,72 @@
-"""Chooses each sequence's next token.
-
-Drawing from the softmax is done as an exponential race: argmax of p(i) / e(i) with e(i) ~ Exp(1) draws i with
-probability p(i) (the Gumbel-max trick in another dress). The e(i) depend on the request's seed and the token's
-position alone, so a seeded request gives the same tokens alone, in any batch, and after a preemption.
-"""
+"""Chooses the next tokens of a batch, vectorised: greedy, drawn, or offered by beams."""
 
 from __future__ import annotations
 
-from hashlib import blake2b
-
 import torch
 
-from stoker_engine.core.batch import ScheduledSequence
+from stoker_engine.core.batch import Sampled, ScheduledSequence
+from stoker_engine.core.sampling_params import SamplingParams
+from stoker_engine.sampling.draw import Draw, draw
+from stoker_engine.sampling.logits import process_logits
+from stoker_engine.sampling.logprobs import candidates, token_logprobs
 
 
-def sample(logits: torch.Tensor, sequences: list[ScheduledSequence]) -> list[int]:
-    """Samples one token a row.
-
-    Args:
-        logits: [rows, vocabulary] float32.
-        sequences: the row's request each.
-
-    Returns:
-        One token id a row.
-    """
-    random_rows = [row for row, sequence in enumerate(sequences) if sequence.params.temperature > 0]
-    if not random_rows:
-        return logits.argmax(dim=-1).tolist()
-    drawn = _draw(logits[random_rows], [sequences[row] for row in random_rows])
-    if len(random_rows) == len(sequences):
-        return drawn.tolist()
-    tokens = logits.argmax(dim=-1)
-    tokens[random_rows] = drawn
-    return tokens.tolist()
-
-
-def _draw(logits: torch.Tensor, sequences: list[ScheduledSequence]) -> torch.Tensor:
-    """[rows, vocabulary] → [rows] tokens, drawn."""
-    params = [sequence.params for sequence in sequences]
-    temperature = torch.tensor([p.temperature for p in params], device=logits.device).unsqueeze(1)
-    # The largest logit becomes 0 first: a tiny temperature then overflows to -inf, never to nan.
-    scaled = (logits - logits.amax(dim=-1, keepdim=True)) / temperature
-    probs = keep_top(scaled, [p.top_k for p in params], [p.top_p for p in params]).softmax(dim=-1)
-    noise = torch.stack([_race(sequence, logits.shape[-1]) for sequence in sequences]).to(logits.device)
-    return (probs / noise).argmax(dim=-1)
-
-
-def keep_top(logits: torch.Tensor, top_k: list[int], top_p: list[float]) -> torch.Tensor:
-    """Sets to -inf what top-k and then top-p leave out.
+def sample(logits: torch.Tensor, sequences: list[ScheduledSequence]) -> list[Sampled]:
+    """Samples each row.
 
     Args:
-        logits: [rows, vocabulary], scaled by the temperature.
-        top_k: 0 or below keeps all.
-        top_p: 1 keeps all; the likeliest token always stays.
+        logits: [rows, vocabulary] float32, as the model gave them.
+        sequences: the row's sequence each.
     """
-    vocabulary = logits.shape[-1]
-    keep = [min(k, vocabulary) if k > 0 else vocabulary for k in top_k]
-    if max(top_p) == min(top_p) == 1.0 and min(keep) == vocabulary:
-        return logits
-    # Sorting is what costs; where every row has a top-k, only the largest of them is sorted out.
-    ranked, token_ids = logits.topk(max(keep), dim=-1) if max(keep) < vocabulary else logits.sort(descending=True)
-    ranks = torch.arange(ranked.shape[-1], device=logits.device)
-    ranked = ranked.masked_fill(ranks >= torch.tensor(keep, device=logits.device).unsqueeze(1), -torch.inf)
-    probs = ranked.softmax(dim=-1)
-    before = probs.cumsum(dim=-1) - probs  # probability of all likelier tokens
-    # 1 keeps all, also where rounding makes the sum reach 1 before its end.
-    limit = [p if p < 1 else torch.inf for p in top_p]
-    dropped = before >= torch.tensor(limit, device=logits.device).unsqueeze(1)
-    dropped[:, 0] = False
-    ranked = ranked.masked_fill(dropped, -torch.inf)
-    return torch.full_like(logits, -torch.inf).scatter_(1, token_ids, ranked)
+    beams = [row for row, sequence in enumerate(sequences) if sequence.num_candidates]
+    if not beams:
+        return _sample(logits, sequences)
+    offers = candidates(logits[beams], [sequences[row].num_candidates for row in beams])
+    others = [row for row, sequence in enumerate(sequences) if not sequence.num_candidates]
+    sampled = {row: Sampled([], candidates=offer) for row, offer in zip(beams, offers, strict=True)}
+    if others:
+        rest = _sample(logits[others], [sequences[row] for row in others])
+        sampled.update(zip(others, rest, strict=True))
+    return [sampled[row] for row in range(len(sequences))]
 
 
-def _race(sequence: ScheduledSequence, vocabulary: int) -> torch.Tensor:
-    """[vocabulary] exponential noise that (seed, position) determines; drawn on the CPU on every device."""
-    key = f"{sequence.seed}:{sequence.end}".encode()
-    generator = torch.Generator().manual_seed(int.from_bytes(blake2b(key, digest_size=7).digest(), "little"))
-    noise = torch.empty(vocabulary).exponential_(generator=generator)
-    return noise.clamp_min_(torch.finfo(torch.float32).tiny)
+def _sample(logits: torch.Tensor, sequences: list[ScheduledSequence]) -> list[Sampled]:
+    """Rows without beams. A row that several samples are drawn from stands for as many."""
+    params = [s.params for s in sequences]
+    places = [(row, i) for row, s in enumerate(sequences) for i in range(s.num_samples)]
+    processed = process_logits(logits, sequences)
+
+    draws: dict[int, Draw] = {}  # by place
+    for place, (row, i) in enumerate(places):
+        p, s = params[row], sequences[row]
+        if isinstance(p, SamplingParams) and p.temperature > 0:
+            draws[place] = Draw(p.temperature, p.top_k, p.top_p, p.min_p, s.seed + i, s.end)
+    tokens = [0] * len(places)
+    if len(draws) < len(places):
+        best = processed.argmax(dim=-1).tolist()
+        tokens = [best[row] for row, _ in places]
+    if draws:
+        rows = [places[place][0] for place in draws]
+        every = rows == list(range(len(sequences)))
+        drawn = draw(processed if every else processed[rows], list(draws.values()))
+        for place, token in zip(draws, drawn.tolist(), strict=True):
+            tokens[place] = token
+
+    told = [
+        (place, p.logprobs)
+        for place, (row, _) in enumerate(places)
+        if isinstance(p := params[row], SamplingParams) and p.logprobs is not None
+    ]
+    logprobs = {}
+    if told:
+        rows = [places[place][0] for place, _ in told]
+        found = token_logprobs(logits[rows], [tokens[place] for place, _ in told], [count for _, count in told])
+        logprobs = dict(zip([place for place, _ in told], found, strict=True))
+
+    sampled, place = [], 0
+    for s in sequences:
+        mine = range(place, place + s.num_samples)
+        place += s.num_samples
+        asked = [logprobs[p] for p in mine if p in logprobs]
+        sampled.append(Sampled([tokens[p] for p in mine], asked or None))
+    return sampled

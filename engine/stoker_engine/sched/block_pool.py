@@ -36,6 +36,10 @@ class BlockPool:
         """Whether no sequence refers to `block`."""
         return self._refs[block] == 0
 
+    def is_shared(self, block: int) -> bool:
+        """Whether several sequences refer to `block`."""
+        return self._refs[block] > 1
+
     def allocate(self, count: int) -> list[int]:
         """Takes `count` blocks, least recently used first. The caller made sure that there are enough."""
         assert count <= len(self._free), f"{count} blocks asked, {len(self._free)} free"

@@ -1,95 +1,193 @@
-"""Gives requests their KV-cache blocks, and shares those whose prefix is already computed."""
+"""Gives sequences their KV-cache blocks, shares those whose content is the same, and takes back what nobody sees.
+
+A sequence has a block table for each group of layers (`contract.cache_groups`). In a group with a window, blocks that
+the window has left are released while the sequence still runs; their place in the table says so.
+
+    full     │ 4 │ 9 │ 2 │ 7 │ 5 ·│          · partly filled
+    window   │ – │ – │ 8 │ 3 │ 6 ·│          – released
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from stoker_engine.contract.block_hash import BlockHash, block_hash, root_hash
-from stoker_engine.core.request import Request
+from stoker_engine.contract.cache_groups import CacheGroup, blocks_per_sequence
+from stoker_engine.core import request
+from stoker_engine.core.request import RELEASED
 from stoker_engine.sched.block_pool import BlockPool
 from stoker_engine.sched.prefix_cache import PrefixCache
 
 
 class KVManager:
-    """Owner of the block pool, the prefix cache and every request's block table.
+    """Owner of the block pool, the prefix cache and every sequence's block tables.
 
     Args:
         num_blocks: blocks in the KV cache.
         block_size: tokens in a block.
+        groups: the model's groups of layers.
+        step_tokens: most tokens that one step computes.
         enable_prefix_caching: whether full blocks are remembered and shared.
     """
 
-    def __init__(self, num_blocks: int, block_size: int, enable_prefix_caching: bool = True) -> None:
+    def __init__(
+        self,
+        num_blocks: int,
+        block_size: int,
+        groups: Sequence[CacheGroup],
+        step_tokens: int,
+        enable_prefix_caching: bool = True,
+    ) -> None:
         self.block_size = block_size
+        self.windows = [group.sliding_window for group in groups]
         self.enable_prefix_caching = enable_prefix_caching
         self.prefix_cache = PrefixCache()
         self.pool = BlockPool(num_blocks, on_evict=self.prefix_cache.forget)
         self.queries = 0  # prompt tokens looked up
         self.hits = 0  # of them, found
+        self._groups = groups
+        self._has_windows = any(window is not None for window in self.windows)
+        self._step_tokens = step_tokens
         self._hashes: dict[str, list[BlockHash]] = {}
+        self._copies: list[tuple[int, int]] = []
 
     @property
     def usage(self) -> float:
-        """Share of the blocks that live requests hold, 0 to 1."""
+        """Share of the blocks that live sequences hold, 0 to 1."""
         return 1 - self.pool.num_free / self.pool.num_blocks
 
-    def admit(self, request: Request) -> bool:
-        """Takes over cached blocks of the request's prefix, if there is room for all its known tokens.
+    def admit(self, sequence: request.Sequence) -> bool:
+        """Takes over cached blocks of the sequence's prefix, if there is room for all its known tokens.
 
         At least the last known token is left to compute, since its logits are needed. Room for the whole
         sequence is asked here, not reserved: admitting what would soon be preempted wastes work.
         """
-        assert not request.blocks and request.num_computed == 0
-        matched = self._match(request)
-        needed = self._num_blocks(len(request.token_ids)) - len(matched)
+        assert not sequence.blocks and sequence.num_computed == 0
+        tables = self._match(sequence)
+        matched = [block for table in tables for block in table if block != RELEASED]
+        num_matched = len(tables[0]) * self.block_size
+        needed = blocks_per_sequence(self._groups, len(sequence.token_ids), self._step_tokens, self.block_size)
         available = self.pool.num_free - sum(self.pool.is_free(block) for block in matched)
-        if needed > available:
+        if needed - len(matched) > available:
             return False
         for block in matched:
             self.pool.acquire(block)
-        request.blocks = matched
-        request.num_computed = len(matched) * self.block_size
-        if self.enable_prefix_caching and request.num_preemptions == 0:
-            self.queries += len(request.token_ids)
-            self.hits += request.num_computed
+        sequence.blocks = tables
+        sequence.num_computed = num_matched
+        if self.enable_prefix_caching and sequence.num_preemptions == sequence.index == 0:
+            self.queries += len(sequence.token_ids)
+            self.hits += num_matched
         return True
 
-    def allocate(self, request: Request, num_tokens: int) -> bool:
-        """Extends the block table to hold `num_tokens` more computed tokens. False: not enough free blocks."""
-        end = request.num_computed + num_tokens
-        missing = self._num_blocks(end) - len(request.blocks)
-        if missing > self.pool.num_free:
+    def allocate(self, sequence: request.Sequence, num_tokens: int) -> bool:
+        """Extends the block tables to hold `num_tokens` more computed tokens. False: not enough free blocks.
+
+        A block that the new tokens are written into and that others share is copied first (`take_copies`).
+        """
+        if self._has_windows:
+            self._release_passed(sequence)
+        end = sequence.num_computed + num_tokens
+        written, within = divmod(sequence.num_computed, self.block_size)
+        shared = [table for table in sequence.blocks if self.pool.is_shared(table[written])] if within else []
+        missing = self._num_blocks(end) - len(sequence.blocks[0])  # all tables are of one length
+        if missing * len(sequence.blocks) + len(shared) > self.pool.num_free:
             return False
+        for table in shared:
+            [copy] = self.pool.allocate(1)
+            self._copies.append((table[written], copy))
+            self.pool.release([table[written]])
+            table[written] = copy
         if missing > 0:
-            request.blocks += self.pool.allocate(missing)
-        self._remember(request, end)
+            for table in sequence.blocks:
+                table += self.pool.allocate(missing)
+        if end // self.block_size > sequence.num_computed // self.block_size:
+            self._remember(sequence, end)
         return True
 
-    def free(self, request: Request) -> None:
-        """Returns all blocks; the last one first, so that prefixes outlive their continuations."""
-        self.pool.release(reversed(request.blocks))
-        request.blocks = []
-        request.num_computed = 0
-        self._hashes.pop(request.id, None)
+    def fork(self, parent: request.Sequence, child: request.Sequence) -> None:
+        """Lets `child`, which knows the same tokens, share all that `parent` has computed."""
+        assert not child.blocks and child.num_computed == 0
+        child.blocks = [list(table) for table in parent.blocks]
+        child.num_computed = parent.num_computed
+        for table in child.blocks:
+            for block in table:
+                if block != RELEASED:
+                    self.pool.acquire(block)
+        if parent.id in self._hashes:
+            self._hashes[child.id] = list(self._hashes[parent.id])
 
-    def check(self, requests: Iterable[Request]) -> None:
-        """Asserts that pool, cache and the block tables of all live `requests` balance."""
-        live = list(requests)
-        self.pool.check(request.blocks for request in live)
+    def take_copies(self) -> list[tuple[int, int]]:
+        """Blocks to copy before the next step runs, as (from, to)."""
+        copies, self._copies = self._copies, []
+        return copies
+
+    def free(self, sequence: request.Sequence) -> None:
+        """Returns all blocks; the last ones first, so that prefixes outlive their continuations."""
+        for table in sequence.blocks:
+            self.pool.release(block for block in reversed(table) if block != RELEASED)
+        sequence.blocks = []
+        sequence.num_computed = 0
+        self._hashes.pop(sequence.id, None)
+
+    def check(self, sequences: Iterable[request.Sequence]) -> None:
+        """Asserts that pool, cache and the block tables of all live `sequences` balance."""
+        live = list(sequences)
+        self.pool.check([block for block in table if block != RELEASED] for s in live for table in s.blocks)
         self.prefix_cache.check()
-        for request in live:
-            assert len(request.blocks) >= self._num_blocks(request.num_computed)
-            assert len(request.blocks) <= self._num_blocks(len(request.token_ids))
+        for sequence in live:
+            for table, window in zip(sequence.blocks, self.windows, strict=False):
+                assert self._num_blocks(sequence.num_computed) <= len(table)
+                assert len(table) <= self._num_blocks(len(sequence.token_ids))
+                assert RELEASED not in table[self._first_seen(sequence.num_computed, window) :]
 
     def _num_blocks(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)
 
-    def _match(self, request: Request) -> list[int]:
-        if not self.enable_prefix_caching:
-            return []
-        return self.prefix_cache.longest_match(self._chain(request, len(request.token_ids) - 1))
+    def _first_seen(self, num_computed: int, window: int | None) -> int:
+        """Index of the oldest block that the token after `num_computed` others still sees."""
+        return 0 if window is None else max(num_computed - window + 1, 0) // self.block_size
 
-    def _remember(self, request: Request, end: int) -> None:
+    def _release_passed(self, sequence: request.Sequence) -> None:
+        for table, window in zip(sequence.blocks, self.windows, strict=True):
+            index = self._first_seen(sequence.num_computed, window) - 1
+            passed = []
+            while index >= 0 and table[index] != RELEASED:
+                passed.append(table[index])
+                table[index] = RELEASED
+                index -= 1
+            self.pool.release(reversed(passed))
+
+    def _match(self, sequence: request.Sequence) -> list[list[int]]:
+        """Block tables of the longest cached prefix; in a group with a window, only what is seen must be there."""
+        if not self.enable_prefix_caching or sequence.request.wants_prompt_logprobs:
+            return [[] for _ in self.windows]
+        length = (len(sequence.token_ids) - 1) // self.block_size
+        chain = self._chain(sequence, len(sequence.token_ids) - 1)
+        found: list[list[int | None]] = []
+        for group, window in enumerate(self.windows):
+            if window is None:
+                prefix: list[int | None] = []
+                for hash_ in chain[:length]:
+                    block = self.prefix_cache.find(group, hash_)
+                    if block is None:
+                        break
+                    prefix.append(block)
+                length = len(prefix)
+                found.append(prefix)
+            else:
+                found.append([self.prefix_cache.find(group, hash_) for hash_ in chain[:length]])
+        while length and not all(
+            None not in blocks[self._first_seen(length * self.block_size, window) : length]
+            for blocks, window in zip(found, self.windows, strict=True)
+        ):
+            length -= 1
+        tables = []
+        for blocks, window in zip(found, self.windows, strict=True):
+            first = self._first_seen(length * self.block_size, window)
+            tables.append([RELEASED] * first + [block for block in blocks[first:length] if block is not None])
+        return tables
+
+    def _remember(self, sequence: request.Sequence, end: int) -> None:
         """Publishes the blocks that are full once this step has run.
 
         They are published before: all keys and values of a step are written, layer by layer, before any
@@ -97,16 +195,18 @@ class KVManager:
         """
         if not self.enable_prefix_caching:
             return
-        first = request.num_computed // self.block_size
-        for index, block_hash_ in enumerate(self._chain(request, end)[first:], start=first):
-            self.prefix_cache.insert(block_hash_, request.blocks[index])
+        first = sequence.num_computed // self.block_size
+        chain = self._chain(sequence, end)
+        for index in range(first, end // self.block_size):
+            for group, table in enumerate(sequence.blocks):
+                self.prefix_cache.insert(group, chain[index], table[index])
 
-    def _chain(self, request: Request, num_tokens: int) -> list[BlockHash]:
-        """Hashes of the full blocks within the first `num_tokens` tokens."""
-        chain = self._hashes.setdefault(request.id, [])
+    def _chain(self, sequence: request.Sequence, num_tokens: int) -> list[BlockHash]:
+        """Hashes of full blocks, those within the first `num_tokens` tokens at least."""
+        chain = self._hashes.setdefault(sequence.id, [])
         full = num_tokens // self.block_size
         while len(chain) < full:
             start = len(chain) * self.block_size
-            parent = chain[-1] if chain else root_hash()
-            chain.append(block_hash(parent, request.token_ids[start : start + self.block_size]))
-        return chain[:full]
+            parent = chain[-1] if chain else root_hash(sequence.request.asked.cache_salt)
+            chain.append(block_hash(parent, sequence.token_ids[start : start + self.block_size]))
+        return chain

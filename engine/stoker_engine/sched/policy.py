@@ -1,37 +1,46 @@
-"""In which order waiting requests are admitted. A policy is a queue; first come, first served is this one."""
+"""Who is served first. A policy gives each request its place in line: a tuple, the lowest goes first.
+
+    fcfs       (arrival,)                first come, first served
+    priority   (priority, arrival)       a request's own number first
+
+Waiting sequences are admitted in line; when blocks run out, the last in line gives its own back. So a preempted one,
+which is before everyone who came later, returns to its old place.
+"""
 
 from __future__ import annotations
 
-from collections import deque
+import bisect
 
-from stoker_engine.core.request import Request
+from stoker_engine.contract.names import SchedulingPolicy
+from stoker_engine.core.engine_request import EngineRequest
+from stoker_engine.core.request import Sequence
 
 
-class FcfsQueue:
-    """First come, first served; a preempted request came before everyone who waits."""
+def place_in_line(policy: SchedulingPolicy, asked: EngineRequest, arrival: int) -> tuple[int, ...]:
+    """The place of the request that came as number `arrival`."""
+    return (asked.priority, arrival) if policy == "priority" else (arrival,)
+
+
+class WaitingLine:
+    """Sequences that wait, in line."""
 
     def __init__(self) -> None:
-        self._requests: deque[Request] = deque()
+        self._sequences: list[Sequence] = []
 
     def __len__(self) -> int:
-        return len(self._requests)
+        return len(self._sequences)
 
-    def add(self, request: Request) -> None:
-        """A new request joins the end."""
-        self._requests.append(request)
+    def __contains__(self, sequence: Sequence) -> bool:
+        return sequence in self._sequences
 
-    def put_back(self, request: Request) -> None:
-        """A preempted request returns to the front."""
-        self._requests.appendleft(request)
+    def add(self, sequence: Sequence) -> None:
+        """Takes its place."""
+        bisect.insort(self._sequences, sequence, key=lambda waiting: waiting.key)
 
-    def peek(self) -> Request:
-        """The request to admit next."""
-        return self._requests[0]
+    def first(self) -> Sequence:
+        """Who is admitted next."""
+        return self._sequences[0]
 
-    def pop(self) -> Request:
-        """Takes the request to admit next."""
-        return self._requests.popleft()
-
-    def remove(self, request: Request) -> None:
-        """Takes out a request that no longer waits."""
-        self._requests.remove(request)
+    def remove(self, sequence: Sequence) -> None:
+        """Leaves the line."""
+        self._sequences.remove(sequence)

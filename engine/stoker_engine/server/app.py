@@ -1,27 +1,69 @@
-"""The application: routes and error handling, put together."""
+"""The application: routes, error handling, and what every request passes through, put together.
+
+metrics → request id → CORS → in flight → API key → body limit → routes
+"""
 
 from __future__ import annotations
 
 from importlib.metadata import version
 
 from fastapi import FastAPI
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
 
-from stoker_engine.server import chat, completions, errors, health, models
+from stoker_engine.server import chat, completions, errors, health, models, tokenization
+from stoker_engine.server.api_keys import APIKeyMiddleware, APIKeys
+from stoker_engine.server.body_limit import BodyLimitMiddleware
+from stoker_engine.server.http_metrics import HTTPMetricsMiddleware
+from stoker_engine.server.in_flight import InFlightMiddleware
+from stoker_engine.server.paths import RootPathMiddleware
+from stoker_engine.server.request_id import HEADER, RequestIdMiddleware
 from stoker_engine.server.responses import ErrorResponse
 from stoker_engine.server.service import Service
 
 
 def create_app(service: Service) -> FastAPI:
-    """An ASGI application that serves `service`."""
+    """An ASGI application that serves `service`.
+
+    Raises:
+        ArgumentError: the file of API keys cannot be read.
+    """
+    args = service.args.frontend
     app = FastAPI(
         title="Stoker",
         version=version("stoker"),
+        openapi_url=None if args.disable_fastapi_docs else "/openapi.json",
         docs_url=None,  # its page loads scripts from elsewhere; /openapi.json is there
         redoc_url=None,
         redirect_slashes=False,
         responses={"4XX": {"model": ErrorResponse}, "5XX": {"model": ErrorResponse}},
+        middleware=_middleware(service),
     )
     errors.install(app)
-    for endpoints in (completions, chat, models, health):
+    for endpoints in (completions, chat, tokenization, models, health):
         app.include_router(endpoints.routes(service))
+    app.state.service = service
     return app
+
+
+def _middleware(service: Service) -> list[Middleware]:
+    args = service.args.frontend
+    middleware = [Middleware(RootPathMiddleware, root_path=args.root_path)] if args.root_path else []
+    middleware += [Middleware(HTTPMetricsMiddleware, registry=service.registry), Middleware(RequestIdMiddleware)]
+    if args.allowed_origins:
+        middleware.append(
+            Middleware(
+                CORSMiddleware,
+                allow_origins=args.allowed_origins,
+                allow_methods=args.allowed_methods,
+                allow_headers=args.allowed_headers,
+                allow_credentials=args.allow_credentials,
+                expose_headers=[HEADER, "retry-after"],
+            )
+        )
+    middleware.append(Middleware(InFlightMiddleware, lifecycle=service.lifecycle))
+    keys = APIKeys.from_args(args)
+    if keys.are_needed:
+        middleware.append(Middleware(APIKeyMiddleware, keys=keys))
+    middleware.append(Middleware(BodyLimitMiddleware, limit=args.max_request_bytes))
+    return middleware

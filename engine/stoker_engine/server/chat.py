@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-import uuid
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
+from dataclasses import dataclass
 from functools import partial
 
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from stoker_engine.server.body import JSONRoute
+from stoker_engine.server.chat_prompt import render
+from stoker_engine.server.chat_request import ChatCompletionRequest
 from stoker_engine.server.disconnect import until_disconnect
-from stoker_engine.server.generation import Generation
-from stoker_engine.server.requests import ChatCompletionRequest
+from stoker_engine.server.generation import Generation, Output, renamed
+from stoker_engine.server.logprobs import ChatLogprobs, LogprobWriter, prompt_logprobs
+from stoker_engine.server.request_id import HEADER, request_id
 from stoker_engine.server.responses import (
     ChatChoice,
     ChatChunkChoice,
@@ -30,73 +33,105 @@ from stoker_engine.server.sse import EventStream
 def routes(service: Service) -> APIRouter:
     """The endpoint, for `service`."""
     router = APIRouter(route_class=JSONRoute)
-    client = service.client
 
     @router.post("/v1/chat/completions", response_model=ChatCompletion)
     async def create_chat_completion(body: ChatCompletionRequest, request: Request) -> Response:
         """Answers a conversation."""
-        service.check_model(body.model)
-        params = body.sampling_params(body.max_completion_tokens or body.max_tokens)
-        messages = [message.for_template() for message in body.messages]
+        service.check(body)
         # CPU work goes to a thread: the event loop answers others meanwhile.
-        prompt = await asyncio.to_thread(client.tokenizer.render_chat, messages)
-        generation = Generation(client, f"chatcmpl-{uuid.uuid4().hex}", [prompt], [params], _field_names(body))
+        prompt = await asyncio.to_thread(_prompt, body, service)
+        prompt = service.truncated(body, prompt, body.max_completion_tokens or body.max_tokens)
+        info = service.client.info
+        with renamed(body.field_names):
+            params = body.params_for(info.sampling_defaults, info.max_model_len - len(prompt))
+        base_id = request_id(request, body.request_id)
+        generation = service.generation(f"chatcmpl-{base_id}", body, [prompt], [params], body.field_names)
+        writer = _Writer(body, generation, service.model_name, service.logprobs(body, body.num_logprobs))
+        headers = {HEADER: base_id}
         if body.stream:
-            return EventStream(_events(body, generation, service.model_name))
-        completion = await until_disconnect(request.receive, _whole(body, generation, service.model_name))
-        return Response(completion.model_dump_json(), media_type="application/json")
+            return EventStream(writer.events(service.include_usage(body)), headers)
+        completion = await until_disconnect(request.receive, writer.whole())
+        return Response(completion.model_dump_json(), headers=headers, media_type="application/json")
 
     return router
 
 
-def _field_names(body: ChatCompletionRequest) -> dict[str, str]:
-    limit = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
-    return {"prompt": "messages", "max_tokens": limit}
-
-
-async def _whole(body: ChatCompletionRequest, generation: Generation, model: str) -> ChatCompletion:
-    choices = [
-        ChatChoice(
-            index=index,
-            message=ChatMessage(content=output.text),
-            finish_reason=output.finish_reason,
-            stop_reason=output.stop_reason,
-            token_ids=output.token_ids if body.return_token_ids else None,
-        )
-        for index, output in enumerate(await generation.collect())
-    ]
-    return ChatCompletion(
-        id=generation.id,
-        created=generation.created,
-        model=model,
-        choices=choices,
-        usage=generation.usage,
-        prompt_token_ids=generation.prompts[0] if body.return_token_ids else None,
+def _prompt(body: ChatCompletionRequest, service: Service) -> list[int]:
+    args = service.args.frontend
+    return render(
+        body.messages,
+        body,
+        service.client.tokenizer,
+        args,
+        with_tools=not (args.exclude_tools_when_tool_choice_none and body.tool_choice == "none"),
+        add_special_tokens=bool(body.add_special_tokens),
     )
 
 
-async def _events(
-    body: ChatCompletionRequest, generation: Generation, model: str
-) -> AsyncGenerator[ChatCompletionChunk, None]:
-    event = partial(ChatCompletionChunk, id=generation.id, created=generation.created, model=model)
-    begun = False
-    async with aclosing(generation.deltas()) as deltas:
-        async for index, delta in deltas:
-            if not begun:  # the role comes alone and first, but not before the engine took the request
-                begun = True
-                yield event(
-                    choices=[ChatChunkChoice(index=index, delta=ChatDelta(role="assistant", content=""))],
-                    prompt_token_ids=generation.prompts[0] if body.return_token_ids else None,
-                )
-            if not (delta.text or delta.finish_reason or body.return_token_ids):
-                continue  # part of a character: its text comes with the rest
-            choice = ChatChunkChoice(
+@dataclass
+class _Writer:
+    """Writes an answer, whole or in events."""
+
+    body: ChatCompletionRequest
+    generation: Generation
+    model: str
+    logprobs: LogprobWriter | None
+
+    async def whole(self) -> ChatCompletion:
+        """The answer, once all of it is there."""
+        outputs = await self.generation.collect()
+        # Logprobs may be long, and others want to be answered meanwhile.
+        return await asyncio.to_thread(self._completion, outputs)
+
+    def _completion(self, outputs: Sequence[Output]) -> ChatCompletion:
+        generation = self.generation
+        choices = [
+            ChatChoice(
                 index=index,
-                delta=ChatDelta(content=delta.text or None),
-                finish_reason=delta.finish_reason,
-                stop_reason=delta.stop_reason,
-                token_ids=delta.token_ids if body.return_token_ids else None,
+                message=ChatMessage(content=output.text),
+                logprobs=self._logprobs(output),
+                finish_reason=output.finish_reason,
+                stop_reason=output.stop_reason,
+                token_ids=output.token_ids if self.body.return_token_ids else None,
             )
-            yield event(choices=[choice])
-    if body.include_usage:
-        yield event(choices=[], usage=generation.usage)
+            for index, output in enumerate(outputs)
+        ]
+        answer = ChatCompletion(
+            id=generation.id, created=generation.created, model=self.model, choices=choices, usage=generation.usage()
+        )
+        if self.body.return_token_ids:
+            answer.prompt_token_ids = generation.prompts[0]
+        if self.body.prompt_logprobs is not None:
+            answer.prompt_logprobs = prompt_logprobs(generation.prompt_logprobs[0])
+        return answer
+
+    async def events(self, include_usage: bool) -> AsyncGenerator[ChatCompletionChunk, None]:
+        """The answer as it is made."""
+        generation, body = self.generation, self.body
+        event = partial(ChatCompletionChunk, id=generation.id, created=generation.created, model=self.model)
+        asked = body.return_token_ids or self.logprobs is not None
+        begun: set[int] = set()
+        async with aclosing(generation.deltas()) as deltas:
+            async for index, delta in deltas:
+                if index not in begun:  # the role comes alone and first, but not before the engine took the request
+                    prompt_ids = generation.prompts[0] if body.return_token_ids and not begun else None
+                    begun.add(index)
+                    role = ChatChunkChoice(index=index, delta=ChatDelta(role="assistant", content=""))
+                    yield event(choices=[role], prompt_token_ids=prompt_ids)
+                if not (delta.text or delta.finish_reason or asked):
+                    continue  # part of a character: its text comes with the rest
+                output = Output(delta.text, delta.token_ids, delta.logprobs or [])
+                choice = ChatChunkChoice(
+                    index=index,
+                    delta=ChatDelta(content=delta.text or None),
+                    logprobs=self._logprobs(output),
+                    finish_reason=delta.finish_reason,
+                    stop_reason=delta.stop_reason,
+                    token_ids=delta.token_ids if body.return_token_ids else None,
+                )
+                yield event(choices=[choice], usage=generation.usage(index) if body.continuous_usage else None)
+        if include_usage:
+            yield event(choices=[], usage=generation.usage())
+
+    def _logprobs(self, output: Output) -> ChatLogprobs | None:
+        return None if self.logprobs is None else self.logprobs.chat(output.token_ids, output.logprobs)

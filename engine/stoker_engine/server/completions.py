@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-import uuid
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
+from dataclasses import dataclass, field
 from functools import partial
 
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from stoker_engine.core.sampling_params import SamplingParams
+from stoker_engine.core.finish_reason import FinishReason
+from stoker_engine.core.logprobs import PositionLogprobs
 from stoker_engine.server.body import JSONRoute
+from stoker_engine.server.completion_request import CompletionRequest
 from stoker_engine.server.disconnect import until_disconnect
 from stoker_engine.server.engine_client import PromptTokenizer
-from stoker_engine.server.generation import Generation
-from stoker_engine.server.requests import DEFAULT_MAX_TOKENS, CompletionRequest
+from stoker_engine.server.generation import Generation, Output
+from stoker_engine.server.logprobs import LogprobWriter, prompt_logprobs
+from stoker_engine.server.request_id import HEADER, request_id
 from stoker_engine.server.responses import Completion, CompletionChoice
 from stoker_engine.server.service import Service
 from stoker_engine.server.sse import EventStream
@@ -25,68 +28,127 @@ from stoker_engine.server.sse import EventStream
 def routes(service: Service) -> APIRouter:
     """The endpoint, for `service`."""
     router = APIRouter(route_class=JSONRoute)
-    client = service.client
 
     @router.post("/v1/completions", response_model=Completion)
     async def create_completion(body: CompletionRequest, request: Request) -> Response:
         """Completes a prompt, or several side by side."""
-        service.check_model(body.model)
+        service.check(body)
+        client = service.client
         # CPU work goes to a thread: the event loop answers others meanwhile.
-        prompts = await asyncio.to_thread(_tokenize, body, client.tokenizer)
-        params = [_params(body, client.max_model_len - len(prompt)) for prompt in prompts]
-        generation = Generation(client, f"cmpl-{uuid.uuid4().hex}", prompts, params)
+        prompts = await asyncio.to_thread(_tokenize, body, service)
+        prompts = [service.truncated(body, prompt, body.max_tokens) for prompt in prompts]
+        info = client.info
+        params = [body.params_for(info.sampling_defaults, info.max_model_len - len(prompt)) for prompt in prompts]
+        base_id = request_id(request, body.request_id)
+        generation = service.generation(f"cmpl-{base_id}", body, prompts, params, tell_output=not body.only_echo)
+        echo = await asyncio.to_thread(_echo, body, prompts, client.tokenizer) if body.echo else None
+        writer = _Writer(body, generation, service.model_name, echo, service.logprobs(body, body.logprobs))
+        headers = {HEADER: base_id}
         if body.stream:
-            return EventStream(_events(body, generation, service.model_name))
-        completion = await until_disconnect(request.receive, _whole(body, generation, service.model_name))
-        return Response(completion.model_dump_json(), media_type="application/json")
+            return EventStream(writer.events(service.include_usage(body)), headers)
+        completion = await until_disconnect(request.receive, writer.whole())
+        return Response(completion.model_dump_json(), headers=headers, media_type="application/json")
 
     return router
 
 
-def _tokenize(body: CompletionRequest, tokenizer: PromptTokenizer) -> list[list[int]]:
+def _tokenize(body: CompletionRequest, service: Service) -> list[list[int]]:
     special = body.add_special_tokens is not False
-    return [tokenizer.encode(prompt, special) if isinstance(prompt, str) else prompt for prompt in body.prompts]
+    prompts = []
+    for prompt in body.prompts:
+        if isinstance(prompt, str):
+            prompts.append(service.client.tokenizer.encode(prompt, special))
+        else:
+            service.check_tokens(prompt, "prompt")
+            prompts.append(prompt)
+    return prompts
 
 
-def _params(body: CompletionRequest, room: int) -> SamplingParams:
-    """The default length bends to the room there is; a length that was asked for does not."""
-    return body.sampling_params(body.max_tokens or max(1, min(DEFAULT_MAX_TOKENS, room)))
-
-
-async def _whole(body: CompletionRequest, generation: Generation, model: str) -> Completion:
-    choices = [
-        CompletionChoice(
-            index=index,
-            text=output.text,
-            finish_reason=output.finish_reason,
-            stop_reason=output.stop_reason,
-            token_ids=output.token_ids if body.return_token_ids else None,
-            prompt_token_ids=generation.prompts[index] if body.return_token_ids else None,
-        )
-        for index, output in enumerate(await generation.collect())
+def _echo(body: CompletionRequest, prompts: Sequence[list[int]], tokenizer: PromptTokenizer) -> list[str]:
+    """The prompts' texts: as they were said, or what their tokens say."""
+    return [
+        said
+        if isinstance(said, str) and body.truncate_prompt_tokens is None
+        else tokenizer.decode(prompt, skip_special_tokens=False)
+        for said, prompt in zip(body.prompts, prompts, strict=True)
     ]
-    return Completion(
-        id=generation.id, created=generation.created, model=model, choices=choices, usage=generation.usage
-    )
 
 
-async def _events(body: CompletionRequest, generation: Generation, model: str) -> AsyncGenerator[Completion, None]:
-    event = partial(Completion, id=generation.id, created=generation.created, model=model)
-    begun: set[int] = set()
-    async with aclosing(generation.deltas()) as deltas:
-        async for index, delta in deltas:
-            if not (delta.text or delta.finish_reason or body.return_token_ids):
-                continue  # part of a character: its text comes with the rest
-            choice = CompletionChoice(
-                index=index,
-                text=delta.text,
-                finish_reason=delta.finish_reason,
-                stop_reason=delta.stop_reason,
-            )
-            if body.return_token_ids:
-                choice.token_ids = delta.token_ids
-                choice.prompt_token_ids = None if index in begun else generation.prompts[index]
-                begun.add(index)
-            yield event(choices=[choice])
-    if body.include_usage:
-        yield event(choices=[], usage=generation.usage)
+@dataclass
+class _Writer:
+    """Writes an answer, whole or in events.
+
+    Attributes:
+        echo: the prompts' texts, if choices begin with them.
+    """
+
+    body: CompletionRequest
+    generation: Generation
+    model: str
+    echo: Sequence[str] | None
+    logprobs: LogprobWriter | None
+    _offsets: dict[int, int] = field(default_factory=dict)
+
+    async def whole(self) -> Completion:
+        """The answer, once all of it is there."""
+        outputs = await self.generation.collect()
+        # Logprobs may be long, and others want to be answered meanwhile.
+        return await asyncio.to_thread(self._completion, outputs)
+
+    def _completion(self, outputs: Sequence[Output]) -> Completion:
+        choices = [self._choice(index, output) for index, output in enumerate(outputs)]
+        if self.body.prompt_logprobs is not None:
+            for index, choice in enumerate(choices):
+                choice.prompt_logprobs = prompt_logprobs(self.generation.prompt_logprobs[index // self.generation.n])
+        return self._event(choices=choices, usage=self.generation.usage())
+
+    async def events(self, include_usage: bool) -> AsyncGenerator[Completion, None]:
+        """The answer as it is made."""
+        asked = self.body.return_token_ids or self.logprobs is not None
+        async with aclosing(self.generation.deltas()) as deltas:
+            async for index, delta in deltas:
+                begins = index not in self._offsets
+                if not (delta.text or delta.finish_reason or asked or (begins and self.echo)):
+                    continue  # part of a character: its text comes with the rest
+                if self.body.only_echo and not begins:
+                    continue
+                output = Output(
+                    delta.text, delta.token_ids, delta.logprobs or [], delta.finish_reason, delta.stop_reason
+                )
+                usage = self.generation.usage(index) if self.body.continuous_usage else None
+                yield self._event(choices=[self._choice(index, output)], usage=usage)
+        if include_usage:
+            yield self._event(choices=[], usage=self.generation.usage())
+
+    @property
+    def _event(self) -> partial[Completion]:
+        generation = self.generation
+        return partial(Completion, id=generation.id, created=generation.created, model=self.model)
+
+    def _choice(self, index: int, output: Output) -> CompletionChoice:
+        """What `output` adds to choice `index`, its prompt included where that is wanted and not yet told."""
+        begins = index not in self._offsets
+        self._offsets.setdefault(index, 0)
+        prompt = index // self.generation.n
+        prompt_ids = self.generation.prompts[prompt]
+        text, token_ids = output.text, output.token_ids
+        positions: list[PositionLogprobs | None] = [*output.logprobs]
+        if self.body.only_echo:
+            text, token_ids, positions = "", [], []
+        choice = CompletionChoice(
+            index=index,
+            text=text,
+            finish_reason=FinishReason.LENGTH if self.body.only_echo else output.finish_reason,
+            stop_reason=None if self.body.only_echo else output.stop_reason,
+        )
+        if self.body.return_token_ids:
+            choice.token_ids = token_ids
+            choice.prompt_token_ids = prompt_ids if begins else None
+        if self.echo is not None and begins:
+            choice.text = self.echo[prompt] + text
+            token_ids = prompt_ids + token_ids
+            if self.logprobs is not None:
+                positions = [*self.generation.prompt_logprobs[prompt], *positions]
+        if self.logprobs is not None:
+            choice.logprobs, self._offsets[index] = self.logprobs.completion(token_ids, positions, self._offsets[index])
+        return choice

@@ -2,7 +2,7 @@
 
 what happened                                   status
 the body is not JSON, or not what we know       400      (FastAPI would say 422)
-a RequestError                                  its own: 400, 404, 500
+a RequestError                                  its own: 400, 401, 404, 413, 429, 500, 503
 unknown path, wrong method                      404, 405
 anything else is our mistake                    500      the traceback goes to the log, never to the client
 """
@@ -17,12 +17,13 @@ from typing import Any
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from stoker_engine.contract.errors import EngineDeadError, RequestError
 from stoker_engine.server.disconnect import ClientGoneError
 from stoker_engine.server.responses import ErrorInfo, ErrorResponse
+from stoker_engine.server.unavailable import OverloadedError, UnauthorizedError, UnavailableError
 
 logger = logging.getLogger(__name__)
 
@@ -41,6 +42,7 @@ def install(app: FastAPI) -> None:
     app.add_exception_handler(RequestValidationError, _answer)
     app.add_exception_handler(HTTPException, _answer)
     app.add_exception_handler(ClientGoneError, _answer)
+    app.add_exception_handler(ClientDisconnect, _answer)
     app.add_exception_handler(Exception, _answer)
 
 
@@ -57,7 +59,7 @@ def describe(error: Exception) -> tuple[int, ErrorResponse]:
             return 405, _body("this path does not take this HTTP method", "invalid_request_error")
         case HTTPException():
             return error.status_code, _body(error.detail, "invalid_request_error")
-        case ClientGoneError():
+        case ClientGoneError() | ClientDisconnect():
             return _CLIENT_GONE, _body("the client closed the connection", "invalid_request_error")
         case _:
             return 500, _body("internal error; the server's log says more", EngineDeadError.type)
@@ -68,10 +70,19 @@ def encode(body: ErrorResponse) -> bytes:
     return json.dumps(body.model_dump()).encode()
 
 
-async def _answer(request: Request, error: Exception) -> Response:
+def response(error: Exception) -> Response:
+    """The answer that tells `error`."""
     status, body = describe(error)
-    headers = error.headers if isinstance(error, HTTPException) else None
+    headers = dict(error.headers or {}) if isinstance(error, HTTPException) else {}
+    if isinstance(error, UnavailableError | OverloadedError):
+        headers["retry-after"] = str(error.retry_after_s)
+    if isinstance(error, UnauthorizedError):
+        headers["www-authenticate"] = "Bearer"
     return Response(encode(body), status, headers, media_type="application/json")
+
+
+async def _answer(request: Request, error: Exception) -> Response:
+    return response(error)
 
 
 def _body(message: str, type: str, param: str | None = None, code: str | None = None) -> ErrorResponse:

@@ -1,25 +1,40 @@
-"""From application to process: the socket, the signals, the exit code."""
+"""From application to process: the socket, loading, the signals, the exit code.
+
+The server listens before the engine is loaded, so that probes are answered from the first moment. From then on it
+waits for one of: the engine is loaded, the engine dies, a signal comes. Nothing polls.
+
+SIGTERM begins the way out that `lifecycle` draws. SIGINT, which a person types, takes it without the grace; a second
+signal ends it at once.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import logging
 import signal
 import socket
+import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
 
 import uvicorn
-from fastapi import FastAPI
 
-from stoker_engine.contract.errors import StokerError
+from stoker_engine.contract.errors import ArgumentError, StokerError
+from stoker_engine.contract.serve_args import ServeArgs
+from stoker_engine.server.access_log import skip_successes
+from stoker_engine.server.app import create_app
 from stoker_engine.server.engine_client import EngineClient
+from stoker_engine.server.http_protocol import http_protocol
+from stoker_engine.server.service import Service
+from stoker_engine.server.unavailable import UnavailableError
 
 logger = logging.getLogger(__name__)
 
-#: How long requests in flight may take to finish once the server is told to stop.
-SHUTDOWN_TIMEOUT_S = 30
-
-_PROBES = ("/health", "/metrics")
+#: How long an idle connection stays open. Longer than most clients' and proxies' own limits, so that it is not closed
+#: at the moment they use it.
+_KEEP_ALIVE_S = 75
+#: How long connections get to take what was written for them, once all requests are answered.
+_LAST_WORDS_S = 5
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -44,70 +59,162 @@ def bind(host: str, port: int) -> socket.socket:
     return bound
 
 
-def serve(app: FastAPI, client: EngineClient, bound: socket.socket, name: str, log_level: str) -> int:
-    """Serves `app` on a socket from `bind` until SIGTERM or SIGINT, or until the engine dies.
-
-    Either way it listens to nobody new and lets requests in flight finish; those of a dead engine have
-    already been answered with an error.
-
-    Args:
-        name: what is served, for the log.
+def serve(args: ServeArgs, client: EngineClient, bound: socket.socket) -> int:
+    """Serves `client` on a socket from `bind`, until SIGTERM or SIGINT, or until the engine dies.
 
     Returns:
         The process's exit code: 0 when told to stop, 1 when the engine died, so that it is started again.
 
     Raises:
+        ArgumentError, ModelError: the engine cannot be loaded, or a file that the server needs cannot be read.
         StokerError: another process has begun to listen on the address.
     """
-    config = uvicorn.Config(
-        app,
-        log_config=None,  # the process's own logging
-        log_level=log_level,
-        lifespan="off",
-        timeout_graceful_shutdown=SHUTDOWN_TIMEOUT_S,
-    )
-    logging.getLogger("uvicorn.access").addFilter(_is_no_probe)
+    service = Service(args, client)
+    config = uvicorn_config(service)
     host, port = bound.getsockname()[:2]
-    url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+    url = f"{'https' if config.is_ssl else 'http'}://{f'[{host}]' if ':' in host else host}:{port}"
+    server = Server(config, service, url)
     try:
-        with _stopped_by_signals():
-            _Server(config, client, f"serving {name} on {url}").run([bound])
+        server.run([bound])
     except OSError as error:
         raise _refused(host, port, error) from error
-    return 0 if client.is_healthy else 1
+    if server.failure is not None:
+        raise server.failure
+    return server.exit_code
 
 
-class _Server(uvicorn.Server):
-    """Says when it serves, and stops when its engine does."""
+class Server(uvicorn.Server):
+    """uvicorn's server, woken by what happens instead of by a clock.
 
-    def __init__(self, config: uvicorn.Config, client: EngineClient, greeting: str) -> None:
+    Attributes:
+        failure: why it could not serve.
+        exit_code: of the process.
+    """
+
+    def __init__(self, config: uvicorn.Config, service: Service, url: str) -> None:
         super().__init__(config)
-        self._client = client
-        self._greeting = greeting
+        self.failure: Exception | None = None
+        self.exit_code = 0
+        self._service = service
+        self._url = url
+        self._told = asyncio.Event()
+        self._hurried = asyncio.Event()
+        self._grace_s = service.args.frontend.shutdown_grace
 
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
-        logger.info(self._greeting)
+    async def main_loop(self) -> None:
+        """Serves until there is a reason to stop, and goes the way out."""
+        engine = asyncio.create_task(self._engine())
+        told = asyncio.create_task(self._told.wait())
+        try:
+            await asyncio.wait({engine, told}, return_when=asyncio.FIRST_COMPLETED)
+            if not engine.done():
+                if self._service.client.is_ready:
+                    await self._leave(engine)
+            elif (failure := engine.exception()) is not None:
+                self.failure = failure if isinstance(failure, Exception) else StokerError(str(failure))
+            else:
+                self.exit_code = 1
+        finally:
+            engine.cancel()
+            told.cancel()
+            self.should_exit = True
 
-    async def on_tick(self, counter: int) -> bool:
-        return await super().on_tick(counter) or not self._client.is_healthy
+    def stop(self, signum: int) -> None:
+        """Tells the server to stop; the second time, at once."""
+        if self._told.is_set():
+            self._hurried.set()
+            return
+        if signum == signal.SIGINT:
+            self._grace_s = 0
+        self._service.lifecycle.leaving = True
+        self._told.set()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Handles signals in the event loop, which they wake."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        loop = asyncio.get_running_loop()
+        before = {signum: signal.getsignal(signum) for signum in (signal.SIGINT, signal.SIGTERM)}
+        for signum in before:
+            loop.add_signal_handler(signum, self.stop, signum)
+        try:
+            yield
+        finally:
+            for signum, handler in before.items():
+                loop.remove_signal_handler(signum)
+                signal.signal(signum, handler)
+
+    async def _engine(self) -> None:
+        """Loads the engine, and waits until it is dead."""
+        service = self._service
+        service.on_loaded(await service.client.load())
+        logger.info("serving %s on %s", ", ".join(service.model_names), self._url)
+        cause = await service.client.wait_dead()
+        logger.error("stopping, because the engine died: %s", cause)
+
+    async def _leave(self, engine: asyncio.Task[None]) -> None:
+        """Serves through the grace, then lets what is in flight finish."""
+        service, lifecycle = self._service, self._service.lifecycle
+        logger.info("stopping: requests are served for another %g s", self._grace_s)
+        await self._wait({engine}, self._grace_s)
+        lifecycle.closed = True
+        timeout = service.args.frontend.shutdown_timeout
+        if lifecycle.in_flight:
+            logger.info("stopping: %d requests in flight may take another %g s", lifecycle.in_flight, timeout)
+        idle = asyncio.create_task(lifecycle.wait_idle())
+        await self._wait({engine, idle}, timeout)
+        idle.cancel()
+        if service.running:
+            logger.warning("stopping: ending %d requests that took too long", len(service.running))
+        for generation in list(service.running):
+            generation.fail(UnavailableError("the server stops, and this request took too long to finish"))
+        if engine.done():
+            self.exit_code = 1
+
+    async def _wait(self, tasks: set[asyncio.Task[None]], seconds: float) -> None:
+        """Waits for one of `tasks`, unless it takes too long or someone is in a hurry."""
+        hurried = asyncio.create_task(self._hurried.wait())
+        try:
+            await asyncio.wait({*tasks, hurried}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            hurried.cancel()
 
 
-@contextmanager
-def _stopped_by_signals() -> Iterator[None]:
-    """uvicorn stops on a signal, then raises it again for whoever had it before: by then all is done."""
-    before = {signum: signal.signal(signum, lambda *_: None) for signum in (signal.SIGINT, signal.SIGTERM)}
+def uvicorn_config(service: Service) -> uvicorn.Config:
+    """How uvicorn serves `service`.
+
+    Raises:
+        ArgumentError: the certificate or the file of API keys cannot be read.
+    """
+    args = service.args.frontend
+    skip_successes(args.disable_access_log_for_endpoints)
+    config = uvicorn.Config(
+        create_app(service),
+        http=http_protocol(args.h11_max_incomplete_event_size, args.h11_max_header_count),
+        ws="none",
+        lifespan="off",
+        log_config=None,  # the process's own logging
+        log_level=args.uvicorn_log_level,
+        access_log=not args.disable_uvicorn_access_log,
+        timeout_keep_alive=_KEEP_ALIVE_S,
+        timeout_graceful_shutdown=_LAST_WORDS_S,
+        date_header=False,  # the connection writes it: uvicorn's own comes from a clock that ticks
+        server_header=False,
+        ssl_keyfile=args.ssl_keyfile,
+        ssl_certfile=args.ssl_certfile,
+        ssl_ca_certs=args.ssl_ca_certs,
+        ssl_cert_reqs=args.ssl_cert_reqs,
+        ssl_ciphers=args.ssl_ciphers or "DEFAULT",
+    )
     try:
-        yield
-    finally:
-        for signum, handler in before.items():
-            signal.signal(signum, handler)
-
-
-def _is_no_probe(record: logging.LogRecord) -> bool:
-    """Keeps what asks every few seconds whether we live out of the access log."""
-    args = record.args
-    return not (isinstance(args, tuple) and len(args) == 5 and args[2] in _PROBES and args[4] == 200)
+        config.load()
+    except OSError as error:  # ssl.SSLError is one
+        raise ArgumentError(
+            "--ssl-certfile", f"cannot load {args.ssl_certfile} with its key, certificates and ciphers: {error}"
+        ) from error
+    return config
 
 
 def _refused(host: str, port: int, error: OSError) -> StokerError:

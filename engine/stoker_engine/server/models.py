@@ -11,20 +11,28 @@ from stoker_engine.server.service import Service
 def routes(service: Service) -> APIRouter:
     """The endpoints, for `service`."""
     router = APIRouter()
-    cards = {
-        name: ModelCard(id=name, created=service.created, root=service.root, max_model_len=service.client.max_model_len)
-        for name in service.model_names
-    }
+
+    def card(name: str) -> ModelCard:
+        service.check_ready()
+        service.check_model(name)
+        info = service.client.info
+        return ModelCard(
+            id=name,
+            created=service.created,
+            root=service.args.engine.model,
+            max_model_len=info.max_model_len,
+            license=info.licence,
+            model_card=info.model_card,
+        )
 
     @router.get("/v1/models")
     async def list_models() -> ModelList:
         """Every name the model answers to."""
-        return ModelList(data=list(cards.values()))
+        return ModelList(data=[card(name) for name in service.model_names])
 
     @router.get("/v1/models/{name:path}")
     async def retrieve_model(name: str) -> ModelCard:
         """One of them."""
-        service.check_model(name)
-        return cards[name]
+        return card(name)
 
     return router

@@ -9,7 +9,8 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, Field
 
-from stoker_engine.core.request import FinishReason
+from stoker_engine.core.finish_reason import FinishReason
+from stoker_engine.server.logprobs import ChatLogprobs, CompletionLogprobs, PromptLogprobs
 
 T = TypeVar("T")
 
@@ -48,7 +49,7 @@ class Usage(BaseModel):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
-    prompt_tokens_details: PromptTokensDetails
+    prompt_tokens_details: Extra[PromptTokensDetails] = None
 
 
 class CompletionChoice(BaseModel):
@@ -56,11 +57,12 @@ class CompletionChoice(BaseModel):
 
     index: int
     text: str
-    logprobs: None = None
+    logprobs: CompletionLogprobs | None = None
     finish_reason: FinishReason | None = None
     stop_reason: Extra[int | str] = None
     token_ids: Extra[list[int]] = None
     prompt_token_ids: Extra[list[int]] = None
+    prompt_logprobs: Extra[PromptLogprobs] = None
 
 
 class Completion(BaseModel):
@@ -94,7 +96,7 @@ class ChatChoice(BaseModel):
 
     index: int
     message: ChatMessage
-    logprobs: None = None
+    logprobs: ChatLogprobs | None = None
     finish_reason: FinishReason | None = None
     stop_reason: Extra[int | str] = None
     token_ids: Extra[list[int]] = None
@@ -110,6 +112,7 @@ class ChatCompletion(BaseModel):
     choices: list[ChatChoice]
     usage: Usage
     prompt_token_ids: Extra[list[int]] = None
+    prompt_logprobs: Extra[PromptLogprobs] = None
 
 
 class ChatChunkChoice(BaseModel):
@@ -117,7 +120,7 @@ class ChatChunkChoice(BaseModel):
 
     index: int
     delta: ChatDelta
-    logprobs: None = None
+    logprobs: ChatLogprobs | None = None
     finish_reason: FinishReason | None = None
     stop_reason: Extra[int | str] = None
     token_ids: Extra[list[int]] = None
@@ -143,7 +146,10 @@ class ModelCard(BaseModel):
     created: int
     owned_by: str = "stoker"
     root: str
+    parent: None = None
     max_model_len: int
+    license: Extra[str] = None
+    model_card: Extra[str] = None
 
 
 class ModelList(BaseModel):
@@ -151,6 +157,27 @@ class ModelList(BaseModel):
 
     object: Literal["list"] = "list"
     data: list[ModelCard]
+
+
+class TokenizeResponse(BaseModel):
+    """The answer of /tokenize."""
+
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str] | None = None
+
+
+class DetokenizeResponse(BaseModel):
+    """The answer of /detokenize."""
+
+    prompt: str
+
+
+class ServerLoad(BaseModel):
+    """The answer of /load: requests that are being generated for."""
+
+    server_load: int
 
 
 class Version(BaseModel):

@@ -2,36 +2,73 @@
 
 from __future__ import annotations
 
+import logging
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
 
-from prometheus_client import CollectorRegistry
-
-from stoker_engine.contract.errors import NotFoundError
+from stoker_engine.contract.errors import NotFoundError, RequestError
+from stoker_engine.contract.serve_args import ServeArgs
+from stoker_engine.core.engine_info import EngineInfo
+from stoker_engine.core.observer import StepReport
+from stoker_engine.core.sampling_params import BeamSearchParams, SamplingParams
+from stoker_engine.metrics import EngineMetrics, process_registry
+from stoker_engine.server.admission import Admission
 from stoker_engine.server.engine_client import EngineClient
+from stoker_engine.server.generation import Generation
+from stoker_engine.server.lifecycle import Lifecycle
+from stoker_engine.server.logprobs import LogprobWriter
+from stoker_engine.server.request_log import RequestLog
+from stoker_engine.server.sampled_request import SampledRequest
+from stoker_engine.server.throughput_log import ThroughputLog
+from stoker_engine.server.unavailable import UnavailableError
+
+logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
 class Service:
-    """One model, served.
+    """One model, served. Used from the event loop only.
 
     Attributes:
-        model_names: the names it answers to; the first is reported.
-        root: where the model came from, as the user said it.
+        model_names: the names it answers to; responses and metrics carry the first.
+        registry: all metrics.
+        running: what is being generated.
         created: when it began to be served, in Unix seconds.
     """
 
-    client: EngineClient
-    model_names: Sequence[str]
-    root: str
-    registry: CollectorRegistry
-    created: int = field(default_factory=lambda: int(time.time()))
+    def __init__(self, args: ServeArgs, client: EngineClient) -> None:
+        self.args = args
+        self.client = client
+        self.model_names = args.engine.served_model_name or (args.engine.model.removeprefix("demo://"),)
+        self.registry = process_registry()
+        self.lifecycle = Lifecycle()
+        self.running: set[Generation] = set()
+        self.created = int(time.time())
+        self._metrics: EngineMetrics | None = None
+        frontend = args.frontend
+        self._admission = Admission(frontend.max_num_queued_reqs, frontend.max_num_queued_tokens, self._on_rejected)
+        self._requests = RequestLog(frontend.enable_log_requests, frontend.max_log_len)
+        self._throughput = None if frontend.disable_log_stats else ThroughputLog()
+        client.observer = self._on_step
 
     @property
     def model_name(self) -> str:
         """The name that responses and metrics carry."""
         return self.model_names[0]
+
+    def on_loaded(self, info: EngineInfo) -> None:
+        """The engine is loaded."""
+        self._metrics = EngineMetrics(self.registry, self.model_name, self.args.engine, info)
+        if info.licence is not None:
+            logger.info("licence of %s: %s", self.model_name, info.licence)
+        if info.model_card is not None:
+            logger.info("model card of %s: %s", self.model_name, info.model_card)
+
+    def check_ready(self) -> None:
+        """Raises:
+        UnavailableError: nothing can be generated now.
+        """
+        if not self.client.is_ready:
+            raise UnavailableError(f"the model cannot answer now: {self.client.status}")
 
     def check_model(self, name: str | None) -> None:
         """A request may leave the model out, but not name another one.
@@ -45,3 +82,85 @@ class Service:
                 "model",
                 "model_not_found",
             )
+
+    def check_tokens(self, token_ids: Iterable[int], param: str) -> None:
+        """Token ids that a client sends must be the model's; a tokenizer takes no others either.
+
+        Raises:
+            RequestError: one is not.
+        """
+        vocabulary = self.client.info.vocab_size
+        if not all(0 <= token < vocabulary for token in token_ids):
+            raise RequestError(f"{param} holds a token id outside 0 … {vocabulary - 1}", param)
+
+    def check(self, body: SampledRequest) -> None:
+        """What can be told of a body before its prompt is tokenized.
+
+        Raises:
+            RequestError: it cannot be served.
+        """
+        self.check_ready()
+        self.check_model(body.model)
+        if body.priority and self.args.engine.scheduling_policy != "priority":
+            raise RequestError("priority counts only on a server with --scheduling-policy priority", "priority")
+
+    def truncated(self, body: SampledRequest, prompt: list[int], max_tokens: int | None) -> list[int]:
+        """The last tokens of `prompt`: as many as the body keeps, -1 being all that the model takes."""
+        keep = body.truncate_prompt_tokens
+        if keep is None:
+            return prompt
+        if keep == -1:
+            keep = max(1, self.client.info.max_model_len - (max_tokens or 1))
+        return prompt[-keep:]
+
+    def logprobs(self, body: SampledRequest, top: int | None) -> LogprobWriter | None:
+        """Writes logprobs as `body` wants them, if it does: the `top` likeliest at each position."""
+        if top is None:
+            return None
+        as_token_ids = body.return_tokens_as_token_ids
+        if as_token_ids is None:
+            as_token_ids = self.args.frontend.return_tokens_as_token_ids
+        return LogprobWriter(self.client.tokenizer, top, as_token_ids)
+
+    def include_usage(self, body: SampledRequest) -> bool:
+        """Whether a stream ends with its usage."""
+        return body.include_usage or self.args.frontend.enable_force_include_usage
+
+    def generation(
+        self,
+        answer_id: str,
+        body: SampledRequest,
+        prompts: Sequence[list[int]],
+        params: Sequence[SamplingParams | BeamSearchParams],
+        field_names: Mapping[str, str] | None = None,
+        *,
+        tell_output: bool = True,
+    ) -> Generation:
+        """What a body asks for, ready to run."""
+        for prompt, its_params in zip(prompts, params, strict=True):
+            self._requests.on_received(answer_id, prompt, its_params, self.client.tokenizer)
+        return Generation(
+            self.client,
+            self._admission,
+            self.running,
+            answer_id,
+            prompts,
+            params,
+            n=body.num_sequences,
+            priority=body.priority or 0,
+            cache_salt=body.cache_salt or "",
+            field_names=field_names or {},
+            tell_cached=self.args.frontend.enable_prompt_tokens_details,
+            tell_output=tell_output,
+        )
+
+    def _on_step(self, report: StepReport) -> None:
+        if self._metrics is not None:
+            self._metrics.on_step(report)
+        if self._throughput is not None:
+            self._throughput.on_step(report)
+        self._requests.on_step(report)
+
+    def _on_rejected(self, limit: str) -> None:
+        if self._metrics is not None:
+            self._metrics.on_rejected(limit)

@@ -7,7 +7,7 @@ take for a complete answer.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 
 from pydantic import BaseModel
@@ -25,8 +25,8 @@ class EventStream(Response):
 
     media_type = "text/event-stream"
 
-    def __init__(self, events: AsyncGenerator[BaseModel, None]) -> None:
-        super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no"})
+    def __init__(self, events: AsyncGenerator[BaseModel, None], headers: Mapping[str, str]) -> None:
+        super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no", **headers})
         del self.headers["content-length"]  # it grows while it is sent
         self._events = events
 

@@ -20,10 +20,10 @@ class Only:
     def __init__(self, *neutral: Any) -> None:
         self.neutral = neutral
 
-    def check(self, value: Any) -> None:
+    def check(self, value: Any) -> Any:
         """Refuses any other value."""
         if value is None or any(_same(value, neutral) for neutral in self.neutral):
-            return
+            return value
         allowed = " or ".join(json.dumps(neutral) for neutral in (*self.neutral, None))
         raise PydanticCustomError("unsupported", "this server supports only {allowed} here", {"allowed": allowed})
 
@@ -54,50 +54,33 @@ class Unbuilt(BaseModel):
     """Common to completions and chat."""
 
     # OpenAI's
-    n: One = None
-    presence_penalty: Zero = None
-    frequency_penalty: Zero = None
-    logit_bias: NoDict = None
     response_format: Annotated[Any, Only({"type": "text"})] = None
     service_tier: Annotated[Any, Only("auto", "default")] = None
 
     # vLLM's sampling parameters
-    allowed_token_ids: Absent = None
-    bad_words: NoList = None
-    include_stop_str_in_output: Off = None
-    length_penalty: One = None
     logprob_token_ids: Absent = None
-    min_p: Zero = None
-    min_tokens: Zero = None
-    prompt_logprobs: Absent = None
     repetition_detection: Absent = None
-    repetition_penalty: One = None
-    skip_special_tokens: On = None
     spaces_between_special_tokens: On = None
     structured_outputs: Absent = None
-    truncate_prompt_tokens: Absent = None
-    truncation_side: Absent = None
-    use_beam_search: Off = None
+    thinking_token_budget: Annotated[Any, Only(-1)] = None
+    truncation_side: Annotated[Any, Only("left")] = None
     vllm_xargs: NoDict = None
     watermarking: Off = None
 
     # vLLM's ways of running and reporting
-    cache_salt: Absent = None
     ec_transfer_params: Absent = None
-    echo: Off = None
     kv_transfer_params: Absent = None
-    priority: Zero = None
-    request_id: Absent = None
+    mm_payload: Annotated[Any, Only("tensors")] = None
+    return_mm_kwargs: Annotated[Any, Only(True)] = None
     return_token_offsets: Off = None
-    return_tokens_as_token_ids: Off = None
+    routed_experts_prompt_start: Zero = None
     session_id: Absent = None
+    stream_interval: One = None
 
 
 class UnbuiltCompletion(Unbuilt):
     """Of completions alone."""
 
-    best_of: One = None
-    logprobs: Absent = None
     prompt_embeds: Absent = None
     suffix: Absent = None
 
@@ -109,29 +92,18 @@ class UnbuiltChat(Unbuilt):
     audio: Absent = None
     function_call: Annotated[Any, Only("none", "auto")] = None
     functions: NoList = None
-    logprobs: Off = None
     modalities: Annotated[Any, Only(["text"])] = None
     prediction: Absent = None
     reasoning_effort: Annotated[Any, Only("none")] = None
-    tool_choice: Annotated[Any, Only("none", "auto")] = None
-    tools: NoList = None
-    top_logprobs: Zero = None
     verbosity: Annotated[Any, Only("medium")] = None
     web_search_options: Absent = None
 
     # vLLM's
-    add_generation_prompt: On = None
-    add_special_tokens: Off = None
-    chat_template: Absent = None
-    chat_template_kwargs: NoDict = None
-    continue_final_message: Off = None
-    documents: NoList = None
+    echo: Off = None
     include_reasoning: On = None
     media_io_kwargs: NoDict = None
     mm_processor_kwargs: NoDict = None
     return_prompt_text: Off = None
-    stream_interval: One = None
-    thinking_token_budget: Absent = None
 
 
 class UnbuiltMessage(BaseModel):
@@ -141,6 +113,3 @@ class UnbuiltMessage(BaseModel):
     audio: Absent = None
     function_call: Absent = None
     refusal: Absent = None
-    tool_calls: NoList = None
-    reasoning: Absent = None
-    reasoning_content: Absent = None

@@ -1,53 +1,71 @@
-"""Tokens → text, a token at a time.
+"""The text of a growing sequence, told as soon as it can no longer change.
 
-A token alone has no text: a character may be spread over several tokens, and SentencePiece drops the space
-before the first word. So each new token is decoded together with a few before it, and only what that adds to
-the text is new. Text that ends in U+FFFD (an incomplete character) waits for its next token.
-
-        … already told │ context │ new …
-                  prefix^        ^read
+The text of an output is what it adds to the prompt's: decode(prompt + output) without decode(prompt). Where the
+prompt ends inside a character, the output's first text is that character.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
-#: Prompt tokens that the first new token is decoded with.
-_CONTEXT = 5
+from stoker_engine.tokens.decoder_stages import Stage
+
+#: Prompt tokens that tell the decoder where it stands: more than a character has bytes.
+_CONTEXT = 8
 
 
 class Decoding(Protocol):
-    """Whatever decodes token ids."""
+    """What a detokenizer needs of a tokenizer."""
 
-    def decode(self, token_ids: list[int]) -> str:
-        """`token_ids` as text."""
+    def decoder_stages(self) -> list[Stage]:
+        """Fresh streams of the tokenizer's decoders."""
+        ...
+
+    def token(self, token_id: int, skip_special_tokens: bool) -> str | None:
+        """The string of a token; None where it has no text: special and skipped, or unknown."""
         ...
 
 
 class IncrementalDetokenizer:
-    """The text of one growing sequence. The deltas joined are the whole text."""
+    """The text of one sequence. The deltas joined are the whole text; each token costs the same."""
 
-    def __init__(self, tokenizer: Decoding, prompt_token_ids: list[int]) -> None:
-        self._tokenizer = tokenizer
-        self._ids = prompt_token_ids[-_CONTEXT:]
-        self._prefix = 0
-        self._read = len(self._ids)
+    def __init__(
+        self, tokenizer: Decoding, prompt_token_ids: Sequence[int] = (), skip_special_tokens: bool = True
+    ) -> None:
+        self._token = tokenizer.token
+        self._stages = tokenizer.decoder_stages()
+        self._skip = skip_special_tokens
+        for token in self._context(prompt_token_ids):
+            self._through(0, [token])
+        for stage in self._stages:
+            stage.settle()
 
     def add(self, token_id: int) -> str:
         """The text that `token_id` completes; empty while a character is incomplete."""
-        self._ids.append(token_id)
-        text = self._new_text()
-        if not text or text.endswith("\ufffd"):
-            return ""
-        self._prefix, self._read = self._read, len(self._ids)
-        return text
+        token = self._token(token_id, self._skip)
+        return "" if token is None else self._through(0, [token])
 
     def flush(self) -> str:
-        """What is left when no more tokens come, incomplete characters as U+FFFD."""
-        text = self._new_text()
-        self._prefix, self._read = self._read, len(self._ids)
-        return text
+        """What is left when no more tokens come, incomplete characters as U+FFFD. Call once."""
+        return "".join(self._through(index + 1, stage.end()) for index, stage in enumerate(self._stages))
 
-    def _new_text(self) -> str:
-        told = self._tokenizer.decode(self._ids[self._prefix : self._read])
-        return self._tokenizer.decode(self._ids[self._prefix :])[len(told) :]
+    def _through(self, first: int, pieces: list[str]) -> str:
+        for stage in self._stages[first:]:
+            pieces = [piece for each in pieces for piece in _as_list(stage.add(each))]
+        return "".join(pieces)
+
+    def _context(self, prompt: Sequence[int]) -> list[str]:
+        """The last tokens of the prompt that have text."""
+        context: list[str] = []
+        for token_id in reversed(prompt):
+            token = self._token(token_id, self._skip)
+            if token is not None:
+                context.append(token)
+                if len(context) == _CONTEXT:
+                    break
+        return context[::-1]
+
+
+def _as_list(pieces: str | list[str]) -> list[str]:
+    return [pieces] if isinstance(pieces, str) else pieces

@@ -25,8 +25,8 @@ def deployment(owner: Owner, spec: Spec, plan: Plan) -> Manifest:
                     "maxUnavailable": spec.rollout.unavailable,
                 },
             },
-            # A pod may take as long as its startup probe allows before anyone calls it stuck.
-            "progressDeadlineSeconds": 3660,
+            # An hour: the first start downloads the weights. A stage of loading that is stuck is found by /live.
+            "progressDeadlineSeconds": 3600,
             "template": {
                 "metadata": {"labels": owner.labels()},
                 "spec": {
@@ -34,6 +34,9 @@ def deployment(owner: Owner, spec: Spec, plan: Plan) -> Manifest:
                     "automountServiceAccountToken": False,
                     # A Service called `hf` would otherwise set HF_PORT and the like in every pod around it.
                     "enableServiceLinks": False,
+                    # On SIGTERM the engine serves on for --shutdown-grace, then lets requests in flight finish for
+                    # --shutdown-timeout; what is left of this is for the process to end.
+                    "terminationGracePeriodSeconds": 45,
                     "securityContext": {
                         "runAsNonRoot": True,
                         "seccompProfile": {"type": "RuntimeDefault"},

@@ -58,13 +58,16 @@ def _env(spec: Spec) -> list[Manifest]:
 
 
 def _probes() -> Manifest:
-    """``/health`` answers once the model is loaded and for as long as the engine runs."""
-    get = {"path": "/health", "port": "http"}
+    """The server answers ``/live`` from its first second, while it loads too; ``/ready`` once the model is loaded and
+    until the pod is to end."""
+
+    def get(path: str) -> Manifest:
+        return {"httpGet": {"path": path, "port": "http"}, "timeoutSeconds": 5}
+
     return {
-        # An hour, since the first start downloads the weights. Nothing else is asked until it has succeeded.
-        "startupProbe": {"httpGet": get, "periodSeconds": 2, "failureThreshold": 1800, "timeoutSeconds": 5},
-        "livenessProbe": {"httpGet": get, "periodSeconds": 10, "failureThreshold": 6, "timeoutSeconds": 5},
-        "readinessProbe": {"httpGet": get, "periodSeconds": 5, "failureThreshold": 2, "timeoutSeconds": 5},
+        "startupProbe": {**get("/live"), "periodSeconds": 2, "failureThreshold": 60},
+        "livenessProbe": {**get("/live"), "periodSeconds": 5, "failureThreshold": 3},
+        "readinessProbe": {**get("/ready"), "periodSeconds": 2, "failureThreshold": 2},
     }
 
 

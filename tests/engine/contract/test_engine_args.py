@@ -6,9 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker_engine.contract.engine_args import EngineArgs, FrontendArgs, ServeArgs
+from stoker_engine.contract.engine_args import EngineArgs
 from stoker_engine.contract.errors import ArgumentError
+from stoker_engine.contract.frontend_args import FrontendArgs
 from stoker_engine.contract.names import DTYPES, KV_CACHE_DTYPES
+from stoker_engine.contract.serve_args import ServeArgs
 
 _names = st.text(st.characters(codec="utf-8", exclude_categories=("Cs", "Cc")), min_size=1).filter(
     lambda text: not text.startswith("-")

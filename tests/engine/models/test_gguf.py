@@ -29,7 +29,7 @@ def _write(path: Path, endian: GGUFEndian = GGUFEndian.LITTLE, architecture: str
 @pytest.mark.parametrize("endian", [GGUFEndian.LITTLE, GGUFEndian.BIG])
 def test_what_follows_a_long_array_is_found(tmp_path: Path, endian: GGUFEndian) -> None:
     file = GGUFFile(_write(tmp_path / "model.gguf", endian))
-    assert file._field("tokenizer.ggml.eos_token_id") == 7
+    assert file.field("tokenizer.ggml.eos_token_id") == 7
     assert file.names() == ["token_embd.weight"]
     if endian is GGUFEndian.LITTLE:
         assert torch.equal(file.read("token_embd.weight"), torch.arange(96.0).reshape(3, 32))

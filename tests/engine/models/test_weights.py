@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, Phi3Config, Phi3ForCausalLM
 
 from stoker_engine import LLM, SamplingParams
 from stoker_engine.contract.errors import ModelError, WeightsError
@@ -53,6 +53,24 @@ def test_a_misshapen_tensor_is_an_error(tiny_llama: Path, tmp_path: Path) -> Non
     model = _changed(tiny_llama, tmp_path, lambda t: {**t, "model.norm.weight": torch.ones(65)})
     with pytest.raises(WeightsError, match=r"model\.norm\.weight has shape"):
         LLM(model)
+
+
+def test_a_doubled_tensor_is_an_error(tiny_gemma3: Path, tmp_path: Path) -> None:
+    twice = {"language_model.model.norm.weight": torch.zeros(64)}
+    model = _changed(tiny_gemma3, tmp_path, lambda t: {**t, **twice})
+    with pytest.raises(WeightsError, match=r"final_norm\.weight twice"):
+        LLM(model)
+
+
+def test_a_fused_tensor_of_another_size_is_an_error(tmp_path: Path, decoder_of: Any) -> None:
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 1, "num_attention_heads": 4}
+    theirs = Phi3ForCausalLM(Phi3Config(**sizes, vocab_size=128, pad_token_id=0))
+    theirs.save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "num_key_value_heads": 2}))
+    with pytest.raises(WeightsError, match="a fused tensor has 144 rows"):
+        decoder_of(tmp_path)
 
 
 def test_what_the_family_names_is_left_out(tiny_llama: Path, tmp_path: Path) -> None:

@@ -1,72 +1,220 @@
-"""The sampler against plain definitions of top-k, top-p and drawing."""
+"""The sampler against plain definitions of its parameters, and transformers' logits processors."""
 
 from __future__ import annotations
 
+from typing import Any
+
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from transformers import (
+    MinPLogitsWarper,
+    NoBadWordsLogitsProcessor,
+    RepetitionPenaltyLogitsProcessor,
+)
 
 from stoker_engine.core.batch import ScheduledSequence
-from stoker_engine.core.sampling_params import SamplingParams
-from stoker_engine.sampling.sampler import keep_top, sample
+from stoker_engine.core.sampling_params import BeamSearchParams, SamplingParams
+from stoker_engine.sampling.draw import Draw, _uniform, draw, keep_likely
+from stoker_engine.sampling.logits import process_logits
+from stoker_engine.sampling.sampler import sample
 
 
-def _sequence(seed: int, position: int = 1, **params: float) -> ScheduledSequence:
-    return ScheduledSequence("r", [0], position - 1, [0], True, SamplingParams(**params), seed)  # type: ignore[arg-type]
+def _sequence(known: list[int] | None = None, prompt: int = 1, **fields: Any) -> ScheduledSequence:
+    known = known or [0]
+    own = {name: fields.pop(name) for name in ("seed", "num_samples", "end_tokens", "bad_words") if name in fields}
+    return ScheduledSequence(
+        **{
+            "id": "r#0",
+            "token_ids": known[-1:],
+            "start": len(known) - 1,
+            "blocks": [[0]],
+            "num_samples": 1,
+            "params": SamplingParams(**fields),
+            "seed": 0,
+            "known": known,
+            "num_prompt_tokens": prompt,
+            **own,
+        }
+    )
 
 
-def _kept_by_definition(logits: torch.Tensor, top_k: int, top_p: float) -> set[int]:
+def _draw(seed: int = 0, position: int = 1, **fields: Any) -> Draw:
+    return Draw(**{"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, **fields}, seed=seed, position=position)
+
+
+def _kept_by_definition(logits: torch.Tensor, top_k: int, top_p: float, min_p: float) -> set[int]:
     """Walk down from the likeliest token; stop at k tokens, or once their probability reaches p."""
     order = logits.argsort(descending=True).tolist()
+    probs = logits.double().softmax(-1)
+    order = [token for token in order if probs[token] >= min_p * probs.max()]
     if top_k > 0:
         order = order[:top_k]
-    probs = logits[order].double().softmax(-1).tolist()
-    kept, total = set(), 0.0
-    for token, prob in zip(order, probs, strict=True):
-        if kept and total >= top_p and top_p < 1:
+    kept, total, whole = set(), 0.0, float(probs[order].sum())
+    for token in order:
+        if kept and total >= top_p * whole and top_p < 1:
             break
         kept.add(token)
-        total += prob
+        total += float(probs[token])
     return kept
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(
     rows=st.lists(
-        st.tuples(st.integers(-1, 40), st.sampled_from([0.05, 0.31, 0.77, 0.93, 1.0])), min_size=1, max_size=5
+        st.tuples(
+            st.integers(-1, 40),
+            st.sampled_from([0.05, 0.31, 0.77, 0.93, 1.0]),
+            st.sampled_from([0.0, 0.0, 0.013, 0.21]),
+        ),
+        min_size=1,
+        max_size=5,
     ),
     seed=st.integers(0, 1000),
+    vocabulary=st.sampled_from([30, 1500, 3000]),
 )
-def test_top_k_and_top_p_keep_what_their_definition_says(rows: list[tuple[int, float]], seed: int) -> None:
-    logits = torch.randn(len(rows), 32, generator=torch.Generator().manual_seed(seed)) * 3
-    kept = keep_top(logits, [k for k, _ in rows], [p for _, p in rows])
-    for row, (top_k, top_p) in enumerate(rows):
-        assert set(kept[row].isfinite().nonzero().flatten().tolist()) == _kept_by_definition(logits[row], top_k, top_p)
-        finite = kept[row].isfinite()
-        assert torch.equal(kept[row][finite], logits[row][finite])
+def test_top_k_top_p_and_min_p_keep_what_their_definition_says(
+    rows: list[tuple[int, float, float]], seed: int, vocabulary: int
+) -> None:
+    logits = torch.randn(len(rows), vocabulary, generator=torch.Generator().manual_seed(seed)) * 2
+    logits -= logits.amax(-1, keepdim=True)
+    draws = [_draw(top_k=k, top_p=p, min_p=m) for k, p, m in rows]
+    kept = keep_likely(logits, draws)
+    for row, (k, p, m) in enumerate(rows):
+        assert set(torch.isfinite(kept[row]).nonzero().flatten().tolist()) == _kept_by_definition(logits[row], k, p, m)
 
 
-def test_draws_follow_the_softmax() -> None:
-    logits = torch.tensor([[0.0, 1.0, 2.0, -1.0]])
-    draws = [sample(logits, [_sequence(seed, temperature=0.7)])[0] for seed in range(4000)]
-    observed = torch.bincount(torch.tensor(draws), minlength=4) / 4000
-    assert torch.allclose(observed, (logits[0] / 0.7).softmax(-1), atol=0.03)
+def test_min_p_is_transformers_min_p() -> None:
+    logits = torch.randn(4, 200, generator=torch.Generator().manual_seed(1)) * 3
+    theirs = MinPLogitsWarper(min_p=0.1)(None, logits)
+    ours = keep_likely(logits - logits.amax(-1, keepdim=True), [_draw(min_p=0.1)] * 4)
+    assert torch.equal(theirs.isfinite(), ours.isfinite())
 
 
-def test_a_row_is_drawn_alike_alone_and_in_a_batch() -> None:
-    logits = torch.randn(6, 50, generator=torch.Generator().manual_seed(0))
-    sequences = [_sequence(seed, temperature=t) for seed, t in enumerate([0.0, 1.0, 0.3, 0.0, 2.0, 1.0])]
-    alone = [sample(logits[row : row + 1], [sequence])[0] for row, sequence in enumerate(sequences)]
-    assert sample(logits, sequences) == alone
+def test_draws_follow_the_distribution() -> None:
+    logits = torch.tensor([1.0, 0.0, 2.0, -1.0, 0.5]).repeat(4000, 1)
+    drawn = draw(logits.clone(), [_draw(seed=s, temperature=0.7) for s in range(4000)])
+    shares = drawn.bincount(minlength=5) / 4000
+    assert torch.allclose(shares, (logits[0] / 0.7).softmax(-1), atol=0.03)
 
 
-def test_extreme_temperatures_draw_a_valid_token() -> None:
-    logits = torch.tensor([[1e30, -1e30, 3.0]])
-    for temperature in (1e-30, 1e-5, 1e30):
-        assert sample(logits, [_sequence(1, temperature=temperature)])[0] in range(3)
-    assert sample(logits, [_sequence(1, temperature=1e-30)]) == [0]
+def test_draws_over_a_large_vocabulary_are_by_definition_of_the_cumulative_distribution() -> None:
+    logits = torch.randn(64, 5000, generator=torch.Generator().manual_seed(2))
+    draws = [_draw(seed=s) for s in range(64)]
+    drawn = draw(logits.clone(), draws)
+    cumulative = logits.double().softmax(-1).cumsum(-1)
+    for row, token in enumerate(drawn.tolist()):
+        u = _uniform(draws[row].seed, draws[row].position)
+        assert (cumulative[row, token - 1] if token else 0) - 1e-6 <= u <= cumulative[row, token] + 1e-6
 
 
-def test_positions_draw_independently() -> None:
-    logits = torch.zeros(1, 1000)
-    assert len({sample(logits, [_sequence(3, position, temperature=1.0)])[0] for position in range(1, 21)}) > 15
+def test_a_seeded_draw_is_the_same_alone_and_in_any_batch() -> None:
+    logits = torch.randn(20, 3000, generator=torch.Generator().manual_seed(3))
+    params = [
+        {"temperature": 0.1 + row / 10, "top_k": row % 3 * 7, "top_p": (1.0, 0.9)[row % 2], "min_p": 0.01 * (row % 4)}
+        for row in range(20)
+    ]
+    sequences = [_sequence(seed=row, **fields) for row, fields in enumerate(params)]
+    together = [s.token_ids for s in sample(logits, sequences)]
+    alone = [sample(logits[row : row + 1], [sequences[row]])[0].token_ids for row in range(20)]
+    assert together == alone
+
+
+def test_ties_are_drawn_alike_whatever_else_is_sorted() -> None:
+    logits = torch.randn(2, 3000, generator=torch.Generator().manual_seed(4)).bfloat16().float().round()
+    mine = _sequence(seed=5, top_k=20)
+    alone = sample(logits[:1], [mine])[0].token_ids
+    for other in ({"top_k": 900}, {"top_p": 0.5}, {"top_p": 0.999}, {"temperature": 0.0}):
+        assert sample(logits, [mine, _sequence(seed=6, **other)])[0].token_ids == alone
+
+
+def test_a_tiny_temperature_is_greedy() -> None:
+    logits = torch.randn(3, 100, generator=torch.Generator().manual_seed(5))
+    sampled = sample(logits, [_sequence(temperature=t) for t in (1e-45, 1e-20, 1e-6)])
+    assert [s.token_ids[0] for s in sampled] == logits.argmax(-1).tolist()
+
+
+def test_repetition_penalty_is_transformers() -> None:
+    logits = torch.randn(1, 60, generator=torch.Generator().manual_seed(6))
+    known = [5, 9, 9, 31, 5, 2]
+    theirs = RepetitionPenaltyLogitsProcessor(1.7)(torch.tensor([known]), logits.clone())
+    ours = process_logits(logits, [_sequence(known, prompt=3, repetition_penalty=1.7)])
+    assert torch.allclose(ours, theirs)
+
+
+def test_frequency_and_presence_penalties_count_the_output_alone() -> None:
+    logits = torch.zeros(2, 10)
+    known = [1, 2, 2, 3, 3, 3, 4]  # the first three are the prompt
+    [first, second] = process_logits(
+        logits,
+        [_sequence(known, prompt=3, frequency_penalty=0.5, presence_penalty=0.25), _sequence(known, prompt=3)],
+    )
+    assert first.tolist() == [0, 0, 0, -1.75, -0.75, 0, 0, 0, 0, 0]
+    assert not second.any()
+
+
+def test_bad_words_are_transformers() -> None:
+    logits = torch.randn(1, 30, generator=torch.Generator().manual_seed(7))
+    words = [[4], [7, 8], [9, 9, 10], [7, 7, 11]]
+    for known in ([1, 2, 7], [1, 9, 9], [1, 2, 3], [1, 7, 7]):
+        theirs = NoBadWordsLogitsProcessor(words, eos_token_id=0)(torch.tensor([known]), logits.clone())
+        ours = process_logits(logits, [_sequence(known, bad_words=tuple(map(tuple, words)))])
+        assert torch.equal(ours, theirs)
+
+
+def test_a_bad_word_is_not_one_that_began_in_the_prompt() -> None:
+    logits = torch.zeros(1, 10)
+    assert not torch.isinf(process_logits(logits, [_sequence([7], prompt=1, bad_words=((7, 8),))])).any()
+
+
+def test_bias_allowed_tokens_and_end_tokens() -> None:
+    logits = torch.randn(4, 20, generator=torch.Generator().manual_seed(8))
+    sequences = [
+        _sequence(logit_bias={3: 5.0, 4: -100.0}),
+        _sequence(allowed_token_ids=(2, 6)),
+        _sequence(end_tokens=(int(logits[2].argmax()),)),
+        _sequence(allowed_token_ids=(2,), end_tokens=(2,)),
+    ]
+    changed = process_logits(logits, sequences)
+    assert changed[0, 3] == logits[0, 3] + 5 and changed[0, 4] == logits[0, 4] - 100
+    assert changed[1].isfinite().nonzero().flatten().tolist() == [2, 6]
+    assert changed[2].argmax() != logits[2].argmax()
+    assert changed[3].isfinite().nonzero().flatten().tolist() == [2]  # there is no other choice
+
+
+def test_what_nobody_asked_for_changes_nothing() -> None:
+    logits = torch.randn(2, 20)
+    assert process_logits(logits, [_sequence(), _sequence(temperature=0.0)]) is logits
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_logprobs_are_of_the_models_own_distribution(temperature: float) -> None:
+    logits = torch.randn(2, 50, generator=torch.Generator().manual_seed(9))
+    asked = _sequence(temperature=temperature, logprobs=3, logit_bias={7: 50.0})
+    found, none = sample(logits, [asked, _sequence()])
+    reference = logits[0].log_softmax(-1)
+    assert none.logprobs is None and found.logprobs is not None
+    [told] = found.logprobs
+    assert found.token_ids == [7] and told.token_ids[0] == 7
+    assert told.rank == int((reference > reference[7]).sum()) + 1
+    assert told.token_ids[1:] == reference.topk(3).indices.tolist()
+    assert torch.allclose(torch.tensor(told.logprobs), reference[told.token_ids])
+
+
+def test_several_samples_of_a_row_are_those_of_as_many_seeds() -> None:
+    logits = torch.randn(3, 200, generator=torch.Generator().manual_seed(10))
+    several = sample(logits, [_sequence(), _sequence(seed=40, num_samples=5), _sequence(temperature=0.0)])
+    assert len(several[0].token_ids) == len(several[2].token_ids) == 1
+    one_by_one = [sample(logits[1:2], [_sequence(seed=40 + i)])[0].token_ids[0] for i in range(5)]
+    assert several[1].token_ids == one_by_one
+
+
+def test_beams_offer_their_likeliest_tokens() -> None:
+    logits = torch.randn(2, 30, generator=torch.Generator().manual_seed(11))
+    beam = ScheduledSequence("b#0", [1], 0, [[0]], 1, BeamSearchParams(2), 0, [1], 1, num_candidates=4)
+    drawn, offered = sample(logits, [_sequence(), beam])
+    assert drawn.candidates is None and offered.candidates is not None
+    top = logits[1].log_softmax(-1).topk(4)
+    assert [token for token, _ in offered.candidates] == top.indices.tolist()
+    assert torch.allclose(torch.tensor([p for _, p in offered.candidates]), top.values)

@@ -1,122 +1,226 @@
-"""The scheduler against a pretend model, under workloads that hypothesis thinks of. Nothing else is faked."""
+"""The scheduler against a pretend model (`pretend`), under workloads that hypothesis thinks of."""
 
 from __future__ import annotations
 
+import random
+from collections.abc import Callable
+
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stoker_engine.core.request import FinishReason, Request
+from stoker_engine.core.batch import Sampled, StepResult
+from stoker_engine.core.engine_request import EngineRequest
+from stoker_engine.core.finish_reason import FinishReason
+from stoker_engine.core.request import RELEASED
 from stoker_engine.core.sampling_params import SamplingParams
-from stoker_engine.sched.kv_manager import KVManager
-from stoker_engine.sched.scheduler import Scheduler
 
-BLOCK = 4
-
-
-def _scheduler(num_blocks: int = 32, seqs: int = 8, tokens: int = 16, prefix: bool = True) -> Scheduler:
-    return Scheduler(KVManager(num_blocks, BLOCK, prefix), seqs, tokens)
-
-
-def _request(name: str, prompt: list[int], max_tokens: int = 4) -> Request:
-    return Request(name, prompt, SamplingParams(max_tokens=max_tokens), max_tokens)
-
-
-def _step(scheduler: Scheduler) -> list[Request]:
-    """One step in which the pretend model answers every sequence with its length so far."""
-    batch = scheduler.schedule()
-    assert 0 < batch.num_tokens <= scheduler.max_num_batched_tokens
-    assert len(batch.sequences) <= scheduler.max_num_seqs
-    for sequence in batch.sequences:
-        assert sequence.token_ids
-        assert len(sequence.blocks) * BLOCK >= sequence.end
-    advanced = scheduler.commit(batch, [sequence.end for sequence in batch.sampling])
-    scheduler.check()
-    return advanced
-
-
-def _drain(scheduler: Scheduler, limit: int = 5000) -> None:
-    for _ in range(limit):
-        if not scheduler.has_work:
-            return
-        _step(scheduler)
-    raise AssertionError("the scheduler makes no progress")
+from .pretend import BLOCK, FULL, HYBRID, Pretend, beams, expected, sampling
 
 
 def test_a_long_prompt_is_chunked_beside_decodes() -> None:
-    scheduler = _scheduler(tokens=8)
-    scheduler.add(_request("short", [1, 2], max_tokens=20))
-    _step(scheduler)
-    scheduler.add(_request("long", list(range(30))))
-    shares = []
+    pretend = Pretend(tokens=8)
+    pretend.add(sampling("short", [1, 2], max_tokens=20))
+    pretend.step()
+    pretend.add(sampling("long", list(range(30))))
     for _ in range(5):
-        batch = scheduler.schedule()
-        shares.append({sequence.request_id: len(sequence.token_ids) for sequence in batch.sequences})
-        scheduler.commit(batch, [1] * len(batch.sampling))
-    assert shares[:4] == [{"short": 1, "long": 7}] * 4
-    assert shares[4] == {"short": 1, "long": 2}
+        pretend.step()
+    shares = [{s.id: len(s.token_ids) for s in batch.sequences} for batch in pretend.batches[1:]]
+    assert shares[:4] == [{"short#0": 1, "long#0": 7}] * 4
+    assert shares[4] == {"short#0": 1, "long#0": 2}
 
 
-def test_the_last_to_arrive_is_preempted_and_finishes_all_the_same() -> None:
-    scheduler = _scheduler(num_blocks=8, prefix=False)
-    first, last = _request("first", [1] * 8, 16), _request("last", [2] * 8, 16)
-    scheduler.add(first)
-    scheduler.add(last)
-    _drain(scheduler)
-    assert (first.num_preemptions, last.num_preemptions > 0) == (0, True)
-    assert last.token_ids == [2] * 8 + list(range(8, 24))
-
-
-def test_a_shared_prefix_is_computed_once() -> None:
-    scheduler = _scheduler(tokens=64)
+def test_without_chunked_prefill_a_prompt_is_computed_whole() -> None:
+    pretend = Pretend(tokens=32, enable_chunked_prefill=False)
     for name in "abc":
-        scheduler.add(_request(name, [7] * 12 + [ord(name)]))
-    batch = scheduler.schedule()
-    assert [len(sequence.token_ids) for sequence in batch.sequences] == [13, 1, 1]
-    assert len({tuple(sequence.blocks[:3]) for sequence in batch.sequences}) == 1
+        pretend.add(sampling(name, [ord(name) % 50] * 20))
+    pretend.drain()
+    assert [len(batch.sequences) for batch in pretend.batches[:3]] == [1, 2, 3]
+    assert all(len(s.token_ids) in (1, 20) for batch in pretend.batches for s in batch.sequences)
 
 
-def test_a_preempted_request_finds_its_own_prefix_again() -> None:
-    scheduler = _scheduler()
-    request = _request("a", list(range(13)))
-    scheduler.add(request)
-    _step(scheduler)
-    scheduler.running.remove(request)
-    scheduler.kv.free(request)
-    request.num_preemptions = 1
-    scheduler.waiting.put_back(request)
-    assert scheduler.schedule().sequences[0].start == 12
+def test_the_last_in_line_is_preempted_and_finishes_all_the_same() -> None:
+    pretend = Pretend(num_blocks=8, prefix=False)
+    requests = [sampling(name, [1] * 8, max_tokens=16) for name in "ab"]
+    for request in requests:
+        pretend.add(request)
+    pretend.drain()
+    assert pretend.scheduler.num_preemptions > 0
+    assert [pretend.result(request.id) for request in requests] == [expected(request) for request in requests]
 
 
-@settings(max_examples=150, deadline=None)
-@given(
-    num_blocks=st.integers(8, 24),
-    seqs=st.integers(1, 6),
-    tokens=st.integers(1, 20),
-    prefix=st.booleans(),
-    work=st.lists(
-        st.tuples(st.lists(st.integers(0, 1), min_size=1, max_size=20), st.integers(1, 10), st.integers(0, 30)),
-        min_size=1,
-        max_size=12,
-    ),
-)
-def test_every_request_ends_and_the_pool_balances(
-    num_blocks: int, seqs: int, tokens: int, prefix: bool, work: list[tuple[list[int], int, int]]
+def test_priority_is_served_first_and_preempted_last() -> None:
+    pretend = Pretend(num_blocks=8, seqs=2, prefix=False, policy="priority")
+    for name, priority in (("low", 5), ("middle", 1), ("high", -3)):
+        pretend.add(sampling(name, [priority + 10] * 8, max_tokens=16, priority=priority))
+    pretend.step()
+    assert [s.id for s in pretend.batches[0].sequences] == ["high#0", "middle#0"]
+    pretend.drain()
+    ended = [name for batch in pretend.batches for name in [s.id for s in batch.sequences]]
+    assert ended.index("low#0") > ended.index("middle#0")
+    last_seen = {name: max(i for i, other in enumerate(ended) if other == name) for name in set(ended)}
+    assert last_seen["high#0"] < last_seen["middle#0"] < last_seen["low#0"]
+
+
+@pytest.mark.parametrize("groups", [FULL, HYBRID])
+def test_a_prompt_is_computed_once_for_all_its_sequences(groups: tuple) -> None:
+    pretend = Pretend(num_blocks=200, groups=groups, prefix=False)
+    request = sampling("r", list(range(30)), max_tokens=12, n=5)
+    pretend.add(request)
+    pretend.drain()
+    assert pretend.result("r") == expected(request)
+    computed = sum(batch.num_tokens for batch in pretend.batches)
+    assert computed == 30 + 5 * 11  # and the last tokens are never computed
+    assert len({tuple(output) for output in pretend.result("r")}) == 5
+
+
+def test_forks_copy_the_block_they_share_only_when_they_write_into_it() -> None:
+    pretend = Pretend(prefix=False)
+    pretend.add(sampling("r", list(range(2 * BLOCK + 1)), max_tokens=3, n=4))
+    pretend.step()
+    assert pretend.scheduler.kv.pool.num_blocks - pretend.scheduler.kv.pool.num_free == 3
+    pretend.step()
+    assert len(pretend.batches[-1].copies) == 3  # the last of the four writes in place
+    assert pretend.scheduler.kv.pool.num_blocks - pretend.scheduler.kv.pool.num_free == 2 + 4
+
+
+def test_more_sequences_than_places_wait_for_one() -> None:
+    pretend = Pretend(seqs=3)
+    request = sampling("r", list(range(9)), max_tokens=6, n=8)
+    pretend.add(request)
+    pretend.drain()
+    assert pretend.result("r") == expected(request)
+
+
+@pytest.mark.parametrize("early_stopping", [True, False, "never"])
+@pytest.mark.parametrize("groups", [FULL, HYBRID])
+@pytest.mark.parametrize("num_blocks", [40, 200])
+def test_beams_are_those_of_the_plain_search(groups: tuple, early_stopping: object, num_blocks: int) -> None:
+    pretend = Pretend(num_blocks=num_blocks, groups=groups)
+    asked = [beams(name, [3, 4, ord(name) % 40, 6, 7], 4, 12, early_stopping=early_stopping) for name in "abc"]
+    for request in asked:
+        pretend.add(request)
+    pretend.drain()
+    for request in asked:
+        assert pretend.result(request.id) == expected(request)
+
+
+def test_a_window_releases_the_blocks_it_has_left() -> None:
+    pretend = Pretend(num_blocks=64, groups=HYBRID, prefix=False)
+    pretend.add(sampling("r", list(range(40)), max_tokens=20))
+    most = 0
+    while pretend.scheduler.has_work:
+        pretend.step()
+        most = max(most, pretend.scheduler.kv.pool.num_blocks - pretend.scheduler.kv.pool.num_free)
+    full, wide, narrow = 15, 2 * (16 + 10) // BLOCK + 4, (16 + 3) // BLOCK + 2
+    assert most <= full + wide + narrow < 4 * full
+
+
+def test_a_prefix_of_a_window_hits_though_its_oldest_blocks_are_gone() -> None:
+    pretend = Pretend(num_blocks=40, groups=HYBRID)
+    prompt = list(range(40))
+    pretend.add(sampling("first", prompt, max_tokens=2))
+    pretend.drain()
+    again = sampling("again", [*prompt[:32], 1, 2, 3], max_tokens=2)
+    pretend.add(again)
+    pretend.step()
+    assert pretend.batches[-1].sequences[0].start == 32
+    assert pretend.batches[-1].sequences[0].blocks[3][:7] == [RELEASED] * 7
+    pretend.drain()
+    assert pretend.result("again") == expected(again)
+
+
+def test_a_new_prefix_is_computed_once_within_a_step() -> None:
+    pretend = Pretend(num_blocks=400, seqs=32, tokens=1200)
+    shared = [random.Random(0).randrange(50) for _ in range(1024)]
+    for index in range(32):
+        pretend.add(sampling(str(index), [*shared, index], max_tokens=1))
+    pretend.step()
+    assert [len(s.token_ids) for s in pretend.batches[0].sequences] == [1025] + [1] * 31
+
+
+def test_a_salt_keeps_prefixes_apart() -> None:
+    pretend = Pretend(num_blocks=64)
+    for name, salt in (("a", "x"), ("b", "y"), ("c", "x")):
+        pretend.add(sampling(name, list(range(13)), max_tokens=1, cache_salt=salt))
+        pretend.drain()
+    assert [batch.sequences[0].start for batch in pretend.batches] == [0, 0, 12]
+
+
+def test_prompt_logprobs_read_no_cached_prefix() -> None:
+    pretend = Pretend(num_blocks=64)
+    for name in "ab":
+        params = SamplingParams(max_tokens=1, prompt_logprobs=0)
+        pretend.add(EngineRequest(name, list(range(13)), params, 1))
+        pretend.drain()
+    assert [batch.sequences[0].start for batch in pretend.batches] == [0, 0]
+
+
+def test_unused_slots_are_few() -> None:
+    """On a ShareGPT-like mix of lengths (log-normal, mean about 330 tokens) less than 4% of the slots lie idle."""
+    rng = random.Random(0)
+    pretend = Pretend(num_blocks=100_000, seqs=256, tokens=8192, prefix=False)
+    block = 16
+    pretend.scheduler.kv.block_size = block
+    lengths = [min(4096, max(4, int(rng.lognormvariate(5.4, 0.9)))) for _ in range(256)]
+    for index, length in enumerate(lengths):
+        pretend.add(sampling(str(index), [index % 50] * length, max_tokens=400))
+    known = held = 0
+    for _ in range(40):
+        batch = pretend.scheduler.schedule()
+        pretend.scheduler.commit(batch, StepResult([Sampled([1]) for _ in batch.sampling]))
+        pool = pretend.scheduler.kv.pool
+        known += sum(sequence.num_computed for sequence in pretend.scheduler.running)
+        held += (pool.num_blocks - pool.num_free) * block
+    waste = 1 - known / held
+    assert 0 < waste < 0.04, f"{waste:.1%} of the slots are unused"
+
+
+@st.composite
+def workloads(draw: Callable) -> tuple[list[EngineRequest], dict[str, object]]:
+    prompt = st.lists(st.integers(0, 3), min_size=1, max_size=30)
+    asked: list[EngineRequest] = []
+    for index in range(draw(st.integers(1, 8))):
+        length, tokens = draw(st.integers(1, 12)), draw(prompt)
+        if draw(st.booleans()):
+            width = draw(st.integers(1, 3))
+            asked.append(beams(str(index), tokens, width, length))
+        else:
+            asked.append(
+                sampling(str(index), tokens, length, draw(st.integers(1, 4)), priority=draw(st.integers(0, 2)))
+            )
+    groups, fewest = draw(st.sampled_from([(FULL, 40), (HYBRID, 90)]))
+    return asked, {
+        "groups": groups,
+        "num_blocks": draw(st.integers(fewest, 200)),
+        "seqs": draw(st.integers(1, 8)),
+        "tokens": draw(st.integers(1, 40)),
+        "prefix": draw(st.booleans()),
+        "policy": draw(st.sampled_from(["fcfs", "priority"])),
+    }
+
+
+@settings(max_examples=300, deadline=None)
+@given(workloads(), st.randoms(use_true_random=False))
+def test_whatever_comes_the_outputs_are_right_and_the_pool_balances(
+    workload: tuple[list[EngineRequest], dict[str, object]], rng: random.Random
 ) -> None:
-    scheduler = _scheduler(num_blocks, seqs, tokens, prefix)
-    requests = []
-    for index, (prompt, max_tokens, abort_at) in enumerate(work):
-        request = _request(str(index), prompt, max_tokens)
-        requests.append(request)
-        scheduler.add(request)
-        if abort_at > 20:  # some leave again, at some later time
-            for _ in range(abort_at - 20):
-                if scheduler.has_work:
-                    _step(scheduler)
-            scheduler.finish(request.id, FinishReason.ABORT)
-            scheduler.check()
-    _drain(scheduler)
-    assert scheduler.kv.pool.num_free == num_blocks
-    for request, (prompt, max_tokens, _) in zip(requests, work, strict=True):
-        assert request.finish_reason in (FinishReason.LENGTH, FinishReason.ABORT)
-        if request.finish_reason is FinishReason.LENGTH:
-            assert request.token_ids == prompt + list(range(len(prompt), len(prompt) + max_tokens))
+    asked, options = workload
+    pretend = Pretend(**options)  # type: ignore[arg-type]
+    aborted, stopped = set(), set()
+    for request in asked:
+        pretend.add(request)
+        for _ in range(rng.randrange(3)):
+            if pretend.scheduler.has_work:
+                pretend.step()
+        chance = rng.random()
+        if chance < 0.1 and pretend.scheduler.finish(request.id, FinishReason.ABORT):
+            aborted.add(request.id)
+        elif chance < 0.2:
+            stopped.add(request.id)
+            pretend.scheduler.stop(request.id, 0)
+        pretend.scheduler.check()
+    pretend.drain()
+    for request in asked:
+        if request.id not in aborted | stopped:
+            assert pretend.result(request.id) == expected(request)

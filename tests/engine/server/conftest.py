@@ -7,27 +7,36 @@ Real: everything from the engine client's interface up to ASGI, and from `listen
 from __future__ import annotations
 
 import asyncio
+import math
 import threading
-from collections.abc import AsyncGenerator, Callable, Iterator
+import time
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 import uvicorn
 from fastapi import FastAPI
-from prometheus_client import CollectorRegistry
+from prometheus_client.parser import text_string_to_metric_families
 from starlette.testclient import TestClient
 
 from stoker_engine.async_llm import AsyncLLM
 from stoker_engine.contract.engine_args import EngineArgs
 from stoker_engine.contract.errors import RequestError
+from stoker_engine.contract.frontend_args import FrontendArgs
+from stoker_engine.contract.serve_args import ServeArgs
+from stoker_engine.core.engine_info import EngineInfo
+from stoker_engine.core.finish_reason import FinishReason
+from stoker_engine.core.logprobs import Logprob, PositionLogprobs
+from stoker_engine.core.observer import StepReport
 from stoker_engine.core.outputs import OutputDelta
-from stoker_engine.core.request import FinishReason
-from stoker_engine.core.sampling_params import SamplingParams
-from stoker_engine.metrics import EngineMetrics
+from stoker_engine.core.sampling_params import BeamSearchParams, SamplingParams
 from stoker_engine.server.app import create_app
-from stoker_engine.server.http_server import bind
+from stoker_engine.server.http_protocol import http_protocol
+from stoker_engine.server.http_server import Server, bind, uvicorn_config
 from stoker_engine.server.service import Service
 
 CHAT_TEMPLATE = (
@@ -37,15 +46,42 @@ CHAT_TEMPLATE = (
 
 
 class FakeTokenizer:
-    """One token a character."""
+    """One token a character.
+
+    Attributes:
+        rendered: what the last chat was rendered with.
+    """
+
+    rendered: dict[str, Any]
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         return [1] * add_special_tokens + [ord(character) for character in text]
 
-    def render_chat(self, messages: list[dict[str, Any]], **kwargs: Any) -> list[int]:
+    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        return "".join(self.token_text(token) for token in token_ids if token != 1 or not skip_special_tokens)
+
+    def chat_text(self, messages: list[dict[str, Any]], **kwargs: Any) -> str:
         if messages[0]["content"] == "no template":
             raise RequestError("this model has no chat template", "messages")
-        return self.encode("".join(f"<{m['role']}>{m['content']}" for m in messages), False)
+        self.rendered = {"messages": messages, **kwargs}
+        return "".join(f"<{m['role']}>{m['content']}" for m in messages)
+
+    def ids_to_tokens(self, token_ids: Sequence[int]) -> list[str]:
+        return [self.token_text(token) for token in token_ids]
+
+    def token_text(self, token_id: int) -> str:
+        return "^" if token_id == 1 else chr(token_id)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        return self.token_text(token_id).encode()
+
+
+def fake_logprobs(token: int, top: int) -> PositionLogprobs:
+    """The token has a third of the probability; the likeliest others are the characters after it."""
+    candidates = {token: Logprob(math.log(1 / 3), 2, chr(token))}
+    for rank in range(top):
+        candidates.setdefault(token + rank + 1, Logprob(math.log(0.5) - rank, rank + 1, chr(token + rank + 1)))
+    return candidates
 
 
 class FakeEngine:
@@ -57,50 +93,115 @@ class FakeEngine:
         hangs_at: nothing comes after that many tokens.
         alive: requests that run.
         asked: the prompt and parameters of each request.
+        options: what else was said of each.
+        loading: set once the engine is loaded.
+        death: set once it is dead.
     """
 
-    tokenizer = FakeTokenizer()
-    max_model_len = 64
-
     def __init__(self) -> None:
-        self.is_healthy = True
+        self.observer: Callable[[StepReport], None] | None = None
+        self.tokenizer = FakeTokenizer()
+        self.info = EngineInfo(
+            max_model_len=64,
+            vocab_size=1_114_112,
+            num_blocks=77,
+            cache_groups=(),
+            step_tokens=2048,
+            block_size=16,
+            eos_token_ids=(2,),
+            max_num_seqs=8,
+            sampling_defaults={},
+            max_logprobs=20,
+            seed=0,
+        )
+        self.is_live = self.is_ready = True
+        self.status = "stepping"
         self.answer = "hello world"
         self.error: Exception | None = None
         self.breaks_with: Exception | None = None
         self.hangs_at: int | None = None
         self.alive: set[str] = set()
         self.asked: list[tuple[list[int], SamplingParams]] = []
+        self.options: list[dict[str, Any]] = []
+        self.names: list[str] = []
+        self.loaded = asyncio.Event()
+        self.loaded.set()
+        self.death = asyncio.Event()
+
+    async def load(self) -> EngineInfo:
+        await self.loaded.wait()
+        return self.info
+
+    async def wait_dead(self) -> str:
+        await self.death.wait()
+        return "a test killed it"
+
+    def shutdown(self) -> None:
+        self.is_live = self.is_ready = False
 
     async def generate(
-        self, request_id: str, prompt_token_ids: list[int], params: SamplingParams
+        self,
+        request_id: str,
+        prompt_token_ids: list[int],
+        params: SamplingParams | BeamSearchParams,
+        *,
+        priority: int = 0,
+        cache_salt: str = "",
     ) -> AsyncGenerator[OutputDelta, None]:
-        self.asked.append((prompt_token_ids, params))
+        self.asked.append((prompt_token_ids, params))  # type: ignore[arg-type]
+        self.options.append({"priority": priority, "cache_salt": cache_salt})
+        self.names.append(request_id)
         if self.error is not None:
             raise self.error
         if not prompt_token_ids:
             raise RequestError("the prompt is empty", "prompt")
         self.alive.add(request_id)
         answer = self.answer[: params.max_tokens]
+        n = params.n if isinstance(params, SamplingParams) else params.beam_width
         try:
-            for index, character in enumerate(answer):
-                if index == 3 and self.breaks_with is not None:
+            for position in range(len(answer)):
+                if position == 3 and self.breaks_with is not None:
                     raise self.breaks_with
-                if index == self.hangs_at:
+                if position == self.hangs_at:
                     await asyncio.Event().wait()
                 await asyncio.sleep(0)
-                last = index == len(answer) - 1
-                yield OutputDelta(
-                    request_id=request_id,
-                    text=character,
-                    token_ids=[ord(character)],
-                    finish_reason=(FinishReason.LENGTH if params.max_tokens == len(answer) else FinishReason.STOP)
-                    if last
-                    else None,
-                    num_prompt_tokens=len(prompt_token_ids),
-                    num_cached_tokens=2,
-                )
+                for index in range(n):
+                    yield self._delta(request_id, prompt_token_ids, params, answer, position, index)
         finally:
             self.alive.discard(request_id)
+
+    def _delta(
+        self,
+        request_id: str,
+        prompt: list[int],
+        params: SamplingParams | BeamSearchParams,
+        answer: str,
+        position: int,
+        index: int,
+    ) -> OutputDelta:
+        """Sequence i of n says each character shifted by i."""
+        token = ord(answer[position]) + index
+        delta = OutputDelta(
+            request_id=request_id,
+            index=index,
+            text=chr(token),
+            token_ids=[token],
+            num_prompt_tokens=len(prompt),
+            num_cached_tokens=2,
+        )
+        if isinstance(params, SamplingParams):
+            if params.logprobs is not None:
+                delta = replace(delta, logprobs=[fake_logprobs(token, params.logprobs)])
+            if params.prompt_logprobs is not None and position == 0:
+                rest = [fake_logprobs(token, params.prompt_logprobs) for token in prompt[1:]]
+                delta = replace(delta, prompt_logprobs=[None, *rest])
+        if position == len(answer) - 1:
+            reason = FinishReason.LENGTH if params.max_tokens == len(answer) else FinishReason.STOP
+            delta = replace(delta, finish_reason=reason)
+        return delta
+
+
+MakeService = Callable[..., Service]
 
 
 @pytest.fixture
@@ -109,13 +210,39 @@ def engine() -> FakeEngine:
 
 
 @pytest.fixture
-def app(engine: FakeEngine) -> FastAPI:
-    return create_app(Service(engine, ("tiny", "alias"), "/models/tiny", CollectorRegistry()))
+def make_service(engine: FakeEngine) -> MakeService:
+    """Makes a service of the fake engine; keywords are fields of FrontendArgs, `engine` changes EngineArgs."""
+
+    def make(engine_args: dict[str, Any] | None = None, **frontend: Any) -> Service:
+        args = EngineArgs("/models/tiny", served_model_name=("tiny", "alias"), **(engine_args or {}))
+        service = Service(ServeArgs(args, FrontendArgs(**frontend)), engine)
+        service.on_loaded(engine.info)
+        return service
+
+    return make
+
+
+@pytest.fixture
+def app(make_service: MakeService) -> FastAPI:
+    return create_app(make_service())
 
 
 @pytest.fixture
 def client(app: FastAPI) -> TestClient:
     return TestClient(app, raise_server_exceptions=False)
+
+
+MakeClient = Callable[..., TestClient]
+
+
+@pytest.fixture
+def make_client(make_service: MakeService) -> MakeClient:
+    """Makes a client of a service with these arguments."""
+
+    def make(**kwargs: Any) -> TestClient:
+        return TestClient(create_app(make_service(**kwargs)), raise_server_exceptions=False)
+
+    return make
 
 
 Listen = Callable[[FastAPI], AbstractContextManager[tuple[str, int]]]
@@ -127,7 +254,15 @@ def listen() -> Listen:
 
     @contextmanager
     def serve(app: FastAPI) -> Iterator[tuple[str, int]]:
-        server = uvicorn.Server(uvicorn.Config(app, log_config=None, lifespan="off", timeout_graceful_shutdown=5))
+        config = uvicorn.Config(
+            app,
+            http=http_protocol(65536, 100),
+            ws="none",
+            log_config=None,
+            lifespan="off",
+            timeout_graceful_shutdown=5,
+        )
+        server = uvicorn.Server(config)
         with bind("127.0.0.1", 0) as bound:
             bound.listen()  # clients wait in line until the thread is there
             thread = threading.Thread(target=server.run, args=([bound],))
@@ -141,19 +276,75 @@ def listen() -> Listen:
     return serve
 
 
-@pytest.fixture(scope="module")
-def llm(tiny_llama: Path) -> Iterator[AsyncLLM]:
-    """The real engine, running."""
-    llm = AsyncLLM.from_args(EngineArgs(str(tiny_llama), num_gpu_blocks_override=1024), CHAT_TEMPLATE)
-    yield llm
-    llm.shutdown()
+class Serving:
+    """A server in a thread, as `serve` runs it, signals aside.
+
+    Attributes:
+        url: where it is.
+        service: what it serves.
+        stop: tells it what a signal would.
+    """
+
+    def __init__(self, args: ServeArgs, client: Any) -> None:
+        self.service = Service(args, client)
+        self._bound = bind("127.0.0.1", 0)
+        self._bound.listen()
+        host, port = self._bound.getsockname()
+        self.url = f"http://{host}:{port}"
+        self.server = Server(uvicorn_config(self.service), self.service, self.url)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._run()))
+        self._thread.start()
+
+    async def _run(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        with self._bound:
+            await self.server.serve([self._bound])
+
+    def call(self, function: Callable[..., Any], *args: Any) -> None:
+        """Has the event loop call something."""
+        while self._loop is None:
+            threading.Event().wait(0.01)
+        self._loop.call_soon_threadsafe(function, *args)
+
+    def join(self, seconds: float = 30) -> None:
+        """Waits until it has ended."""
+        self._thread.join(seconds)
+        assert not self._thread.is_alive(), "the server does not end"
 
 
 @pytest.fixture(scope="module")
-def address(llm: AsyncLLM, listen: Listen) -> Iterator[str]:
+def serving(tiny_llama: Path) -> Iterator[Serving]:
+    """The real engine, served."""
+    engine = EngineArgs(str(tiny_llama), served_model_name=("tiny",), num_gpu_blocks_override=1024)
+    llm = AsyncLLM(engine, chat_template=CHAT_TEMPLATE)
+    serving = Serving(ServeArgs(engine, FrontendArgs(shutdown_grace=0)), llm)
+    try:
+        wait_until(lambda: llm.is_ready)
+        yield serving
+    finally:
+        serving.call(serving.server.stop, 2)
+        serving.join()
+        llm.shutdown()
+
+
+@pytest.fixture(scope="module")
+def address(serving: Serving) -> str:
     """URL of the real engine's server."""
-    metrics = EngineMetrics("tiny", llm.args, llm.max_model_len, llm.engine.runner.num_blocks)
-    llm.engine.observer = metrics
-    llm.start()
-    with listen(create_app(Service(llm, ("tiny",), llm.args.model, metrics.registry))) as (host, port):
-        yield f"http://{host}:{port}"
+    return serving.url
+
+
+def wait_until(condition: Callable[[], bool], seconds: float = 60) -> None:
+    """Waits for something to become true."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.005)
+
+
+def sample(url: str, name: str, **labels: str) -> float:
+    """What /metrics says of the model `tiny`."""
+    labels |= {"model_name": "tiny", "engine": "0"}
+    families = text_string_to_metric_families(httpx.get(f"{url}/metrics").text)
+    samples = [sample for family in families for sample in family.samples if sample.name == name]
+    return next(sample.value for sample in samples if sample.labels == labels)

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import json
+import math
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from starlette.testclient import TestClient
 
-from .conftest import FakeEngine
+from stoker_engine.core.logprobs import Logprob
+
+from . import conftest
+from .conftest import FakeEngine, MakeClient
 
 MESSAGES = [{"role": "user", "content": "hi"}]
 
@@ -124,15 +130,166 @@ def test_models(client: TestClient) -> None:
         "object": "model",
         "owned_by": "stoker",
         "root": "/models/tiny",
+        "parent": None,
         "max_model_len": 64,
     }
     assert client.get("/v1/models/tiny").json() == card
 
 
-def test_version_and_health(client: TestClient, engine: FakeEngine) -> None:
-    assert client.get("/version").json()["version"]
-    assert client.get("/health").status_code == 200
-    engine.is_healthy = False
-    response = client.get("/health")
-    assert response.status_code == 503
-    assert response.json()["error"]["type"] == "internal_error"
+def test_models_tell_their_licence(make_client: MakeClient, engine: FakeEngine) -> None:
+    engine.info = replace(engine.info, licence="apache-2.0", model_card="https://example.com/card")
+    card = make_client().get("/v1/models/tiny").json()
+    assert (card["license"], card["model_card"]) == ("apache-2.0", "https://example.com/card")
+
+
+def test_n_gives_n_choices_a_prompt(client: TestClient) -> None:
+    answer = client.post("/v1/completions", json={"prompt": ["a", "b"], "n": 2, "max_tokens": 3}).json()
+    assert [(c["index"], c["text"]) for c in answer["choices"]] == [(0, "hel"), (1, "ifm"), (2, "hel"), (3, "ifm")]
+    assert answer["usage"]["completion_tokens"] == 12
+    assert answer["usage"]["prompt_tokens"] == 4, "each prompt counts once"
+    chat = client.post("/v1/chat/completions", json={"messages": MESSAGES, "n": 2, "max_tokens": 3}).json()
+    assert [(c["index"], c["message"]["content"]) for c in chat["choices"]] == [(0, "hel"), (1, "ifm")]
+
+
+def test_n_in_streams(client: TestClient) -> None:
+    got = events(client, "/v1/completions", {"prompt": ["a", "b"], "n": 2, "max_tokens": 3})
+    assert _joined(got, 4, lambda choice: choice["text"]) == ["hel", "ifm", "hel", "ifm"]
+    got = events(client, "/v1/chat/completions", {"messages": MESSAGES, "n": 2, "max_tokens": 3})
+    assert _joined(got, 2, lambda choice: choice["delta"].get("content", "")) == ["hel", "ifm"]
+    roles = [choice["index"] for event in got for choice in event["choices"] if "role" in choice["delta"]]
+    assert sorted(roles) == [0, 1], "each message begins with its role"
+
+
+def test_usage_with_every_event(client: TestClient) -> None:
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    got = events(client, "/v1/completions", {"prompt": ["ab", "c"], "max_tokens": 2, "stream_options": options})
+    counts = [
+        (e["choices"][0]["index"], e["usage"]["prompt_tokens"], e["usage"]["completion_tokens"]) for e in got[:-1]
+    ]
+    assert sorted(counts) == [(0, 3, 1), (0, 3, 2), (1, 2, 1), (1, 2, 2)]
+    assert (got[-1]["usage"]["prompt_tokens"], got[-1]["usage"]["completion_tokens"]) == (5, 4)
+
+
+def test_the_server_may_want_usage_always_or_without_details(make_client: MakeClient) -> None:
+    client = make_client(enable_force_include_usage=True, enable_prompt_tokens_details=False)
+    *_, last = events(client, "/v1/completions", {"prompt": "a"})
+    assert last["usage"] == {"prompt_tokens": 2, "completion_tokens": 11, "total_tokens": 13}
+
+
+def test_completion_logprobs(client: TestClient) -> None:
+    body = {"prompt": "a", "max_tokens": 2, "logprobs": 1}
+    told = client.post("/v1/completions", json=body).json()["choices"][0]["logprobs"]
+    assert told["tokens"] == ["h", "e"]
+    assert told["text_offset"] == [0, 1]
+    assert told["token_logprobs"] == pytest.approx([math.log(1 / 3)] * 2)
+    assert told["top_logprobs"][0] == pytest.approx({"h": math.log(1 / 3), "i": math.log(0.5)}), "the token comes too"
+    streamed = [event["choices"][0]["logprobs"] for event in events(client, "/v1/completions", body)]
+    assert [entry["tokens"] for entry in streamed] == [["h"], ["e"]]
+    assert [entry["text_offset"] for entry in streamed] == [[0], [1]]
+
+
+def test_no_alternatives(client: TestClient) -> None:
+    body = {"prompt": "a", "max_tokens": 1, "logprobs": 0}
+    told = client.post("/v1/completions", json=body).json()["choices"][0]["logprobs"]
+    assert told["top_logprobs"] == [pytest.approx({"h": math.log(1 / 3)})]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_echo(client: TestClient, stream: bool) -> None:
+    body = {"prompt": ["ab", "c"], "n": 2, "max_tokens": 2, "echo": True}
+    if stream:
+        texts = _joined(events(client, "/v1/completions", body), 4, lambda choice: choice["text"])
+    else:
+        texts = [choice["text"] for choice in client.post("/v1/completions", json=body).json()["choices"]]
+    assert texts == ["abhe", "abif", "che", "cif"]
+
+
+def test_echo_of_tokens_is_what_they_say(client: TestClient) -> None:
+    answer = client.post("/v1/completions", json={"prompt": [1, 99], "max_tokens": 1, "echo": True}).json()
+    assert answer["choices"][0]["text"] == "^ch"
+
+
+def test_echo_with_logprobs(client: TestClient, engine: FakeEngine) -> None:
+    body = {"prompt": "ab", "max_tokens": 1, "echo": True, "logprobs": 1}
+    choice = client.post("/v1/completions", json=body).json()["choices"][0]
+    assert choice["text"] == "abh"
+    assert choice["logprobs"]["tokens"] == ["^", "a", "b", "h"]
+    assert choice["logprobs"]["token_logprobs"] == [None, *[pytest.approx(math.log(1 / 3))] * 3]
+    assert choice["logprobs"]["top_logprobs"][0] is None
+    assert engine.asked[0][1].prompt_logprobs == 1
+    (event,) = events(client, "/v1/completions", body)
+    assert event["choices"][0]["logprobs"] == choice["logprobs"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_scoring_a_prompt_tells_nothing_else(client: TestClient, engine: FakeEngine, stream: bool) -> None:
+    body = {"prompt": "ab", "max_tokens": 0, "echo": True, "logprobs": 1}
+    if stream:
+        (answer,) = events(client, "/v1/completions", body)
+    else:
+        answer = client.post("/v1/completions", json=body).json()
+        assert answer["usage"]["completion_tokens"] == 0
+    (choice,) = answer["choices"]
+    assert (choice["text"], choice["finish_reason"]) == ("ab", "length")
+    assert choice["logprobs"]["tokens"] == ["^", "a", "b"]
+    assert engine.asked[0][1].max_tokens == 1
+
+
+def test_prompt_logprobs_in_vllms_shape(client: TestClient) -> None:
+    for path, body in (("/v1/completions", {"prompt": "b"}), ("/v1/chat/completions", {"messages": MESSAGES})):
+        answer = client.post(path, json={**body, "prompt_logprobs": 1}).json()
+        told = answer["prompt_logprobs"] if "chat" in path else answer["choices"][0]["prompt_logprobs"]
+        assert told[0] is None
+        entry = told[1]
+        assert {(key, value["rank"], value["decoded_token"]) for key, value in entry.items()} >= (
+            {("98", 2, "b"), ("99", 1, "c")} if "chat" not in path else set()
+        )
+        assert all(value["logprob"] < 0 for value in entry.values())
+
+
+def test_chat_logprobs(client: TestClient) -> None:
+    body = {"messages": MESSAGES, "max_tokens": 2, "logprobs": True, "top_logprobs": 1}
+    told = client.post("/v1/chat/completions", json=body).json()["choices"][0]["logprobs"]
+    assert [entry["token"] for entry in told["content"]] == ["h", "e"]
+    first = told["content"][0]
+    assert first["bytes"] == [ord("h")]
+    assert first["logprob"] == pytest.approx(math.log(1 / 3))
+    assert [(top["token"], top["logprob"]) for top in first["top_logprobs"]] == [("i", pytest.approx(math.log(0.5)))]
+    streamed = [event["choices"][0]["logprobs"] for event in events(client, "/v1/chat/completions", body)[1:]]
+    assert [entry["content"][0] for entry in streamed] == told["content"]
+    del body["top_logprobs"]
+    plain = client.post("/v1/chat/completions", json=body).json()["choices"][0]["logprobs"]
+    assert plain["content"][0]["top_logprobs"] == []
+
+
+def test_tokens_as_ids(client: TestClient, make_client: MakeClient) -> None:
+    body = {"prompt": "a", "max_tokens": 1, "logprobs": 1}
+    asked = client.post("/v1/completions", json={**body, "return_tokens_as_token_ids": True})
+    always = make_client(return_tokens_as_token_ids=True).post("/v1/completions", json=body)
+    for answer in (asked, always):
+        told = answer.json()["choices"][0]["logprobs"]
+        assert told["tokens"] == ["token_id:104"]
+        assert set(told["top_logprobs"][0]) == {"token_id:104", "token_id:105"}
+
+
+def test_minus_infinity_is_told_as_a_number(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(conftest, "fake_logprobs", lambda token, top: {token: Logprob(-math.inf, 3, "x")})
+    body = {"prompt": "a", "max_tokens": 1, "logprobs": 0}
+    told = client.post("/v1/completions", json=body).json()["choices"][0]["logprobs"]
+    assert told["token_logprobs"] == [-9999.0]
+
+
+def test_tokenize_and_detokenize(client: TestClient) -> None:
+    answer = client.post("/tokenize", json={"model": "tiny", "prompt": "ab", "return_token_strs": True}).json()
+    assert answer == {"count": 3, "max_model_len": 64, "tokens": [1, 97, 98], "token_strs": ["^", "a", "b"]}
+    bare = client.post("/tokenize", json={"prompt": "ab", "add_special_tokens": False}).json()
+    assert bare["tokens"] == [97, 98]
+    assert bare["token_strs"] is None
+    chat = client.post("/tokenize", json={"messages": MESSAGES}).json()
+    assert chat["tokens"] == [ord(character) for character in "<user>hi"]
+    assert client.post("/detokenize", json={"tokens": [1, 97, 98]}).json() == {"prompt": "^ab"}
+
+
+def _joined(got: list[dict[str, Any]], num_choices: int, text: Callable[[dict[str, Any]], str]) -> list[str]:
+    choices = [choice for event in got for choice in event["choices"]]
+    return ["".join(text(choice) for choice in choices if choice["index"] == index) for index in range(num_choices)]

@@ -1,16 +1,16 @@
-"""The metrics of a scripted history, in virtual time. Nothing is faked but the clock and who calls."""
+"""The metrics of a scripted history. Nothing is faked but who tells it."""
 
 from __future__ import annotations
 
 import pytest
-from prometheus_client import Metric, generate_latest
+from prometheus_client import CollectorRegistry, Metric, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from stoker_engine.contract.engine_args import EngineArgs
-from stoker_engine.core.observer import SchedulerStats, StepReport
-from stoker_engine.core.request import FinishReason, Request
-from stoker_engine.core.sampling_params import SamplingParams
-from stoker_engine.metrics import EngineMetrics
+from stoker_engine.core.engine_info import EngineInfo
+from stoker_engine.core.finish_reason import FinishReason
+from stoker_engine.core.observer import FinishedRequest, FirstToken, SchedulerStats, StepReport
+from stoker_engine.metrics import EngineMetrics, process_registry
 
 #: vLLM 0.32's names and types, of all that applies here.
 VLLM = {
@@ -28,6 +28,7 @@ VLLM = {
     "vllm:prompt_tokens_cached_by_source": "counter",
     "vllm:generation_tokens": "counter",
     "vllm:request_success": "counter",
+    "vllm:admission_rejections": "counter",
     "vllm:iteration_tokens_total": "histogram",
     "vllm:time_to_first_token_seconds": "histogram",
     "vllm:inter_token_latency_seconds": "histogram",
@@ -48,49 +49,73 @@ VLLM = {
 IDLE = SchedulerStats(0, 0, 0.0, 0, 0, 0)
 
 
-class Clock:
-    now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
+INFO = EngineInfo(
+    max_model_len=600,
+    vocab_size=1000,
+    num_blocks=77,
+    block_size=16,
+    cache_groups=(),
+    step_tokens=2048,
+    eos_token_ids=(),
+    max_num_seqs=8,
+    sampling_defaults={},
+    max_logprobs=20,
+    seed=0,
+)
 
 
 @pytest.fixture
-def clock() -> Clock:
-    return Clock()
+def registry() -> CollectorRegistry:
+    return process_registry()
 
 
 @pytest.fixture
-def metrics(clock: Clock) -> EngineMetrics:
-    return EngineMetrics("tiny", EngineArgs("tiny"), max_model_len=600, num_blocks=77, clock=clock)
+def metrics(registry: CollectorRegistry) -> EngineMetrics:
+    return EngineMetrics(registry, "tiny", EngineArgs("tiny"), INFO)
 
 
-def families(metrics: EngineMetrics) -> dict[str, Metric]:
-    text = generate_latest(metrics.registry).decode()
+def families(registry: CollectorRegistry) -> dict[str, Metric]:
+    text = generate_latest(registry).decode()
     return {family.name: family for family in text_string_to_metric_families(text)}
 
 
-def value(metrics: EngineMetrics, name: str, **labels: str) -> float:
-    found = metrics.registry.get_sample_value(name, {"model_name": "tiny", "engine": "0", **labels})
+def finished(reason: FinishReason, **facts: object) -> StepReport:
+    """A step that only reports a request that ended."""
+    known: dict[str, object] = {
+        "n": 1,
+        "max_tokens": 3,
+        "num_prompt_tokens": 20,
+        "num_cached_tokens": 16,
+        "num_output_tokens": 3,
+        "longest_output": 3,
+        "num_preemptions": 0,
+        "e2e": 10.0,
+    }
+    request = FinishedRequest("a", reason, **{**known, **facts})  # type: ignore[arg-type]
+    return StepReport(0, 0, 0, IDLE, finished=[request])
+
+
+def value(registry: CollectorRegistry, name: str, **labels: str) -> float:
+    found = registry.get_sample_value(name, {"model_name": "tiny", "engine": "0", **labels})
     assert found is not None, f"no sample {name} {labels}"
     return found
 
 
-def test_names_and_types_are_vllms(metrics: EngineMetrics) -> None:
-    ours = {name: family.type for name, family in families(metrics).items() if name.startswith("vllm:")}
+def test_names_and_types_are_vllms(metrics: EngineMetrics, registry: CollectorRegistry) -> None:
+    ours = {name: family.type for name, family in families(registry).items() if name.startswith("vllm:")}
     assert {name: kind for name, kind in ours.items() if not name.endswith("_created")} == VLLM
 
 
-def test_every_sample_names_model_and_engine(metrics: EngineMetrics) -> None:
-    for name in VLLM.keys() - {"vllm:cache_config_info"}:
-        for sample in families(metrics)[name].samples:
+def test_every_sample_names_model_and_engine(metrics: EngineMetrics, registry: CollectorRegistry) -> None:
+    for name in VLLM.keys() - {"vllm:cache_config_info", "vllm:admission_rejections"}:
+        for sample in families(registry)[name].samples:
             assert sample.labels["model_name"] == "tiny"
             assert sample.labels["engine"] == "0"
 
 
-def test_buckets_are_vllms(metrics: EngineMetrics) -> None:
+def test_buckets_are_vllms(metrics: EngineMetrics, registry: CollectorRegistry) -> None:
     def bounds(name: str) -> list[float]:
-        return [float(s.labels["le"]) for s in families(metrics)[f"vllm:{name}"].samples if "le" in s.labels][:-1]
+        return [float(s.labels["le"]) for s in families(registry)[f"vllm:{name}"].samples if "le" in s.labels][:-1]
 
     assert bounds("request_prompt_tokens") == [1, 2, 5, 10, 20, 50, 100, 200, 500], "up to the model's length"
     assert bounds("iteration_tokens_total")[:4] == [1, 8, 16, 32]
@@ -102,55 +127,46 @@ def test_buckets_are_vllms(metrics: EngineMetrics) -> None:
     assert bounds("request_params_n") == [1, 2, 5, 10, 20]
 
 
-def test_the_process_is_told_too(metrics: EngineMetrics) -> None:
-    assert {"process_resident_memory_bytes", "process_cpu_seconds", "python_info"} <= families(metrics).keys()
+def test_the_process_is_told_too(metrics: EngineMetrics, registry: CollectorRegistry) -> None:
+    assert {"process_resident_memory_bytes", "process_cpu_seconds", "python_info"} <= families(registry).keys()
 
 
-def test_cache_config(metrics: EngineMetrics) -> None:
-    (sample,) = families(metrics)["vllm:cache_config_info"].samples
+def test_cache_config(metrics: EngineMetrics, registry: CollectorRegistry) -> None:
+    (sample,) = families(registry)["vllm:cache_config_info"].samples
     assert sample.value == 1
     assert sample.labels["num_gpu_blocks"] == "77"
     assert sample.labels["block_size"] == "16"
     assert sample.labels["enable_prefix_caching"] == "True"
 
 
-def test_what_the_scheduler_says(metrics: EngineMetrics) -> None:
-    metrics.on_step(StepReport(0, 0, [], [], 0.0), SchedulerStats(3, 2, 0.5, 100, 40, 1))
-    metrics.on_step(StepReport(0, 0, [], [], 0.0), SchedulerStats(1, 0, 0.25, 150, 60, 4))
-    assert value(metrics, "vllm:num_requests_running") == 1
-    assert value(metrics, "vllm:num_requests_waiting") == 0
-    assert value(metrics, "vllm:num_requests_waiting_by_reason", reason="capacity") == 0
-    assert value(metrics, "vllm:kv_cache_usage_perc") == 0.25
-    assert value(metrics, "vllm:prefix_cache_queries_total") == 150
-    assert value(metrics, "vllm:prefix_cache_hits_total") == 60
-    assert value(metrics, "vllm:prompt_tokens_cached_by_source_total", source="device") == 60
-    assert value(metrics, "vllm:num_preemptions_total") == 4
+def test_what_the_scheduler_says(metrics: EngineMetrics, registry: CollectorRegistry) -> None:
+    metrics.on_step(StepReport(0, 0, 0, SchedulerStats(3, 2, 0.5, 100, 40, 1)))
+    metrics.on_step(StepReport(0, 0, 0, SchedulerStats(1, 0, 0.25, 150, 60, 4)))
+    assert value(registry, "vllm:num_requests_running") == 1
+    assert value(registry, "vllm:num_requests_waiting") == 0
+    assert value(registry, "vllm:num_requests_waiting_by_reason", reason="capacity") == 0
+    assert value(registry, "vllm:kv_cache_usage_perc") == 0.25
+    assert value(registry, "vllm:prefix_cache_queries_total") == 150
+    assert value(registry, "vllm:prefix_cache_hits_total") == 60
+    assert value(registry, "vllm:prompt_tokens_cached_by_source_total", source="device") == 60
+    assert value(registry, "vllm:num_preemptions_total") == 4
 
 
-def test_a_requests_life(metrics: EngineMetrics, clock: Clock) -> None:
-    """Arrives at 100, is scheduled at 101, has tokens at 103, 104 and 106, and is told at 107."""
-    request = Request("a", list(range(20)), SamplingParams(), max_tokens=3, arrival_time=100.0)
-    request.num_cached, request.scheduled_time, request.num_preemptions = 16, 101.0, 1
-    times = [103.0, 104.0, 106.0]
-    for number, now in enumerate(times):
-        request.token_ids.append(7)
-        request.first_token_time = times[0]
-        request.previous_token_time, request.last_token_time = request.last_token_time, now
-        finished = []
-        if number == 2:
-            request.finish_reason, clock.now = FinishReason.LENGTH, 107.0
-            finished = [request]
-        prompt = 4 if number == 0 else 0
-        metrics.on_step(StepReport(prompt or 1, prompt, [request], finished, 0.1), IDLE)
+def test_a_requests_life(metrics: EngineMetrics, registry: CollectorRegistry) -> None:
+    """Waits 1 s, has its first token 2 s later and two more after 1 s and 2 s."""
+    metrics.on_step(StepReport(4, 4, 1, IDLE, first_tokens=[FirstToken(3.0, 20, 16)]))
+    metrics.on_step(StepReport(1, 0, 1, IDLE, inter_token=[1.0]))
+    metrics.on_step(StepReport(1, 0, 1, IDLE, inter_token=[2.0]))
+    metrics.on_step(finished(FinishReason.LENGTH, e2e=7.0, queue=1.0, prefill=2.0, decode=3.0, num_preemptions=1))
 
-    assert value(metrics, "vllm:prompt_tokens_total") == 20
-    assert value(metrics, "vllm:prompt_tokens_cached_total") == 16
-    assert value(metrics, "vllm:prompt_tokens_by_source_total", source="local_cache_hit") == 16
-    assert value(metrics, "vllm:prompt_tokens_by_source_total", source="local_compute") == 4
-    assert value(metrics, "vllm:generation_tokens_total") == 3
-    assert value(metrics, "vllm:iteration_tokens_total_sum") == 5 + 1 + 1
-    assert value(metrics, "vllm:request_success_total", finished_reason="length") == 1
-    assert value(metrics, "vllm:request_success_total", finished_reason="stop") == 0
+    assert value(registry, "vllm:prompt_tokens_total") == 20
+    assert value(registry, "vllm:prompt_tokens_cached_total") == 16
+    assert value(registry, "vllm:prompt_tokens_by_source_total", source="local_cache_hit") == 16
+    assert value(registry, "vllm:prompt_tokens_by_source_total", source="local_compute") == 4
+    assert value(registry, "vllm:generation_tokens_total") == 3
+    assert value(registry, "vllm:iteration_tokens_total_sum") == 5 + 1 + 1
+    assert value(registry, "vllm:request_success_total", finished_reason="length") == 1
+    assert value(registry, "vllm:request_success_total", finished_reason="stop") == 0
     expected = {
         "time_to_first_token_seconds": (1, 3),
         "inter_token_latency_seconds": (2, 1 + 2),
@@ -169,16 +185,36 @@ def test_a_requests_life(metrics: EngineMetrics, clock: Clock) -> None:
         "request_num_preemptions": (1, 1),
     }
     for name, told in expected.items():
-        assert (value(metrics, f"vllm:{name}_count"), value(metrics, f"vllm:{name}_sum")) == told, name
+        assert (value(registry, f"vllm:{name}_count"), value(registry, f"vllm:{name}_sum")) == told, name
 
 
-@pytest.mark.parametrize("scheduled", [None, 101.0])
-def test_an_early_abort_has_no_times_it_did_not_get_to(metrics: EngineMetrics, scheduled: float | None) -> None:
-    request = Request("a", [1, 2], SamplingParams(), max_tokens=3, arrival_time=90.0)
-    request.finish_reason, request.scheduled_time = FinishReason.ABORT, scheduled
-    metrics.on_step(StepReport(0, 0, [], [request], 0.0), IDLE)
-    assert value(metrics, "vllm:request_success_total", finished_reason="abort") == 1
-    assert value(metrics, "vllm:e2e_request_latency_seconds_sum") == 10
-    assert value(metrics, "vllm:request_queue_time_seconds_count") == (scheduled is not None)
-    assert value(metrics, "vllm:request_prefill_time_seconds_count") == 0
-    assert value(metrics, "vllm:iteration_tokens_total_count") == 0, "there was no step"
+@pytest.mark.parametrize("queue", [None, 1.0])
+def test_an_early_abort_has_no_times_it_did_not_get_to(
+    metrics: EngineMetrics, registry: CollectorRegistry, queue: float | None
+) -> None:
+    metrics.on_step(finished(FinishReason.ABORT, queue=queue, num_output_tokens=0, longest_output=0))
+    assert value(registry, "vllm:request_success_total", finished_reason="abort") == 1
+    assert value(registry, "vllm:e2e_request_latency_seconds_sum") == 10
+    assert value(registry, "vllm:request_queue_time_seconds_count") == (queue is not None)
+    assert value(registry, "vllm:request_prefill_time_seconds_count") == 0
+    assert value(registry, "vllm:iteration_tokens_total_count") == 0, "there was no step"
+
+
+def test_several_sequences_of_a_request(metrics: EngineMetrics, registry: CollectorRegistry) -> None:
+    metrics.on_step(
+        finished(FinishReason.STOP, n=3, num_output_tokens=12, longest_output=5, queue=0.0, prefill=1.0, decode=8.0)
+    )
+    assert value(registry, "vllm:request_params_n_sum") == 3
+    assert value(registry, "vllm:request_generation_tokens_sum") == 12
+    assert value(registry, "vllm:request_max_num_generation_tokens_sum") == 5
+    assert value(registry, "vllm:request_time_per_output_token_seconds_sum") == 2
+
+
+def test_rejections_have_vllms_reasons(metrics: EngineMetrics, registry: CollectorRegistry) -> None:
+    metrics.on_rejected("max_num_queued_reqs")
+    told = {
+        (sample.labels["model_name"], sample.labels["reason"]): sample.value
+        for sample in families(registry)["vllm:admission_rejections"].samples
+        if sample.name.endswith("_total")
+    }
+    assert told == {("tiny", "max_num_queued_reqs"): 1, ("tiny", "max_num_queued_tokens"): 0}

@@ -1,21 +1,24 @@
-"""OpenAI's own client against the real engine, over real sockets."""
+"""OpenAI's own client against the real engine, over real sockets; what it generates is compared with transformers."""
 
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
+from typing import Any
 
 import httpx
 import openai
 import pytest
+import torch
 from openai import AsyncOpenAI, OpenAI
-from prometheus_client.parser import text_string_to_metric_families
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
-from stoker_engine.async_llm import AsyncLLM
-from stoker_engine.core.sampling_params import SamplingParams
+from ..conftest import AssertGreedy
+from .conftest import CHAT_TEMPLATE, sample, wait_until
 
-MESSAGES = [{"role": "user", "content": "the quick fox"}]
-GREEDY = {"temperature": 0, "max_tokens": 24}
-IDS = {"extra_body": {"return_token_ids": True, "ignore_eos": True}}
+MESSAGES: Any = [{"role": "user", "content": "the quick fox"}]
+GREEDY: Any = {"temperature": 0, "max_tokens": 24}
+IDS: Any = {"extra_body": {"return_token_ids": True, "ignore_eos": True}}
 
 
 @pytest.fixture
@@ -23,35 +26,52 @@ def openai_client(address: str) -> OpenAI:
     return OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0)
 
 
-def _expected(llm: AsyncLLM, prompt: list[int]) -> list[int]:
-    """What the engine itself says, without a server."""
-
-    async def run() -> list[int]:
-        params = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
-        return [t async for delta in llm.generate("expected", prompt, params) for t in delta.token_ids]
-
-    return asyncio.run(run())
+@pytest.fixture(scope="module")
+def tokenizer(tiny_llama: Path) -> PreTrainedTokenizerFast:
+    """transformers' own."""
+    return AutoTokenizer.from_pretrained(tiny_llama)
 
 
-def test_completion_is_the_engines(llm: AsyncLLM, openai_client: OpenAI) -> None:
+@pytest.fixture(scope="module")
+def reference(tiny_llama: Path) -> Any:
+    """Log-probabilities of every token at every position, by transformers. (tokens) → [len, vocabulary]"""
+    model = AutoModelForCausalLM.from_pretrained(tiny_llama, dtype=torch.float32).eval()
+
+    def logprobs(token_ids: list[int]) -> torch.Tensor:
+        with torch.inference_mode():
+            return model(torch.tensor([token_ids])).logits[0].log_softmax(-1)
+
+    return logprobs
+
+
+def test_completion_is_greedy(
+    openai_client: OpenAI, tokenizer: PreTrainedTokenizerFast, tiny_llama: Path, assert_greedy: AssertGreedy
+) -> None:
     whole = openai_client.completions.create(model="tiny", prompt="the lazy dog", **GREEDY, **IDS)
-    choice = whole.choices[0]
-    assert choice.token_ids == _expected(llm, choice.prompt_token_ids)
-    assert choice.prompt_token_ids == llm.tokenizer.encode("the lazy dog")
+    choice: Any = whole.choices[0]
+    assert choice.prompt_token_ids == tokenizer("the lazy dog").input_ids
+    assert_greedy(tiny_llama, choice.prompt_token_ids, choice.token_ids)
+    assert choice.text == tokenizer.decode(choice.token_ids, skip_special_tokens=True)
     assert choice.finish_reason == "length"
+    assert whole.usage is not None
     assert whole.usage.completion_tokens == 24
 
     stream = openai_client.completions.create(model="tiny", prompt="the lazy dog", stream=True, **GREEDY, **IDS)
-    events = list(stream)
+    events: list[Any] = list(stream)
     assert "".join(event.choices[0].text for event in events) == choice.text
     assert [token for event in events for token in event.choices[0].token_ids] == choice.token_ids
 
 
-def test_chat_is_the_engines(llm: AsyncLLM, openai_client: OpenAI) -> None:
-    whole = openai_client.chat.completions.create(model="tiny", messages=MESSAGES, **GREEDY, **IDS)
+def test_chat_is_greedy(
+    openai_client: OpenAI, tokenizer: PreTrainedTokenizerFast, tiny_llama: Path, assert_greedy: AssertGreedy
+) -> None:
+    whole: Any = openai_client.chat.completions.create(model="tiny", messages=MESSAGES, **GREEDY, **IDS)
     choice = whole.choices[0]
-    assert whole.prompt_token_ids == llm.tokenizer.render_chat(MESSAGES)
-    assert choice.token_ids == _expected(llm, whole.prompt_token_ids)
+    rendered: Any = tokenizer.apply_chat_template(
+        MESSAGES, chat_template=CHAT_TEMPLATE, add_generation_prompt=True, return_dict=False
+    )
+    assert whole.prompt_token_ids == rendered
+    assert_greedy(tiny_llama, whole.prompt_token_ids, choice.token_ids)
 
     stream = openai_client.chat.completions.create(
         model="tiny",
@@ -63,54 +83,133 @@ def test_chat_is_the_engines(llm: AsyncLLM, openai_client: OpenAI) -> None:
     )
     *events, last = list(stream)
     assert "".join(event.choices[0].delta.content or "" for event in events) == choice.message.content
+    assert last.usage is not None
     assert last.usage.completion_tokens == 24
     assert last.usage.prompt_tokens == whole.usage.prompt_tokens
 
 
-def test_a_chat_without_a_limit_may_fill_the_context(llm: AsyncLLM, openai_client: OpenAI) -> None:
+def test_completion_logprobs_are_the_models(openai_client: OpenAI, reference: Any) -> None:
+    answer = openai_client.completions.create(
+        model="tiny", prompt="the lazy dog jumps", echo=True, logprobs=3, temperature=0, max_tokens=8, **IDS
+    )
+    choice: Any = answer.choices[0]
+    tokens = choice.prompt_token_ids + choice.token_ids
+    expected = reference(tokens)
+    told = choice.logprobs
+    assert told.token_logprobs[0] is None
+    chosen = [float(expected[position, token]) for position, token in enumerate(tokens[1:])]
+    assert told.token_logprobs[1:] == pytest.approx(chosen, abs=1e-4)
+    for position, top in enumerate(told.top_logprobs[1:]):
+        best = {*expected[position].topk(3).values.tolist(), chosen[position]}
+        assert sorted(top.values()) == pytest.approx(sorted(best), abs=1e-4), "three, and the token itself"
+
+
+def test_chat_logprobs_are_the_models(openai_client: OpenAI, reference: Any) -> None:
+    answer: Any = openai_client.chat.completions.create(
+        model="tiny", messages=MESSAGES, logprobs=True, top_logprobs=4, temperature=1, seed=5, max_tokens=8, **IDS
+    )
+    choice = answer.choices[0]
+    expected = reference(answer.prompt_token_ids + choice.token_ids)[len(answer.prompt_token_ids) - 1 :]
+    for position, (token, told) in enumerate(zip(choice.token_ids, choice.logprobs.content, strict=True)):
+        assert told.logprob == pytest.approx(float(expected[position, token]), abs=1e-4)
+        best = expected[position].topk(4).values.tolist()
+        assert [top.logprob for top in told.top_logprobs] == pytest.approx(best, abs=1e-4)
+    text = b"".join(bytes(told.bytes) for told in choice.logprobs.content)
+    assert text.decode(errors="replace") == choice.message.content
+
+
+def test_n_with_a_seed(openai_client: OpenAI) -> None:
+    def texts(n: int) -> list[str]:
+        answer = openai_client.completions.create(
+            model="tiny", prompt="over", n=n, seed=7, temperature=1, max_tokens=16
+        )
+        return [choice.text for choice in answer.choices]
+
+    four = texts(4)
+    assert len(set(four)) == 4
+    assert texts(4) == four
+    assert texts(1) == four[:1]
+
+
+def test_what_steers_sampling(openai_client: OpenAI, tokenizer: PreTrainedTokenizerFast) -> None:
+    def tokens(**fields: Any) -> list[int]:
+        extra = {"return_token_ids": True, "ignore_eos": True, **fields}
+        answer = openai_client.completions.create(model="tiny", prompt="the", **GREEDY, extra_body=extra)
+        choice: Any = answer.choices[0]
+        return list(choice.token_ids)
+
+    free = tokens()
+    assert tokens(logit_bias={"40": 100}) == [40] * 24
+    assert free[0] not in tokens(logit_bias={str(free[0]): -100})
+    assert set(tokens(allowed_token_ids=[41, 42])) <= {41, 42}
+    assert len(set(tokens(logit_bias={"40": 20}, repetition_penalty=10.0))) > 1
+    stopped = tokens(stop_token_ids=[free[3]])
+    assert stopped == free[: free.index(free[3]) + 1]
+
+
+def test_beam_search(openai_client: OpenAI, tiny_llama: Path) -> None:
+    answer: Any = openai_client.completions.create(
+        model="tiny",
+        prompt=[5, 6, 7, 8],
+        n=4,
+        max_tokens=12,
+        extra_body={"use_beam_search": True, "return_token_ids": True, "ignore_eos": True},
+    )
+    model = AutoModelForCausalLM.from_pretrained(tiny_llama, dtype=torch.float32).eval()
+    expected = model.generate(
+        torch.tensor([[5, 6, 7, 8]]),
+        num_beams=4,
+        num_return_sequences=4,
+        max_new_tokens=12,
+        do_sample=False,
+        eos_token_id=None,
+        pad_token_id=0,
+    )
+    assert [choice.token_ids for choice in answer.choices] == expected[:, 4:].tolist()
+
+
+def test_a_chat_without_a_limit_may_fill_the_context(openai_client: OpenAI) -> None:
     answer = openai_client.chat.completions.create(
         model="tiny", messages=MESSAGES, temperature=0, extra_body={"ignore_eos": True}
     )
-    assert answer.usage.total_tokens == llm.max_model_len
+    assert answer.usage is not None
+    assert answer.usage.total_tokens == openai_client.models.retrieve("tiny").max_model_len  # type: ignore[attr-defined]
     assert answer.choices[0].finish_reason == "length"
 
 
 def test_a_repeated_prompt_is_cached(openai_client: OpenAI) -> None:
     prompt = "again and again, " * 8
     for _ in range(2):
-        answer = openai_client.completions.create(model="tiny", prompt=prompt, **GREEDY)
+        answer: Any = openai_client.completions.create(model="tiny", prompt=prompt, **GREEDY)
     assert answer.usage.prompt_tokens_details.cached_tokens > 0
 
 
-def test_a_seed_makes_it_reproducible(openai_client: OpenAI) -> None:
-    texts = {
-        openai_client.completions.create(model="tiny", prompt="over", seed=7, temperature=1, max_tokens=16)
-        .choices[0]
-        .text
-        for _ in range(3)
-    }
-    assert len(texts) == 1
-
-
 def test_a_stop_string_ends_the_text(openai_client: OpenAI) -> None:
-    free = openai_client.completions.create(model="tiny", prompt="the lazy dog", **GREEDY, **IDS).choices[0].text
+    def choice(**fields: Any) -> Any:
+        extra = {"ignore_eos": True, **fields}
+        answer = openai_client.completions.create(model="tiny", prompt="the lazy dog", **GREEDY, extra_body=extra)
+        return answer.choices[0]
+
+    free = choice().text
     stop = free[5:8]
-    choice = openai_client.completions.create(model="tiny", prompt="the lazy dog", stop=stop, **GREEDY, **IDS).choices[
-        0
-    ]
-    assert choice.text == free[: free.index(stop)]
-    assert (choice.finish_reason, choice.stop_reason) == ("stop", stop)
+    stopped = choice(stop=stop)
+    assert stopped.text == free[: free.index(stop)]
+    assert (stopped.finish_reason, stopped.stop_reason) == ("stop", stop)
+    assert choice(stop=stop, include_stop_str_in_output=True).text == stopped.text + stop
 
 
-def test_errors_are_the_clients_own(llm: AsyncLLM, openai_client: OpenAI) -> None:
+def test_errors_are_the_clients_own(openai_client: OpenAI) -> None:
     with pytest.raises(openai.NotFoundError):
         openai_client.completions.create(model="other", prompt="a")
     with pytest.raises(openai.BadRequestError) as too_long:
-        openai_client.completions.create(model="tiny", prompt=[5] * llm.max_model_len)
+        openai_client.completions.create(model="tiny", prompt=[5] * 512)
     assert too_long.value.code == "context_length_exceeded"
     with pytest.raises(openai.BadRequestError) as outside:
         openai_client.completions.create(model="tiny", prompt=[[5], [10**30]], stream=True)
     assert outside.value.param == "prompt"
+    with pytest.raises(openai.BadRequestError) as too_many:
+        openai_client.chat.completions.create(model="tiny", messages=MESSAGES, logprobs=True, top_logprobs=21)
+    assert too_many.value.param == "top_logprobs"
     assert [model.id for model in openai_client.models.list()] == ["tiny"]
 
 
@@ -121,20 +220,30 @@ def test_errors_are_the_clients_own(llm: AsyncLLM, openai_client: OpenAI) -> Non
         {"top_p": 1e-300},
         {"temperature": 1e-300},
         {"temperature": 1e300},
-        {"stop_token_ids": [2**63 - 1, -5]},
+        {"repetition_penalty": 1e-300},
+        {"repetition_penalty": 1e300},
+        {"min_p": 1, "temperature": 2},
         {"seed": -(2**63)},
+        {"logit_bias": {str(token): -100 for token in range(512)}},
+        {"n": 128, "max_tokens": 1},
     ],
 )
-def test_extreme_parameters_hurt_nobody(llm: AsyncLLM, address: str, sampling: dict[str, object]) -> None:
+def test_extreme_parameters_hurt_nobody(address: str, sampling: dict[str, object]) -> None:
     body = {"prompt": "the", "max_tokens": 4, **sampling}
     answer = httpx.post(f"{address}/v1/completions", json=body)
     assert answer.status_code == 200, answer.text
-    assert llm.is_healthy
+    assert httpx.get(f"{address}/health").status_code == 200
 
 
-def test_64_clients_stream_at_once(llm: AsyncLLM, address: str) -> None:
+def test_64_clients_stream_at_once(address: str, openai_client: OpenAI) -> None:
+    def tokens(number: int) -> list[int]:
+        choice: Any = openai_client.completions.create(
+            model="tiny", prompt=f"the quick fox {number}", **GREEDY, **IDS
+        ).choices[0]
+        return list(choice.token_ids)
+
     async def stream(client: AsyncOpenAI, number: int) -> list[int]:
-        events = await client.completions.create(
+        events: Any = await client.completions.create(
             model="tiny", prompt=f"the quick fox {number % 8}", stream=True, **GREEDY, **IDS
         )
         return [token async for event in events for token in event.choices[0].token_ids]
@@ -144,33 +253,26 @@ def test_64_clients_stream_at_once(llm: AsyncLLM, address: str) -> None:
             return await asyncio.gather(*(stream(client, number) for number in range(64)))
 
     outputs = asyncio.run(run())
-    alone = [_expected(llm, llm.tokenizer.encode(f"the quick fox {number}")) for number in range(8)]
+    alone = [tokens(number) for number in range(8)]
     assert outputs == [alone[number % 8] for number in range(64)]
-    llm.engine.scheduler.check()
-    assert llm.engine.scheduler.kv.usage == 0
+    assert sample(address, "vllm:kv_cache_usage_perc") == 0
 
 
 def test_metrics_tell_what_happened(address: str) -> None:
-    def value(name: str, **labels: str) -> float:
-        labels |= {"model_name": "tiny", "engine": "0"}
-        families = text_string_to_metric_families(httpx.get(f"{address}/metrics").text)
-        samples = [sample for family in families for sample in family.samples if sample.name == name]
-        return next(sample.value for sample in samples if sample.labels == labels)
-
     def values() -> list[float]:
         return [
-            value("vllm:prompt_tokens_total"),
-            value("vllm:generation_tokens_total"),
-            value("vllm:request_success_total", finished_reason="length"),
-            value("vllm:time_to_first_token_seconds_count"),
-            value("vllm:inter_token_latency_seconds_count"),
+            sample(address, "vllm:prompt_tokens_total"),
+            sample(address, "vllm:generation_tokens_total"),
+            sample(address, "vllm:request_success_total", finished_reason="length"),
+            sample(address, "vllm:time_to_first_token_seconds_count"),
+            sample(address, "vllm:inter_token_latency_seconds_count"),
         ]
 
     before = values()
     httpx.post(f"{address}/v1/completions", json={"prompt": [5, 6, 7], "max_tokens": 10, "ignore_eos": True})
+    wait_until(lambda: sample(address, "vllm:num_requests_running") == 0, 5)
     assert [after - b for after, b in zip(values(), before, strict=True)] == [3, 10, 1, 1, 9]
-    assert value("vllm:num_requests_running") == 0
-    assert value("vllm:kv_cache_usage_perc") == 0
+    assert sample(address, "vllm:kv_cache_usage_perc") == 0
 
 
 def test_metrics_keep_their_names_whatever_the_scraper_prefers(address: str) -> None:

@@ -2,26 +2,32 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from starlette.testclient import TestClient
 
-from .conftest import FakeEngine
+from stoker_engine.contract.errors import RequestError
+from stoker_engine.core.sampling_params import BeamSearchParams
+
+from .conftest import FakeEngine, MakeClient
 
 MESSAGES = [{"role": "user", "content": "hi"}]
+CALL = {"id": "1", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Oslo"}'}}
+TOOL = {
+    "type": "function",
+    "function": {"name": "weather", "description": "tells it", "parameters": {"type": "object", "properties": {}}},
+}
 
 NEUTRAL: dict[str, list[Any]] = {
-    "n": [1],
-    "presence_penalty": [0, 0.0],
-    "frequency_penalty": [0],
-    "logit_bias": [{}],
     "response_format": [{"type": "text"}],
     "service_tier": ["auto"],
-    "min_p": [0.0],
-    "repetition_penalty": [1, 1.0],
-    "skip_special_tokens": [True],
+    "truncation_side": ["left"],
+    "stream_interval": [1],
     "use_beam_search": [False],
+    "length_penalty": [1, 1.0],
+    "early_stopping": [False],
     "priority": [0],
     "echo": [False],
     "user": ["me"],
@@ -29,21 +35,36 @@ NEUTRAL: dict[str, list[Any]] = {
     "store": [True, False],
 }
 ASKING: dict[str, Any] = {
-    "n": 2,
-    "presence_penalty": 0.5,
-    "frequency_penalty": -1,
-    "logit_bias": {"5": 1},
     "response_format": {"type": "json_object"},
     "service_tier": "priority",
-    "min_p": 0.1,
-    "min_tokens": 3,
-    "repetition_penalty": 1.1,
-    "skip_special_tokens": False,
-    "use_beam_search": True,
+    "structured_outputs": {"json": {}},
+    "logprob_token_ids": [1],
+    "truncation_side": "right",
+    "length_penalty": 2,
+    "early_stopping": True,
     "priority": 1,
-    "echo": True,
-    "cache_salt": "x",
-    "allowed_token_ids": [1],
+    "vllm_xargs": {"a": 1},
+}
+#: What is sampled by, as a body says it: the same in both.
+SAMPLING: dict[str, Any] = {
+    "n": 2,
+    "temperature": 0.5,
+    "top_p": 0.9,
+    "top_k": 7,
+    "min_p": 0.1,
+    "presence_penalty": 0.5,
+    "frequency_penalty": -1,
+    "repetition_penalty": 1.1,
+    "seed": 42,
+    "stop": ["x", "y"],
+    "stop_token_ids": [3],
+    "ignore_eos": True,
+    "min_tokens": 3,
+    "include_stop_str_in_output": True,
+    "skip_special_tokens": False,
+    "bad_words": ["no"],
+    "allowed_token_ids": [104, 105],
+    "prompt_logprobs": 2,
 }
 
 
@@ -77,7 +98,7 @@ def test_a_chat_field_that_asks_for_nothing(client: TestClient, field: str, valu
     assert response.status_code == 200, response.text
 
 
-@pytest.mark.parametrize("field, value", [*ASKING.items(), ("best_of", 2), ("logprobs", 0), ("suffix", "x")])
+@pytest.mark.parametrize("field, value", [*ASKING.items(), ("best_of", 2), ("prompt_embeds", "x"), ("suffix", "x")])
 def test_a_completion_field_we_have_not_built(client: TestClient, field: str, value: Any) -> None:
     _assert_refused(client, "/v1/completions", {"prompt": "a", field: value}, field)
 
@@ -86,14 +107,14 @@ def test_a_completion_field_we_have_not_built(client: TestClient, field: str, va
     "field, value",
     [
         *ASKING.items(),
-        ("logprobs", True),
         ("top_logprobs", 1),
-        ("tools", [{"type": "function", "function": {"name": "f"}}]),
         ("tool_choice", "required"),
+        ("tool_choice", {"type": "function", "function": {"name": "f"}}),
         ("modalities", ["text", "audio"]),
         ("reasoning_effort", "high"),
         ("chat_template", "{{ 1 }}"),
-        ("continue_final_message", True),
+        ("chat_template_kwargs", {"messages": []}),
+        ("echo", True),
     ],
 )
 def test_a_chat_field_we_have_not_built(client: TestClient, field: str, value: Any) -> None:
@@ -114,6 +135,29 @@ def test_a_chat_field_we_have_not_built(client: TestClient, field: str, value: A
         ("top_k", 10**30),
         ("seed", 2**63),
         ("max_tokens", 0),
+        ("n", 0),
+        ("n", 129),
+        ("min_p", 1.5),
+        ("presence_penalty", 3),
+        ("repetition_penalty", 0),
+        ("logit_bias", {"a": 1}),
+        ("logit_bias", {"1": 101}),
+        ("logit_bias", {"-1": 1}),
+        ("logit_bias", [1]),
+        ("bad_words", [""]),
+        ("bad_words", ["a"] * 257),
+        ("allowed_token_ids", []),
+        ("min_tokens", 17),
+        ("logprobs", -2),
+        ("logprobs", True),
+        ("prompt_logprobs", -2),
+        ("truncate_prompt_tokens", 0),
+        ("truncate_prompt_tokens", -2),
+        ("cache_salt", ""),
+        ("cache_salt", "a/b"),
+        ("cache_salt", "a" * 129),
+        ("request_id", "two words"),
+        ("request_id", "a" * 129),
         ("max_tokens", 1.5),
         ("max_tokens", 10**30),
         ("stop", 5),
@@ -151,9 +195,16 @@ def test_a_wrong_element_is_refused_by_path(client: TestClient, value: Any) -> N
         ([{"role": "user"}], "messages[0].content"),
         ([{"role": "user", "content": None}], "messages[0].content"),
         ([{"role": "user", "content": []}], "messages[0].content"),
-        ([*MESSAGES, {"role": "tool", "content": "x"}], "messages[1].role"),
+        ([*MESSAGES, {"role": "function", "content": "x"}], "messages[1].role"),
+        ([{"role": "user", "content": "x", "tool_calls": [CALL]}], "messages[0].tool_calls"),
+        ([{"role": "user", "content": "x", "tool_call_id": "1"}], "messages[0].tool_call_id"),
         ([{"role": "user", "content": "x", "size": 1}], "messages[0].size"),
-        ([{"role": "assistant", "content": "x", "tool_calls": [{"id": "1"}]}], "messages[0].tool_calls"),
+        ([{"role": "assistant", "tool_calls": [{"id": "1"}]}], "messages[0].tool_calls[0].function"),
+        ([{"role": "assistant", "tool_calls": []}], "messages[0].content"),
+        (
+            [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "[1"}}]}],
+            "messages[0].tool_calls[0].function.arguments",
+        ),
         (
             [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:,"}}]}],
             "messages[0].content",
@@ -169,27 +220,102 @@ def test_two_different_limits_for_a_chat_are_refused(client: TestClient) -> None
     _assert_refused(client, "/v1/chat/completions", body, "max_tokens")
 
 
-def test_parameters_reach_the_engine(client: TestClient, engine: FakeEngine) -> None:
-    client.post(
-        "/v1/completions",
-        json={
-            "prompt": "ab",
-            "temperature": 0.5,
-            "top_p": 0.9,
-            "top_k": 7,
-            "seed": 42,
-            "max_tokens": 5,
-            "stop": ["x", "y"],
-            "stop_token_ids": [3],
-            "ignore_eos": True,
-            "add_special_tokens": False,
-        },
-    )
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+def test_parameters_reach_the_engine(client: TestClient, engine: FakeEngine, path: str) -> None:
+    subject = {"messages": MESSAGES} if "chat" in path else {"prompt": "ab", "add_special_tokens": False}
+    body = {**subject, **SAMPLING, "max_tokens": 5, "logit_bias": {"104": -100, "7": 1.5}}
+    assert client.post(path, json=body).status_code == 200
     prompt, params = engine.asked[0]
-    assert prompt == [97, 98]
-    assert (params.temperature, params.top_p, params.top_k, params.seed) == (0.5, 0.9, 7, 42)
-    assert (params.max_tokens, params.stop, params.stop_token_ids) == (5, ("x", "y"), (3,))
-    assert params.ignore_eos
+    assert prompt == [ord(character) for character in ("<user>hi" if "chat" in path else "ab")]
+    for name, value in SAMPLING.items():
+        assert getattr(params, name) == (tuple(value) if isinstance(value, list) else value), name
+    assert params.max_tokens == 5
+    assert params.logit_bias == {104: -100, 7: 1.5}
+
+
+def test_what_the_models_makers_recommend_counts_where_nothing_is_said(
+    make_client: MakeClient, engine: FakeEngine
+) -> None:
+    engine.info = replace(engine.info, sampling_defaults={"temperature": 0.6, "top_k": 20, "max_tokens": 9})
+    client = make_client()
+    client.post("/v1/chat/completions", json={"messages": MESSAGES, "top_k": 3, "temperature": None})
+    client.post("/v1/chat/completions", json={"messages": [{"role": "user", "content": "x" * 53}]})
+    client.post("/v1/completions", json={"prompt": "a", "temperature": 0})
+    chat, nearly_full, completion = (params for _, params in engine.asked)
+    assert (chat.temperature, chat.top_k, chat.max_tokens) == (0.6, 3, 9)
+    assert nearly_full.max_tokens == 5, "a recommended length bends to the room there is"
+    assert (completion.temperature, completion.top_k, completion.max_tokens) == (0, 20, 16)
+
+
+def test_beam_search(client: TestClient, engine: FakeEngine) -> None:
+    beams = {"use_beam_search": True, "n": 3, "length_penalty": 0.5, "early_stopping": "never", "temperature": 0}
+    answer = client.post("/v1/completions", json={"prompt": "a", "max_tokens": 4, "stop_token_ids": [7], **beams})
+    assert answer.status_code == 200, answer.text
+    assert len(answer.json()["choices"]) == 3
+    assert client.post("/v1/chat/completions", json={"messages": MESSAGES, **beams}).status_code == 200
+    assert engine.asked[0][1] == BeamSearchParams(
+        beam_width=3, max_tokens=4, length_penalty=0.5, early_stopping="never", stop_token_ids=(7,)
+    )
+
+
+@pytest.mark.parametrize(
+    "field, value",
+    [
+        ("temperature", 0.5),
+        ("top_p", 0.5),
+        ("min_p", 0.1),
+        ("presence_penalty", 1),
+        ("logit_bias", {"5": 1}),
+        ("allowed_token_ids", [5]),
+        ("bad_words", ["x"]),
+        ("min_tokens", 2),
+        ("stop", "x"),
+        ("logprobs", 1),
+        ("prompt_logprobs", 1),
+        ("stream", True),
+        ("length_penalty", 11),
+    ],
+)
+def test_what_does_not_go_with_beams_is_refused(client: TestClient, field: str, value: Any) -> None:
+    _assert_refused(client, "/v1/completions", {"prompt": "a", "use_beam_search": True, "n": 2, field: value}, field)
+
+
+def test_a_prompts_end_is_kept(client: TestClient, engine: FakeEngine) -> None:
+    answer = client.post("/v1/completions", json={"prompt": "abcdef", "truncate_prompt_tokens": 2, "echo": True})
+    assert answer.json()["choices"][0]["text"] == "efhello world"
+    assert answer.json()["usage"]["prompt_tokens"] == 2
+    client.post("/v1/completions", json={"prompt": "x" * 100, "truncate_prompt_tokens": -1, "max_tokens": 4})
+    client.post("/v1/chat/completions", json={"messages": MESSAGES, "truncate_prompt_tokens": 3})
+    assert [len(prompt) for prompt, _ in engine.asked] == [2, 60, 3]
+
+
+def test_priority_and_cache_salt(make_client: MakeClient, engine: FakeEngine) -> None:
+    client = make_client(engine_args={"scheduling_policy": "priority"})
+    client.post("/v1/completions", json={"prompt": "a", "priority": -3, "cache_salt": "s"})
+    client.post("/v1/completions", json={"prompt": "a"})
+    assert engine.options == [{"priority": -3, "cache_salt": "s"}, {"priority": 0, "cache_salt": ""}]
+
+
+def test_stream_does_not_tell_prompt_logprobs(client: TestClient) -> None:
+    body = {"prompt": "a", "prompt_logprobs": 1, "stream": True}
+    _assert_refused(client, "/v1/completions", body, "prompt_logprobs")
+
+
+@pytest.mark.parametrize("token", [-1, 1_114_112, 2**70])
+@pytest.mark.parametrize("echo", [False, True])
+def test_a_token_that_the_model_does_not_have(make_client: MakeClient, token: int, echo: bool) -> None:
+    client = make_client(enable_log_requests=True)
+    _assert_refused(client, "/v1/completions", {"prompt": [[1], [token]], "echo": echo}, "prompt")
+
+
+def test_too_many_choices_are_refused(client: TestClient) -> None:
+    _assert_refused(client, "/v1/completions", {"prompt": ["a"] * 100, "n": 11}, "prompt")
+
+
+def test_a_chats_fields_are_called_as_the_chat_calls_them(client: TestClient, engine: FakeEngine) -> None:
+    engine.error = RequestError("at most 20", "logprobs")
+    body = {"messages": MESSAGES, "logprobs": True, "top_logprobs": 30}
+    _assert_refused(client, "/v1/chat/completions", body, "top_logprobs")
 
 
 def test_defaults_are_openais(client: TestClient, engine: FakeEngine) -> None:
@@ -209,6 +335,79 @@ def test_a_chat_reaches_the_template_as_text(client: TestClient, engine: FakeEng
     messages = [{"role": "developer", "content": "a"}, sent_back, {"role": "user", "content": parts}]
     client.post("/v1/chat/completions", json={"messages": messages})
     assert "".join(map(chr, engine.asked[0][0])) == "<system>a<assistant>b<user>c\nd"
+
+
+def test_tools_and_their_messages_reach_the_template(client: TestClient, engine: FakeEngine) -> None:
+    messages = [
+        *MESSAGES,
+        {"role": "assistant", "content": None, "tool_calls": [CALL], "reasoning_content": "hm"},
+        {"role": "tool", "tool_call_id": "1", "content": "5 °C"},
+    ]
+    for choice in ({}, {"tool_choice": "auto"}, {"tool_choice": "none"}):
+        response = client.post("/v1/chat/completions", json={"messages": messages, "tools": [TOOL], **choice})
+        assert response.status_code == 200, response.text
+        rendered = engine.tokenizer.rendered
+        assert rendered["tools"] == [TOOL]
+    _, asked, answered = rendered["messages"]
+    assert asked["tool_calls"][0]["function"] == {"name": "weather", "arguments": {"city": "Oslo"}}
+    assert (asked["content"], asked["reasoning"]) == ("", "hm")
+    assert answered == {"role": "tool", "content": "5 °C", "tool_call_id": "1"}
+
+
+def test_tools_may_be_left_out_when_none_is_to_be_chosen(make_client: MakeClient, engine: FakeEngine) -> None:
+    client = make_client(exclude_tools_when_tool_choice_none=True)
+    client.post("/v1/chat/completions", json={"messages": MESSAGES, "tools": [TOOL], "tool_choice": "none"})
+    assert engine.tokenizer.rendered["tools"] is None
+    client.post("/v1/chat/completions", json={"messages": MESSAGES, "tools": [TOOL], "tool_choice": "auto"})
+    assert engine.tokenizer.rendered["tools"] == [TOOL]
+
+
+def test_how_a_chat_is_rendered(make_client: MakeClient, engine: FakeEngine) -> None:
+    client = make_client(
+        default_chat_template_kwargs='{"enable_thinking": false, "style": 1}', trust_request_chat_template=True
+    )
+
+    def rendered(**fields: Any) -> dict[str, Any]:
+        response = client.post("/v1/chat/completions", json={"messages": MESSAGES, **fields})
+        assert response.status_code == 200, response.text
+        return engine.tokenizer.rendered
+
+    plain = rendered()
+    assert plain["chat_template_kwargs"] == {"enable_thinking": False, "style": 1}
+    assert (plain["add_generation_prompt"], plain["continue_final_message"]) == (True, False)
+    assert (plain["chat_template"], plain["documents"], plain["tools"]) == (None, None, None)
+    assert rendered(chat_template_kwargs={"style": 2})["chat_template_kwargs"]["style"] == 2
+    continued = rendered(continue_final_message=True)
+    assert (continued["add_generation_prompt"], continued["continue_final_message"]) == (False, True)
+    assert rendered(add_generation_prompt=False)["add_generation_prompt"] is False
+    assert rendered(chat_template="{{ 1 }}")["chat_template"] == "{{ 1 }}"
+    documents = [{"title": "a", "text": "b"}]
+    assert rendered(documents=documents)["documents"] == documents
+    rendered(add_special_tokens=True)
+    assert engine.asked[-1][0][0] == 1
+    body = {"messages": MESSAGES, "continue_final_message": True, "add_generation_prompt": True}
+    _assert_refused(client, "/v1/chat/completions", body, "continue_final_message")
+
+
+@pytest.mark.parametrize(
+    "body, param",
+    [
+        ({}, "prompt"),
+        ({"prompt": "a", "messages": MESSAGES}, "prompt"),
+        ({"prompt": "a", "tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
+        ({"prompt": "a", "unheard_of": 1}, "unheard_of"),
+        ({"messages": []}, "messages"),
+    ],
+)
+def test_what_cannot_be_tokenized(client: TestClient, body: dict[str, Any], param: str) -> None:
+    _assert_refused(client, "/tokenize", body, param)
+
+
+@pytest.mark.parametrize("tokens", [[-1], [2**63], ["a"], [True], 5, [1_114_112]])
+def test_what_cannot_be_detokenized(client: TestClient, tokens: Any) -> None:
+    response = client.post("/detokenize", json={"tokens": tokens})
+    assert response.status_code == 400
+    assert response.json()["error"]["param"].startswith("tokens")
 
 
 def _assert_refused(client: TestClient, path: str, body: dict[str, Any], param: str) -> None:

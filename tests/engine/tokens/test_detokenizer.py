@@ -1,15 +1,15 @@
-"""Streamed text, joined, is the whole text; stop strings never leak."""
+"""Streamed text, joined, is the whole text, for every kind of tokenizer and any tokens."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import Tokenizer as Backend
 
 from stoker_engine.tokens.detokenizer import IncrementalDetokenizer
-from stoker_engine.tokens.stop import StopStrings
 from stoker_engine.tokens.tokenizer import Tokenizer
 
 TEXTS = [
@@ -21,6 +21,33 @@ TEXTS = [
 ]
 
 
+def stream(tokenizer: Tokenizer, prompt: list[int], output: list[int], skip: bool = True) -> list[str]:
+    detokenizer = IncrementalDetokenizer(tokenizer, prompt, skip)
+    return [*(detokenizer.add(token) for token in output), detokenizer.flush()]
+
+
+@settings(max_examples=150, deadline=None)
+@given(data=st.data(), skip=st.booleans())
+def test_any_tokens_at_any_split(backend: Backend, data: st.DataObject, skip: bool) -> None:
+    tokenizer = Tokenizer(backend)
+    ids = data.draw(st.lists(st.integers(0, backend.get_vocab_size() + 2), max_size=24))
+    whole = backend.decode(ids, skip_special_tokens=skip)
+    assert "".join(stream(tokenizer, [], ids, skip)) == whole == tokenizer.decode(ids, skip)
+    split = data.draw(st.integers(0, len(ids)))
+    told = backend.decode(ids[:split], skip_special_tokens=skip)
+    if whole.startswith(told) and not told.endswith("\ufffd"):
+        assert told + "".join(stream(tokenizer, ids[:split], ids[split:], skip)) == whole
+
+
+@settings(max_examples=100, deadline=None)
+@given(octets=st.lists(st.sampled_from(list("é漢🎉".encode() + b"a\xff\xed\xa0\xc0\xf4\x90")), max_size=12))
+def test_any_bytes(backend: Backend, octets: list[int]) -> None:
+    tokenizer = Tokenizer(backend)
+    token_of = {tokenizer.token_bytes(token): token for token in range(tokenizer.vocab_size)}
+    ids = [token_of[bytes([octet])] for octet in octets if bytes([octet]) in token_of]
+    assert "".join(stream(tokenizer, [], ids)) == backend.decode(ids)
+
+
 @pytest.fixture(scope="module", params=["byte-level", "sentencepiece"])
 def tokenizer(request: pytest.FixtureRequest) -> Tokenizer:
     if request.param == "byte-level":
@@ -30,44 +57,33 @@ def tokenizer(request: pytest.FixtureRequest) -> Tokenizer:
 
 
 @pytest.mark.parametrize("text", TEXTS)
-def test_joined_deltas_are_the_whole_text_from_every_split(tokenizer: Tokenizer, text: str) -> None:
+def test_text_is_whole_at_every_split_and_never_in_pieces_of_characters(tokenizer: Tokenizer, text: str) -> None:
     ids = tokenizer.encode(text)
-    whole = tokenizer.decode(ids)
-    assert whole == text
-    for split in range(1, len(ids)):
+    assert tokenizer.decode(ids) == text
+    for split in range(len(ids)):
         told = tokenizer.decode(ids[:split])
-        if told.endswith("\ufffd"):
-            continue  # a prompt that ends inside a character has no text of its own to continue
-        detokenizer = IncrementalDetokenizer(tokenizer, ids[:split])
-        deltas = [detokenizer.add(token) for token in ids[split:]]
+        deltas = stream(tokenizer, ids[:split], ids[split:])
         assert not any("\ufffd" in delta for delta in deltas)
-        assert told + "".join(deltas) + detokenizer.flush() == whole
+        assert told.rstrip("\ufffd") + "".join(deltas) == text
+
+
+def test_text_comes_as_soon_as_it_is_certain(tokenizer: Tokenizer) -> None:
+    ids = tokenizer.encode("a simple sentence", add_special_tokens=False)
+    *deltas, rest = stream(tokenizer, [], ids)
+    assert all(deltas)
+    assert rest == ""
 
 
 def test_an_incomplete_character_is_told_at_the_end(tokenizer: Tokenizer) -> None:
     ids = tokenizer.encode("a 🦤")
-    detokenizer = IncrementalDetokenizer(tokenizer, ids[:2])
-    text = "".join(detokenizer.add(token) for token in ids[2:-1]) + detokenizer.flush()
-    assert tokenizer.decode(ids[:2]) + text == tokenizer.decode(ids[:-1])
+    deltas = stream(tokenizer, ids[:2], ids[2:-1])
+    assert tokenizer.decode(ids[:2]) + "".join(deltas) == tokenizer.decode(ids[:-1])
 
 
-_letters = st.text("ab", max_size=12)
-
-
-@given(pieces=st.lists(_letters, max_size=8), stop=st.lists(st.text("ab", min_size=1, max_size=4), max_size=3))
-def test_stop_strings_end_the_text_wherever_it_is_cut(pieces: list[str], stop: list[str]) -> None:
-    text = "".join(pieces)
-    watcher, told, found = StopStrings(tuple(stop)), "", None
-    for piece in pieces:
-        delta, found = watcher.add(piece)
-        told += delta
-        if found is not None:
-            break
-        assert not any(string in told for string in stop)
-    if found is None:
-        told += watcher.flush()
-        assert told == text
-        assert not any(string in text for string in stop)
-    else:
-        assert text.startswith(told + found)
-        assert not any(string in told for string in stop)
+def test_tokens_by_themselves(tokenizer: Tokenizer) -> None:
+    text = "hello the wörld 🦤"
+    ids = tokenizer.encode(text, add_special_tokens=False)
+    assert b"".join(map(tokenizer.token_bytes, ids)).decode() == text
+    assert (
+        "".join(map(tokenizer.token_text, tokenizer.encode("hello world", add_special_tokens=False))) == "hello world"
+    )

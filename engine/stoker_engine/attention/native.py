@@ -1,0 +1,54 @@
+"""Attention by the CPU's kernels: reads keys and values where they lie in their blocks, whatever the mix of decodes and
+chunks, and gives each row the same result in every batch, bit for bit."""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+
+import torch
+
+from stoker_engine.attention.backend import AttentionShape, KVCache
+from stoker_engine.attention.metadata import AttentionMetadata
+from stoker_engine.kernels.native.attention import Step, attention, step_of
+
+
+@dataclass(frozen=True)
+class NativeBackend:
+    """Attention on a CPU, in bfloat16 or float32."""
+
+    library: ctypes.CDLL
+
+    def forward(
+        self,
+        shape: AttentionShape,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor | None,
+        cache: KVCache,
+        metadata: AttentionMetadata,
+    ) -> torch.Tensor:
+        """See `AttentionBackend.forward`."""
+        return attention(
+            self.library,
+            query,
+            key,
+            value,
+            cache.key,
+            cache.value,
+            _step(metadata, cache.group),
+            shape.scale,
+            shape.sliding_window,
+            shape.logits_soft_cap,
+            shape.alibi_slopes,
+        )
+
+
+def _step(metadata: AttentionMetadata, group: int) -> Step:
+    if group not in metadata.views:
+        blocks = metadata.groups[group]
+        metadata.views[group] = step_of(
+            metadata.query_starts, metadata.seq_lens, blocks.tables, blocks.slots, metadata.block_size
+        )
+    step: Step = metadata.views[group]
+    return step

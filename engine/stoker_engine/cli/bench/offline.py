@@ -1,0 +1,98 @@
+"""An engine in this process, and requests run through it: what `throughput` and `latency` measure."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from stoker_engine.cli.bench.datasets import Sample
+from stoker_engine.contract.engine_args import EngineArgs
+from stoker_engine.core.observer import StepTimes
+from stoker_engine.core.sampling_params import BeamSearchParams, SamplingParams
+
+if TYPE_CHECKING:
+    from stoker_engine.engine import Engine
+    from stoker_engine.tokens.tokenizer import Tokenizer
+
+
+@dataclass
+class Run:
+    """What running a set of requests took.
+
+    Attributes:
+        seconds: wall clock.
+        steps: steps of the engine.
+        times: where their time went, summed.
+        num_cached_tokens: prompt tokens that the prefix cache saved.
+    """
+
+    seconds: float = 0.0
+    steps: int = 0
+    num_prompt_tokens: int = 0
+    num_output_tokens: int = 0
+    num_cached_tokens: int = 0
+    times: dict[str, float] = field(default_factory=lambda: dict.fromkeys(vars(StepTimes()), 0.0))
+
+
+class OfflineEngine:
+    """A loaded engine and its tokenizer.
+
+    Raises:
+        ArgumentError, ModelError: it cannot be loaded.
+    """
+
+    def __init__(self, args: EngineArgs) -> None:
+        from stoker_engine.engine import Engine
+        from stoker_engine.models.locate import locate_model, locate_tokenizer
+        from stoker_engine.tokens.input_processor import InputProcessor
+        from stoker_engine.tokens.tokenizer import Tokenizer
+
+        self.engine: Engine = Engine.from_args(args)
+        self.tokenizer: Tokenizer = Tokenizer.load(locate_tokenizer(args, locate_model(args)))
+        self._inputs = InputProcessor(self.engine.info, self.tokenizer)
+        self._count = 0
+
+    def run(
+        self, samples: Sequence[Sample], n: int = 1, beams: bool = False, detokenize: bool = True, show: bool = True
+    ) -> Run:
+        """Runs requests together, greedily and to their full length, until all are done."""
+        from tqdm import tqdm
+
+        from stoker_engine.tokens.output_processor import OutputProcessor
+
+        outputs = OutputProcessor(self.tokenizer)
+        requests = []
+        for sample in samples:
+            params: SamplingParams | BeamSearchParams
+            if beams:
+                params = BeamSearchParams(beam_width=n, max_tokens=sample.output_len, ignore_eos=True)
+            else:
+                params = SamplingParams(
+                    n=n, temperature=0.0 if n == 1 else 1.0, max_tokens=sample.output_len, ignore_eos=True
+                )
+            self._count += 1
+            requests.append(self._inputs.request(f"bench-{self._count}", sample.prompt, params))
+        run = Run()
+        with tqdm(total=len(requests), desc="Requests", disable=not show) as bar:
+            started = time.perf_counter()
+            for request in requests:
+                outputs.add(request)
+                self.engine.add(request)
+            while self.engine.has_work:
+                step = self.engine.step()
+                run.steps += 1
+                for delta in step.deltas:
+                    if detokenize:
+                        outputs.process(delta)
+                    run.num_output_tokens += len(delta.token_ids)
+                if step.report is not None:
+                    for name in run.times:
+                        run.times[name] += getattr(step.report.times, name)
+                    for finished in step.report.finished:
+                        run.num_prompt_tokens += finished.num_prompt_tokens
+                        run.num_cached_tokens += finished.num_cached_tokens
+                        bar.update()
+            run.seconds = time.perf_counter() - started
+        return run

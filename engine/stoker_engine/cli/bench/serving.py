@@ -1,0 +1,245 @@
+"""``stoker bench serve``: requests to a running server, as many clients would send them.
+
+    request ──► first token ─► token ─► token ──► end
+       └─ TTFT ─────┘└─ ITL ─┘└─ ITL ─┘           │       TPOT: mean ITL of a request, by its number of tokens
+       └─ E2EL ───────────────────────────────────┘
+
+Arrivals are a Poisson process at ``--request-rate`` (gamma-distributed with ``--burstiness`` other than 1), or all at
+once. Prompts are sent as tokens, so that their lengths are what was asked for; every answer is streamed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from stoker_engine.cli import command_line
+from stoker_engine.cli.bench.datasets import DatasetArgs, Sample, load_dataset
+from stoker_engine.cli.bench.report import percents, print_table, summary, write_json
+from stoker_engine.contract import argv
+from stoker_engine.contract.argv import flag
+from stoker_engine.contract.engine_args import EngineArgs
+from stoker_engine.contract.errors import ArgumentError, StokerError
+
+if TYPE_CHECKING:
+    import httpx
+
+_METRICS = {"ttft": "Time to First Token", "tpot": "Time per Output Token (excl. 1st token)"}
+_METRICS |= {"itl": "Inter-token Latency", "e2el": "End-to-end Latency"}
+
+
+@dataclass(frozen=True)
+class BenchServeArgs:
+    """How requests are sent."""
+
+    base_url: str = flag("the server's address", "http://127.0.0.1:8000")
+    model: str | None = flag("the model's name in requests; default: the server's first", None)
+    tokenizer: str | None = flag("folder, GGUF file, demo://NAME or hub id of the tokenizer; default: --model", None)
+    request_rate: float = flag("requests a second; inf sends all at once", float("inf"))
+    burstiness: float = flag("1: Poisson arrivals; below 1: in bursts; above 1: more evenly", 1.0)
+    max_concurrency: int | None = flag("most requests in flight; default: no limit", None)
+    num_warmups: int = flag("requests sent before, one by one, that do not count", 1)
+    temperature: float | None = flag("sampling temperature; default: 0, greedy", 0.0)
+    ignore_eos: bool = flag("generate exactly as many tokens as the data set asks for", True)
+    percentile_metrics: str = flag("which latencies get percentiles: ttft, tpot, itl, e2el", "ttft,tpot,itl,e2el")
+    metric_percentiles: str = flag("which percentiles", "50,90,99")
+    disable_tqdm: bool = flag("show no progress bar", False)
+    output_json: str | None = flag("file for the figures", None)
+
+    def __post_init__(self) -> None:
+        if not self.request_rate > 0:
+            raise ArgumentError("--request-rate", f"must be above 0, got {self.request_rate}")
+        if not self.burstiness > 0:
+            raise ArgumentError("--burstiness", f"must be above 0, got {self.burstiness}")
+        unknown = set(self.percentile_metrics.split(",")) - set(_METRICS)
+        if unknown:
+            raise ArgumentError("--percentile-metrics", f"{', '.join(unknown)}: there is {', '.join(_METRICS)}")
+
+
+@dataclass
+class Answer:
+    """What became of a request; times in seconds."""
+
+    prompt_len: int
+    ttft: float = 0.0
+    e2el: float = 0.0
+    itl: list[float] = field(default_factory=list)
+    output_len: int = 0
+    error: str | None = None
+
+
+def main(words: list[str]) -> int:
+    """Runs the command; returns its exit code (1: a request failed)."""
+    parser = argv.Parser(prog="stoker bench serve", description="Measure a running server.", allow_abbrev=False)
+    argv.add_arguments(parser, BenchServeArgs, "requests")
+    argv.add_arguments(parser, DatasetArgs, "data set")
+    namespace = command_line.parse(parser, words)
+    return asyncio.run(
+        _run(argv.from_namespace(BenchServeArgs, namespace), argv.from_namespace(DatasetArgs, namespace))
+    )
+
+
+async def _run(args: BenchServeArgs, dataset: DatasetArgs) -> int:
+    import httpx
+
+    key = command_line.api_key()
+    async with httpx.AsyncClient(
+        base_url=args.base_url,
+        headers={"authorization": f"Bearer {key}"} if key else {},
+        timeout=None,
+        limits=httpx.Limits(max_connections=None),
+    ) as client:
+        try:
+            models = (await client.get("/v1/models")).raise_for_status().json()["data"]
+        except httpx.HTTPError as error:
+            raise StokerError(f"{args.base_url} does not answer: {error}") from error
+        name = args.model or models[0]["id"]
+        samples = _samples(args, dataset, models)
+        for sample in samples[: args.num_warmups]:
+            warmup = await _ask(client, args, name, sample)
+            if warmup.error is not None:
+                raise StokerError(f"the first request failed: {warmup.error}")
+        started = time.perf_counter()
+        answers = await _send_all(client, args, name, samples, dataset.seed)
+        duration = time.perf_counter() - started
+    figures = figures_of(answers, duration, args)
+    _print(figures, args)
+    write_json(args.output_json, figures)
+    return 1 if figures["failed"] else 0
+
+
+def _samples(args: BenchServeArgs, dataset: DatasetArgs, models: list[dict[str, Any]]) -> list[Sample]:
+    from stoker_engine.models.locate import locate_model
+    from stoker_engine.tokens.tokenizer import Tokenizer
+
+    source = args.tokenizer or next((model["root"] for model in models if model.get("root")), None) or args.model
+    if source is None:
+        raise ArgumentError("--tokenizer", "the server does not say where its model comes from; name its tokenizer")
+    tokenizer = Tokenizer.load(locate_model(EngineArgs(source)))
+    return load_dataset(dataset, tokenizer, tokenizer.vocab_size)
+
+
+async def _send_all(
+    client: httpx.AsyncClient, args: BenchServeArgs, model: str, samples: list[Sample], seed: int
+) -> list[Answer]:
+    from tqdm import tqdm
+
+    chance = random.Random(seed)
+    places = asyncio.Semaphore(args.max_concurrency or len(samples))
+    with tqdm(total=len(samples), desc="Requests", disable=args.disable_tqdm) as bar:
+
+        async def one(sample: Sample) -> Answer:
+            async with places:
+                answer = await _ask(client, args, model, sample)
+            bar.update()
+            return answer
+
+        tasks = []
+        at = time.perf_counter()
+        for sample in samples:
+            tasks.append(asyncio.create_task(one(sample)))
+            if args.request_rate != float("inf"):
+                # The next arrival counts from the last one's due time, so that delays do not lower the rate.
+                at += chance.gammavariate(args.burstiness, 1 / (args.request_rate * args.burstiness))
+                await asyncio.sleep(max(0.0, at - time.perf_counter()))
+        return await asyncio.gather(*tasks)
+
+
+async def _ask(client: httpx.AsyncClient, args: BenchServeArgs, model: str, sample: Sample) -> Answer:
+    import httpx
+
+    body: dict[str, Any] = {
+        "model": model,
+        "prompt": sample.prompt,
+        "max_tokens": sample.output_len,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        "ignore_eos": args.ignore_eos,
+    }
+    if args.temperature is not None:
+        body["temperature"] = args.temperature
+    answer = Answer(len(sample.prompt))
+    started = last = time.perf_counter()
+    try:
+        async with client.stream("POST", "/v1/completions", json=body) as response:
+            if response.status_code != 200:
+                answer.error = f"{response.status_code}: {(await response.aread()).decode(errors='replace')[:300]}"
+                return answer
+            async for line in response.aiter_lines():
+                if not line.startswith("data: ") or line == "data: [DONE]":
+                    continue
+                now = time.perf_counter()
+                event = json.loads(line.removeprefix("data: "))
+                if "error" in event:
+                    answer.error = event["error"]["message"]
+                elif event.get("choices"):
+                    if answer.ttft == 0.0:
+                        answer.ttft = now - started
+                    else:
+                        answer.itl.append(now - last)
+                    last = now
+                if usage := event.get("usage"):
+                    answer.output_len = usage["completion_tokens"]
+    except (httpx.HTTPError, ValueError) as error:
+        answer.error = f"{type(error).__name__}: {error}"
+    answer.e2el = last - started
+    return answer
+
+
+def figures_of(answers: list[Answer], duration: float, args: BenchServeArgs) -> dict[str, Any]:
+    """All figures, under the names of ``vllm bench serve``."""
+    good = [answer for answer in answers if answer.error is None]
+    prompt, output = sum(a.prompt_len for a in good), sum(a.output_len for a in good)
+    figures: dict[str, Any] = {
+        "duration": duration,
+        "completed": len(good),
+        "failed": len(answers) - len(good),
+        "total_input_tokens": prompt,
+        "total_output_tokens": output,
+        "request_throughput": len(good) / duration,
+        "output_throughput": output / duration,
+        "total_token_throughput": (prompt + output) / duration,
+        "request_rate": args.request_rate if args.request_rate != float("inf") else "inf",
+        "max_concurrency": args.max_concurrency,
+        "errors": sorted({answer.error for answer in answers if answer.error is not None}),
+    }
+    seconds = {
+        "ttft": [a.ttft for a in good],
+        "tpot": [(a.e2el - a.ttft) / (a.output_len - 1) for a in good if a.output_len > 1],
+        "itl": [gap for a in good for gap in a.itl],
+        "e2el": [a.e2el for a in good],
+    }
+    for name in _METRICS:
+        wanted = name in args.percentile_metrics.split(",")
+        figures |= summary(
+            name, seconds[name], percents(args.metric_percentiles, "--metric-percentiles") if wanted else []
+        )
+    return figures
+
+
+def _print(figures: dict[str, Any], args: BenchServeArgs) -> None:
+    rows: dict[str, Any] = {
+        "Successful requests:": figures["completed"],
+        "Failed requests:": figures["failed"],
+        "Benchmark duration (s):": figures["duration"],
+        "Total input tokens:": figures["total_input_tokens"],
+        "Total generated tokens:": figures["total_output_tokens"],
+        "Request throughput (req/s):": figures["request_throughput"],
+        "Output token throughput (tok/s):": figures["output_throughput"],
+        "Total token throughput (tok/s):": figures["total_token_throughput"],
+    }
+    for name, title in _METRICS.items():
+        own = {key: value for key, value in figures.items() if key.endswith(f"_{name}_ms")}
+        if own and name in args.percentile_metrics.split(","):
+            rows[title] = None
+            for key, value in own.items():
+                word = key.removesuffix(f"_{name}_ms")
+                label = word.upper() if word.startswith("p") else word.capitalize()
+                rows[f"{label} {name.upper()} (ms):"] = value
+    for error in figures["errors"][:5]:
+        rows[f"Error: {error[:200]}"] = ""
+    print_table("Serving Benchmark Result", rows)

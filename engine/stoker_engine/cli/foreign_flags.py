@@ -1,0 +1,58 @@
+"""Flags of vLLM that mean nothing here, and why: who moves a command line over learns what to leave out."""
+
+from __future__ import annotations
+
+from typing import Final
+
+_GRAPHS = "nothing is compiled or captured; leave it out"
+_TEXT = "only text goes in; leave it out"
+_UNBUILT = "is not built yet; leave it out"
+
+FOREIGN_FLAGS: Final[dict[str, str]] = {
+    **dict.fromkeys(
+        ("--enforce-eager", "--compilation-config", "-O", "--cuda-graph-sizes", "--max-seq-len-to-capture"), _GRAPHS
+    ),
+    **dict.fromkeys(
+        (
+            "--limit-mm-per-prompt",
+            "--mm-processor-kwargs",
+            "--allowed-local-media-path",
+            "--chat-template-content-format",
+        ),
+        _TEXT,
+    ),
+    **dict.fromkeys(("--quantization", "-q"), f"quantized computation {_UNBUILT}; GGUF files are dequantized at load"),
+    **dict.fromkeys(("--enable-lora", "--lora-modules", "--max-loras", "--max-lora-rank"), f"LoRA {_UNBUILT}"),
+    **dict.fromkeys(("--speculative-config", "--speculative-model"), f"speculative decoding {_UNBUILT}"),
+    **dict.fromkeys(
+        ("--enable-auto-tool-choice", "--tool-call-parser", "--tool-parser-plugin", "--reasoning-parser"),
+        f"parsing tool calls and reasoning {_UNBUILT}; tools reach the chat template",
+    ),
+    **dict.fromkeys(("--guided-decoding-backend", "--structured-outputs-config"), f"structured output {_UNBUILT}"),
+    **dict.fromkeys(
+        ("--swap-space", "--cpu-offload-gb", "--preemption-mode"),
+        "nothing is swapped: a preempted request is computed again; leave it out",
+    ),
+    **dict.fromkeys(
+        ("--load-format", "--tokenizer-mode", "--config-format"), "told by the model's files; leave it out"
+    ),
+    **dict.fromkeys(
+        ("--disable-log-requests", "--no-enable-log-requests"),
+        "prompts are logged only with --enable-log-requests; leave it out",
+    ),
+    **dict.fromkeys(("--task", "--runner", "--convert"), "models generate text here, nothing else; leave it out"),
+    **dict.fromkeys(
+        ("--distributed-executor-backend", "--worker-cls", "--api-server-count", "--data-parallel-backend"),
+        "there is one server process and one engine process; leave it out",
+    ),
+    **dict.fromkeys(("--num-scheduler-steps", "--use-v2-block-manager"), "there is one scheduler; leave it out"),
+    "--kv-transfer-config": f"disaggregated prefill {_UNBUILT}",
+    "--otlp-traces-endpoint": f"tracing {_UNBUILT}",
+    "--hf-token": "set the environment's HF_TOKEN instead",
+    "--download-dir": "set the environment's HF_HOME instead",
+    "--config": "flags are read from the command line only",
+    "--rope-scaling": "edit the model's config.json instead",
+    "--rope-theta": "edit the model's config.json instead",
+    "--hf-overrides": "edit the model's config.json instead",
+    "--disable-frontend-multiprocessing": "the engine always runs in a process of its own; leave it out",
+}

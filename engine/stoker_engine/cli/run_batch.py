@@ -1,0 +1,184 @@
+"""``stoker run-batch -i FILE -o FILE --model M``: an OpenAI batch file, answered offline.
+
+Each line of the input is a request to the server's own application, called without a network; each becomes one line
+of the output, an error line where it cannot be answered, written as soon as it is known. ``custom_id`` tells which is
+which: lines come in the order they finish. Format: platform.openai.com/docs/guides/batch
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import sys
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from stoker_engine import logs
+from stoker_engine.cli import command_line
+from stoker_engine.contract import argv
+from stoker_engine.contract.argv import flag
+from stoker_engine.contract.engine_args import EngineArgs
+from stoker_engine.contract.errors import ArgumentError
+from stoker_engine.contract.frontend_args import FrontendArgs
+from stoker_engine.contract.serve_args import ServeArgs
+
+_ENDPOINTS = ("/v1/completions", "/v1/chat/completions")
+
+#: Requests in flight beyond those that fit a batch, so that the next ones are at hand.
+_AHEAD = 2
+
+
+@dataclass(frozen=True)
+class BatchArgs:
+    """What ``stoker run-batch`` takes besides the engine's arguments."""
+
+    input_file: str = flag("batch file, a request a line; - is standard input", "")
+    output_file: str = flag("where answers go, one a line; - is standard output", "")
+    chat_template: str | None = flag("a Jinja chat template: a file, or the template itself", None)
+    enable_log_requests: bool = flag("log each request's prompt and parameters", False)
+    disable_tqdm: bool = flag("show no progress bar", False)
+
+    def __post_init__(self) -> None:
+        for name in ("input_file", "output_file"):
+            if not getattr(self, name):
+                raise ArgumentError(argv.flag_name(name), "is needed: a file's name, or -")
+
+
+def main(words: list[str]) -> int:
+    """Runs the command; returns its exit code (1: the engine died or some line has no answer but an error)."""
+    try:
+        return command_line.run("stoker run-batch", lambda: _main(words))
+    except KeyboardInterrupt:
+        return 130
+
+
+def _main(words: list[str]) -> int:
+    parser = argv.Parser(
+        prog="stoker run-batch",
+        description="Answer an OpenAI batch file without a server. --model M is the same as MODEL, -i as --input-file, "
+        "-o as --output-file.",
+        allow_abbrev=False,
+    )
+    argv.add_arguments(parser, BatchArgs, "batch")
+    argv.add_arguments(parser, EngineArgs, "engine")
+    spelled = command_line.with_model_flag(command_line.with_short_flags(words, {"-i": "input", "-o": "output"}))
+    namespace = command_line.parse(parser, spelled)
+    batch = argv.from_namespace(BatchArgs, namespace)
+    args = ServeArgs(
+        argv.from_namespace(EngineArgs, namespace),
+        FrontendArgs(
+            chat_template=batch.chat_template,
+            enable_log_requests=batch.enable_log_requests,
+            disable_log_stats=True,
+        ),
+    )
+    logs.configure("text")
+    logging.getLogger("httpx").setLevel(logging.WARNING)  # a line a request, which the application writes already
+    with contextlib.ExitStack() as files:
+        try:
+            source = sys.stdin if batch.input_file == "-" else files.enter_context(_open(batch.input_file, "r"))
+        except OSError as error:
+            raise ArgumentError("--input-file", f"cannot read {batch.input_file}: {error.strerror}") from error
+        try:
+            sink = sys.stdout if batch.output_file == "-" else files.enter_context(_open(batch.output_file, "w"))
+        except OSError as error:
+            raise ArgumentError("--output-file", f"cannot write {batch.output_file}: {error.strerror}") from error
+        return asyncio.run(_run(args, source, sink, show=not batch.disable_tqdm))
+
+
+def _open(name: str, mode: str) -> IO[str]:
+    # A line that is no UTF-8 is answered like any other.
+    return Path(name).open(mode, encoding="utf-8", errors="replace")
+
+
+async def _run(args: ServeArgs, source: IO[str], sink: IO[str], show: bool) -> int:
+    from tqdm import tqdm
+
+    from stoker_engine.async_llm import AsyncLLM
+
+    client = AsyncLLM(args.engine, chat_template=args.frontend.chat_template, step_timeout=args.frontend.step_timeout)
+    try:
+        from stoker_engine.server.app import create_app
+        from stoker_engine.server.service import Service
+
+        service = Service(args, client)
+        app = create_app(service)
+        service.on_loaded(await client.load())
+        failed = 0
+        places = asyncio.Semaphore(_AHEAD * args.engine.max_num_seqs)
+        with tqdm(desc="Answered", unit=" lines", disable=not show) as bar:
+
+            async def answer(line: str) -> None:
+                nonlocal failed
+                try:
+                    result = await answered(app, line)
+                finally:
+                    places.release()
+                failed += result["error"] is not None or result["response"]["status_code"] != 200
+                sink.write(json.dumps(result) + "\n")
+                sink.flush()
+                bar.update()
+
+            async with asyncio.TaskGroup() as tasks:
+                for line in _lines(source):
+                    await places.acquire()
+                    tasks.create_task(answer(line))
+        if failed:
+            print(f"stoker run-batch: {failed} lines have errors, told in their output lines", file=sys.stderr)
+        return 1 if failed else 0
+    finally:
+        client.shutdown()
+
+
+def _lines(source: IO[str]) -> Iterator[str]:
+    return (line for line in source if line.strip())
+
+
+async def answered(app: Any, line: str) -> dict[str, Any]:
+    """The output line for an input line. Never raises: what goes wrong stands in it."""
+    import httpx
+
+    result: dict[str, Any] = {"id": f"batch_req_{uuid.uuid4().hex}", "custom_id": None, "response": None, "error": None}
+    try:
+        request = json.loads(line)
+        if not isinstance(request, dict):
+            raise ValueError("the line holds no JSON object")
+        result["custom_id"] = request.get("custom_id")
+        _check(request)
+    except ValueError as error:
+        result["error"] = {"code": "invalid_line", "message": str(error)}
+        return result
+    try:
+        transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+        async with httpx.AsyncClient(transport=transport, base_url="http://batch", timeout=None) as client:
+            response = await client.post(request["url"], json=request["body"], headers=_key())
+        request_id = response.headers.get("x-request-id", "")
+        result["response"] = {"status_code": response.status_code, "request_id": request_id, "body": response.json()}
+    except Exception as error:  # one line never hurts another
+        result["error"] = {"code": "internal_error", "message": f"{type(error).__name__}: {error}"}
+    return result
+
+
+def _check(request: dict[str, Any]) -> None:
+    if not isinstance(request.get("custom_id"), str):
+        raise ValueError("custom_id is missing, or no string")
+    if request.get("method") != "POST":
+        raise ValueError(f"method must be POST, got {request.get('method')!r}")
+    if request.get("url") not in _ENDPOINTS:
+        raise ValueError(f"url must be one of {', '.join(_ENDPOINTS)}, got {request.get('url')!r}")
+    body = request.get("body")
+    if not isinstance(body, dict):
+        raise ValueError("body is missing, or no object")
+    if body.get("stream"):
+        raise ValueError("a batch cannot stream; leave stream out")
+
+
+def _key() -> dict[str, str]:
+    """The environment's API key: the application asks for it here, too."""
+    key = command_line.api_key()
+    return {"authorization": f"Bearer {key}"} if key else {}

@@ -1,0 +1,13 @@
+"""Where this program keeps what it can make again."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+
+def cache_folder() -> Path:
+    """``$STOKER_CACHE``, else ``$XDG_CACHE_HOME/stoker``."""
+    if folder := os.environ.get("STOKER_CACHE"):
+        return Path(folder)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "stoker"

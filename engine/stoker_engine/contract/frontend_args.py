@@ -1,0 +1,159 @@
+"""The arguments of the HTTP front end, with vLLM's names where vLLM has them."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import Any
+
+from stoker_engine.contract import argv
+from stoker_engine.contract.argv import flag
+from stoker_engine.contract.errors import ArgumentError
+
+_LOG_LEVELS = ("critical", "error", "warning", "info", "debug", "trace")
+_LOG_FORMATS = ("text", "json")
+_LISTS = ("allowed_origins", "allowed_methods", "allowed_headers")
+
+
+def _secret(help: str, default: Any) -> Any:
+    """A flag that no `repr` shows."""
+    return field(default=default, repr=False, metadata={"help": help, "choices": (), "positional": False})
+
+
+@dataclass(frozen=True)
+class FrontendArgs:
+    """How the HTTP server listens, what it admits, how it renders prompts, what it logs, and how it stops.
+
+    Raises:
+        ArgumentError: a value is out of range, naming the flag and the remedy.
+    """
+
+    host: str = flag("address to listen on", "0.0.0.0")
+    port: int = flag("port to listen on", 8000)
+    root_path: str = flag("path prefix under which a proxy serves this server", "")
+    ssl_keyfile: str | None = flag("private key of the TLS certificate (PEM)", None)
+    ssl_certfile: str | None = flag("TLS certificate (PEM); with it the server speaks HTTPS", None)
+    ssl_ca_certs: str | None = flag("certificates that clients' own are checked against (PEM)", None)
+    ssl_cert_reqs: int = flag("client certificates: 0 none, 1 optional, 2 required", 0)
+    ssl_ciphers: str | None = flag("OpenSSL's list of ciphers, for TLS 1.2 and below", None)
+
+    api_key: tuple[str, ...] = _secret(
+        "key(s) of which a client must present one; anyone on this machine can read a command line, so prefer "
+        "--api-key-file, or the environment's STOKER_API_KEY or VLLM_API_KEY, which count where neither flag is given",
+        (),
+    )
+    api_key_file: str | None = flag("file with such keys, one a line; read again when it changes", None)
+    allowed_origins: tuple[str, ...] = flag("origins whose web pages may call this server (CORS); * is any", ())
+    allowed_methods: tuple[str, ...] = flag("HTTP methods they may use", ("*",))
+    allowed_headers: tuple[str, ...] = flag("headers they may send", ("*",))
+    allow_credentials: bool = flag("let them send cookies and credentials", False)
+
+    max_num_queued_reqs: int | None = flag(
+        "most sequences in flight, running or waiting; further requests get 429; default: no limit", None
+    )
+    max_num_queued_tokens: int | None = flag(
+        "most prompt tokens of requests that wait for their first token; beyond it new requests get 429; "
+        "default: no limit",
+        None,
+    )
+    max_request_bytes: int = flag("largest request body; a larger one gets 413", 16 * 1024**2)
+    h11_max_incomplete_event_size: int = flag("most bytes of a request's line and headers", 4 * 1024**2)
+    h11_max_header_count: int = flag("most headers of a request", 256)
+
+    chat_template: str | None = flag(
+        "a Jinja chat template: a file, or the template itself; default: the tokenizer's own", None
+    )
+    trust_request_chat_template: bool = flag("let a request bring a chat template of its own", False)
+    default_chat_template_kwargs: str | None = flag(
+        "JSON object: variables for the chat template; a request's chat_template_kwargs come before them", None
+    )
+    exclude_tools_when_tool_choice_none: bool = flag(
+        "leave tools out of the prompt of a request with tool_choice: none", False
+    )
+    return_tokens_as_token_ids: bool = flag("write tokens in logprobs as token_id:N", False)
+    enable_prompt_tokens_details: bool = flag("tell cached prompt tokens in usage", True)
+    enable_force_include_usage: bool = flag("end every stream with its usage", False)
+    disable_fastapi_docs: bool = flag("do not serve /openapi.json", False)
+
+    log_format: str = flag("how log lines are written", "text", choices=_LOG_FORMATS)
+    uvicorn_log_level: str = flag("log level of the HTTP server", "info", choices=_LOG_LEVELS)
+    disable_uvicorn_access_log: bool = flag("do not log HTTP requests", False)
+    disable_access_log_for_endpoints: str = flag(
+        "comma-separated paths whose HTTP requests are not logged while they succeed",
+        "/health,/ready,/live,/ping,/metrics,/load",
+    )
+    enable_log_requests: bool = flag("log each request's prompt and parameters", False)
+    max_log_len: int | None = flag("most characters of a logged prompt; default: no limit", None)
+    disable_log_stats: bool = flag("do not log the throughput, which is otherwise told every 10 s while busy", False)
+
+    step_timeout: float = flag("seconds after which a step or a stage of loading counts as stuck", 300.0)
+    shutdown_grace: float = flag(
+        "seconds after SIGTERM in which requests that still arrive are served, while traffic is led elsewhere",
+        5.0,
+    )
+    shutdown_timeout: float = flag("seconds that requests in flight then get to finish", 30.0)
+
+    def __post_init__(self) -> None:
+        for name in _LISTS:
+            object.__setattr__(self, name, _json_list(name, getattr(self, name)))
+        if not 0 <= self.port <= 65535:
+            raise ArgumentError("--port", f"must be 0 to 65535, got {self.port}")
+        if self.root_path and (not self.root_path.startswith("/") or self.root_path.endswith("/")):
+            raise ArgumentError("--root-path", f"must begin with a slash and not end with one, got {self.root_path!r}")
+        for name, allowed in (("uvicorn_log_level", _LOG_LEVELS), ("log_format", _LOG_FORMATS)):
+            if getattr(self, name) not in allowed:
+                raise ArgumentError(argv.flag_name(name), f"{getattr(self, name)!r} is not one of {', '.join(allowed)}")
+        self._check_ssl()
+        for name in ("max_num_queued_reqs", "max_num_queued_tokens", "max_log_len"):
+            value = getattr(self, name)
+            if value is not None and value < 0:
+                raise ArgumentError(argv.flag_name(name), f"must be at least 0, got {value}")
+        for name in ("max_request_bytes", "h11_max_incomplete_event_size", "h11_max_header_count"):
+            if getattr(self, name) < 1:
+                raise ArgumentError(argv.flag_name(name), f"must be at least 1, got {getattr(self, name)}")
+        for name in ("shutdown_grace", "shutdown_timeout"):
+            if not 0 <= getattr(self, name) < float("inf"):
+                raise ArgumentError(argv.flag_name(name), f"must be 0 or more seconds, got {getattr(self, name)}")
+        if not self.step_timeout > 0:
+            raise ArgumentError("--step-timeout", f"must be above 0 seconds, got {self.step_timeout}")
+        if not all(key and key == key.strip() and key.isprintable() for key in self.api_key):
+            raise ArgumentError(
+                "--api-key", "a key must not be empty, nor hold spaces at its ends or control characters"
+            )
+        _ = self.chat_template_defaults
+
+    @property
+    def chat_template_defaults(self) -> dict[str, Any]:
+        """`default_chat_template_kwargs`, parsed."""
+        if self.default_chat_template_kwargs is None:
+            return {}
+        try:
+            parsed = json.loads(self.default_chat_template_kwargs)
+        except ValueError as error:
+            raise ArgumentError("--default-chat-template-kwargs", f"is not JSON: {error}") from error
+        if not isinstance(parsed, dict):
+            raise ArgumentError(
+                "--default-chat-template-kwargs", 'must be an object such as {"enable_thinking": false}'
+            )
+        return parsed
+
+    def _check_ssl(self) -> None:
+        if (self.ssl_keyfile or self.ssl_ca_certs or self.ssl_ciphers or self.ssl_cert_reqs) and not self.ssl_certfile:
+            raise ArgumentError("--ssl-certfile", "is needed by the other --ssl-* flags")
+        if self.ssl_cert_reqs not in (0, 1, 2):
+            raise ArgumentError("--ssl-cert-reqs", f"must be 0, 1 or 2, got {self.ssl_cert_reqs}")
+        if self.ssl_cert_reqs and not self.ssl_ca_certs:
+            raise ArgumentError("--ssl-ca-certs", "is needed to check clients' certificates")
+
+
+def _json_list(name: str, value: tuple[str, ...]) -> tuple[str, ...]:
+    """vLLM takes these lists as one word of JSON; we take that too."""
+    if len(value) != 1 or not value[0].startswith("["):
+        return value
+    try:
+        parsed = json.loads(value[0])
+    except ValueError as error:
+        raise ArgumentError(argv.flag_name(name), f"is not JSON: {error}") from error
+    if not all(isinstance(item, str) for item in parsed):
+        raise ArgumentError(argv.flag_name(name), "must be a list of strings")
+    return tuple(parsed)

@@ -1,0 +1,54 @@
+"""The shape of a mixture of experts (Shazeer et al., 2017): how tokens choose experts, and how large these are.
+
+All families' routers are one formula with other constants:
+
+    scores   s = softmax(logits) or sigmoid(logits)                           over all experts, float32
+    choice   the top k of s + correction bias, within the best groups         (groups: DeepSeek-V2 and V3)
+    weights  s at the chosen ÷ their p-norm (p = 1: their sum, or undivided) × routed_scaling_factor
+
+Taking the top k logits first and their softmax then (Granite) is the same as p = 1.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True)
+class MoEConfig:
+    """One layer's mixture of experts.
+
+    Attributes:
+        num_experts: routed experts.
+        num_experts_per_tok: experts that one token goes to.
+        intermediate_size: of one routed expert, a gated MLP without bias.
+        scoring: how router logits become scores.
+        normalize: p of the norm that weights are divided by; None leaves them.
+        correction_bias: whether a bias, learned for balance, joins the scores for the choice only.
+        num_groups: groups of experts, of equal size.
+        topk_groups: how many groups a token may choose from.
+        group_score: a group's score: the sum of its two best experts' (DeepSeek-V3), or its best one (DeepSeek-V2).
+        routed_scaling_factor: weights are multiplied by it.
+        shared_intermediate_size: of the shared experts together, which see every token; 0: there are none.
+        shared_gate: whether the shared experts' result is weighted by a sigmoid of its own (Qwen2-MoE).
+    """
+
+    num_experts: int
+    num_experts_per_tok: int
+    intermediate_size: int
+    scoring: Literal["softmax", "sigmoid"] = "softmax"
+    normalize: float | None = 1.0
+    correction_bias: bool = False
+    num_groups: int = 1
+    topk_groups: int = 1
+    group_score: Literal["max", "top2"] = "max"
+    routed_scaling_factor: float = 1.0
+    shared_intermediate_size: int = 0
+    shared_gate: bool = False
+
+    def weights(self, hidden_size: int) -> int:
+        """How many numbers the layer's matrices hold, router included, correction bias not."""
+        experts = 3 * self.num_experts * self.intermediate_size * hidden_size
+        shared = 3 * self.shared_intermediate_size * hidden_size + (hidden_size if self.shared_gate else 0)
+        return self.num_experts * hidden_size + experts + shared

@@ -1,0 +1,52 @@
+"""All that ``stoker serve`` takes.
+
+The operator builds a `ServeArgs` from an InferenceEndpoint and writes it as a pod's argv; the engine reads the same
+words back: ``ServeArgs.from_argv(args.to_argv()) == args``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from stoker_engine.contract import argv
+from stoker_engine.contract.engine_args import EngineArgs
+from stoker_engine.contract.frontend_args import FrontendArgs
+
+
+@dataclass(frozen=True)
+class ServeArgs:
+    """The engine's arguments and the front end's."""
+
+    engine: EngineArgs
+    frontend: FrontendArgs = dataclasses.field(default_factory=FrontendArgs)
+
+    @staticmethod
+    def parser(prog: str = "stoker serve") -> argv.Parser:
+        """The parser behind ``stoker serve --help``; raises `ArgumentError`, never exits on a bad flag."""
+        parser = argv.Parser(
+            prog=prog,
+            description="Serve a model behind an OpenAI-compatible API.",
+            allow_abbrev=False,
+        )
+        argv.add_arguments(parser, EngineArgs, "engine")
+        argv.add_arguments(parser, FrontendArgs, "HTTP server")
+        return parser
+
+    @classmethod
+    def from_argv(cls, words: Sequence[str]) -> ServeArgs:
+        """Parses the words after ``stoker serve``.
+
+        Raises:
+            ArgumentError: an unknown flag, or a value out of range.
+        """
+        namespace = cls.parser().parse_args(list(words))
+        return cls(
+            engine=argv.from_namespace(EngineArgs, namespace),
+            frontend=argv.from_namespace(FrontendArgs, namespace),
+        )
+
+    def to_argv(self) -> list[str]:
+        """The words after ``stoker serve`` that say the same; defaults are left out."""
+        return argv.to_argv(self.engine) + argv.to_argv(self.frontend)

@@ -1,0 +1,39 @@
+"""What others must know of a loaded engine to make requests for it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from stoker_engine.contract.cache_groups import CacheGroup
+
+
+@dataclass(frozen=True)
+class EngineInfo:
+    """Facts of a loaded engine; they never change.
+
+    Attributes:
+        max_model_len: longest sequence, prompt and output.
+        num_blocks, block_size: of the KV cache.
+        cache_groups: groups of layers that share block tables.
+        step_tokens: most tokens that one step computes.
+        eos_token_ids: tokens that end a sequence.
+        sampling_defaults: parameters that the model's makers recommend (generation_config.json), by the names of
+            `SamplingParams`; for requests that leave them out.
+        licence, model_card: what the model comes with, as it says it.
+    """
+
+    max_model_len: int
+    vocab_size: int
+    num_blocks: int
+    block_size: int
+    cache_groups: tuple[CacheGroup, ...]
+    step_tokens: int
+    eos_token_ids: tuple[int, ...]
+    max_num_seqs: int
+    sampling_defaults: Mapping[str, Any]
+    max_logprobs: int
+    seed: int
+    licence: str | None = None
+    model_card: str | None = None

@@ -1,0 +1,39 @@
+"""A request as it is handed to the engine: checked, tokenized, nothing left to decide."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+
+from stoker_engine.core.sampling_params import BeamSearchParams, SamplingParams
+
+
+@dataclass(frozen=True)
+class EngineRequest:
+    """One prompt and what is wanted of it.
+
+    Attributes:
+        max_tokens: most tokens of each output; prompt and output fit the model's length.
+        seed: the sampler's; sequence i of n draws by it and i.
+        eos_token_ids: tokens that end a sequence unless it ignores them.
+        bad_words: token sequences that are never completed.
+        priority: lower is served earlier under ``--scheduling-policy priority``.
+        cache_salt: prefix-cache blocks are shared only among requests with the same one.
+        arrival_time: seconds on the monotonic clock, which all processes of a machine share.
+    """
+
+    id: str
+    prompt_token_ids: list[int]
+    params: SamplingParams | BeamSearchParams
+    max_tokens: int
+    seed: int = 0
+    eos_token_ids: frozenset[int] = frozenset()
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    priority: int = 0
+    cache_salt: str = ""
+    arrival_time: float = field(default_factory=time.monotonic)
+
+    @property
+    def num_sequences(self) -> int:
+        """How many sequences come back."""
+        return self.params.n if isinstance(self.params, SamplingParams) else self.params.beam_width

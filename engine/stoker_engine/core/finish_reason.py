@@ -1,0 +1,14 @@
+"""Why a sequence ended."""
+
+from __future__ import annotations
+
+import enum
+
+
+class FinishReason(enum.StrEnum):
+    """Why a sequence ended. `stop` and `length` are OpenAI's words."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+    ERROR = "error"

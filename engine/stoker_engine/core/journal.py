@@ -1,0 +1,102 @@
+"""When things happened to requests: the engine notes it here, and each step's report is made from it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from stoker_engine.core.batch import ScheduledBatch
+from stoker_engine.core.finish_reason import FinishReason
+from stoker_engine.core.observer import FinishedRequest, FirstToken, SchedulerStats, StepReport, StepTimes
+from stoker_engine.core.outputs import TokenDelta
+from stoker_engine.core.request import Request
+
+
+@dataclass
+class _Life:
+    """What happened to one request; seconds on the monotonic clock."""
+
+    request: Request
+    scheduled: float | None = None
+    first_token: float | None = None
+    last_token: float | None = None
+    last_tokens: dict[int, float] = field(default_factory=dict)  # by sequence
+    lengths: dict[int, int] = field(default_factory=dict)  # tokens of each sequence
+
+
+class Journal:
+    """Keeps the lives of the requests that are here, and of those that ended since the last report."""
+
+    def __init__(self) -> None:
+        self._lives: dict[str, _Life] = {}
+        self._finished: list[FinishedRequest] = []
+
+    @property
+    def has_news(self) -> bool:
+        """Whether a request ended that no report has told of."""
+        return bool(self._finished)
+
+    def arrived(self, request: Request) -> None:
+        """A request came."""
+        self._lives[request.id] = _Life(request)
+
+    def scheduled(self, batch: ScheduledBatch, now: float) -> None:
+        """A batch is about to run."""
+        for sequence in batch.sequences:
+            life = self._lives[sequence.id.rpartition("#")[0]]
+            life.scheduled = life.scheduled or now
+
+    def ended(self, request: Request, now: float) -> None:
+        """A request ended, for whatever reason."""
+        life = self._lives.pop(request.id)
+        first, last = life.first_token, life.last_token
+        self._finished.append(
+            FinishedRequest(
+                id=request.id,
+                finish_reason=request.finish_reason or FinishReason.ABORT,
+                n=request.asked.num_sequences,
+                max_tokens=request.asked.max_tokens,
+                num_prompt_tokens=request.num_prompt_tokens,
+                num_cached_tokens=request.num_cached or 0,
+                num_output_tokens=sum(life.lengths.values()),
+                longest_output=max(life.lengths.values(), default=0),
+                num_preemptions=request.num_preemptions,
+                e2e=now - request.asked.arrival_time,
+                queue=None if life.scheduled is None else life.scheduled - request.asked.arrival_time,
+                prefill=None if first is None or life.scheduled is None else first - life.scheduled,
+                decode=None if first is None or last is None else last - first,
+            )
+        )
+
+    def report(
+        self, batch: ScheduledBatch, deltas: list[TokenDelta], stats: SchedulerStats, times: StepTimes, now: float
+    ) -> StepReport:
+        """What a step did, at its end; ends the requests that it ended."""
+        first_tokens, inter_token = list[FirstToken](), list[float]()
+        ended: dict[str, Request] = {}
+        for delta in deltas:
+            life = self._lives[delta.request_id]
+            request = life.request
+            if life.first_token is None:
+                life.first_token = now
+                waited = now - request.asked.arrival_time
+                first_tokens.append(FirstToken(waited, request.num_prompt_tokens, request.num_cached or 0))
+            previous = life.last_tokens.get(delta.index)
+            if previous is not None:
+                inter_token.append(now - previous)
+            life.last_token = life.last_tokens[delta.index] = now
+            life.lengths[delta.index] = life.lengths.get(delta.index, 0) + len(delta.token_ids)
+            if not request.live:
+                ended[request.id] = request
+        for request in ended.values():
+            self.ended(request, now)
+        finished, self._finished = self._finished, []
+        return StepReport(
+            num_tokens=batch.num_tokens,
+            num_prompt_tokens=sum(max(0, min(s.end, s.num_prompt_tokens) - s.start) for s in batch.sequences),
+            num_new_tokens=sum(len(delta.token_ids) for delta in deltas),
+            stats=stats,
+            times=times,
+            first_tokens=first_tokens,
+            inter_token=inter_token,
+            finished=finished,
+        )

@@ -1,0 +1,96 @@
+"""Mixture of experts: the router's choice, and the chosen experts' gated MLPs.
+
+Each expert that was chosen computes all its tokens in one product, so a step costs one pass over the weights of the
+experts in use, however many requests it serves:
+
+    token        0 1 2 3          flat choices   t0e2 t0e0 t1e2 t1e3 t2e0 …
+    experts      2 2 0 2    ──►   sorted         e0: t0 t2 t3   e2: t0 t1 …   e3: t1 …
+                 0 3 3 1                         one pair of products each
+"""
+
+from __future__ import annotations
+
+import torch
+
+from stoker_engine.contract.moe_config import MoEConfig
+from stoker_engine.kernels.activation import Activation, act_and_mul
+from stoker_engine.kernels.linear import linear
+
+
+def route(
+    logits: torch.Tensor, config: MoEConfig, correction_bias: torch.Tensor | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Chooses experts by router `logits` [tokens, experts]; the formula is `contract.moe_config`'s.
+
+    Args:
+        correction_bias: [experts] float32, or None.
+
+    Returns:
+        weights [tokens, k] float32 and expert numbers [tokens, k] int64.
+    """
+    scores = sigmoid(logits) if config.scoring == "sigmoid" else logits.float().softmax(-1)
+    choice = scores if correction_bias is None else scores + correction_bias
+    if config.topk_groups < config.num_groups:
+        choice = _within_best_groups(choice, config)
+    chosen = choice.topk(config.num_experts_per_tok, dim=-1).indices
+    weights = scores.gather(-1, chosen)
+    if config.normalize is not None:
+        weights = weights / weights.norm(p=config.normalize, dim=-1, keepdim=True).clamp_min(1e-20)
+    return weights * config.routed_scaling_factor, chosen
+
+
+def sigmoid(x: torch.Tensor) -> torch.Tensor:
+    """σ(x) in float32, the same for a number wherever it stands.
+
+    torch computes vectors of numbers, and those left over at the end, by formulas that differ in the last bit; which
+    ones are left over depends on how many tokens there are. In float64 the difference is rounded away.
+    """
+    return x.double().sigmoid().float()
+
+
+def _within_best_groups(choice: torch.Tensor, config: MoEConfig) -> torch.Tensor:
+    """`choice` with -inf in all groups but the best `topk_groups`."""
+    grouped = choice.unflatten(-1, (config.num_groups, -1))
+    group_scores = grouped.amax(-1) if config.group_score == "max" else grouped.topk(2, dim=-1).values.sum(-1)
+    best = group_scores.topk(config.topk_groups, dim=-1).indices
+    out = torch.ones_like(group_scores, dtype=torch.bool).scatter_(-1, best, False)
+    return grouped.masked_fill(out.unsqueeze(-1), -torch.inf).flatten(-2)  # type: ignore[no-any-return]
+
+
+def experts(
+    x: torch.Tensor,
+    weights: torch.Tensor,
+    chosen: torch.Tensor,
+    gate_up: torch.Tensor,
+    down: torch.Tensor,
+    act: Activation,
+) -> torch.Tensor:
+    """Σ over a token's experts of weight × down(act(gate(x)) × up(x)).
+
+    A token's results are added in float32, in the order of the experts' numbers: what else is in the batch
+    does not change them.
+
+    Args:
+        x: [tokens, hidden].
+        weights, chosen: [tokens, k], from `route`.
+        gate_up: [experts, 2 × intermediate, hidden].
+        down: [experts, hidden, intermediate].
+        act: the gate's activation.
+
+    Returns:
+        [tokens, hidden] in x's dtype.
+    """
+    order = chosen.flatten().argsort(stable=True)
+    tokens = order // chosen.shape[1]
+    scales = weights.flatten()[order].unsqueeze(-1)
+    counts = chosen.flatten().bincount(minlength=len(gate_up)).tolist()
+    out = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
+    end = 0
+    for expert, count in enumerate(counts):
+        if not count:
+            continue
+        start, end = end, end + count
+        rows = tokens[start:end]
+        inner = act_and_mul(linear(x[rows], gate_up[expert]), act)
+        out.index_add_(0, rows, linear(inner, down[expert]) * scales[start:end])
+    return out.to(x.dtype)

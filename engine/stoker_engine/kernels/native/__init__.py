@@ -1,0 +1,11 @@
+"""The CPU's kernels: plain C++ behind ctypes, each the fast version of an operation that `kernels` defines in torch.
+
+    linear.cpp  attention.cpp  rms_norm.cpp  …     what is computed; no torch in it, only pointers and strides
+    levels.py                                      instruction sets, from the widest to what every processor has
+    build.py                                       compiles one library a level: when an image is made, or on first use
+    library.py                                     loads the widest that this processor runs
+    linear.py  attention.py  …                     tensors → pointers
+
+A row's result never depends on the batch it is computed in: each kernel's file says why. So where these run,
+hit = miss, alone = together and chunked = whole hold bit for bit (``--batch-invariant``).
+"""

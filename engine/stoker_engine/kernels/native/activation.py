@@ -1,0 +1,24 @@
+"""Calls activation.cpp."""
+
+from __future__ import annotations
+
+import ctypes
+
+import torch
+
+SILU, GELU_TANH, GELU = range(3)
+
+
+def activation(library: ctypes.CDLL, kind: int, x: torch.Tensor, gated: bool) -> torch.Tensor:
+    """act(x), or act(gate) × up where `x` [tokens, 2 × size] holds the gates first."""
+    if x.dim() != 2 or x.stride(1) != 1:
+        return activation(library, kind, x.reshape(-1, x.shape[-1]).contiguous(), gated).view(
+            *x.shape[:-1], x.shape[-1] // (1 + gated)
+        )
+    tokens, width = x.shape
+    size = width // 2 if gated else width
+    out = torch.empty(tokens, size, dtype=x.dtype)
+    library.stoker_activation(
+        x.dtype == torch.bfloat16, kind, gated, x.data_ptr(), x.stride(0), out.data_ptr(), tokens, size
+    )
+    return out

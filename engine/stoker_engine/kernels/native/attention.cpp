@@ -1,0 +1,385 @@
+// Causal attention of a flat batch against the paged cache, by the online softmax (Milakov & Gimelshein, 2018; Dao et
+// al., 2022) in float32.
+//
+// Keys are taken in tiles of TILE that start at position 0, and tiles in parts of PART keys. A row (one query of one
+// head) runs through a part's tiles in order, and the parts' results are merged in order, whether one thread does all
+// of it or each part is another's. So a row's result depends on its own sequence alone, bit for bit: not on the batch,
+// not on the chunk it is computed in, not on the number of threads.
+//
+// Work is shared by (sequence, key head, tile of queries); a lone query of a long sequence is shared by parts too.
+#include <algorithm>
+#include <limits>
+#include <vector>
+
+#include "attention.h"
+#include "rows.h"
+#include "threads.h"
+
+namespace {
+
+constexpr long TILE = 64, PART = 1024;
+constexpr int ROWS = 4;                       // rows that share a key while it is in a register
+constexpr int VECTORS = LANES == 16 ? 4 : 2;  // vectors of each of these rows in registers
+constexpr float NOTHING = -std::numeric_limits<float>::infinity();
+
+inline long rounded_up(long n, long to) { return (n + to - 1) / to * to; }
+
+// The softmax of some keys so far: the largest score, the sum of exp(score - largest), and with these weights the sum
+// of the values, [rows][width].
+struct State {
+  float *largest, *weight, *values;
+  long width;
+
+  static long size(long rows, long width) { return rows * (width + 2); }
+  State(float* memory, long rows, long width)
+      : largest(memory), weight(memory + rows), values(memory + 2 * rows), width(width) {}
+  void clear(long rows) const {
+    std::fill(largest, largest + rows, NOTHING);
+    std::fill(weight, weight + rows, 0.0f);
+    std::fill(values, values + rows * width, 0.0f);
+  }
+};
+
+inline float exp_of(float x) { return ::exp_of(broadcast(x))[0]; }
+
+// What a state is multiplied by when its largest score becomes `to`.
+inline float correction(float from, float to) {
+  if (from == to) return 1.0f;
+  return from == NOTHING ? 0.0f : exp_of(from - to);
+}
+
+void merge(const State& total, const State& part, long rows) {
+  for (long r = 0; r < rows; r++) {
+    const float largest = std::max(total.largest[r], part.largest[r]);
+    const float a = correction(total.largest[r], largest), b = correction(part.largest[r], largest);
+    total.largest[r] = largest;
+    total.weight[r] = total.weight[r] * a + part.weight[r] * b;
+    float *to = total.values + r * total.width, *from = part.values + r * part.width;
+    for (long i = 0; i < total.width; i += LANES) store(to + i, load(to + i) * a + load(from + i) * b);
+  }
+}
+
+// Where a tile's keys and values lie in the cache.
+template <class T>
+struct Tile {
+  const T *keys[TILE], *values[TILE];
+};
+
+// Asks for `size` elements that are needed soon. Blocks lie apart, so the processor does not foresee them.
+template <class T>
+inline void fetch(const T* from, long size) {
+  for (long i = 0; i < size; i += 64 / (long)sizeof(T)) __builtin_prefetch(from + i, 0, 2);
+}
+
+// What a thread works on: an item's queries, and a tile brought into the form that rows are multiplied with.
+struct Workspace {
+  float* queries;          // [rows][depth], padded with 0
+  uint32_t* keys;          // [depth / numbers in a word][TILE]: a vector holds a word of LANES keys
+  float* values;           // [TILE][width]
+  const float* rows[TILE];  // of the values: here, or in the cache if that holds floats
+
+  static long size(long rows, long depth, long width) { return rows * depth + TILE * (depth + width); }
+  Workspace(float* memory, long rows, long depth)
+      : queries(memory), keys((uint32_t*)(memory + rows * depth)), values(memory + (rows + TILE) * depth) {}
+};
+
+// Words of one or two numbers of LANES keys × a query's numbers, added to the scores.
+inline Vec add_products(Vec scores, WordVec keys, const float* query, float) { return scores + (Vec)keys * query[0]; }
+inline Vec add_products(Vec scores, WordVec keys, const float* query, bf16) {
+  scores += (Vec)(keys << 16) * query[0];
+  return scores + (Vec)(keys & 0xffff0000u) * query[1];
+}
+
+// Some consecutive queries of one sequence with all heads of one key head: rows are (query, head of the group).
+template <class T>
+struct Item {
+  static constexpr long WORD = 4 / sizeof(T);  // numbers in a word
+
+  const AttentionCall& call;
+  long sequence, kv_head, first, count;  // first query, as a row of the flat batch, and how many
+  long position;                         // of the first query
+  long group = call.heads / call.kv_heads;
+  long rows = count * group;
+  long depth = depth_of(call), width = width_of(call);
+
+  static long depth_of(const AttentionCall& call) { return rounded_up(call.head_dim, LANES * WORD); }
+  static long width_of(const AttentionCall& call) { return rounded_up(call.value_dim, LANES); }
+
+  long position_of(long row) const { return position + row / group; }
+  long head_of(long row) const { return kv_head * group + row % group; }
+  long oldest_of(long row) const { return call.window ? std::max(0l, position_of(row) + 1 - call.window) : 0; }
+
+  void read_queries(float* to) const {
+    for (long r = 0; r < rows; r++) {
+      const T* from = (const T*)call.query + (first + r / group) * call.query_token + head_of(r) * call.query_head;
+      for (long d = 0; d < depth; d += LANES) {
+        const long left = std::max(0l, call.head_dim - d);
+        store(to + r * depth + d, left >= LANES ? load(from + d) : load_part(from + d, left));
+      }
+    }
+  }
+
+  // The keys from `start` to before `end`; what is missing to a whole tile repeats the last.
+  void locate(long start, long end, Tile<T>& tile) const {
+    const int32_t* table = call.tables + sequence * call.table_stride;
+    for (long j = 0; j < TILE; j++) {
+      const long at = std::min(start + j, end - 1), block = table[at / call.block_size], slot = at % call.block_size;
+      tile.keys[j] = (const T*)call.keys + block * call.key_block + slot * call.key_slot + kv_head * call.key_head;
+      tile.values[j] =
+          (const T*)call.values + block * call.value_block + slot * call.value_slot + kv_head * call.value_head;
+    }
+  }
+
+  // Brings `keys` of the tile into the workspace, and meanwhile fetches the next tile.
+  void rearrange(const Tile<T>& tile, const Tile<T>* next, long keys, Workspace& work) const {
+    for (long j = 0; j < keys; j += LANES) {
+      if (next)
+        for (long k = j; k < j + LANES; k++) fetch(next->keys[k], call.head_dim);
+      for (long d = 0; d < depth; d += LANES * WORD) {
+        WordVec words[LANES];
+        const long left = call.head_dim - d;
+        for (int k = 0; k < LANES; k++) {
+          words[k] = WordVec{};
+          if (left >= LANES * WORD)
+            memcpy(&words[k], tile.keys[j + k] + d, sizeof(WordVec));
+          else
+            memcpy(&words[k], tile.keys[j + k] + d, left * sizeof(T));
+        }
+        transpose(words);
+        for (int i = 0; i < LANES; i++) memcpy(work.keys + (d / WORD + i) * TILE + j, &words[i], sizeof(WordVec));
+      }
+    }
+    for (long j = 0; j < keys; j++) {
+      if (next) fetch(next->values[j], call.value_dim);
+      work.rows[j] = (const float*)tile.values[j];
+      if (sizeof(T) == sizeof(float) && call.value_dim % LANES == 0) continue;
+      work.rows[j] = work.values + j * width;
+      for (long d = 0; d < call.value_dim; d += LANES)
+        store(work.values + j * width + d, load_up_to(tile.values[j] + d, call.value_dim - d));
+    }
+  }
+
+  template <int R>
+  void score(const Workspace& work, long r, float (*scores)[TILE], long keys) const {
+    for (long j = 0; j < keys; j += VECTORS * LANES) {
+      Vec sums[R][VECTORS] = {};
+      const float* query = work.queries + r * depth;
+      for (long d = 0; d < depth / WORD; d++)
+        for (int v = 0; v < VECTORS; v++) {
+          WordVec words;
+          memcpy(&words, work.keys + d * TILE + j + v * LANES, sizeof words);
+          for (int i = 0; i < R; i++) sums[i][v] = add_products(sums[i][v], words, query + i * depth + d * WORD, T());
+        }
+      for (int i = 0; i < R; i++)
+        for (int v = 0; v < VECTORS; v++) store(scores[i] + j + v * LANES, sums[i][v]);
+    }
+  }
+
+  // Scores of row `r` for the keys from `start` → weights, 0 where it sees none; returns the correction.
+  float weigh(long r, float* scores, long start, const State& state) const {
+    const float at = (float)position_of(r), oldest = (float)oldest_of(r);
+    const float slope = call.alibi_slopes ? call.alibi_slopes[head_of(r)] : 0.0f;
+    const bool all_seen = start + TILE - 1 <= position_of(r) && start >= oldest_of(r);
+    Vec steps;
+    for (int i = 0; i < LANES; i++) steps[i] = (float)i;
+    Vec most = broadcast(NOTHING);
+    for (long j = 0; j < TILE; j += LANES) {
+      Vec s = load(scores + j) * call.scale;
+      if (call.soft_cap != 0) s = tanh_of(s / call.soft_cap) * call.soft_cap;
+      if (!all_seen || slope != 0) {
+        // Positions are small next to 2²⁴, so floats hold them exactly.
+        const Vec positions = steps + (float)(start + j);
+        if (slope != 0) s += slope * (positions - at);
+        s = positions <= at ? s : broadcast(NOTHING);
+        s = positions >= oldest ? s : broadcast(NOTHING);
+      }
+      store(scores + j, s);
+      most = larger(most, s);
+    }
+    const float before = state.largest[r], largest = std::max(before, max_of(most));
+    if (largest == NOTHING) {
+      std::fill(scores, scores + TILE, 0.0f);
+      return 1.0f;
+    }
+    Vec sum = {};
+    for (long j = 0; j < TILE; j += LANES) {
+      const Vec p = ::exp_of(load(scores + j) - largest);
+      store(scores + j, p);
+      sum += p;
+    }
+    const float factor = correction(before, largest);
+    state.largest[r] = largest;
+    state.weight[r] = state.weight[r] * factor + sum_of(sum);
+    return factor;
+  }
+
+  // Multiplies R rows by their corrections and adds weights × values, for the keys first … last of the tile.
+  template <int R, int V>
+  void add_values(const Workspace& work, float* to, const float (*weights)[TILE], const float* factors, long d,
+                  long first_key, long last_key) const {
+    Vec sums[R][V];
+    for (int r = 0; r < R; r++)
+      for (int v = 0; v < V; v++) sums[r][v] = load(to + r * width + d + v * LANES) * factors[r];
+    for (long k = first_key; k <= last_key; k++)
+      for (int v = 0; v < V; v++) {
+        const Vec value = load(work.rows[k] + d + v * LANES);
+        for (int r = 0; r < R; r++) sums[r][v] += value * weights[r][k];
+      }
+    for (int r = 0; r < R; r++)
+      for (int v = 0; v < V; v++) store(to + r * width + d + v * LANES, sums[r][v]);
+  }
+
+  template <int R>
+  void run_rows(const Workspace& work, long r, long start, const State& state) const {
+    const long first_key = std::max(0l, oldest_of(r) - start);
+    const long last_key = std::min(TILE - 1, position_of(r + R - 1) - start);
+    if (first_key > last_key) return;
+    float scores[R][TILE] = {}, factors[R];
+    score<R>(work, r, scores, last_key + 1);
+    for (int i = 0; i < R; i++) factors[i] = weigh(r + i, scores[i], start, state);
+    float* to = state.values + r * width;
+    long d = 0;
+    for (; d + VECTORS * LANES <= width; d += VECTORS * LANES)
+      add_values<R, VECTORS>(work, to, scores, factors, d, first_key, last_key);
+    for (; d < width; d += LANES) add_values<R, 1>(work, to, scores, factors, d, first_key, last_key);
+  }
+
+  // Runs all rows over the keys of one part.
+  void run_part(long part, Workspace& work, const State& state) const {
+    state.clear(rows);
+    const long end = std::min((part + 1) * PART, position_of(rows - 1) + 1);
+    const long begin = std::max(part * PART, oldest_of(0) / TILE * TILE);
+    Tile<T> tiles[2];
+    if (begin < end) locate(begin, end, tiles[0]);
+    for (long start = begin, turn = 0; start < end; start += TILE, turn ^= 1) {
+      Tile<T>* next = start + TILE < end ? &tiles[turn ^ 1] : nullptr;
+      if (next) locate(start + TILE, end, *next);
+      rearrange(tiles[turn], next, std::min(TILE, rounded_up(end - start, LANES)), work);
+      for (long r = 0; r < rows; r += ROWS) {
+        const long left = rows - r;
+        if (left >= 4)
+          run_rows<4>(work, r, start, state);
+        else if (left == 3)
+          run_rows<3>(work, r, start, state);
+        else if (left == 2)
+          run_rows<2>(work, r, start, state);
+        else
+          run_rows<1>(work, r, start, state);
+      }
+    }
+  }
+
+  void put(const State& state) const {
+    for (long r = 0; r < rows; r++) {
+      T* to = (T*)call.out + ((first + r / group) * call.heads + head_of(r)) * call.value_dim;
+      const float share = 1.0f / state.weight[r];
+      for (long d = 0; d < call.value_dim; d += LANES)
+        store_up_to(to + d, load(state.values + r * width + d) * share, call.value_dim - d);
+    }
+  }
+};
+
+inline long parts_until(long position) { return position / PART + 1; }
+
+template <class T>
+void attend(const AttentionCall& call) {
+  struct Work {
+    long sequence, first, count, position;
+    long part;     // -1: all of them, one after another
+    long scratch;  // where the part's state goes
+  };
+  std::vector<Work> work;
+  const long group = call.heads / call.kv_heads;
+  const long queries = std::max(1l, 32 / group);  // enough rows that keys are read rarely, few enough to share out
+  const long depth = Item<T>::depth_of(call), width = Item<T>::width_of(call);
+  const long state_size = State::size(queries * group, width), part_size = State::size(group, width);
+  const long work_size = Workspace::size(queries * group, depth, width);
+  long scratch = 0;
+  for (long s = 0; s < call.sequences; s++) {
+    const long start = call.query_starts[s], count = call.query_starts[s + 1] - start;
+    const long position = call.seq_lens[s] - count;
+    const long oldest = call.window ? std::max(0l, position + 1 - call.window) : 0;
+    if (count == 1 && oldest / PART + 1 < parts_until(position)) {
+      for (long part = oldest / PART; part < parts_until(position); part++)
+        work.push_back({s, start, 1, position, part, scratch++});
+    } else {
+      for (long q = 0; q < count; q += queries)
+        work.push_back({s, start + q, std::min(queries, count - q), position + q, -1, -1});
+    }
+  }
+  std::vector<float> states(scratch * call.kv_heads * part_size);
+  const auto state_of = [&](const Work& w, long head) {
+    return State(states.data() + (w.scratch * call.kv_heads + head) * part_size, group, width);
+  };
+  const long total = (long)work.size();
+
+#pragma omp parallel num_threads(threads)
+  {
+    // Kept between calls: the largest, for latent attention, would cost page faults each time.
+    thread_local std::vector<float> memory;
+    memory.resize(std::max<size_t>(memory.size(), 2 * state_size + work_size));
+    Workspace space(memory.data() + 2 * state_size, queries * group, depth);
+#pragma omp for collapse(2) schedule(dynamic, 1)
+    for (long i = 0; i < total; i++)
+      for (long head = 0; head < call.kv_heads; head++) {
+        const Work& w = work[total - 1 - i];  // the largest last chunks first, so that threads end together
+        const Item<T> item{call, w.sequence, head, w.first, w.count, w.position};
+        item.read_queries(space.queries);
+        if (w.part >= 0) {
+          item.run_part(w.part, space, state_of(w, head));
+          continue;
+        }
+        const State sum(memory.data(), item.rows, width), part(memory.data() + state_size, item.rows, width);
+        sum.clear(item.rows);
+        for (long p = item.oldest_of(0) / PART; p < parts_until(item.position_of(item.rows - 1)); p++) {
+          item.run_part(p, space, part);
+          merge(sum, part, item.rows);
+        }
+        item.put(sum);
+      }
+    if (scratch) {
+#pragma omp for collapse(2) schedule(dynamic, 1)
+      for (long i = 0; i < total; i++)
+        for (long head = 0; head < call.kv_heads; head++) {
+          const Work& w = work[i];
+          if (w.part < 0 || (i > 0 && work[i - 1].part >= 0 && work[i - 1].sequence == w.sequence)) continue;
+          const Item<T> item{call, w.sequence, head, w.first, w.count, w.position};
+          const State sum(memory.data(), group, width);
+          sum.clear(group);
+          for (long j = i; j < total && work[j].part >= 0 && work[j].sequence == w.sequence; j++)
+            merge(sum, state_of(work[j], head), group);
+          item.put(sum);
+        }
+    }
+  }
+}
+
+template <class T>
+void store_rows(const AttentionCall& call, const void* from, long token, long head, void* to, long block, long slot,
+                long to_head, long width) {
+#pragma omp parallel for if (call.tokens >= 128) num_threads(threads)
+  for (long t = 0; t < call.tokens; t++)
+    for (long h = 0; h < call.kv_heads; h++) {
+      T* row = (T*)to + call.slots[t] / call.block_size * block + call.slots[t] % call.block_size * slot + h * to_head;
+      memcpy((void*)row, (const T*)from + t * token + h * head, width * sizeof(T));
+    }
+}
+
+template <class T>
+void run(const AttentionCall& c) {
+  store_rows<T>(c, c.new_keys, c.new_key_token, c.new_key_head, c.keys, c.key_block, c.key_slot, c.key_head,
+                c.head_dim);
+  if (c.new_values)
+    store_rows<T>(c, c.new_values, c.new_value_token, c.new_value_head, c.values, c.value_block, c.value_slot,
+                  c.value_head, c.value_dim);
+  attend<T>(c);
+}
+
+}  // namespace
+
+extern "C" void stoker_attention(const AttentionCall* call) {
+  if (call->is_bf16)
+    run<bf16>(*call);
+  else
+    run<float>(*call);
+}

@@ -1,0 +1,32 @@
+// What a call of stoker_attention takes; `attention.py` mirrors it. Strides are in elements.
+#pragma once
+
+#include <cstdint>
+
+struct AttentionCall {
+  long is_bf16;
+  // What is fixed for a layer.
+  long heads, kv_heads, head_dim, value_dim, window;  // window 0: none
+  float scale, soft_cap;                              // soft_cap 0: none
+  const float* alibi_slopes;                          // [heads], or null
+  // The flat batch: queries [tokens, heads, head_dim], new keys and values [tokens, kv_heads, …] (values may be null:
+  // they lie within the keys), and the result [tokens, heads, value_dim] without gaps.
+  const void* query;
+  long query_token, query_head;
+  const void* new_keys;
+  long new_key_token, new_key_head;
+  const void* new_values;
+  long new_value_token, new_value_head;
+  void* out;
+  // The cache [blocks, block_size, kv_heads, …].
+  void* keys;
+  long key_block, key_slot, key_head;
+  void* values;
+  long value_block, value_slot, value_head;
+  long block_size;
+  // The step.
+  long tokens, sequences;
+  const int32_t *query_starts, *seq_lens, *tables;
+  long table_stride;
+  const int64_t* slots;
+};

@@ -1,0 +1,62 @@
+"""Instruction sets that the kernels are compiled for."""
+
+from __future__ import annotations
+
+import platform
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Level:
+    """One instruction set.
+
+    Attributes:
+        flags: for the compiler.
+        needs: words of /proc/cpuinfo; the kernel lists what processor and system both allow.
+    """
+
+    name: str
+    flags: tuple[str, ...]
+    needs: frozenset[str]
+
+
+_V3 = frozenset({"avx2", "bmi1", "bmi2", "fma", "f16c", "movbe", "abm"})
+_V4 = _V3 | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
+_BF16 = _V4 | {"avx512_bf16"}
+_AMX = _BF16 | {"amx_tile", "amx_bf16"}
+
+#: The widest first. The last of each runs on every processor of its kind.
+_LEVELS = {
+    "x86_64": (
+        Level("amx", ("-march=x86-64-v4", "-mavx512bf16", "-mamx-tile", "-mamx-bf16"), _AMX),
+        Level("avx512-bf16", ("-march=x86-64-v4", "-mavx512bf16"), _BF16),
+        Level("avx512", ("-march=x86-64-v4",), _V4),
+        Level("avx2", ("-march=x86-64-v3",), _V3),
+        Level("sse2", ("-march=x86-64",), frozenset()),
+    ),
+    "aarch64": (Level("neon", ("-march=armv8-a",), frozenset()),),
+}
+
+
+def levels() -> tuple[Level, ...]:
+    """All levels of this kind of processor, the widest first; none where we know no compiler flags for it."""
+    return _LEVELS.get(platform.machine(), ())
+
+
+def usable_levels() -> tuple[Level, ...]:
+    """Those that this processor runs."""
+    words = _processor_words()
+    return tuple(level for level in levels() if level.needs <= words)
+
+
+def _processor_words() -> frozenset[str]:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return frozenset()
+    for line in lines:
+        name, _, value = line.partition(":")
+        if name.strip() in ("flags", "Features"):
+            return frozenset(value.split())
+    return frozenset()

@@ -1,0 +1,80 @@
+"""Loads the library of kernels: the widest level that this processor runs and that is there or can be compiled."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import logging
+import os
+import time
+
+import torch
+
+from stoker_engine.contract.cache_folder import cache_folder
+from stoker_engine.kernels.native.build import PREBUILT, BuildError, build, file_name
+from stoker_engine.kernels.native.levels import Level, usable_levels
+
+logger = logging.getLogger(__name__)
+
+_POINTER, _INT, _LONG, _FLOAT = ctypes.c_void_p, ctypes.c_int, ctypes.c_long, ctypes.c_float
+
+_ARGUMENTS = {
+    "stoker_linear": (_INT, _POINTER, _LONG, _POINTER, _LONG, _POINTER, _POINTER, _LONG, _LONG, _LONG),
+    "stoker_attention": (_POINTER,),
+    "stoker_rms_norm": (_INT, _INT, _POINTER, _LONG, _LONG, _POINTER, _FLOAT, _POINTER, _LONG, _LONG),
+    "stoker_rotary": (_INT, _INT, _POINTER, _LONG, _LONG, _POINTER, _POINTER, _POINTER, _LONG, _LONG, _LONG, _LONG),
+    "stoker_angles": (_INT, _POINTER, _POINTER, _FLOAT, _POINTER, _POINTER, _LONG, _LONG),
+    "stoker_activation": (_INT, _INT, _INT, _POINTER, _LONG, _POINTER, _LONG, _LONG),
+}
+
+_DTYPES = (torch.bfloat16, torch.float32)
+
+
+@functools.cache
+def library() -> ctypes.CDLL | None:
+    """The kernels; None where they cannot be had, which one log line explains.
+
+    ``STOKER_NATIVE_KERNELS=0`` turns them off.
+    """
+    if os.environ.get("STOKER_NATIVE_KERNELS") == "0":
+        logger.info("CPU kernels are turned off by STOKER_NATIVE_KERNELS=0; torch's operators run instead")
+        return None
+    reasons = []
+    for level in usable_levels():
+        try:
+            return load(level)
+        except BuildError as error:
+            reasons.append(f"{level.name}: {error}")
+    logger.warning(
+        "CPU kernels are not available, and torch's operators run instead, several times slower: %s. "
+        "Install g++, or build them into the image: python -m stoker_engine.kernels.native.build",
+        "; ".join(reasons) or "this kind of processor is not known",
+    )
+    return None
+
+
+def load(level: Level) -> ctypes.CDLL:
+    """The library of one level: prebuilt, from the cache folder, or compiled into it.
+
+    Raises:
+        BuildError: it is not there and cannot be compiled, or this system does not run it.
+    """
+    started = time.monotonic()
+    prebuilt = PREBUILT / file_name(level)
+    path = prebuilt if prebuilt.is_file() else build(level, cache_folder() / "native")
+    try:
+        loaded = ctypes.CDLL(str(path))
+    except OSError as error:
+        raise BuildError(f"{path} cannot be loaded: {error}") from error
+    if not loaded.stoker_prepare(torch.get_num_threads()):
+        raise BuildError("the system does not allow this process to use its registers")
+    for name, types in _ARGUMENTS.items():
+        function = getattr(loaded, name)
+        function.argtypes, function.restype = types, None
+    logger.info("CPU kernels: %s, %d threads (%.1f s)", level.name, torch.get_num_threads(), time.monotonic() - started)
+    return loaded
+
+
+def kernels_for(x: torch.Tensor) -> ctypes.CDLL | None:
+    """The library, if it computes on tensors such as `x`: on the CPU, bfloat16 or float32."""
+    return library() if x.is_cpu and x.dtype in _DTYPES else None

@@ -1,0 +1,68 @@
+// Rotary position embedding; see kernels/rotary.py.
+#include <algorithm>
+
+#include "rows.h"
+#include "threads.h"
+
+namespace {
+
+template <class T>
+void rotary(bool interleaved, const T* x, long token, long head, const T* cos, const T* sin, T* out, long tokens,
+            long heads, long size, long pairs) {
+#pragma omp parallel for if (tokens * heads * size >= WORTH_SHARING) num_threads(threads)
+  for (long t = 0; t < tokens; t++)
+    for (long h = 0; h < heads; h++) {
+      const T *from = x + t * token + h * head, *c = cos + t * pairs, *s = sin + t * pairs;
+      T* to = out + (t * heads + h) * size;
+      for (long i = 0; i < pairs; i += LANES) {
+        const long left = std::min<long>(pairs - i, LANES);
+        T pair[2][LANES];
+        if (interleaved)
+          for (long j = 0; j < left; j++) pair[0][j] = from[2 * (i + j)], pair[1][j] = from[2 * (i + j) + 1];
+        else
+          for (long j = 0; j < left; j++) pair[0][j] = from[i + j], pair[1][j] = from[pairs + i + j];
+        const Vec a = load(pair[0]), b = load(pair[1]), cs = load_up_to(c + i, left), sn = load_up_to(s + i, left);
+        store(pair[0], a * cs - b * sn);
+        store(pair[1], b * cs + a * sn);
+        if (interleaved)
+          for (long j = 0; j < left; j++) to[2 * (i + j)] = pair[0][j], to[2 * (i + j) + 1] = pair[1][j];
+        else
+          for (long j = 0; j < left; j++) to[i + j] = pair[0][j], to[pairs + i + j] = pair[1][j];
+      }
+      memcpy((void*)(to + 2 * pairs), from + 2 * pairs, (size - 2 * pairs) * sizeof(T));
+    }
+}
+
+template <class T>
+void angles(const float* positions, const float* frequencies, float scale, T* cos, T* sin, long tokens, long pairs) {
+#pragma omp parallel for if (tokens * pairs >= WORTH_SHARING / 16) num_threads(threads)
+  for (long t = 0; t < tokens; t++)
+    for (long i = 0; i < pairs; i++) {
+      const float angle = positions[t] * frequencies[i];
+      store_part(cos + t * pairs + i, broadcast(cosf(angle) * scale), 1);
+      store_part(sin + t * pairs + i, broadcast(sinf(angle) * scale), 1);
+    }
+}
+
+}  // namespace
+
+// x [tokens, heads, size], tokens and heads lying `token` and `head` elements apart; cos and sin [tokens, pairs] and
+// out [tokens, heads, size] without gaps.
+extern "C" void stoker_rotary(int is_bf16, int interleaved, const void* x, long token, long head, const void* cos,
+                              const void* sin, void* out, long tokens, long heads, long size, long pairs) {
+  if (is_bf16)
+    rotary(interleaved, (const bf16*)x, token, head, (const bf16*)cos, (const bf16*)sin, (bf16*)out, tokens, heads,
+           size, pairs);
+  else
+    rotary(interleaved, (const float*)x, token, head, (const float*)cos, (const float*)sin, (float*)out, tokens, heads,
+           size, pairs);
+}
+
+// cos and sin [tokens, pairs] of position × frequency, times `scale`.
+extern "C" void stoker_angles(int is_bf16, const float* positions, const float* frequencies, float scale, void* cos,
+                              void* sin, long tokens, long pairs) {
+  if (is_bf16)
+    angles(positions, frequencies, scale, (bf16*)cos, (bf16*)sin, tokens, pairs);
+  else
+    angles(positions, frequencies, scale, (float*)cos, (float*)sin, tokens, pairs);
+}

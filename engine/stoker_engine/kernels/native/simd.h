@@ -1,0 +1,191 @@
+// Vectors of floats, as wide as the processor's registers; written with the compiler's vector extension, so that the
+// same source compiles for every processor. What differs is how bf16 is multiplied.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+
+#if defined(__AVX512BF16__)
+#include <immintrin.h>
+#endif
+
+#if defined(__AVX512F__)
+constexpr int LANES = 16;
+#elif defined(__AVX__)
+constexpr int LANES = 8;
+#else
+constexpr int LANES = 4;
+#endif
+
+typedef float Vec __attribute__((vector_size(LANES * 4)));
+typedef int32_t IntVec __attribute__((vector_size(LANES * 4)));
+typedef uint32_t WordVec __attribute__((vector_size(LANES * 4)));
+typedef uint16_t HalfVec __attribute__((vector_size(LANES * 2)));
+
+struct bf16 {
+  uint16_t bits;
+};
+
+inline Vec broadcast(float x) { return x - Vec{}; }
+
+inline Vec load(const float* from) {
+  Vec v;
+  memcpy(&v, from, sizeof v);
+  return v;
+}
+
+inline Vec load(const bf16* from) {
+  HalfVec half;
+  memcpy(&half, from, sizeof half);
+  return (Vec)(__builtin_convertvector(half, WordVec) << 16);
+}
+
+inline void store(float* to, Vec v) { memcpy(to, &v, sizeof v); }
+
+// Rounds to the nearest, ties to even; not-a-number stays that.
+inline void store(bf16* to, Vec v) {
+  WordVec bits = (WordVec)v;
+  WordVec rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+  rounded = v == v ? rounded : (WordVec{} + 0x7fc0);
+  HalfVec half = __builtin_convertvector(rounded, HalfVec);
+  memcpy(to, &half, sizeof half);
+}
+
+// The first `count` elements; the rest of the vector is 0.
+template <class T>
+inline Vec load_part(const T* from, long count) {
+  T padded[LANES] = {};
+  memcpy(padded, from, count * sizeof(T));
+  return load(padded);
+}
+
+template <class T>
+inline void store_part(T* to, Vec v, long count) {
+  T padded[LANES];
+  store(padded, v);
+  memcpy(to, padded, count * sizeof(T));
+}
+
+inline float to_float(float x) { return x; }
+inline float to_float(bf16 x) {
+  uint32_t bits = (uint32_t)x.bits << 16;
+  float value;
+  memcpy(&value, &bits, sizeof value);
+  return value;
+}
+
+inline Vec larger(Vec a, Vec b) { return a > b ? a : b; }
+
+// v with its lanes in the order that `from` says.
+template <class Order>
+inline Vec reordered(Vec v, Order from) {
+  IntVec lanes;
+  for (int i = 0; i < LANES; i++) lanes[i] = from(i);
+  return __builtin_shuffle(v, lanes);
+}
+
+inline float sum_of(Vec v) {
+  for (int half = LANES / 2; half > 0; half /= 2) v += reordered(v, [&](int i) { return i ^ half; });
+  return v[0];
+}
+
+inline float max_of(Vec v) {
+  for (int half = LANES / 2; half > 0; half /= 2) v = larger(v, reordered(v, [&](int i) { return i ^ half; }));
+  return v[0];
+}
+
+// eˣ to about 1 ulp (Cephes' expf): x = n ln 2 + r, a polynomial for eʳ, and 2ⁿ put into the exponent.
+// e⁰ is exactly 1; what lies below e⁻⁸⁷ becomes 0, and above e⁸⁸ infinite.
+inline Vec exp_of(Vec x) {
+  Vec small = broadcast(-87.0f), large = broadcast(88.0f);
+  Vec bounded = x < small ? small : x;
+  bounded = bounded > large ? large : bounded;
+  Vec shifted = bounded * 1.44269504088896341f + 12582912.0f;  // 1.5 × 2²³: rounds to an integer in the low bits
+  IntVec n = (IntVec)shifted - 0x4b400000;
+  Vec whole = shifted - 12582912.0f;
+  Vec r = bounded - whole * 0.693359375f + whole * 2.12194440e-4f;
+  Vec p = r * 1.9875691500e-4f + 1.3981999507e-3f;
+  p = p * r + 8.3334519073e-3f;
+  p = p * r + 4.1665795894e-2f;
+  p = p * r + 1.6666665459e-1f;
+  p = p * r + 5.0000001201e-1f;
+  p = p * (r * r) + r + 1.0f;
+  Vec power = (Vec)((n + 127) << 23);
+  const Vec result = x > large ? broadcast(INFINITY) : p * power;
+  return x < small ? Vec{} : result;
+}
+
+inline Vec tanh_of(Vec x) { return 1.0f - 2.0f / (exp_of(x * 2.0f) + 1.0f); }
+
+// What one register holds of T, and how two of them are multiplied into an accumulator.
+template <class T>
+struct Pack {
+  typedef Vec Type;
+  static constexpr int SIZE = LANES;
+  static Type load(const T* from) { return ::load(from); }
+  static Vec multiply_add(Vec sum, Type a, Type b) { return sum + a * b; }
+};
+
+#if defined(__AVX512BF16__)
+template <>
+struct Pack<bf16> {
+  typedef __m512bh Type;
+  static constexpr int SIZE = 32;
+  static Type load(const bf16* from) {
+    __m512i v = _mm512_loadu_si512(from);
+    return (Type)v;
+  }
+  static Vec multiply_add(Vec sum, Type a, Type b) { return (Vec)_mm512_dpbf16_ps((__m512)sum, a, b); }
+};
+#endif
+
+template <class T>
+inline typename Pack<T>::Type pack_part(const T* from, long count) {
+  T padded[Pack<T>::SIZE] = {};
+  memcpy(padded, from, count * sizeof(T));
+  return Pack<T>::load(padded);
+}
+
+// Adds up each of LANES vectors: result[i] is the sum of v[i]. A tree: each step folds two vectors into one that holds
+// both's partial sums, so that all sums cost LANES - 1 steps. Every sum is built in the same order, whichever lane it
+// ends up in.
+template <int WIDTH = LANES>
+inline Vec sums_of(const Vec* v) {
+  if constexpr (WIDTH == 1) {
+    return v[0];
+  } else {
+    constexpr int HALF = WIDTH / 2;
+    Vec folded[HALF];
+    for (int i = 0; i < HALF; i++) {
+      IntVec own, other;
+      for (int lane = 0; lane < LANES; lane++) {
+        const bool low = lane % WIDTH < HALF;
+        own[lane] = low ? lane : LANES + lane;
+        other[lane] = low ? lane + HALF : LANES + lane - HALF;
+      }
+      folded[i] = __builtin_shuffle(v[i], v[i + HALF], own) + __builtin_shuffle(v[i], v[i + HALF], other);
+    }
+    return sums_of<HALF>(folded);
+  }
+}
+
+// LANES vectors of LANES words: rows become columns. A step a power of two: words change places across blocks of W.
+template <int W = 1>
+inline void transpose(WordVec* v) {
+  if constexpr (W < LANES) {
+    IntVec upper, lower;
+    for (int lane = 0; lane < LANES; lane++) {
+      const bool low = lane / W % 2 == 0;
+      upper[lane] = low ? lane : LANES + lane - W;
+      lower[lane] = low ? lane + W : LANES + lane;
+    }
+    for (int i = 0; i < LANES; i++)
+      if (i / W % 2 == 0) {
+        WordVec a = v[i], b = v[i + W];
+        v[i] = __builtin_shuffle(a, b, upper);
+        v[i + W] = __builtin_shuffle(a, b, lower);
+      }
+    transpose<W * 2>(v);
+  }
+}

@@ -1,0 +1,43 @@
+"""The sampling parameters that a model's makers recommend: its ``generation_config.json``."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, Final
+
+from stoker_engine.contract.errors import ArgumentError, ModelError
+
+#: generation_config.json's name → that of `SamplingParams`; what vLLM takes over too.
+_NAMES: Final = {
+    "temperature": "temperature",
+    "top_p": "top_p",
+    "top_k": "top_k",
+    "min_p": "min_p",
+    "repetition_penalty": "repetition_penalty",
+    "max_new_tokens": "max_tokens",
+}
+
+
+def sampling_defaults(argument: str, model: Path) -> dict[str, Any]:
+    """What ``--generation-config`` means for a model at `model`: defaults by the names of `SamplingParams`.
+
+    Args:
+        argument: ``auto``: the model's own file, if there is one; ``vllm``: none; else a folder that has one.
+
+    Raises:
+        ArgumentError: the folder has none.
+        ModelError: the file cannot be read.
+    """
+    if argument == "vllm" or (argument == "auto" and not (model / "generation_config.json").is_file()):
+        return {}
+    path = (model if argument == "auto" else Path(argument).expanduser()) / "generation_config.json"
+    try:
+        config = json.loads(path.read_text())
+    except FileNotFoundError:
+        raise ArgumentError(
+            "--generation-config", f"there is no {path}; give auto, vllm, or a folder that has one"
+        ) from None
+    except (OSError, ValueError) as error:
+        raise ModelError(f"cannot read {path}: {error}") from error
+    return {ours: config[theirs] for theirs, ours in _NAMES.items() if config.get(theirs) is not None}

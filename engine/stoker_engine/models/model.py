@@ -1,0 +1,41 @@
+"""What the runner needs of a model, whichever way it is built."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from stoker_engine.attention.backend import KVCache
+from stoker_engine.attention.metadata import AttentionMetadata
+from stoker_engine.contract.model_config import ModelConfig
+
+
+@dataclass(frozen=True)
+class StepInputs:
+    """What a forward pass needs. The batch is flat: all sequences end to end.
+
+    Attributes:
+        token_ids, positions: [tokens] int64.
+        caches: one a layer.
+    """
+
+    token_ids: torch.Tensor
+    positions: torch.Tensor
+    attention: AttentionMetadata
+    caches: list[KVCache]
+
+
+class Model(Protocol):
+    """A decoder-only language model over a paged KV cache."""
+
+    config: ModelConfig
+
+    def forward(self, inputs: StepInputs) -> torch.Tensor:
+        """Runs one step: [tokens, hidden], normalised, ready for `logits`."""
+        ...
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """[rows, hidden] → [rows, vocabulary] float32."""
+        ...

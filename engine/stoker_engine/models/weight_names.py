@@ -1,0 +1,142 @@
+"""How the files of one family of decoders spell its weights. Which parts it is made of, the contract knows.
+
+A name of ours (a *slot*, see `models.decoder`) goes with a name of theirs; ``{i}`` is the layer, ``{j}`` a number
+within it (an expert, a head). Where the files hold several slots in one tensor, a `Fused` says how to take them apart;
+where they hold one in another form (transposed, permuted, less by one), a `Change` says how to make it ours.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Container, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import torch
+
+from stoker_engine.contract.model_config import ModelConfig
+
+Split = Callable[[torch.Tensor, Sequence[torch.Tensor], ModelConfig], Sequence[torch.Tensor]]
+
+
+@dataclass(frozen=True)
+class Fused:
+    """One tensor of the files that holds several slots.
+
+    Attributes:
+        parts: the slots, spelled like the keys of `WeightNames.names`; a function where they depend on the config.
+        split: the tensor's parts, from the tensor, the slots' tensors (for their shapes) and the config.
+    """
+
+    parts: tuple[str, ...] | Callable[[ModelConfig], Sequence[str]]
+    split: Split
+
+
+@dataclass(frozen=True)
+class Change:
+    """Tensors that the files hold in another form.
+
+    Attributes:
+        pattern: matches their names in the files.
+        make: our form, from theirs.
+    """
+
+    pattern: str
+    make: Callable[[torch.Tensor, ModelConfig], torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a tensor of the files goes.
+
+    Attributes:
+        slots: one, or the parts of a fused one.
+        split: takes a fused one apart.
+    """
+
+    slots: tuple[str, ...]
+    split: Split | None = None
+
+
+@dataclass(frozen=True)
+class WeightNames:
+    """How one file format spells a family's weights.
+
+    Attributes:
+        names: our slot to their name, both without ``.weight`` / ``.bias``; or both in full, for a name without such
+            an ending.
+        fused: their name, likewise, to several slots.
+        renames: (pattern, replacement) applied to their names first: prefixes that differ by wrapper.
+        changes: applied to tensors as they are read.
+        ignored: patterns of tensors that the files are known to carry and we do not need.
+        layer: matches the names of a layer's tensors, with its number as the group; tensors of layers past the last
+            are not needed, either (DeepSeek-V3's multi-token prediction). None: there are none.
+    """
+
+    names: Mapping[str, str]
+    fused: Mapping[str, Fused] = field(default_factory=dict)
+    renames: tuple[tuple[str, str], ...] = ()
+    changes: tuple[Change, ...] = ()
+    ignored: tuple[str, ...] = ()
+    layer: str | None = None
+
+    def canonical(self, name: str) -> str:
+        """Their `name` without wrapper-dependent prefixes."""
+        for pattern, replacement in self.renames:
+            name = re.sub(pattern, replacement, name)
+        return name
+
+    def place(self, name: str, slots: Container[str], config: ModelConfig) -> Place | None:
+        """Where the tensor with that canonical `name` goes in a model with these `slots`; None: nowhere."""
+        stem, dot, suffix = name.rpartition(".")
+        places = self._places(name, "", config)
+        if suffix in ("weight", "bias"):
+            places += self._places(stem, dot + suffix, config)
+        return next((place for place in places if all(slot in slots for slot in place.slots)), None)
+
+    def is_ignored(self, name: str, config: ModelConfig) -> bool:
+        """Whether the canonical `name` is known and not needed."""
+        layer = re.match(self.layer, name) if self.layer else None
+        past_the_last = layer is not None and int(layer[1]) >= config.num_hidden_layers
+        return past_the_last or any(re.search(pattern, name) for pattern in self.ignored)
+
+    def changed(self, name: str, tensor: torch.Tensor, config: ModelConfig) -> torch.Tensor:
+        """The tensor with that canonical `name` in our form."""
+        for change in self.changes:
+            if re.search(change.pattern, name):
+                tensor = change.make(tensor, config)
+        return tensor
+
+    def _places(self, stem: str, suffix: str, config: ModelConfig) -> list[Place]:
+        numbers = re.findall(_NUMBER, stem)
+        places = []
+        for target in self._by_shape.get(re.sub(_NUMBER, "#", stem), ()):
+            parts = target if isinstance(target, tuple) else target.parts
+            names = parts(config) if callable(parts) else parts
+            slots = tuple(_numbered(name, numbers) + suffix for name in names)
+            places.append(Place(slots, target.split if isinstance(target, Fused) else None))
+        return places
+
+    @cached_property
+    def _by_shape(self) -> dict[str, list[tuple[str, ...] | Fused]]:
+        """Their names, with # for every number, to what they may hold; a model has slots for one of these."""
+        table: dict[str, list[tuple[str, ...] | Fused]] = {}
+        for ours, theirs in self.names.items():
+            table.setdefault(_shape(theirs), []).append((ours,))
+        for theirs, fused in self.fused.items():
+            table.setdefault(_shape(theirs), []).append(fused)
+        return table
+
+
+#: A number that is a whole part of a dotted name.
+_NUMBER = r"(?<=\.)\d+(?=\.|$)"
+
+
+def _shape(name: str) -> str:
+    return re.sub(r"\{[ij]\}", "#", name)
+
+
+def _numbered(slot: str, numbers: Sequence[str]) -> str:
+    for letter, number in zip("ij", numbers, strict=False):
+        slot = slot.replace(f"{{{letter}}}", number)
+    return slot

@@ -1,0 +1,144 @@
+"""The engine process: loads the model, then steps for as long as there is work, and sleeps on its inbox otherwise.
+
+It ends when the pipe does: the server has closed it, or is no more. Signals are the server's business. An error in
+a step ends the process, which the server notices and tells: no request is answered from a state nobody knows.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import logging
+import os
+import queue
+import signal
+import sys
+import threading
+from multiprocessing.connection import Connection
+from typing import TYPE_CHECKING, Any
+
+from stoker_engine import logs
+from stoker_engine.contract.engine_args import EngineArgs
+from stoker_engine.contract.errors import StokerError
+from stoker_engine.core.engine_request import EngineRequest
+from stoker_engine.core.finish_reason import FinishReason
+from stoker_engine.core.outputs import StepOutputs, TokenDelta
+from stoker_engine.processes.messages import Abort, LoadFailed, Stop
+from stoker_engine.processes.status_word import Stage, StatusWord
+
+if TYPE_CHECKING:
+    from stoker_engine.engine import Engine
+
+logger = logging.getLogger(__name__)
+
+_PR_SET_PDEATHSIG = 1
+
+Inbox = queue.SimpleQueue[Any]
+
+
+def main(argv: list[str]) -> int:
+    """Runs the process.
+
+    Args:
+        argv: file descriptors of the pipe and of the status word, the log's format, and the process to die with
+            (0: none).
+    """
+    pipe, word, log_format, parent = int(argv[0]), int(argv[1]), argv[2], int(argv[3])
+    for signum in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(signum, signal.SIG_IGN)
+    if parent:
+        _die_with(parent)
+    logs.configure(log_format)
+    status = StatusWord(word)
+    status.enter(Stage.STARTING)
+    connection = Connection(pipe)
+    inbox: Inbox = queue.SimpleQueue()
+    threading.Thread(target=_receive, args=(connection, inbox), name="inbox", daemon=True).start()
+    try:
+        engine = _load(connection, inbox, status)
+        if engine is None:
+            return 2
+        _run(engine, connection, inbox, status)
+    except BrokenPipeError:  # the server is gone, or wants no more
+        return 0
+    except Exception:
+        logger.exception("the engine died of an error")
+        return 1
+    return 0
+
+
+def _load(connection: Connection, inbox: Inbox, status: StatusWord) -> Engine | None:
+    """The engine, loaded; None when it cannot be, which the server has then been told."""
+    from stoker_engine.engine import Engine  # torch: seconds, while the server finds the model's files
+
+    status.enter(Stage.WAITING)
+    args: EngineArgs = inbox.get()
+    status.enter(Stage.LOADING)
+    try:
+        engine = Engine.from_args(args, on_progress=lambda: status.enter(Stage.LOADING))
+    except StokerError as error:
+        connection.send(LoadFailed.of(error))
+        return None
+    gc.collect()
+    gc.freeze()  # what is loaded stays: the collector need not look at it again, between steps
+    status.enter(Stage.IDLE)
+    connection.send(engine.info)
+    return engine
+
+
+def _run(engine: Engine, connection: Connection, inbox: Inbox, status: StatusWord) -> None:
+    while True:
+        _take(engine, connection, inbox)
+        status.enter(Stage.STEPPING)
+        outputs = engine.step()
+        status.enter(Stage.IDLE)
+        if outputs.deltas or outputs.report is not None:
+            connection.send(outputs)
+
+
+def _take(engine: Engine, connection: Connection, inbox: Inbox) -> None:
+    """Empties the inbox, sleeping on it while there is no work."""
+    while True:
+        try:
+            message = inbox.get(block=not engine.has_work)
+        except queue.Empty:
+            return
+        if isinstance(message, EngineRequest):
+            _add(engine, connection, message)
+        elif isinstance(message, Abort):
+            engine.abort(message.request_id)
+        elif isinstance(message, Stop):
+            engine.stop(message.request_id, message.index)
+
+
+def _add(engine: Engine, connection: Connection, request: EngineRequest) -> None:
+    try:
+        engine.add(request)
+    except Exception:  # ours, for requests are checked before they come here; yet one request never hurts another
+        logger.exception("the engine cannot take request %s", request.id)
+        engine.abort(request.id)
+        failed = [TokenDelta(request.id, i, [], FinishReason.ERROR) for i in range(request.num_sequences)]
+        connection.send(StepOutputs(failed, None))
+
+
+def _receive(connection: Connection, inbox: Inbox) -> None:
+    """Moves messages into the inbox, so that the server never waits for a step."""
+    try:
+        while True:
+            inbox.put(connection.recv())
+    except (EOFError, OSError):
+        os._exit(0)  # at once, in the middle of a step too: nobody listens any more
+
+
+def _die_with(parent: int) -> None:
+    """Lets the kernel kill this process when the server's dies, even while it cannot read its pipe."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:
+            os._exit(0)
+
+
+if __name__ == "__main__":
+    code = main(sys.argv[1:])
+    logging.shutdown()
+    os._exit(code)  # at once: taking torch and its threads apart lasts seconds, and somebody waits for the news

@@ -1,0 +1,79 @@
+"""What the engine process is doing, and since when, in memory that both processes share.
+
+An engine that hangs cannot say so; but the moment it began what it is at stands here, and whoever looks can tell how
+long that takes. Two aligned words, each written whole; a reader may see the one before the other, for nanoseconds.
+"""
+
+from __future__ import annotations
+
+import enum
+import mmap
+import os
+import struct
+import time
+from typing import Final
+
+_SIZE: Final = 16
+
+
+class Stage(enum.IntEnum):
+    """What an engine process does, in the order it comes to it."""
+
+    STARTING = 0
+    WAITING = 1
+    LOADING = 2
+    IDLE = 3
+    STEPPING = 4
+
+    @property
+    def is_work(self) -> bool:
+        """Whether it must come to an end by itself, rather than wait for others."""
+        return self not in (Stage.WAITING, Stage.IDLE)
+
+
+#: For people.
+STAGE_WORDS: Final = {
+    Stage.STARTING: "loading: the engine process starts",
+    Stage.WAITING: "loading: looking for the model's files",
+    Stage.LOADING: "loading: reading the model",
+    Stage.IDLE: "idle",
+    Stage.STEPPING: "stepping",
+}
+
+
+class StatusWord:
+    """A stage and its beginning (seconds on the monotonic clock, which all processes of a machine share).
+
+    Args:
+        fd: of the memory, from another process's `StatusWord`; None makes it.
+    """
+
+    def __init__(self, fd: int | None = None) -> None:
+        if fd is None:
+            fd = os.memfd_create("stoker-engine-status")
+            os.ftruncate(fd, _SIZE)
+        self.fd = fd
+        self._memory = mmap.mmap(fd, _SIZE)
+
+    def enter(self, stage: Stage) -> None:
+        """Begins a stage, or tells that it progresses."""
+        struct.pack_into("d", self._memory, 0, time.monotonic())
+        struct.pack_into("q", self._memory, 8, stage)
+
+    @property
+    def stage(self) -> Stage:
+        """What it does."""
+        return Stage(struct.unpack_from("q", self._memory, 8)[0])
+
+    @property
+    def busy_for(self) -> float:
+        """Seconds since it began what must come to an end by itself, or since that progressed; 0 where it waits."""
+        if not self.stage.is_work:
+            return 0.0
+        (since,) = struct.unpack_from("d", self._memory, 0)
+        return time.monotonic() - float(since)
+
+    def close(self) -> None:
+        """Lets go of the memory."""
+        self._memory.close()
+        os.close(self.fd)

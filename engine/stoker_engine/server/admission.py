@@ -1,0 +1,75 @@
+"""Backpressure: what is turned away before it queues, by vLLM's two limits.
+
+limit                     counts
+max_num_queued_reqs       sequences in flight, waiting or running; a request with n > 1 counts n times for each prompt
+max_num_queued_tokens     prompt tokens of requests that wait for their first token. A request is let in while the
+                          sum is below the limit, so that one that is longer than the limit can be served alone
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from stoker_engine.server.unavailable import OverloadedError
+
+
+@dataclass
+class Ticket:
+    """One admitted HTTP request.
+
+    Attributes:
+        waiting: prompt tokens, for each prompt that waits for its first token.
+    """
+
+    num_sequences: int
+    waiting: dict[int, int]
+
+
+@dataclass
+class Admission:
+    """Counts what is in flight. Used from the event loop only, so that a check and what it admits are one.
+
+    Attributes:
+        on_rejected: told the limit's name when a request is turned away.
+    """
+
+    max_num_queued_reqs: int | None
+    max_num_queued_tokens: int | None
+    on_rejected: Callable[[str], None]
+    num_sequences: int = 0
+    num_waiting_tokens: int = 0
+
+    def admit(self, prompt_lengths: Sequence[int], n: int) -> Ticket:
+        """Lets a request in, until `release`.
+
+        Raises:
+            OverloadedError: a limit is reached.
+        """
+        asked = len(prompt_lengths) * n
+        if self.max_num_queued_reqs is not None and self.num_sequences + asked > self.max_num_queued_reqs:
+            self.on_rejected("max_num_queued_reqs")
+            raise OverloadedError(
+                f"{self.num_sequences} sequences are in flight and this request asks for {asked}; "
+                f"the server takes {self.max_num_queued_reqs}. Try again later"
+            )
+        if self.max_num_queued_tokens is not None and self.num_waiting_tokens >= self.max_num_queued_tokens:
+            self.on_rejected("max_num_queued_tokens")
+            raise OverloadedError(
+                f"{self.num_waiting_tokens} prompt tokens wait to be computed; "
+                f"the server takes {self.max_num_queued_tokens}. Try again later"
+            )
+        ticket = Ticket(asked, dict(enumerate(prompt_lengths)))
+        self.num_sequences += asked
+        self.num_waiting_tokens += sum(prompt_lengths)
+        return ticket
+
+    def on_first_token(self, ticket: Ticket, prompt: int) -> None:
+        """A prompt has its first token; later calls do nothing."""
+        self.num_waiting_tokens -= ticket.waiting.pop(prompt, 0)
+
+    def release(self, ticket: Ticket) -> None:
+        """The request has ended."""
+        self.num_sequences -= ticket.num_sequences
+        self.num_waiting_tokens -= sum(ticket.waiting.values())
+        ticket.num_sequences, ticket.waiting = 0, {}

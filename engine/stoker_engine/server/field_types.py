@@ -1,0 +1,57 @@
+"""The types of the fields that requests are made of."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, Final
+
+from pydantic import ConfigDict, Field, ValidationError, ValidatorFunctionWrapHandler, WrapValidator
+from pydantic_core import PydanticCustomError
+
+from stoker_engine.core.sampling_params import MAX_N
+
+#: Most stop strings; each is looked for in every new piece of text.
+MAX_STOPS: Final = 16
+#: Most bad words; each is looked for at every step.
+MAX_BAD_WORDS: Final = 256
+#: What may name a request: it goes into headers and logs.
+REQUEST_ID: Final = re.compile(r"[!-~]{1,128}")
+
+#: Unknown names are refused, and a number in a string is no number.
+STRICT: Final = ConfigDict(extra="forbid", strict=True)
+
+
+def or_else(sentence: str) -> WrapValidator:
+    """One sentence in place of what pydantic says of each member of a union."""
+
+    def validate(value: Any, handler: ValidatorFunctionWrapHandler) -> Any:
+        try:
+            return handler(value)
+        except ValidationError:
+            raise PydanticCustomError("shape", "{sentence}", {"sentence": sentence}) from None
+
+    return WrapValidator(validate)
+
+
+Count = Annotated[int, Field(ge=1, lt=2**31)]
+CountOrZero = Annotated[int, Field(ge=0, lt=2**31)]
+#: -1 stands for all.
+CountOrAll = Annotated[int, Field(ge=-1, lt=2**31)]
+Int64 = Annotated[int, Field(ge=-(2**63), lt=2**63)]
+Width = Annotated[int, Field(ge=1, le=MAX_N)]
+Stop = Annotated[
+    str | Annotated[list[str], Field(max_length=MAX_STOPS)],
+    or_else(f"must be a string or a list of at most {MAX_STOPS} strings"),
+]
+BadWords = Annotated[list[str], Field(max_length=MAX_BAD_WORDS)]
+LogitBias = Annotated[
+    dict[Annotated[str, Field(pattern=r"^[0-9]{1,10}$")], Annotated[float, Field(ge=-100, le=100)]],
+    or_else("must map token ids to numbers between -100 and 100"),
+]
+#: vLLM's rule: these characters mean something to cache back ends.
+CacheSalt = Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[^@/\\\x00]*$")]
+RequestId = Annotated[str, Field(pattern=f"^{REQUEST_ID.pattern}$")]
+Prompt = Annotated[
+    str | list[str] | list[int] | list[list[int]],
+    or_else("must be a string, a list of strings, a list of token ids, or a list of lists of token ids"),
+]

@@ -1,0 +1,29 @@
+"""Paths as routes know them, and those that machines ask all the time."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+#: Answered without an API key, and while the server stops.
+OPEN_PATHS: Final = frozenset({"/health", "/ready", "/live", "/ping", "/version", "/metrics"})
+
+
+def route_path(scope: Scope) -> str:
+    """The path without the prefix of a proxy (``--root-path``), by starlette's rule."""
+    path: str = scope["path"]
+    prefix: str = scope.get("root_path", "")
+    return path.removeprefix(prefix) if prefix and (path == prefix or path.startswith(f"{prefix}/")) else path
+
+
+class RootPathMiddleware:
+    """Tells all that comes after it of the proxy's prefix. Proxies that strip it and proxies that do not both work."""
+
+    def __init__(self, app: ASGIApp, root_path: str) -> None:
+        self._app = app
+        self._root_path = root_path
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handles a request."""
+        await self._app({**scope, "root_path": self._root_path}, receive, send)

@@ -1,0 +1,34 @@
+"""Why a request is turned away that would be fine at another time or elsewhere. Clients are told when to try again."""
+
+from __future__ import annotations
+
+from stoker_engine.contract.errors import RequestError
+
+
+class UnavailableError(RequestError):
+    """The server loads, stops, or cannot work at the moment."""
+
+    status = 503
+    type = "service_unavailable_error"
+    retry_after_s = 5
+
+
+class OverloadedError(RequestError):
+    """A queue's limit is reached."""
+
+    status = 429
+    type = "rate_limit_error"
+    retry_after_s = 1
+
+
+class UnauthorizedError(RequestError):
+    """No valid API key came with the request."""
+
+    status = 401
+    type = "authentication_error"
+
+
+class TooLargeError(RequestError):
+    """The request's body is larger than the server takes."""
+
+    status = 413

@@ -1,0 +1,183 @@
+"""Chats → text: Jinja templates as model makers write them, rendered in Jinja's sandbox.
+
+Templates come with models, or even with requests: code of strangers. The sandbox lets them neither reach Python's
+internals nor change what they are given. They are written for transformers' ``apply_chat_template``, whose helpers
+and settings are rebuilt here (``raise_exception``, ``strftime_now``, ``tojson``, ``{% generation %}``, loop controls),
+because importing transformers costs seconds and brings torch; the tests hold the two against each other.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any, NoReturn
+
+import jinja2
+from jinja2.ext import Extension, loopcontrols
+from jinja2.nodes import Node
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from stoker_engine.contract.errors import RequestError
+
+#: Marks the end of the message to be continued; the trailing space shows whether the template trims messages.
+_TAG = "CONTINUE_FINAL_MESSAGE_TAG "
+
+_REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
+
+
+def render(
+    template: str,
+    messages: Sequence[Mapping[str, Any]],
+    *,
+    tools: Sequence[Mapping[str, Any]] | None = None,
+    documents: Sequence[Mapping[str, Any]] | None = None,
+    add_generation_prompt: bool = True,
+    continue_final_message: bool = False,
+    variables: Mapping[str, Any] | None = None,
+) -> str:
+    """The text of a chat.
+
+    Args:
+        messages: each with ``role`` and mostly ``content``, as OpenAI has them.
+        tools: JSON schemas of the functions the model may call.
+        documents: what it may cite.
+        add_generation_prompt: end with the beginning of the assistant's answer.
+        continue_final_message: leave the last message open, so that the model goes on with it.
+        variables: whatever else the template knows.
+
+    Raises:
+        RequestError: the template refuses the messages or is broken.
+    """
+    if not messages:
+        raise RequestError("messages is empty; there is nothing to answer", "messages")
+    if continue_final_message and add_generation_prompt:
+        raise RequestError(
+            "continue_final_message and add_generation_prompt exclude each other; set add_generation_prompt to false",
+            "continue_final_message",
+        )
+    chat = [_message(message) for message in messages]
+    final = _leave_open(chat[-1]) if continue_final_message else ""
+    try:
+        text = _compiled(template).render(
+            **{
+                **(variables or {}),
+                "messages": chat,
+                "tools": tools,
+                "documents": documents,
+                "add_generation_prompt": add_generation_prompt,
+            }
+        )
+    except Exception as error:  # templates are others' code: whatever they raise is about this request
+        raise RequestError(f"the chat template refuses these messages: {error}", "messages") from error
+    return _cut(text, final) if continue_final_message else text
+
+
+def _message(message: Mapping[str, Any]) -> dict[str, Any]:
+    """A message as templates expect it: nulls left out, and reasoning under each of its names."""
+    present = {key: value for key, value in message.items() if value is not None}
+    reasoning = next((present[name] for name in _REASONING_FIELDS if name in present), None)
+    if reasoning is None:
+        return present
+    return {"thinking": reasoning, **present, "reasoning_content": reasoning}
+
+
+def _leave_open(message: dict[str, Any]) -> str:
+    """Marks the end of `message`; returns the text that it ends."""
+    content = message.get("content")
+    if isinstance(content, str):
+        message["content"] = content + _TAG
+        return content
+    if isinstance(content, (list, tuple)):
+        parts = [dict(part) if isinstance(part, Mapping) else part for part in content]
+        message["content"] = parts
+        for part in reversed(parts):
+            if isinstance(part, dict) and isinstance(part.get("text"), str):
+                text: str = part["text"]
+                part["text"] = text + _TAG
+                return text
+    raise RequestError("continue_final_message: the last message has no text to continue", "continue_final_message")
+
+
+def _cut(text: str, final: str) -> str:
+    """`text` up to where the message to be continued ends."""
+    at = text.rfind(_TAG.strip())
+    if at < 0 or final.strip() not in text:
+        raise RequestError(
+            "continue_final_message: the chat template does not tell the last message as it is, so it cannot be "
+            "continued",
+            "continue_final_message",
+        )
+    return text[:at] if text[at:].startswith(_TAG) else text[:at].rstrip()
+
+
+@functools.lru_cache(maxsize=32)  # a request may bring its own
+def _compiled(template: str) -> jinja2.Template:
+    return _environment().from_string(template)
+
+
+@functools.cache
+def _environment() -> ImmutableSandboxedEnvironment:
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
+    )
+    environment.filters["tojson"] = _to_json
+    environment.globals.update(raise_exception=_raise, strftime_now=_strftime_now, dict=_Dict(), namespace=_Namespace)
+    return environment
+
+
+class _Generation(Extension):
+    """``{% generation %}`` marks what the assistant said, for training; here it only holds text."""
+
+    tags = {"generation"}  # noqa: RUF012 - as jinja2 declares it
+
+    def parse(self, parser: Parser) -> Node | list[Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+class _Dict:
+    """``dict(…)`` without the class, whose attributes lead elsewhere."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
+        return dict(*args, **kwargs)
+
+
+class _Namespace(jinja2.utils.Namespace):
+    """Jinja's, without private names."""
+
+    def __init__(*args: Any, **kwargs: Any) -> None:  # self may be one of the names
+        attributes = dict(*args[1:], **kwargs)
+        for name in attributes:
+            _check_name(name)
+        jinja2.utils.Namespace.__init__(args[0], attributes)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        _check_name(name)
+        super().__setitem__(name, value)
+
+
+def _check_name(name: Any) -> None:
+    if isinstance(name, str) and name.startswith("_"):
+        raise jinja2.exceptions.SecurityError(f"a template's namespace holds no private names such as {name!r}")
+
+
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    # Jinja's own escapes what HTML would take for tags.
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _raise(message: str) -> NoReturn:
+    raise jinja2.exceptions.TemplateError(message)
+
+
+def _strftime_now(format: str) -> str:
+    return datetime.now().strftime(format)

@@ -1,0 +1,207 @@
+"""GGUF files → tokenizer.json.
+
+A GGUF file holds the vocabulary, token types, special tokens and, of byte-level models, the merges; how text is
+normalized and split before that follows from two names, ``tokenizer.ggml.model`` and ``tokenizer.ggml.pre``. Names
+whose rules are not known here are refused: a tokenizer that is nearly right makes a model nearly right.
+
+SentencePiece models have no merges in the file. A token can come of any two others that spell it; the merge of the
+better token is done first, and of those that make the same token the one with the longer left part.
+
+transformers converts the same way (tens of times slower); the tests hold the two against each other.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
+
+from stoker_engine.contract.errors import ModelError
+from stoker_engine.tokens.decoder_stages import BYTE_LEVEL_ALPHABET
+from stoker_engine.tokens.gguf_metadata import read_metadata
+
+_CONTROL, _USER_DEFINED = 3, 4
+
+_GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+_LLAMA3 = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_QWEN2 = _LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")
+_CASED = (
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+%s"
+    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*%s"
+    r"|\p{N}%s| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_GPT4O = _CASED % ("(?i:'s|'t|'re|'ve|'m|'ll|'d)?", "(?i:'s|'t|'re|'ve|'m|'ll|'d)?", "{1,3}")
+_TEKKEN = _CASED % ("", "", "")
+_DIGIT = r"\p{N}"
+
+#: ``tokenizer.ggml.pre`` → the expressions that text is split by, one after the other. The names are llama.cpp's.
+_SPLITS: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(("gpt-2", "mpt", "olmo", "jais", "phi-2"), (_GPT2,)),
+    **dict.fromkeys(("starcoder", "refact", "command-r", "smollm", "codeshell", "exaone"), (_DIGIT, _GPT2)),
+    **dict.fromkeys(("llama3", "llama-v3", "llama-bpe", "falcon3", "pixtral", "dbrx", "smaug-bpe"), (_LLAMA3,)),
+    **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "stablelm2", "megrez"), (_QWEN2,)),
+    **dict.fromkeys(("gpt-4o", "llama4"), (_GPT4O,)),
+    "tekken": (_TEKKEN,),
+}
+
+
+def convert_gguf(path: Path, folder: Path) -> None:
+    """Writes the tokenizer of GGUF file `path` to `folder`: tokenizer.json, tokenizer_config.json, chat template.
+
+    Raises:
+        ModelError: the file has none, or one whose rules are not known here.
+    """
+    data = read_metadata(path, lambda key: key.startswith("tokenizer.") or key == "general.architecture")
+    tokens = data.get("tokenizer.ggml.tokens")
+    if not tokens:
+        raise ModelError(f"{path} holds no tokenizer; give one with --tokenizer")
+    special = _special_tokens(data, tokens)
+    backend = _backend(path, data, tokens, special)
+    _add_tokens(backend, data, tokens, special)
+    _surround(backend, data, special)
+    backend.save(str(folder / "tokenizer.json"), pretty=False)
+    (folder / "tokenizer_config.json").write_text(json.dumps(special))
+    if template := data.get("tokenizer.chat_template"):
+        (folder / "chat_template.jinja").write_text(template)
+
+
+def _special_tokens(data: Mapping[str, Any], tokens: Sequence[str]) -> dict[str, str]:
+    ids = {
+        "bos_token": data.get("tokenizer.ggml.bos_token_id"),
+        "eos_token": data.get("tokenizer.ggml.eos_token_id"),
+        "unk_token": data.get("tokenizer.ggml.unknown_token_id"),
+        "pad_token": data.get("tokenizer.ggml.padding_token_id"),
+    }
+    return {name: tokens[token_id] for name, token_id in ids.items() if token_id is not None and token_id < len(tokens)}
+
+
+def _backend(
+    path: Path, data: Mapping[str, Any], tokens: Sequence[str], special: Mapping[str, str]
+) -> tokenizers.Tokenizer:
+    kind, architecture = data.get("tokenizer.ggml.model"), data.get("general.architecture", "")
+    if kind == "gpt2":
+        return _byte_level(path, data, tokens)
+    if kind == "llama" and architecture.startswith("gemma"):
+        return _gemma(tokens, special)
+    if kind == "llama":
+        return _llama(data, tokens, special, prefix_by_normalizer=architecture == "phi3")
+    raise ModelError(f"{path} has a tokenizer of type {kind!r}, which is not read from GGUF; give one with --tokenizer")
+
+
+def _byte_level(path: Path, data: Mapping[str, Any], tokens: Sequence[str]) -> tokenizers.Tokenizer:
+    name = data.get("tokenizer.ggml.pre", "gpt-2")
+    if name not in _SPLITS:
+        raise ModelError(
+            f"{path}: how its tokenizer splits text ({name!r}) is not known; give the original one with --tokenizer"
+        )
+    of_byte = {byte: character for character, byte in BYTE_LEVEL_ALPHABET.items()}
+    alphabet = set(BYTE_LEVEL_ALPHABET)
+    vocab = {
+        token if alphabet.issuperset(token) else "".join(of_byte[byte] for byte in token.encode()): token_id
+        for token_id, token in enumerate(tokens)
+    }
+    merges = _pairs(data.get("tokenizer.ggml.merges", ()))
+    backend = tokenizers.Tokenizer(models.BPE(vocab=vocab, merges=merges))
+    backend.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            *(pre_tokenizers.Split(Regex(split), behavior="isolated") for split in _SPLITS[name]),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    backend.decoder = decoders.ByteLevel()
+    return backend
+
+
+def _gemma(tokens: Sequence[str], special: Mapping[str, str]) -> tokenizers.Tokenizer:
+    # Runs of spaces are spelled as such in the file; and its scores do not follow the order of the merges.
+    spelled = ["▁" * len(token) if " " in token and not token.strip() else token for token in tokens]
+    vocab = {token: token_id for token_id, token in enumerate(spelled)}
+    merges = _merges(vocab, {token: -token_id for token, token_id in vocab.items()})
+    backend = _sentencepiece(vocab, merges, special.get("unk_token", "<unk>"))
+    backend.normalizer = normalizers.Replace(" ", "▁")
+    backend.pre_tokenizer = pre_tokenizers.Split(" ", behavior="merged_with_previous")
+    return backend
+
+
+def _llama(
+    data: Mapping[str, Any], tokens: Sequence[str], special: Mapping[str, str], prefix_by_normalizer: bool
+) -> tokenizers.Tokenizer:
+    vocab = {token: token_id for token_id, token in enumerate(tokens)}
+    if given := data.get("tokenizer.ggml.merges"):
+        merges = _pairs(given)
+    else:
+        merges = _merges(vocab, dict(zip(tokens, data["tokenizer.ggml.scores"], strict=True)))
+    backend = _sentencepiece(vocab, merges, special.get("unk_token"))
+    prefixed = bool(data.get("tokenizer.ggml.add_space_prefix", True))
+    if prefix_by_normalizer:
+        backend.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    else:
+        backend.pre_tokenizer = pre_tokenizers.Metaspace("▁", "first" if prefixed else "never", split=False)
+    if prefixed:
+        strip = decoders.Strip(" ", 1, 0)
+        backend.decoder = decoders.Sequence(
+            [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), strip]
+        )
+    return backend
+
+
+def _sentencepiece(vocab: dict[str, int], merges: list[tuple[str, str]], unknown: str | None) -> tokenizers.Tokenizer:
+    model = models.BPE(vocab=vocab, merges=merges, unk_token=unknown, fuse_unk=True, byte_fallback=True)
+    backend = tokenizers.Tokenizer(model)
+    backend.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
+    return backend
+
+
+def _pairs(merges: Sequence[str]) -> list[tuple[str, str]]:
+    """``"a b"`` → ("a", "b")."""
+    return [(left, right) for left, _, right in (merge.partition(" ") for merge in merges)]
+
+
+def _merges(vocab: Mapping[str, int], scores: Mapping[str, float]) -> list[tuple[str, str]]:
+    """Every pair of tokens that makes another, the best token's first."""
+    return [
+        (token[:cut], token[cut:])
+        for token in sorted(scores, key=scores.__getitem__, reverse=True)
+        for cut in range(len(token) - 1, 0, -1)
+        if token[:cut] in vocab and token[cut:] in vocab
+    ]
+
+
+def _add_tokens(
+    backend: tokenizers.Tokenizer, data: Mapping[str, Any], tokens: Sequence[str], special: Mapping[str, str]
+) -> None:
+    """Tokens that are found as a whole in a text: control tokens, which are special, and user-defined ones."""
+    vocab = backend.get_vocab(with_added_tokens=False)
+    types = data.get("tokenizer.ggml.token_type", ())
+    control = {token for token, kind in zip(tokens, types, strict=False) if kind == _CONTROL} | set(special.values())
+    if data.get("general.architecture", "").startswith("gemma"):
+        control.add("<mask>")  # not marked as control, and named in Gemma's own tokenizer
+    backend.add_special_tokens(
+        [AddedToken(token, special=True, normalized=False) for token in tokens if token in control and token in vocab]
+    )
+    backend.add_tokens(
+        [
+            AddedToken(token, special=False, normalized=False)
+            for token, kind in zip(tokens, types, strict=False)
+            if kind == _USER_DEFINED and token in vocab and token not in control
+        ]
+    )
+
+
+def _surround(backend: tokenizers.Tokenizer, data: Mapping[str, Any], special: Mapping[str, str]) -> None:
+    """Special tokens before and after a prompt."""
+    default = data.get("tokenizer.ggml.model") == "llama"
+    before = special.get("bos_token") if data.get("tokenizer.ggml.add_bos_token", default) else None
+    after = special.get("eos_token") if data.get("tokenizer.ggml.add_eos_token", False) else None
+    parts = [*([before] if before else []), "$A", *([after] if after else [])]
+    backend.post_processor = processors.TemplateProcessing(
+        single=" ".join(parts),
+        special_tokens=[(token, backend.token_to_id(token)) for token in (before, after) if token],
+    )

@@ -1,0 +1,146 @@
+"""What the engine tells in tokens, as text: detokenized, cut at stop strings, logprobs with their tokens' text.
+
+The engine knows nothing of text, so a stop string is found here, after the step: `process` says so, and its caller
+tells the engine to end that sequence. What the engine still computed of it in the meantime is dropped.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from stoker_engine.core.engine_request import EngineRequest
+from stoker_engine.core.finish_reason import FinishReason
+from stoker_engine.core.logprobs import Logprob, PositionLogprobs, TokenLogprobs
+from stoker_engine.core.outputs import OutputDelta, TokenDelta
+from stoker_engine.core.sampling_params import SamplingParams
+from stoker_engine.tokens.detokenizer import Decoding, IncrementalDetokenizer
+from stoker_engine.tokens.stop import StopStrings
+
+
+class TokenTexts(Decoding, Protocol):
+    """What the processor needs of a tokenizer."""
+
+    def token_text(self, token_id: int) -> str:
+        """What a token says by itself."""
+        ...
+
+
+@dataclass
+class _Sequence:
+    """The text side of one sequence."""
+
+    detokenizer: IncrementalDetokenizer
+    stop: StopStrings
+    num_tokens: int = 0
+    finished: bool = False
+
+
+@dataclass
+class _Request:
+    """What is remembered of a request until all its sequences are told."""
+
+    request: EngineRequest
+    sequences: dict[int, _Sequence] = field(default_factory=dict)
+
+
+class OutputProcessor:
+    """Token deltas → output deltas. Not thread-safe: one owner calls it, in the order the engine tells."""
+
+    def __init__(self, tokenizer: TokenTexts) -> None:
+        self._tokenizer = tokenizer
+        self._requests: dict[str, _Request] = {}
+
+    def add(self, request: EngineRequest) -> None:
+        """Takes in a request, before its first delta."""
+        self._requests[request.id] = _Request(request)
+
+    def forget(self, request_id: str) -> None:
+        """Drops a request that nobody wants any more; unknown ids are ignored."""
+        self._requests.pop(request_id, None)
+
+    def process(self, delta: TokenDelta) -> tuple[OutputDelta | None, bool]:
+        """The text of `delta`.
+
+        Returns:
+            (what to tell, or None where nobody waits for it: the request is forgotten or the sequence has ended;
+            whether a stop string ended the sequence, so that the engine must be told to).
+        """
+        entry = self._requests.get(delta.request_id)
+        if entry is None:
+            return None, False
+        sequence = entry.sequences.get(delta.index)
+        if sequence is None:
+            sequence = entry.sequences[delta.index] = self._sequence(entry.request)
+        elif sequence.finished:
+            return None, False
+        text, stop, kept = self._text(sequence, entry.request, delta)
+        reason, stop_reason = delta.finish_reason, delta.stop_reason
+        if stop is not None:
+            reason = FinishReason.STOP
+        sequence.finished = reason is not None
+        output = OutputDelta(
+            request_id=delta.request_id,
+            text=text,
+            token_ids=delta.token_ids[:kept],
+            finish_reason=reason,
+            stop_reason=stop_reason if stop is None else stop,
+            num_prompt_tokens=len(entry.request.prompt_token_ids),
+            num_cached_tokens=delta.num_cached_tokens,
+            index=delta.index,
+            logprobs=None if delta.logprobs is None else [self._logprobs(p) for p in delta.logprobs[:kept]],
+            prompt_logprobs=self._prompt_logprobs(delta),
+            cumulative_logprob=delta.cumulative_logprob,
+        )
+        if len(entry.sequences) == entry.request.num_sequences and all(s.finished for s in entry.sequences.values()):
+            del self._requests[delta.request_id]
+        return output, stop is not None and delta.finish_reason is None
+
+    def _sequence(self, request: EngineRequest) -> _Sequence:
+        params = request.params
+        detokenizer = IncrementalDetokenizer(self._tokenizer, request.prompt_token_ids, params.skip_special_tokens)
+        if isinstance(params, SamplingParams):
+            return _Sequence(detokenizer, StopStrings(params.stop, params.include_stop_str_in_output))
+        return _Sequence(detokenizer, StopStrings(()))
+
+    def _text(self, sequence: _Sequence, request: EngineRequest, delta: TokenDelta) -> tuple[str, str | None, int]:
+        """(the text to tell, the stop string that ended it or None, how many of the tokens are kept)."""
+        params = request.params
+        min_tokens, tells_stop = 0, False
+        if isinstance(params, SamplingParams):
+            min_tokens, tells_stop = params.min_tokens, params.include_stop_str_in_output
+        # The token that stops is no part of the text, unless what stops is asked for.
+        silent = len(delta.token_ids) - 1 if delta.finish_reason is FinishReason.STOP and not tells_stop else None
+        told = ""
+        for position, token_id in enumerate(delta.token_ids):
+            sequence.num_tokens += 1
+            if position == silent:
+                break
+            watch = sequence.num_tokens > min_tokens
+            text, stop = sequence.stop.add(sequence.detokenizer.add(token_id), watch)
+            told += text
+            if stop is not None:
+                return told, stop, position + 1
+        if delta.finish_reason is not None:
+            text, stop = sequence.stop.add(sequence.detokenizer.flush(), sequence.num_tokens > min_tokens)
+            told += text
+            if stop is not None:
+                return told, stop, len(delta.token_ids)
+            told += sequence.stop.flush()
+        return told, None, len(delta.token_ids)
+
+    def _logprobs(self, position: TokenLogprobs) -> PositionLogprobs:
+        chosen, *likeliest = zip(position.token_ids, position.logprobs, strict=True)
+        entries = {chosen[0]: self._logprob(*chosen, position.rank)}
+        for rank, (token_id, logprob) in enumerate(likeliest, start=1):
+            if token_id not in entries:
+                entries[token_id] = self._logprob(token_id, logprob, rank)
+        return entries
+
+    def _logprob(self, token_id: int, logprob: float, rank: int) -> Logprob:
+        return Logprob(logprob, rank, self._tokenizer.token_text(token_id))
+
+    def _prompt_logprobs(self, delta: TokenDelta) -> list[PositionLogprobs | None] | None:
+        if delta.prompt_logprobs is None:
+            return None
+        return [None, *map(self._logprobs, delta.prompt_logprobs)]

@@ -1,0 +1,114 @@
+"""A tokenizer's files: found in a model's folder, or made once and kept.
+
+What we read is a folder with a ``tokenizer.json``, which the ``tokenizers`` library loads without transformers.
+Models that come without one (``tokenizer.model``, tiktoken, vocabulary and merges) are converted by transformers, in
+a process of its own: that imports torch, which takes seconds and memory that a server needs only once.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from stoker_engine.contract.cache_folder import cache_folder
+from stoker_engine.contract.errors import ModelError
+
+logger = logging.getLogger(__name__)
+
+#: Part of the cache's key; raise it when a conversion changes.
+_FORMAT = "2"
+
+#: Any of these makes a folder a tokenizer's.
+_SOURCES = (
+    "tokenizer.model",
+    "tokenizer.tiktoken",
+    "tiktoken.model",
+    "vocab.json",
+    "vocab.txt",
+    "spiece.model",
+    "tekken.json",
+)
+
+_CONVERT = """
+import sys
+from transformers import AutoTokenizer
+AutoTokenizer.from_pretrained(sys.argv[1]).save_pretrained(sys.argv[2])
+"""
+
+
+def tokenizer_folder(path: Path) -> Path:
+    """The folder to read the tokenizer of a Hugging Face folder or a GGUF file from.
+
+    Raises:
+        ModelError: there is no tokenizer, or it cannot be converted.
+    """
+    if path.is_file():
+        from stoker_engine.tokens.gguf_tokenizer import convert_gguf
+
+        return _converted(path, path, convert_gguf)
+    if (path / "tokenizer.json").is_file():
+        return path
+    source = next((path / name for name in _SOURCES if (path / name).is_file()), None)
+    if source is None:
+        raise ModelError(f"{path} has no tokenizer (tokenizer.json); give one with --tokenizer")
+    return _converted(path, source, _convert_folder)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object; empty where the file does not exist.
+
+    Raises:
+        ModelError: it is no JSON object.
+    """
+    if not path.is_file():
+        return {}
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ModelError(f"{path} is not valid JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise ModelError(f"{path} holds no JSON object")
+    return value
+
+
+def _convert_folder(path: Path, target: Path) -> None:
+    result = subprocess.run(
+        [sys.executable, "-c", _CONVERT, str(path), str(target)], capture_output=True, text=True, check=False
+    )
+    if result.returncode != 0 or not (target / "tokenizer.json").is_file():
+        why = (result.stderr.strip().splitlines() or ["it has no fast version"])[-1]
+        raise ModelError(f"cannot convert the tokenizer in {path} to tokenizer.json: {why}")
+
+
+def _converted(path: Path, source: Path, convert: Callable[[Path, Path], None]) -> Path:
+    """The conversion of `path`, from the cache or made now; `source` tells whether it is still the same."""
+    stat = source.stat()
+    key = hashlib.sha256(f"{_FORMAT}:{source.resolve()}:{stat.st_size}:{stat.st_mtime_ns}".encode()).hexdigest()[:16]
+    folder = cache_folder() / "tokenizers" / f"{path.stem}-{key}"
+    if (folder / "tokenizer.json").is_file():
+        return folder
+    logger.info("converting the tokenizer of %s", path.name)
+    partial = folder.with_name(f"{folder.name}.{os.getpid()}.partial")
+    try:
+        partial.mkdir(parents=True, exist_ok=True)
+        convert(path, partial)
+        try:
+            partial.rename(folder)
+        except OSError:
+            if not folder.is_dir():  # else another process was quicker
+                raise
+    except OSError as error:
+        raise ModelError(
+            f"cannot keep the converted tokenizer in {folder.parent} ({error}); set STOKER_CACHE"
+        ) from error
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    return folder

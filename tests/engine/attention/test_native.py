@@ -1,0 +1,113 @@
+"""The CPU's attention kernel against attention written out in float64, and against itself: always the same bits."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+
+from stoker_engine.attention.backend import AttentionShape
+from stoker_engine.attention.native import NativeBackend
+from stoker_engine.attention.sdpa import SdpaBackend
+from stoker_engine.kernels.native.levels import usable_levels
+from stoker_engine.kernels.native.library import load
+
+from .conftest import Sequences
+
+PLAIN = AttentionShape(num_heads=6, num_kv_heads=2, head_dim=64, value_head_dim=64, scale=0.125)
+SHAPES = {
+    "grouped": PLAIN,
+    "one head each": dataclasses.replace(PLAIN, num_kv_heads=6),
+    "seven to one": dataclasses.replace(PLAIN, num_heads=14),
+    "window": dataclasses.replace(PLAIN, sliding_window=37),
+    "soft cap": dataclasses.replace(PLAIN, logits_soft_cap=5.0),
+    "alibi": dataclasses.replace(PLAIN, alibi_slopes=torch.tensor([0.5, 0.25, 0.1, 0.05, 0.02, 0.01])),
+    "odd sizes": dataclasses.replace(PLAIN, head_dim=80, value_head_dim=20),
+    "tiny": dataclasses.replace(PLAIN, head_dim=8, value_head_dim=8),
+}
+LENGTHS = [1, 16, 65, 200, 130, 47]
+EXACT = {torch.float32: 2e-6, torch.bfloat16: 8e-3}
+
+
+@pytest.fixture(
+    params=[
+        pytest.param(level, id=level.name, marks=[pytest.mark.slow] * (n > 0))
+        for n, level in enumerate(usable_levels())
+    ]
+)
+def backend(request: pytest.FixtureRequest) -> NativeBackend:
+    """The kernels of one level; those that are not this processor's best take a compilation more."""
+    return NativeBackend(load(request.param))
+
+
+def run(
+    backend: NativeBackend | SdpaBackend, sequences: Sequences, *steps: list[tuple[int, int, int]]
+) -> list[torch.Tensor]:
+    """Runs steps of (sequence, start, end); returns each sequence's rows, put together."""
+    rows: list[list[torch.Tensor]] = [[] for _ in sequences.queries]
+    for spans in steps:
+        query, key, value, metadata = sequences.step(spans)
+        out = backend.forward(sequences.shape, query, key, value, sequences.cache, metadata)
+        for (sequence, start, end), part in zip(spans, out.split([e - s for _, s, e in spans]), strict=True):
+            assert end - start == len(part)
+            rows[sequence].append(part)
+    return [torch.cat(parts) if parts else torch.empty(0) for parts in rows]
+
+
+def whole(sequences: Sequences) -> list[tuple[int, int, int]]:
+    """One step that computes everything."""
+    return sorted(((s, 0, len(q)) for s, q in enumerate(sequences.queries)), key=lambda span: span[2] > 1)
+
+
+@pytest.mark.parametrize("dtype", EXACT, ids=str)
+@pytest.mark.parametrize("name", SHAPES)
+def test_equals_attention_written_out(backend: NativeBackend, name: str, dtype: torch.dtype) -> None:
+    sequences = Sequences.random(SHAPES[name], LENGTHS, dtype)
+    for index, rows in enumerate(run(backend, sequences, whole(sequences))):
+        torch.testing.assert_close(rows.double(), sequences.expected(index), rtol=EXACT[dtype], atol=EXACT[dtype])
+
+
+@pytest.mark.parametrize("dtype", EXACT, ids=str)
+def test_latent_values_lie_within_the_keys(backend: NativeBackend, dtype: torch.dtype) -> None:
+    shape = AttentionShape(num_heads=40, num_kv_heads=1, head_dim=96, value_head_dim=64, scale=0.1)
+    sequences = Sequences.random(shape, LENGTHS, dtype, latent=True)
+    for index, rows in enumerate(run(backend, sequences, whole(sequences))):
+        torch.testing.assert_close(rows.double(), sequences.expected(index), rtol=EXACT[dtype], atol=EXACT[dtype])
+
+
+@pytest.mark.parametrize("dtype", EXACT, ids=str)
+@pytest.mark.parametrize("name", SHAPES)
+def test_bits_do_not_depend_on_batch_or_chunks(backend: NativeBackend, name: str, dtype: torch.dtype) -> None:
+    """Long enough for several parts, whose results are merged."""
+    sequences = Sequences.random(SHAPES[name], [2100, 33, 1], dtype)
+    together = run(backend, sequences, [(2, 0, 1), (0, 0, 2100), (1, 0, 33)])
+    alone = run(backend, sequences, [(0, 0, 2100)], [(1, 0, 33)], [(2, 0, 1)])
+    chunked = run(
+        backend, sequences, [(0, 0, 700)], [(1, 0, 32), (0, 700, 1039)], [(1, 32, 33), (2, 0, 1), (0, 1039, 2099)],
+        [(0, 2099, 2100)],
+    )  # fmt: skip
+    for one, other, third in zip(together, alone, chunked, strict=True):
+        assert torch.equal(one, other)
+        assert torch.equal(one, third)
+
+
+def test_bits_do_not_depend_on_threads(backend: NativeBackend) -> None:
+    sequences = Sequences.random(PLAIN, [2100, 300], torch.float32)
+    before = torch.get_num_threads()
+    results = []
+    for threads in (1, 2):
+        backend.library.stoker_prepare(threads)
+        results.append(run(backend, sequences, [(0, 0, 2099), (1, 0, 300)], [(0, 2099, 2100)]))
+    backend.library.stoker_prepare(before)
+    assert all(torch.equal(one, two) for one, two in zip(*results, strict=True))
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_the_reference_backend_agrees(name: str) -> None:
+    """sdpa multiplies hidden keys by 0, so its cache must hold numbers where nothing was written."""
+    sequences = Sequences.random(SHAPES[name], LENGTHS, torch.float32)
+    sequences.cache.key.nan_to_num_(0)
+    sequences.cache.value.nan_to_num_(0)
+    for index, rows in enumerate(run(SdpaBackend(), sequences, whole(sequences))):
+        torch.testing.assert_close(rows.double(), sequences.expected(index), rtol=2e-6, atol=2e-6)

@@ -1,0 +1,86 @@
+"""A wrong flag is told in a sentence, with what was meant."""
+
+from __future__ import annotations
+
+import pytest
+
+from stoker_engine.cli import bench, command_line, run_batch, serve
+from stoker_engine.contract.argv import to_argv
+from stoker_engine.contract.errors import ArgumentError
+from stoker_engine.contract.serve_args import ServeArgs
+
+
+@pytest.mark.parametrize(
+    "word, says",
+    [
+        ("--max-num-seq=4", "did you mean --max-num-seqs?"),
+        ("--max_num_seqs=4", "it is spelled --max-num-seqs"),
+        ("--enforce-eager", "nothing is compiled"),
+        ("--swap-space", "computed again"),
+        ("--tool-call-parser", "not built yet"),
+        ("--xyzzy", "no such flag"),
+        ("--no-enable-prefix-cachin", "did you mean --no-enable-prefix-caching?"),
+    ],
+)
+def test_a_flag_that_does_not_exist(word: str, says: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert serve.main(["m", word]) == 2
+    error = capsys.readouterr().err
+    assert says in error
+    assert error.startswith(f"stoker serve: {word.partition('=')[0]}")
+
+
+def test_every_flag_that_exists_is_known() -> None:
+    parser = ServeArgs.parser()
+    words = [
+        "m",
+        "--port=80",
+        "--max-num-seqs",
+        "4",
+        "--no-enable-prefix-caching",
+        "--api-key",
+        "-looks-like-a-flag-but:",
+    ]
+    command_line.check_flags(parser, words)
+    args = ServeArgs.from_argv(["m", "--chat-template={{ a }}--b", "--max-model-len", "8k"])
+    command_line.check_flags(parser, args.to_argv())
+    assert to_argv(args.engine)[-1] == "--max-model-len=8000"
+
+
+def test_model_as_a_flag_and_short_flags() -> None:
+    assert command_line.with_model_flag(["-i", "x", "--model", "m", "--seed=1"]) == ["m", "-i", "x", "--seed=1"]
+    assert command_line.with_model_flag(["--model=m"]) == ["m"]
+    assert command_line.with_short_flags(["-i", "x", "-o", "-"], {"-i": "input", "-o": "output"}) == [
+        "--input-file", "x", "--output-file", "-",
+    ]  # fmt: skip
+
+
+def test_what_a_command_needs(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_batch.main(["m", "-o", "-"]) == 2
+    assert "--input-file" in capsys.readouterr().err
+    assert run_batch.main(["m", "-i", "/no/such/file", "-o", "-"]) == 2
+    assert "/no/such/file" in capsys.readouterr().err
+    assert bench.main(["throughput", "m", "--dataset-name=custom"]) == 2
+    assert "--dataset-path" in capsys.readouterr().err
+    assert bench.main(["troughput"]) == 2
+    assert "did you mean throughput?" in capsys.readouterr().err
+
+
+def test_help_comes_in_groups(capsys: pytest.CaptureFixture[str]) -> None:
+    for main, words, groups in (
+        (serve.main, ["--help"], ["engine:", "HTTP server:"]),
+        (run_batch.main, ["--help"], ["batch:", "engine:"]),
+        (bench.main, ["throughput", "--help"], ["requests:", "data set:", "engine:"]),
+        (bench.main, ["serve", "--help"], ["requests:", "data set:"]),
+    ):
+        with pytest.raises(SystemExit, match="0"):
+            main(words)
+        text = capsys.readouterr().out
+        assert all(group in text for group in groups)
+
+
+def test_an_error_is_an_exit_code(capsys: pytest.CaptureFixture[str]) -> None:
+    def fail() -> int:
+        raise ArgumentError("--x", "no")
+
+    assert command_line.run("stoker test", fail) == 2
+    assert "--x: no\nTry 'stoker test --help'" in capsys.readouterr().err

@@ -1,0 +1,57 @@
+"""The pool's memory: layers of a block lie beside each other, and groups over each other."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from stoker_engine.contract.cache_groups import cache_groups
+from stoker_engine.contract.cache_spec import CacheSpec
+from stoker_engine.exec.kv_cache import KVCachePlan, KVCachePool
+
+SPECS = [
+    CacheSpec(2, 8, 8),
+    CacheSpec(2, 8, 8, sliding_window=32),
+    CacheSpec(1, 16, 4, sliding_window=32),
+    CacheSpec(1, 24, 16, latent=True),
+]
+
+
+@pytest.fixture(params=[torch.float32, torch.bfloat16])
+def pool(request: pytest.FixtureRequest) -> KVCachePool:
+    groups = cache_groups(SPECS)
+    assert [group.layers for group in groups] == [(0, 3), (1, 2)]
+    plan = KVCachePlan(groups, num_blocks=6, block_size=4, max_model_len=16, step_tokens=16)
+    return KVCachePool(plan, SPECS, request.param, torch.device("cpu"))
+
+
+def test_views_have_their_layers_shapes(pool: KVCachePool) -> None:
+    assert [tuple(cache.key.shape) for cache in pool.caches] == [
+        (6, 4, 2, 8),
+        (6, 4, 2, 8),
+        (6, 4, 1, 16),
+        (6, 4, 1, 24),
+    ]
+    assert [cache.value.shape[-1] for cache in pool.caches] == [8, 8, 4, 16]
+    assert [cache.group for cache in pool.caches] == [0, 1, 1, 0]
+
+
+def test_layers_of_one_group_never_overlap_and_a_latents_values_are_its_keys(pool: KVCachePool) -> None:
+    for group in (0, 1):
+        caches = [cache for cache in pool.caches if cache.group == group]
+        for number, cache in enumerate(caches):
+            cache.key.fill_(number * 2 + 1)
+            if cache.value.data_ptr() != cache.key.data_ptr():
+                cache.value.fill_(number * 2 + 2)
+        for number, cache in enumerate(caches):
+            assert (cache.key == number * 2 + 1).all()
+            latent = cache.value.data_ptr() == cache.key.data_ptr()
+            assert (cache.value == number * 2 + (1 if latent else 2)).all()
+
+
+def test_copies_read_all_before_any_is_written(pool: KVCachePool) -> None:
+    key = pool.caches[0].key
+    for block in range(6):
+        key[block].fill_(block)
+    pool.copy([(0, 1), (1, 2), (5, 0)])
+    assert [float(key[block].flatten()[0]) for block in range(6)] == [5, 0, 1, 3, 4, 5]

@@ -1,0 +1,173 @@
+"""The CPU's kernels against the torch operations that define them, and against themselves: rows alone and together."""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from stoker_engine.kernels import activation, linear, rms_norm, rotary
+from stoker_engine.kernels.native import build, library
+from stoker_engine.kernels.native.levels import Level, levels, usable_levels
+from stoker_engine.kernels.native.library import load
+
+DTYPES = (torch.float32, torch.bfloat16)
+EXACT = {torch.float32: 3e-6, torch.bfloat16: 1.6e-2}
+MODULES = (activation, linear, rms_norm, rotary)
+
+Use = Callable[[ctypes.CDLL | None], None]
+
+
+@pytest.fixture
+def use(monkeypatch: pytest.MonkeyPatch) -> Use:
+    """Chooses the library that the operations run with; None: torch."""
+
+    def choose(kernels: ctypes.CDLL | None) -> None:
+        for module in MODULES:
+            monkeypatch.setattr(module, "kernels_for", lambda x: kernels)
+
+    return choose
+
+
+@pytest.fixture(
+    params=[
+        pytest.param(level, id=level.name, marks=[pytest.mark.slow] * (n > 0))
+        for n, level in enumerate(usable_levels())
+    ]
+)
+def kernels(request: pytest.FixtureRequest) -> ctypes.CDLL:
+    """The kernels of one level; all but this processor's best take a compilation more."""
+    return load(request.param)
+
+
+def random(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """Normal numbers; the seed is the shape."""
+    generator = torch.Generator().manual_seed(sum(n * 31**i for i, n in enumerate(shape)))
+    return torch.randn(*shape, generator=generator).to(dtype)
+
+
+def check(use: Use, kernels: ctypes.CDLL, operation: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> None:
+    """`operation` on the rows of `x` is close to what torch computes, and gives each row alone the same bits."""
+    use(None)
+    expected = operation(x)
+    use(kernels)
+    got = operation(x)
+    assert got.shape == expected.shape and got.dtype == expected.dtype
+    scale = expected.double().abs().max()
+    assert (got.double() - expected.double()).abs().max() / scale < EXACT[x.dtype]
+    for start, end in ((0, 1), (len(x) - 1, len(x)), (len(x) // 3, len(x) // 2 + 1)):
+        assert torch.equal(operation(x[start:end]), got[start:end])
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("inner,outputs", [(64, 48), (32, 16), (576, 100), (33, 17), (5, 3), (96, 15)])
+@pytest.mark.parametrize("rows", [1, 3, 16, 37, 150])
+def test_linear(use: Use, kernels: ctypes.CDLL, rows: int, inner: int, outputs: int, dtype: torch.dtype) -> None:
+    weight, bias = random(outputs, inner, dtype=dtype), random(outputs, dtype=dtype)
+    wide = random(rows, 2 * inner, dtype=dtype)
+    for x in (wide[:, :inner], wide[:, inner:]):  # rows of a wider tensor
+        check(use, kernels, lambda rows: linear.linear(rows, weight, bias), x)
+        check(use, kernels, lambda rows: linear.linear(rows, weight), x)
+
+
+def test_linear_does_not_round_sums(kernels: ctypes.CDLL) -> None:
+    """In bfloat16, sums are float32 and rounded once: within half a unit in the last place of the exact result."""
+    from stoker_engine.kernels.native.linear import linear as native_linear
+
+    x, weight = random(20, 512, dtype=torch.bfloat16), random(64, 512, dtype=torch.bfloat16)
+    exact = x.double() @ weight.double().T
+    error = (native_linear(kernels, x, weight, None).double() - exact).abs()
+    assert (error <= exact.abs() * 2**-8 + 1e-4).all()
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("wide_weight", [False, True])
+@pytest.mark.parametrize("shape", [(40, 576), (9, 20), (70, 1000)])
+def test_rms_norm(
+    use: Use, kernels: ctypes.CDLL, shape: tuple[int, int], wide_weight: bool, dtype: torch.dtype
+) -> None:
+    weight = random(shape[1], dtype=torch.float32 if wide_weight else dtype)
+    check(use, kernels, lambda x: rms_norm.rms_norm(x, weight, 1e-5), random(*shape, dtype=dtype))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_rms_norm_of_heads(use: Use, kernels: ctypes.CDLL, dtype: torch.dtype) -> None:
+    weight = random(64, dtype=dtype)
+    heads = random(30, 8, 64, dtype=dtype)[:, 2:5]
+    check(use, kernels, lambda x: rms_norm.rms_norm(x, weight, 1e-6), heads)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("interleaved", [False, True])
+@pytest.mark.parametrize("pairs", [4, 20, 32])
+def test_rotary(use: Use, kernels: ctypes.CDLL, pairs: int, interleaved: bool, dtype: torch.dtype) -> None:
+    x = random(50, 6, 64, dtype=dtype)[:, 1:5]
+    positions = torch.arange(50) * 7
+
+    def operation(x: torch.Tensor) -> torch.Tensor:
+        frequencies = 10000.0 ** -(torch.arange(pairs) / pairs)
+        first = next(i for i in range(50) if torch.equal(x[0], rows[i]))
+        cos, sin = rotary.angles(positions[first : first + len(x)], frequencies, 1.25, dtype)
+        return rotary.apply_rotary(x, cos, sin, interleaved)
+
+    rows = x
+    check(use, kernels, operation, x)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("name", ["silu", "gelu", "gelu_pytorch_tanh", "relu2"])
+@pytest.mark.parametrize("size", [128, 1000, 7])
+def test_activation(use: Use, kernels: ctypes.CDLL, size: int, name: str, dtype: torch.dtype) -> None:
+    act = activation.activation(name)
+    x = random(33, 2 * size, dtype=dtype) * 3
+    check(use, kernels, act, x)
+    check(use, kernels, lambda x: activation.act_and_mul(x, act), x)
+
+
+def test_extremes_stay_numbers(kernels: ctypes.CDLL, use: Use) -> None:
+    use(kernels)
+    x = torch.tensor([[-1e30, -200.0, -90.0, 0.0, 90.0, 200.0, 1e30]])
+    for name in ("silu", "gelu", "gelu_pytorch_tanh"):
+        expected = torch.tensor([[0.0, 0.0, 0.0, 0.0, 90.0, 200.0, 1e30]])
+        torch.testing.assert_close(activation.activation(name)(x), expected, rtol=1e-6, atol=1e-20)
+
+
+def test_one_openmp_runtime() -> None:
+    """A second one would have threads of its own, and both would wait for the same processors."""
+    script = (
+        "from stoker_engine.kernels.native.library import library; library(); print(open('/proc/self/maps').read())"
+    )
+    maps = subprocess.run([sys.executable, "-c", script], check=True, stdout=subprocess.PIPE, text=True).stdout
+    assert "/stoker-" in maps
+    runtimes = {line.split()[-1] for line in maps.splitlines() if "omp.so" in line or "omp-" in line}
+    assert len(runtimes) == 1, runtimes
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("level", levels(), ids=lambda level: level.name)
+def test_every_level_compiles(level: Level, tmp_path: Path) -> None:
+    """Also those that this processor does not run: images are built anywhere."""
+    made = build.build(level, tmp_path)
+    assert made.is_file() and made.parent == tmp_path
+    assert build.build(level, tmp_path) == made
+
+
+def test_without_a_compiler_torch_runs_and_the_log_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("STOKER_CACHE", str(tmp_path))
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    monkeypatch.setattr(library, "PREBUILT", tmp_path)
+    library.library.cache_clear()
+    with caplog.at_level(logging.WARNING):
+        assert library.library() is None
+    assert "no-such-compiler" in caplog.text and "Install g++" in caplog.text
+    weight = random(8, 16)
+    assert torch.equal(linear.linear(random(3, 16), weight), torch.nn.functional.linear(random(3, 16), weight))
+    library.library.cache_clear()

@@ -1,0 +1,147 @@
+"""A model driven at its seam: no scheduler and no engine, only steps over a paged cache.
+
+Sequences are cut into chunks of random sizes and computed together, decodes beside chunks, in shuffled blocks.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+import torch
+
+from stoker_engine.attention.backend import AttentionBackend, KVCache
+from stoker_engine.attention.metadata import AttentionMetadata, BlockTables
+from stoker_engine.attention.select import attention_backend
+from stoker_engine.contract.cache_spec import CacheSpec
+from stoker_engine.contract.model_config import ModelConfig
+from stoker_engine.models.decoder import Decoder
+from stoker_engine.models.model import Model, StepInputs
+from stoker_engine.models.registry import FAMILIES
+from stoker_engine.models.weights import SafetensorsFolder, load_weights
+
+_BLOCK = 8
+
+
+@dataclass
+class Sequence:
+    """One sequence's tokens, and the logits of each position computed so far."""
+
+    tokens: list[int]
+    blocks: list[int]
+    logits: list[torch.Tensor] = field(default_factory=list)
+
+
+@dataclass
+class PagedRun:
+    """Runs `model` greedily on several prompts at once; afterwards `sequences` hold tokens and logits."""
+
+    model: Model
+    prompts: list[list[int]]
+    new_tokens: int
+    seed: int = 0
+    dtype: torch.dtype = torch.float32
+
+    def __post_init__(self) -> None:
+        rng = random.Random(self.seed)
+        longest = max(map(len, self.prompts)) + self.new_tokens
+        each = -(-longest // _BLOCK)
+        blocks = list(range(1, 1 + each * len(self.prompts)))  # block 0 is what tables are padded with
+        rng.shuffle(blocks)
+        self.sequences = [
+            Sequence(list(prompt), blocks[index * each : (index + 1) * each])
+            for index, prompt in enumerate(self.prompts)
+        ]
+        self.caches = [_cache(layer.cache, len(blocks) + 1, self.dtype) for layer in self.model.config.layers]
+        ends = [len(prompt) + self.new_tokens for prompt in self.prompts]
+        with torch.inference_mode():
+            while any(len(s.tokens) < end for s, end in zip(self.sequences, ends, strict=True)):
+                todo = [s for s, end in zip(self.sequences, ends, strict=True) if len(s.tokens) < end]
+                self._step([(s, min(rng.choice((1, 5, 17)), len(s.tokens) - len(s.logits))) for s in todo])
+
+    def _step(self, parts: list[tuple[Sequence, int]]) -> None:
+        parts = sorted(parts, key=lambda part: part[1] > 1)  # decodes first
+        tokens, positions, slots, starts = list[int](), list[int](), list[int](), [0]
+        for sequence, count in parts:
+            first = len(sequence.logits)
+            span = range(first, first + count)
+            tokens += sequence.tokens[first : first + count]
+            positions += span
+            slots += [sequence.blocks[p // _BLOCK] * _BLOCK + p % _BLOCK for p in span]
+            starts.append(starts[-1] + count)
+        metadata = AttentionMetadata(
+            query_starts=torch.tensor(starts, dtype=torch.int32),
+            seq_lens=torch.tensor([len(s.logits) + count for s, count in parts], dtype=torch.int32),
+            num_decodes=sum(count == 1 for _, count in parts),
+            block_size=_BLOCK,
+            groups=[BlockTables(torch.tensor([s.blocks for s, _ in parts], dtype=torch.int32), torch.tensor(slots))],
+        )
+        hidden = self.model.forward(StepInputs(torch.tensor(tokens), torch.tensor(positions), metadata, self.caches))
+        logits = self.model.logits(hidden)
+        for (sequence, _), first, last in zip(parts, starts[:-1], starts[1:], strict=True):
+            sequence.logits += logits[first:last]
+            if len(sequence.logits) == len(sequence.tokens):
+                sequence.tokens.append(int(sequence.logits[-1].argmax()))
+
+
+def _cache(spec: CacheSpec, blocks: int, dtype: torch.dtype) -> KVCache:
+    # Not zeros: what a sequence has not written must not matter.
+    key = torch.full((blocks, _BLOCK, spec.num_kv_heads, spec.head_dim), 3.0, dtype=dtype)
+    if spec.latent:
+        return KVCache(key, key[..., : spec.value_head_dim], group=0)
+    return KVCache(key, torch.full((*key.shape[:-1], spec.value_head_dim), 3.0, dtype=dtype), group=0)
+
+
+def load_decoder(
+    folder: Path,
+    max_model_len: int = 256,
+    dtype: torch.dtype = torch.float32,
+    backend: AttentionBackend | None = None,
+) -> Decoder:
+    """The native model of a Hugging Face folder; `backend`: attention's, if not the one that the engine chooses."""
+    config = ModelConfig.from_folder(folder)
+    backend = backend or attention_backend(torch.device("cpu"), dtype)
+    with torch.inference_mode():
+        model = Decoder(config, backend, dtype, max_model_len)
+        load_weights(model, SafetensorsFolder(folder), FAMILIES[config.architecture])
+    return model
+
+
+Reference = Callable[[list[int]], torch.Tensor]
+
+
+def assert_run_is(run: PagedRun, reference: Reference) -> None:
+    """Each position's logits are the reference's, and each new token its greedy choice.
+
+    `reference` gives [tokens, vocabulary] for a whole sequence. A token may differ where its two best are within 1e-3.
+    """
+    for prompt, sequence in zip(run.prompts, run.sequences, strict=True):
+        computed = sequence.tokens[:-1]
+        expected = reference(computed)
+        logits = torch.stack(sequence.logits)
+        scale = expected.abs().max()
+        assert (logits - expected).abs().max() <= 1e-4 * scale
+        for position in range(len(prompt) - 1, len(computed)):
+            best = expected[position].max()
+            assert best - expected[position, sequence.tokens[position + 1]] <= 1e-3
+
+
+@pytest.fixture(scope="session")
+def paged_run() -> type[PagedRun]:
+    """See `PagedRun`."""
+    return PagedRun
+
+
+@pytest.fixture(scope="session")
+def decoder_of() -> Callable[..., Decoder]:
+    """See `load_decoder`."""
+    return load_decoder
+
+
+@pytest.fixture(scope="session")
+def assert_run() -> Callable[[PagedRun, Reference], None]:
+    """See `assert_run_is`."""
+    return assert_run_is

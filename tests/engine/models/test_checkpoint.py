@@ -1,0 +1,112 @@
+"""MODEL → a checkpoint: what is found, what it says about itself, and what is no model."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from stoker_engine.contract.engine_args import EngineArgs
+from stoker_engine.contract.errors import ArgumentError, ModelError, WeightsError
+from stoker_engine.models.checkpoint import Checkpoint, find_checkpoint
+from stoker_engine.models.gguf import GGUFFile
+from stoker_engine.models.model_card import card_of_folder, card_of_gguf
+
+_LLAMA = {
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_size": 8,
+    "intermediate_size": 8,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "vocab_size": 16,
+}
+
+
+def _find(path: Path) -> Checkpoint:
+    return find_checkpoint(EngineArgs(model=str(path)))
+
+
+def _folder(path: Path, **config: object) -> Path:
+    (path / "config.json").write_text(json.dumps({**_LLAMA, **config}))
+    save_file({"x": torch.zeros(1)}, path / "model.safetensors")
+    return path
+
+
+def test_an_adapter_is_no_model(tmp_path: Path) -> None:
+    (tmp_path / "adapter_config.json").write_text("{}")
+    with pytest.raises(ModelError, match=r"adapter.*merge"):
+        _find(tmp_path)
+
+
+def test_pickled_weights_are_not_read(tmp_path: Path) -> None:
+    folder = _folder(tmp_path)
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+    with pytest.raises(WeightsError, match=r"pytorch_model\.bin.*save_pretrained"):
+        _find(folder)
+
+
+def test_a_folder_that_is_no_model(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"no config\.json"):
+        _find(tmp_path)
+    with pytest.raises(ModelError, match="no folder"):
+        _find(tmp_path / "nowhere" / "else")
+
+
+@pytest.mark.parametrize("quantized", [{"quant_method": "awq"}, {"quant_method": "fp8"}])
+def test_quantized_weights_are_refused(quantized: dict[str, str], tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=quantized["quant_method"]):
+        _find(_folder(tmp_path, quantization_config=quantized))
+
+
+def test_an_encoder_is_refused_by_what_it_is(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="encoder"):
+        _find(_folder(tmp_path, architectures=["BertForMaskedLM"], model_type="bert"))
+
+
+def test_a_revision_needs_a_hub_model(tmp_path: Path) -> None:
+    with pytest.raises(ArgumentError, match="--revision"):
+        find_checkpoint(EngineArgs(model=str(_folder(tmp_path)), revision="main"))
+
+
+@pytest.mark.parametrize(
+    ("readme", "licence", "title"),
+    [
+        ("---\nlicense: apache-2.0\ntags: [a]\n---\n\n# A Model\n\nText", "apache-2.0", "A Model"),
+        (
+            "---\nlicense: other\nlicense_name: own-terms\nlicense_link: LICENSE\n---\n# **A** Model",
+            "own-terms (LICENSE)",
+            "A** Model",
+        ),
+        ("---\nlicense: [broken\n---\n# A Model", None, "A Model"),
+        ("no front matter", None, None),
+    ],
+)
+def test_the_card_names_the_licence(readme: str, licence: str | None, title: str | None, tmp_path: Path) -> None:
+    (tmp_path / "README.md").write_text(readme)
+    card = _find(_folder(tmp_path)).card
+    assert card.licence == licence
+    assert card.title == (f"{title} ({tmp_path / 'README.md'})" if title else str(tmp_path / "README.md"))
+
+
+def test_a_licence_file_tells_where_no_card_does(tmp_path: Path) -> None:
+    assert card_of_folder(tmp_path).licence is None
+    (tmp_path / "LICENSE").write_text("\n\n   MIT License\n\nCopyright …")
+    assert card_of_folder(tmp_path).licence == "MIT License (LICENSE)"
+
+
+def test_gguf_carries_its_card(tmp_path: Path) -> None:
+    writer = gguf.GGUFWriter(tmp_path / "model.gguf", "llama")
+    writer.add_name("A Model")
+    writer.add_license("gemma")
+    writer.add_tensor("token_embd.weight", np.zeros((2, 4), dtype=np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    card = card_of_gguf(GGUFFile(tmp_path / "model.gguf").field)
+    assert (card.licence, card.title) == ("gemma", "A Model")

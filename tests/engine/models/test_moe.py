@@ -1,0 +1,174 @@
+"""The mixture-of-experts layer against transformers' own routers and experts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch.nn import functional
+from transformers import (
+    DbrxConfig,
+    DeepseekV2Config,
+    DeepseekV3Config,
+    GraniteMoeConfig,
+    MixtralConfig,
+    Qwen2MoeConfig,
+)
+from transformers.models.dbrx.modeling_dbrx import DbrxFFN
+from transformers.models.deepseek_v2.modeling_deepseek_v2 import DeepseekV2Moe
+from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3MoE
+from transformers.models.granitemoe.modeling_granitemoe import GraniteMoeMoE
+from transformers.models.mixtral.modeling_mixtral import MixtralSparseMoeBlock
+from transformers.models.qwen2_moe.modeling_qwen2_moe import Qwen2MoeSparseMoeBlock
+
+from stoker_engine.contract.moe_config import MoEConfig
+from stoker_engine.kernels.moe import experts, route
+from stoker_engine.layers.moe import MoE
+
+HIDDEN, SIZE, EXPERTS, TOP = 32, 24, 8, 3
+_SHAPE = {"hidden_size": HIDDEN, "num_experts_per_tok": TOP, "moe_intermediate_size": SIZE}
+_GROUPS = {"n_routed_experts": EXPERTS, "n_group": 4, "topk_group": 2, "routed_scaling_factor": 1.5}
+
+#: name → transformers' module, and the same in our terms.
+CASES: dict[str, tuple[Any, MoEConfig]] = {
+    "mixtral": (
+        lambda: MixtralSparseMoeBlock(
+            MixtralConfig(
+                hidden_size=HIDDEN, intermediate_size=SIZE, num_local_experts=EXPERTS, num_experts_per_tok=TOP
+            )
+        ),
+        MoEConfig(EXPERTS, TOP, SIZE),
+    ),
+    "granite": (
+        lambda: GraniteMoeMoE(
+            GraniteMoeConfig(
+                hidden_size=HIDDEN, intermediate_size=SIZE, num_local_experts=EXPERTS, num_experts_per_tok=TOP
+            )
+        ),
+        MoEConfig(EXPERTS, TOP, SIZE),
+    ),
+    "qwen2": (
+        lambda: Qwen2MoeSparseMoeBlock(
+            Qwen2MoeConfig(num_experts=EXPERTS, shared_expert_intermediate_size=40, norm_topk_prob=False, **_SHAPE)
+        ),
+        MoEConfig(EXPERTS, TOP, SIZE, normalize=None, shared_intermediate_size=40, shared_gate=True),
+    ),
+    "deepseek_v2": (
+        lambda: DeepseekV2Moe(DeepseekV2Config(topk_method="group_limited_greedy", **_SHAPE, **_GROUPS)),
+        MoEConfig(
+            EXPERTS,
+            TOP,
+            SIZE,
+            normalize=None,
+            num_groups=4,
+            topk_groups=2,
+            routed_scaling_factor=1.5,
+            shared_intermediate_size=2 * SIZE,
+        ),
+    ),
+    "deepseek_v3": (
+        lambda: DeepseekV3MoE(DeepseekV3Config(n_shared_experts=1, **_SHAPE, **_GROUPS)),
+        MoEConfig(
+            EXPERTS,
+            TOP,
+            SIZE,
+            scoring="sigmoid",
+            correction_bias=True,
+            num_groups=4,
+            topk_groups=2,
+            group_score="top2",
+            routed_scaling_factor=1.5,
+            shared_intermediate_size=SIZE,
+        ),
+    ),
+    "dbrx": (
+        lambda: DbrxFFN(
+            DbrxConfig(
+                d_model=HIDDEN,
+                ffn_config={
+                    "ffn_hidden_size": SIZE,
+                    "moe_num_experts": EXPERTS,
+                    "moe_top_k": TOP,
+                    "moe_normalize_expert_weights": 2.0,
+                },
+            )
+        ),
+        MoEConfig(EXPERTS, TOP, SIZE, normalize=2.0),
+    ),
+}
+
+
+def _copy(ours: MoE, theirs: dict[str, torch.Tensor]) -> None:
+    """Fills our layer from transformers' module, whose names differ by family."""
+
+    def find(*ends: str) -> torch.Tensor:
+        return next(tensor for name, tensor in theirs.items() if name.endswith(ends))
+
+    ours.router.data.copy_(find("gate.weight", "router.weight", "router.layer.weight"))
+    if "experts.mlp.w1" in theirs:  # DBRX
+        gate, up, down = (theirs[f"experts.mlp.{name}"].view(EXPERTS, SIZE, HIDDEN) for name in ("w1", "v1", "w2"))
+        ours.gate_up.data.copy_(torch.cat((gate, up), dim=1))
+        ours.down.data.copy_(down.transpose(1, 2))
+    else:
+        ours.gate_up.data.copy_(find("experts.gate_up_proj"))
+        ours.down.data.copy_(find("experts.down_proj"))
+    if ours.correction_bias is not None:
+        ours.correction_bias.data.copy_(find("e_score_correction_bias"))
+    if ours.shared_gate is not None:
+        ours.shared_gate.data.copy_(find("shared_expert_gate.weight"))
+    if ours.shared_gate_up is not None and ours.shared_down is not None:
+        shared = {name.split(".")[-2]: tensor for name, tensor in theirs.items() if ".shared_expert" in f".{name}"}
+        ours.shared_gate_up.weight.data.copy_(torch.cat((shared["gate_proj"], shared["up_proj"])))
+        ours.shared_down.weight.data.copy_(shared["down_proj"])
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_layer_is_transformers(name: str) -> None:
+    make, config = CASES[name]
+    torch.manual_seed(0)
+    theirs = make().float().eval()
+    tensors = dict(theirs.state_dict())
+    for tensor in tensors.values():
+        tensor.normal_(std=0.4)
+    ours = MoE(config, HIDDEN, "silu", torch.float32)
+    _copy(ours, tensors)
+    x = torch.randn(50, HIDDEN)
+    with torch.inference_mode():
+        expected = theirs(x.unsqueeze(0))[0]
+        torch.testing.assert_close(ours(x), expected, atol=2e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_slots_are_all_the_tensors(name: str) -> None:
+    config = CASES[name][1]
+    ours = MoE(config, HIDDEN, "silu", torch.float32)
+    slots = ours.slots("layers.0")
+    for number, slot in enumerate(slots.values()):
+        slot.fill_(number + 1.0)
+    assert all(bool((parameter != 0).all()) for parameter in ours.parameters())
+    counted = sum(slot.numel() for slot in slots.values()) - (EXPERTS if config.correction_bias else 0)
+    assert counted == config.weights(HIDDEN)
+    assert [float(slot.flatten()[0]) for slot in slots.values()] == [i + 1.0 for i in range(len(slots))]  # no overlap
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_experts_are_the_sum_over_the_chosen(dtype: torch.dtype) -> None:
+    torch.manual_seed(1)
+    gate_up, down = torch.randn(EXPERTS, 2 * SIZE, HIDDEN), torch.randn(EXPERTS, HIDDEN, SIZE)
+    x = torch.randn(17, HIDDEN)
+    weights, chosen = route(torch.randn(17, EXPERTS), MoEConfig(EXPERTS, TOP, SIZE))
+    expected = torch.zeros(17, HIDDEN)
+    for token in range(17):
+        for weight, expert in zip(weights[token], chosen[token], strict=True):
+            gate, up = (gate_up[expert] @ x[token]).chunk(2)
+            expected[token] += weight * (down[expert] @ (functional.silu(gate) * up))
+    out = experts(x.to(dtype), weights, chosen, gate_up.to(dtype), down.to(dtype), functional.silu)
+    assert out.dtype is dtype
+    tolerance = {"atol": 1e-4, "rtol": 1e-4} if dtype is torch.float32 else {"atol": 2.0, "rtol": 0.05}
+    torch.testing.assert_close(out.float(), expected, **tolerance)
+
+
+def test_no_tokens() -> None:
+    layer = MoE(MoEConfig(EXPERTS, TOP, SIZE), HIDDEN, "silu", torch.float32)
+    assert layer(torch.empty(0, HIDDEN)).shape == (0, HIDDEN)

@@ -1,0 +1,71 @@
+"""Rotary positions that depend on the longest sequence: fixed once, and equal to transformers' on either side of the
+original length."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM, Phi3Config, Phi3ForCausalLM, PreTrainedModel
+
+_ORIGINAL = 48
+_SIZES: dict[str, Any] = {
+    "vocab_size": 128,
+    "hidden_size": 48,
+    "intermediate_size": 80,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "initializer_range": 0.3,
+    "bos_token_id": 0,
+    "eos_token_id": 1,
+    "pad_token_id": 0,
+}
+_FACTORS = {"short_factor": [1.0, 1.1, 1.3, 1.5, 1.9, 2.5], "long_factor": [1.0, 1.5, 2.5, 4.0, 6.0, 9.0]}
+
+
+def _dynamic() -> PreTrainedModel:
+    rope = {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 10000.0}
+    return LlamaForCausalLM(LlamaConfig(**_SIZES, max_position_embeddings=_ORIGINAL, rope_parameters=rope))
+
+
+def _longrope() -> PreTrainedModel:
+    rope = {"rope_type": "longrope", "rope_theta": 10000.0, "partial_rotary_factor": 1.0, **_FACTORS}
+    return Phi3ForCausalLM(
+        Phi3Config(
+            **_SIZES,
+            max_position_embeddings=4 * _ORIGINAL,
+            original_max_position_embeddings=_ORIGINAL,
+            rope_parameters=rope,
+        )
+    )
+
+
+@pytest.mark.parametrize("make", [_dynamic, _longrope])
+@pytest.mark.parametrize("length", [_ORIGINAL, 3 * _ORIGINAL])
+def test_one_side_of_the_original_length(
+    make: Any, length: int, tmp_path: Path, decoder_of: Any, paged_run: Any
+) -> None:
+    torch.manual_seed(0)
+    theirs = make().float().eval()
+    theirs.save_pretrained(tmp_path)
+    ours = decoder_of(tmp_path, max_model_len=length)
+    assert ours.config.default_model_len == _ORIGINAL
+    assert ours.config.longest_model_len == 4 * _ORIGINAL
+    tokens = torch.randint(2, 128, (length,)).tolist()
+    # transformers fixes its frequencies by the length of what it is given: all of it at once.
+    with torch.inference_mode():
+        expected = theirs(torch.tensor([tokens])).logits[0]
+    [sequence] = paged_run(ours, [tokens], new_tokens=1).sequences
+    torch.testing.assert_close(torch.stack(sequence.logits), expected, atol=1e-4, rtol=1e-4)
+
+
+def test_the_length_matters(tmp_path: Path, decoder_of: Any, paged_run: Any) -> None:
+    """Else the tests above would prove nothing."""
+    torch.manual_seed(0)
+    _longrope().float().save_pretrained(tmp_path)
+    runs = [paged_run(decoder_of(tmp_path, max_model_len=n), [[5, 6, 7, 8]], new_tokens=1) for n in (_ORIGINAL, 99)]
+    short, long = (run.sequences[0].logits[-1] for run in runs)
+    assert (short - long).abs().max() > 1e-2

@@ -1,0 +1,213 @@
+"""Models that only transformers knows, on our paged attention: against transformers alone; and those it must refuse."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedModel
+
+from stoker_engine.attention.sdpa import SdpaBackend
+from stoker_engine.contract.engine_args import EngineArgs
+from stoker_engine.contract.errors import ArgumentError, ModelError, WeightsError
+from stoker_engine.contract.weight_sizes import weight_bytes
+from stoker_engine.models.checkpoint import find_checkpoint
+from stoker_engine.models.transformers_backend import TransformersModel
+
+_VOCABULARY = 128
+_SIZES: dict[str, Any] = {
+    "vocab_size": _VOCABULARY,
+    "hidden_size": 48,
+    "intermediate_size": 80,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "bos_token_id": 0,
+    "eos_token_id": 1,
+    "pad_token_id": 0,
+}
+_LOCAL = ["sliding_attention", "full_attention", "sliding_attention"]
+_LONGROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 10000.0,
+    "short_factor": [1.0] * 6,
+    "long_factor": [2.0, 3.0, 4.0, 5.0, 6.0, 7.0],
+    "short_mscale": 1.1,
+    "long_mscale": 1.3,
+    "original_max_position_embeddings": 64,
+    "factor": 4.0,
+}
+
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "phimoe": ("phimoe", {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 20}),
+    "smollm3": ("smollm3", {"no_rope_layers": [1, 0, 1]}),
+    "olmo3": ("olmo3", {"layer_types": _LOCAL, "sliding_window": 20}),
+    "exaone4": ("exaone4", {"layer_types": _LOCAL, "sliding_window": 20, "tie_word_embeddings": True}),
+    "vaultgemma": ("vaultgemma", {"layer_types": _LOCAL, "sliding_window": 20, "head_dim": 16}),
+    "flex_olmo": ("flex_olmo", {"num_experts": 4, "num_experts_per_tok": 2}),
+    "gpt_bigcode": ("gpt_bigcode", {"n_embd": 48, "n_head": 4, "n_layer": 3, "n_positions": 256, "n_inner": 80}),
+    "minicpm3": (
+        "minicpm3",
+        {
+            "num_key_value_heads": 4,
+            "q_lora_rank": 16,
+            "kv_lora_rank": 20,
+            "qk_nope_head_dim": 12,
+            "qk_rope_head_dim": 8,
+            "v_head_dim": 10,
+        },
+    ),
+}
+
+
+def _tiny(model_type: str, options: dict[str, Any]) -> PreTrainedModel:
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(CONFIG_MAPPING[model_type](**{**_SIZES, **options})).float().eval()
+    for parameter in model.parameters():
+        parameter.data = torch.randn_like(parameter) * 0.3 + (parameter.data if parameter.dim() == 1 else 0)
+    model.tie_weights()
+    return model
+
+
+def _load(folder: Path, max_model_len: int = 256) -> TransformersModel:
+    checkpoint = find_checkpoint(EngineArgs(model=str(folder)))
+    model = checkpoint.load(SdpaBackend(), torch.float32, torch.device("cpu"), max_model_len)
+    assert isinstance(model, TransformersModel)
+    return model
+
+
+def _assert_equal(ours: TransformersModel, theirs: PreTrainedModel, paged_run: Any, assert_run: Any) -> None:
+    def reference(tokens: list[int]) -> torch.Tensor:
+        with torch.inference_mode():
+            logits: torch.Tensor = theirs(torch.tensor([tokens])).logits[0]
+        return logits
+
+    rng = random.Random(1)
+    prompts = [[rng.randrange(2, _VOCABULARY) for _ in range(length)] for length in (61, 9, 30, 1)]
+    assert_run(paged_run(ours, prompts, new_tokens=64), reference)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_model_equals_transformers(name: str, tmp_path: Path, paged_run: Any, assert_run: Any) -> None:
+    theirs = _tiny(*MODELS[name])
+    theirs.save_pretrained(tmp_path)
+    ours = _load(tmp_path)
+    assert weight_bytes(ours.config, 4) == 4 * sum(parameter.numel() for parameter in theirs.parameters())
+    _assert_equal(ours, theirs, paged_run, assert_run)
+
+
+def test_positions_that_look_at_the_batch_are_fixed_by_the_longest_sequence(
+    tmp_path: Path, paged_run: Any, assert_run: Any
+) -> None:
+    options = {"num_local_experts": 4, "num_experts_per_tok": 2, "rope_parameters": _LONGROPE}
+    theirs = _tiny("phimoe", options)
+    theirs.save_pretrained(tmp_path)
+    assert find_checkpoint(EngineArgs(model=str(tmp_path))).config.default_model_len == 64
+    ours = _load(tmp_path, max_model_len=64)  # one side of the original length: the short factors, for all
+    short = [[5, 6, 7] * 12, [9] * 7]
+    with torch.inference_mode():
+
+        def reference(tokens: list[int]) -> torch.Tensor:
+            logits: torch.Tensor = theirs(torch.tensor([tokens])).logits[0]
+            return logits
+
+        assert_run(paged_run(ours, short, new_tokens=20), reference)
+        beyond = _load(tmp_path, max_model_len=256)  # the other side: a short sequence, too, is as within a long one
+        run = paged_run(beyond, [[5, 6, 7] * 12], new_tokens=1).sequences[0]
+        whole = theirs(torch.tensor([run.tokens[:-1] + [9] * 200])).logits[0, : len(run.logits)]
+    assert (torch.stack(run.logits) - whole).abs().max() <= 1e-4 * whole.abs().max()
+
+
+@pytest.mark.parametrize(
+    ("model_type", "options", "reason"),
+    [
+        ("mamba", {}, "only full and sliding attention"),
+        ("qwen3_next", {}, "linear_attention"),
+        ("t5", {}, "encoder-decoder"),
+        ("bert", {}, "not causal|no causal|not an autoregressive"),
+        ("gpt_oss", {"num_local_experts": 4, "head_dim": 16}, "s_aux"),
+        ("doge", {}, "mask of its own"),
+        ("xglm", {"d_model": 48, "attention_heads": 4, "num_layers": 2, "ffn_dim": 80}, "attention interface"),
+        ("gemma3", {}, "vision|multimodal|supported"),
+    ],
+)
+def test_what_cannot_run_is_refused_with_the_reason(
+    model_type: str, options: dict[str, Any], reason: str, tmp_path: Path
+) -> None:
+    config = CONFIG_MAPPING[model_type](**({**_SIZES, **options} if model_type != "gemma3" else {}))
+    if model_type in ("gpt_oss", "doge"):
+        AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    else:
+        config.architectures = config.architectures or [_architecture(model_type)]
+        config.save_pretrained(tmp_path)
+        save_file({"x": torch.zeros(1)}, tmp_path / "model.safetensors")
+    with pytest.raises(ModelError, match=reason):
+        _load(tmp_path)
+
+
+def _architecture(model_type: str) -> str:
+    names = {"mamba": "MambaForCausalLM", "qwen3_next": "Qwen3NextForCausalLM", "xglm": "XGLMForCausalLM"}
+    others = {"t5": "T5ForConditionalGeneration", "bert": "BertForMaskedLM", "gemma3": "Gemma3ForSomethingElse"}
+    return {**names, **others}[model_type]
+
+
+def test_missing_and_unused_tensors_are_errors(tmp_path: Path) -> None:
+    _tiny("smollm3", {}).save_pretrained(tmp_path)
+    file = tmp_path / "model.safetensors"
+    tensors = load_file(file)
+    lost = "model.layers.1.mlp.up_proj.weight"
+    save_file({name: tensor for name, tensor in tensors.items() if name != lost}, file, {"format": "pt"})
+    with pytest.raises(WeightsError, match=r"lack.*layers\.1\.mlp\.up_proj"):
+        _load(tmp_path)
+    save_file({**tensors, "model.layers.9.extra": torch.zeros(2)}, file, {"format": "pt"})
+    with pytest.raises(WeightsError, match=r"no place for.*layers\.9\.extra"):
+        _load(tmp_path)
+    save_file({**tensors, lost: torch.zeros(3, 3)}, file, {"format": "pt"})
+    with pytest.raises(WeightsError, match=r"shape|mismatch|cannot read"):
+        _load(tmp_path)
+
+
+def test_code_of_the_model_is_not_run_unasked(tmp_path: Path) -> None:
+    config = {"architectures": ["OddForCausalLM"], "model_type": "odd_never_seen"}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    save_file({"x": torch.zeros(1)}, tmp_path / "model.safetensors")
+    with pytest.raises(ModelError, match="newer transformers"):
+        find_checkpoint(EngineArgs(model=str(tmp_path)))
+    (tmp_path / "config.json").write_text(
+        json.dumps(
+            {**config, "auto_map": {"AutoConfig": "odd.OddConfig", "AutoModelForCausalLM": "odd.OddForCausalLM"}}
+        )
+    )
+    (tmp_path / "odd.py").write_text("raise SystemExit('ran')\n")
+    with pytest.raises(ModelError, match="--trust-remote-code"):
+        find_checkpoint(EngineArgs(model=str(tmp_path)))
+
+
+def test_code_of_the_model_runs_when_asked(tmp_path: Path, paged_run: Any, assert_run: Any) -> None:
+    theirs = _tiny("smollm3", {})
+    theirs.save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    auto_map = {"AutoConfig": "own.OwnConfig", "AutoModelForCausalLM": "own.OwnForCausalLM"}
+    config |= {"model_type": "own_never_seen", "architectures": ["OwnForCausalLM"], "auto_map": auto_map}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "own.py").write_text(
+        "from transformers import SmolLM3Config, SmolLM3ForCausalLM\n"
+        "class OwnConfig(SmolLM3Config):\n    model_type = 'own_never_seen'\n"
+        "class OwnForCausalLM(SmolLM3ForCausalLM):\n    config_class = OwnConfig\n"
+    )
+    checkpoint = find_checkpoint(EngineArgs(model=str(tmp_path), trust_remote_code=True))
+    ours = checkpoint.load(SdpaBackend(), torch.float32, torch.device("cpu"), 256)
+    assert isinstance(ours, TransformersModel)
+    _assert_equal(ours, theirs, paged_run, assert_run)
+
+
+def test_batch_invariance_is_refused(tmp_path: Path) -> None:
+    _tiny("smollm3", {}).save_pretrained(tmp_path)
+    with pytest.raises(ArgumentError, match="--batch-invariant"):
+        find_checkpoint(EngineArgs(model=str(tmp_path), batch_invariant=True))

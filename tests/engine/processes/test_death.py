@@ -1,0 +1,161 @@
+"""The engine process dies, stops, hangs: whoever waits for it is told, and health tells the truth."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stoker_engine import SamplingParams
+from stoker_engine.async_llm import AsyncLLM
+from stoker_engine.contract.errors import EngineDeadError, ModelError
+
+LONG = SamplingParams(temperature=0, max_tokens=400, ignore_eos=True)
+SLOW_STEP = "time.sleep(0.02)"
+
+
+async def _in_flight(llm: AsyncLLM) -> Any:
+    """A stream that has begun."""
+    stream = llm.generate("in flight", [5], LONG)
+    await anext(stream)
+    return stream
+
+
+async def _ends(stream: Any) -> float:
+    """Seconds until the stream ends with the engine's death."""
+    started = time.monotonic()
+    with pytest.raises(EngineDeadError):
+        async for _ in stream:
+            pass
+    return time.monotonic() - started
+
+
+def test_killed(make_llm: Any) -> None:
+    async def run() -> None:
+        llm = make_llm(step=SLOW_STEP)
+        await llm.load()
+        assert llm.is_ready
+        stream = await _in_flight(llm)
+        os.kill(llm._process.pid, signal.SIGKILL)
+        assert await _ends(stream) < 2
+        assert not llm.is_live
+        assert not llm.is_ready
+        assert "SIGKILL" in await asyncio.wait_for(llm.wait_dead(), 1)
+        assert "SIGKILL" in llm.status
+        with pytest.raises(EngineDeadError):
+            await anext(llm.generate("late", [5], LONG))
+
+    asyncio.run(run())
+
+
+def test_stopped(make_llm: Any) -> None:
+    async def run() -> None:
+        llm = make_llm(step=SLOW_STEP)
+        await llm.load()
+        await _stopped_while_nobody_waits(llm)
+        stream = await _in_flight(llm)
+        os.kill(llm._process.pid, signal.SIGSTOP)
+        stopped = asyncio.create_task(_ends(stream))
+        async with asyncio.timeout(1):
+            while llm.is_live:  # noqa: ASYNC110 - a probe asks
+                await asyncio.sleep(0.01)
+        assert "stopped" in llm.status
+        assert await stopped < 5
+        assert "stopped" in await asyncio.wait_for(llm.wait_dead(), 1)
+
+    asyncio.run(run())
+
+
+async def _stopped_while_nobody_waits(llm: AsyncLLM) -> None:
+    """Then it is not killed, and may go on."""
+    os.kill(llm._process.pid, signal.SIGSTOP)
+    await asyncio.sleep(0.2)
+    assert not llm.is_ready
+    os.kill(llm._process.pid, signal.SIGCONT)
+    await asyncio.sleep(0.2)
+    assert llm.is_ready
+
+
+def test_a_step_that_hangs(make_llm: Any) -> None:
+    async def run() -> None:
+        llm = make_llm(step="time.sleep(60 if next(count) == 3 else 0)")
+        await llm.load()
+        llm._step_timeout = 1.0  # loading takes longer than that
+        stream = await _in_flight(llm)
+        assert 0.5 < await _ends(stream) < 5
+        assert "stuck" in await asyncio.wait_for(llm.wait_dead(), 1)
+
+    asyncio.run(run())
+
+
+def test_a_step_that_raises(make_llm: Any, capfd: pytest.CaptureFixture[str]) -> None:
+    async def run() -> None:
+        llm = make_llm(step="next(count) != 3 or 1 / 0")
+        await llm.load()
+        assert await _ends(await _in_flight(llm)) < 5
+        assert "exit code 1" in await asyncio.wait_for(llm.wait_dead(), 1)
+
+    asyncio.run(run())
+    assert "ZeroDivisionError" in capfd.readouterr().err
+
+
+def test_killed_while_it_loads(make_llm: Any) -> None:
+    async def run() -> None:
+        llm = make_llm()
+        loading = asyncio.create_task(llm.load())
+        await asyncio.sleep(0.3)
+        assert llm.is_live
+        assert not llm.is_ready
+        assert llm.status.startswith("loading")
+        os.kill(llm._process.pid, signal.SIGKILL)
+        with pytest.raises(EngineDeadError, match="SIGKILL"):
+            await loading
+
+    asyncio.run(run())
+
+
+def test_what_is_wrong_with_a_model_crosses(make_llm: Any, tmp_path: Path) -> None:
+    async def run() -> None:
+        with pytest.raises(ModelError, match="/no/such/folder"):
+            await make_llm("/no/such/folder").load()
+        (tmp_path / "config.json").write_text('{"architectures": ["NoSuchModel"], "model_type": "none"}')
+        (tmp_path / "tokenizer.json").write_text("{}")
+        with pytest.raises(ModelError):
+            await make_llm(str(tmp_path)).load()
+
+    asyncio.run(run())
+
+
+_SERVER = """
+import asyncio, sys
+from stoker_engine.async_llm import AsyncLLM
+from stoker_engine.contract.engine_args import EngineArgs
+async def run():
+    llm = AsyncLLM(EngineArgs(sys.argv[1], num_gpu_blocks_override=64))
+    await llm.load()
+    assert "torch" not in sys.modules and "transformers" not in sys.modules
+    print(llm._process.pid, flush=True)
+    await asyncio.sleep(60)
+asyncio.run(run())
+"""
+
+
+def test_the_server_needs_no_torch_and_takes_the_engine_along_when_killed(tiny_llama: Path) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", _SERVER, str(tiny_llama)], stdout=subprocess.PIPE, text=True
+    ) as server:
+        assert server.stdout is not None
+        line = server.stdout.readline()
+        server.kill()
+        engine = Path(f"/proc/{int(line)}")
+        deadline = time.monotonic() + 5
+        while engine.exists() and b") Z " not in (engine / "stat").read_bytes():
+            assert time.monotonic() < deadline, "the engine outlives its server"
+            time.sleep(0.02)

@@ -1,0 +1,162 @@
+"""Who may ask, how much, from where, and under which name."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+from starlette.testclient import TestClient
+
+from stoker_engine.contract.errors import ArgumentError
+from stoker_engine.contract.frontend_args import FrontendArgs
+from stoker_engine.contract.serve_args import ServeArgs
+from stoker_engine.server.api_keys import APIKeys
+
+from .conftest import FakeEngine, MakeClient
+from .test_errors import error_of
+
+BODY = {"prompt": "a"}
+
+
+def _bearer(key: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {key}"}
+
+
+def test_every_path_wants_a_key_but_those_of_probes(make_client: MakeClient) -> None:
+    client = make_client(api_key=("one", "two"))
+    for path in ("/health", "/ready", "/live", "/ping", "/version", "/metrics"):
+        assert client.get(path).status_code == 200
+    for path in ("/v1/models", "/openapi.json", "/load", "/nowhere", "/v1/completions", "/health/", "//health"):
+        response = client.get(path)
+        error = error_of(response, 401)
+        assert (error["type"], error["code"]) == ("authentication_error", "invalid_api_key")
+        assert response.headers["www-authenticate"] == "Bearer"
+    assert client.get("/v1/models", headers=_bearer("one")).status_code == 200
+    assert client.post("/v1/completions", json=BODY, headers=_bearer("two")).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "value", ["", "Bearer", "Bearer ", "Bearer three", "Basic one", "one", "Bearer onе", "Bearer \xff"]
+)
+def test_other_keys_are_none(make_client: MakeClient, engine: FakeEngine, value: str) -> None:
+    headers = {"authorization": value.encode()}
+    assert make_client(api_key=("one",)).post("/v1/completions", json=BODY, headers=headers).status_code == 401
+    assert not engine.asked
+
+
+def test_a_key_is_checked_before_the_body_is_read(make_client: MakeClient) -> None:
+    client = make_client(api_key=("one",), max_request_bytes=10)
+    assert client.post("/v1/completions", content=b"x" * 100).status_code == 401
+
+
+def test_keys_in_a_file_are_read_again_when_it_changes(make_client: MakeClient, tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    file.write_text("first\n\n  second  \n")
+    client = make_client(api_key_file=str(file))
+
+    def status(key: str) -> int:
+        return client.get("/v1/models", headers=_bearer(key)).status_code
+
+    assert [status(key) for key in ("first", "second", "third")] == [200, 200, 401]
+    new = tmp_path / "new"
+    new.write_text("third\n")
+    new.replace(file)
+    assert [status(key) for key in ("first", "second", "third")] == [401, 401, 200]
+    file.unlink()
+    assert status("third") == 200, "a file that is gone leaves the keys as they were"
+    file.write_text("")
+    assert status("third") == 401, "an empty one lets nobody in"
+    assert status("") == 401
+
+
+def test_keys_come_from_the_environment_where_no_flag_gives_any() -> None:
+    environment = {"STOKER_API_KEY": "a", "VLLM_API_KEY": "b"}
+    keys = APIKeys.from_args(FrontendArgs(), environment)
+    keys.check(b"Bearer a")
+    keys.check(b"bearer b")
+    assert not APIKeys.from_args(FrontendArgs(), {"VLLM_API_KEY": ""}).are_needed
+    with pytest.raises(Exception, match="API key"):
+        APIKeys.from_args(FrontendArgs(api_key=("c",)), environment).check(b"Bearer a")
+
+
+@pytest.mark.parametrize("content", [None, "", "\n \n"])
+def test_a_file_without_keys_is_refused_at_start(tmp_path: Path, content: str | None) -> None:
+    file = tmp_path / "keys"
+    if content is not None:
+        file.write_text(content)
+    with pytest.raises(ArgumentError, match="--api-key-file"):
+        APIKeys((), file)
+
+
+def test_keys_are_never_logged(make_client: MakeClient, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+    client = make_client(api_key=("sesame",), enable_log_requests=True)
+    client.post("/v1/completions", json=BODY, headers=_bearer("sesame"))
+    client.post("/v1/completions", json=BODY, headers=_bearer("sesame?"))
+    assert "sesame" not in caplog.text
+    assert "sesame" not in repr(ServeArgs.from_argv(["m", "--api-key", "sesame"]))
+
+
+def test_web_pages_may_call_from_allowed_origins(make_client: MakeClient) -> None:
+    client = make_client(allowed_origins=("https://a.example",), api_key=("k",))
+    asked = {"origin": "https://a.example", "access-control-request-method": "POST"}
+    preflight = client.options("/v1/completions", headers={**asked, "access-control-request-headers": "authorization"})
+    assert preflight.status_code == 200, "browsers ask this without credentials"
+    assert preflight.headers["access-control-allow-origin"] == "https://a.example"
+    answer = client.post("/v1/completions", json=BODY, headers={"origin": "https://a.example", **_bearer("k")})
+    assert answer.headers["access-control-allow-origin"] == "https://a.example"
+    assert client.options("/v1/completions", headers={**asked, "origin": "https://b.example"}).status_code == 400
+    refused = client.post("/v1/completions", json=BODY, headers={"origin": "https://a.example"})
+    assert refused.status_code == 401
+    assert refused.headers["access-control-allow-origin"] == "https://a.example", "so that the page can read it"
+
+
+def test_without_cors_no_page_may(client: TestClient) -> None:
+    assert "access-control-allow-origin" not in client.get("/version", headers={"origin": "https://a.example"}).headers
+
+
+@pytest.mark.parametrize("prefix", ["", "/llm"])
+def test_behind_a_proxys_prefix(make_client: MakeClient, prefix: str) -> None:
+    """Whether the proxy strips the prefix or not."""
+    client = make_client(root_path="/llm", api_key=("k",))
+    assert client.get(f"{prefix}/health").status_code == 200
+    assert client.get(f"{prefix}/v1/models").status_code == 401
+    assert client.get(f"{prefix}/v1/models", headers=_bearer("k")).status_code == 200
+    assert client.get("/other/health").status_code == 401
+
+
+def test_a_requests_id(client: TestClient, engine: FakeEngine) -> None:
+    answer = client.post("/v1/completions", json=BODY, headers={"x-request-id": "abc-1"})
+    assert answer.headers["x-request-id"] == "abc-1"
+    assert answer.json()["id"] == "cmpl-abc-1"
+    asked = client.post("/v1/completions", json={**BODY, "request_id": "mine", "stream": True})
+    assert asked.headers["x-request-id"] == "mine"
+    assert '"id":"cmpl-mine"' in asked.text
+    both = client.post("/v1/completions", json={**BODY, "request_id": "mine"}, headers={"x-request-id": "theirs"})
+    assert both.json()["id"] == "cmpl-theirs"
+    assert len(set(engine.names)) == 3
+    for odd in ("", "two words", "é", "x" * 129):
+        made = client.get("/nowhere", headers={"x-request-id": odd.encode()}).headers["x-request-id"]
+        assert len(made) == 32
+
+
+def test_two_requests_of_one_id_do_not_meet(client: TestClient, engine: FakeEngine) -> None:
+    for _ in range(2):
+        assert client.post("/v1/completions", json=BODY, headers={"x-request-id": "same"}).status_code == 200
+    assert len(set(engine.names)) == 2
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_a_body_that_is_too_large(make_client: MakeClient, told: bool) -> None:
+    client = make_client(max_request_bytes=1000)
+    body = b'{"prompt": "' + b"a" * 1000 + b'"}'
+    content = body if told else iter([body[:600], body[600:]])
+    response = client.post("/v1/completions", content=content, headers={"content-type": "application/json"})
+    assert "1000 bytes" in error_of(response, 413)["message"]
+    assert client.post("/v1/completions", json=BODY).status_code == 200
+
+
+def test_the_schema_may_be_hidden(make_client: MakeClient, client: TestClient) -> None:
+    assert client.get("/openapi.json").status_code == 200
+    assert make_client(disable_fastapi_docs=True).get("/openapi.json").status_code == 404

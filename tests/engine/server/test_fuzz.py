@@ -1,0 +1,353 @@
+"""Requests that nobody would send, to the real server on a tiny model, over real sockets.
+
+Three kinds: what schemathesis makes of the server's own OpenAPI schema, valid bodies with something odd put into them,
+and bytes that are almost HTTP. Each must be answered, with no 5xx and in OpenAI's shape; and when all are, the pool
+is balanced, nothing was logged as a mistake of ours, and the server says what it said before.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import json
+import logging
+import random
+import socket
+import string
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, given, settings
+from schemathesis.generation import GenerationMode
+
+from stoker_engine.async_llm import AsyncLLM
+from stoker_engine.contract.engine_args import EngineArgs
+from stoker_engine.contract.frontend_args import FrontendArgs
+from stoker_engine.contract.serve_args import ServeArgs
+
+from ..conftest import AssertGreedy
+from .conftest import CHAT_TEMPLATE, Serving, sample, wait_until
+
+#: Short sequences, so that ten thousand requests take minutes.
+MAX_MODEL_LEN = 48
+MAX_BYTES = 65536
+
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+SAMPLING: dict[str, Any] = {
+    "model": "tiny",
+    "max_tokens": 4,
+    "n": 2,
+    "temperature": 0.7,
+    "top_p": 0.9,
+    "top_k": 5,
+    "min_p": 0.05,
+    "presence_penalty": 0.5,
+    "frequency_penalty": -0.5,
+    "repetition_penalty": 1.2,
+    "logit_bias": {"7": 5.0, "8": -5},
+    "bad_words": ["fox", "dog"],
+    "seed": 3,
+    "stop": ["q", "over"],
+    "stop_token_ids": [9],
+    "min_tokens": 1,
+    "include_stop_str_in_output": True,
+    "ignore_eos": True,
+    "skip_special_tokens": False,
+    "truncate_prompt_tokens": 8,
+    "return_token_ids": True,
+    "cache_salt": "s",
+    "priority": 0,
+    "request_id": "r",
+    "user": "me",
+    "metadata": {"a": "b"},
+}
+#: Valid requests; what is odd is put into them.
+CORPUS: list[tuple[str, dict[str, Any]]] = [
+    ("/v1/completions", {**SAMPLING, "prompt": "the quick", "logprobs": 3, "echo": True}),
+    ("/v1/completions", {**SAMPLING, "prompt": ["a", "b"], "stream": True, "stream_options": {"include_usage": True}}),
+    ("/v1/completions", {"prompt": [[5, 6], [7]], "max_tokens": 0, "echo": True, "logprobs": 1, "prompt_logprobs": 2}),
+    ("/v1/completions", {"prompt": "the", "use_beam_search": True, "n": 3, "max_tokens": 5, "length_penalty": 0.5}),
+    (
+        "/v1/chat/completions",
+        {
+            **SAMPLING,
+            "messages": [
+                {"role": "system", "content": "be brief"},
+                {"role": "user", "content": [{"type": "text", "text": "hi"}]},
+                {"role": "assistant", "content": None, "tool_calls": [CALL]},
+                {"role": "tool", "tool_call_id": "1", "content": "5"},
+            ],
+            "tools": [TOOL],
+            "tool_choice": "auto",
+            "logprobs": True,
+            "top_logprobs": 2,
+            "chat_template_kwargs": {"a": [1, {"b": None}]},
+        },
+    ),
+    ("/v1/chat/completions", {"messages": [{"role": "user", "content": "hi"}], "stream": True, "max_tokens": 5}),
+    ("/tokenize", {"prompt": "the quick", "return_token_strs": True}),
+    ("/tokenize", {"messages": [{"role": "user", "content": "hi"}], "add_generation_prompt": True}),
+    ("/detokenize", {"tokens": [5, 6, 7]}),
+]
+ODD: list[Any] = [
+    *(None, True, False, 0, 1, -1, 2, 20, 21, 2**31, 2**63, -(2**63), 2**64, 10**40, 0.5, -0.0, 1e-308, 1e308),
+    *(
+        "",
+        " ",
+        "\x00",
+        "é",
+        "🦊",
+        "👨‍👩‍👧",
+        "\u202e",
+        "\ufffd",
+        "a" * 5000,
+        "{{ 1/0 }}",
+        "</s>",
+        "%s%n",
+        "../..",
+        "NaN",
+    ),
+    *([], [[]], [None], [0] * 2000, [""], ["a"] * 20, [[5] * 600], [-1], [511, 512], [True], {}, {"a": 1}, {"": ""}),
+    *({"type": "text"}, {"role": "user"}, {"0": 100}, {"7": 1e9}),
+]
+HEADS = [
+    b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n",
+    b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer k\r\nX-Request-Id: a\r\n"
+    b"Content-Type: application/json; charset=utf-8\r\nAccept: */*\r\nContent-Length: %d\r\n\r\n",
+    b"GET /v1/models?x=1 HTTP/1.1\r\nHost: x\r\nConnection: keep-alive\r\nX: %d\r\n\r\n",
+    b"POST /tokenize HTTP/1.0\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n",
+]
+
+
+class Fuzzed:
+    """The server under test, and what it answered.
+
+    Attributes:
+        statuses: how often each status came.
+    """
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self.statuses: Counter[int] = Counter()
+        self._lock = threading.Lock()
+        self._local = threading.local()
+
+    def send(self, method: str, path: str, content: bytes, content_type: str) -> None:
+        """Sends a request, and checks its answer."""
+        if not hasattr(self._local, "client"):
+            self._local.client = httpx.Client(base_url=self.url, timeout=60)
+        response = self._local.client.request(method, path, content=content, headers={"content-type": content_type})
+        self._check(response.status_code, response.headers.get("content-type", ""), response.content, content)
+
+    def send_raw(self, raw: bytes) -> None:
+        """Sends bytes and, so that nothing waits for more of them, a flood; checks what comes back."""
+        parts = httpx.URL(self.url)
+        received = b""
+        with socket.create_connection((parts.host, parts.port or 0), timeout=60) as connection:
+            # It may answer and go before it has read all of that.
+            with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+                connection.sendall(raw + b"\r\n\r\n" + b"A" * 3 * MAX_BYTES)
+            with contextlib.suppress(ConnectionResetError):
+                while piece := connection.recv(65536):
+                    received += piece
+        assert received.startswith(b"HTTP/1.1 "), raw
+        status = int(received.split(b" ", 2)[1])
+        assert status < 500, (raw, received[:2000])
+        with self._lock:
+            self.statuses[status] += 1
+
+    def _check(self, status: int, content_type: str, body: bytes, sent: bytes) -> None:
+        assert status < 500, (sent, body)
+        assert status != 422, sent
+        if status >= 400:
+            error = json.loads(body)["error"]
+            assert set(error) == {"message", "type", "param", "code"}
+            assert error["message"]
+            assert b"Traceback" not in body
+        elif content_type.startswith("text/event-stream"):
+            assert body.endswith(b"data: [DONE]\n\n"), (sent, body[-500:])
+        elif content_type.startswith("application/json"):
+            json.loads(body, parse_constant=pytest.fail)
+        with self._lock:
+            self.statuses[status] += 1
+
+
+@pytest.fixture(scope="module")
+def served(tiny_llama: Path) -> Iterator[Serving]:
+    engine = EngineArgs(
+        str(tiny_llama),
+        served_model_name=("tiny",),
+        num_gpu_blocks_override=64,  # so few that requests are preempted, too
+        max_model_len=MAX_MODEL_LEN,
+        max_num_seqs=16,
+        max_num_batched_tokens=64,
+    )
+    frontend = FrontendArgs(
+        shutdown_grace=0,
+        max_request_bytes=MAX_BYTES,
+        h11_max_incomplete_event_size=MAX_BYTES,
+        trust_request_chat_template=True,
+        uvicorn_log_level="critical",
+        disable_uvicorn_access_log=True,
+    )
+    llm = AsyncLLM(engine, chat_template=CHAT_TEMPLATE)
+    serving = Serving(ServeArgs(engine, frontend), llm)
+    try:
+        wait_until(lambda: llm.is_ready)
+        yield serving
+    finally:
+        serving.call(serving.server.stop, 2)
+        serving.join()
+        llm.shutdown()
+
+
+@pytest.fixture
+def fuzzed(
+    served: Serving, tiny_llama: Path, assert_greedy: AssertGreedy, caplog: pytest.LogCaptureFixture
+) -> Iterator[Fuzzed]:
+    """The server, which must be as it was when the test is over."""
+    caplog.set_level(logging.ERROR)
+    yield Fuzzed(served.url)
+    mistakes = [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR]
+    assert not mistakes
+    assert httpx.get(f"{served.url}/health").status_code == 200
+    wait_until(lambda: sample(served.url, "vllm:num_requests_running") == 0, 30)
+    assert sample(served.url, "vllm:num_requests_waiting") == 0
+    assert sample(served.url, "vllm:kv_cache_usage_perc") == 0
+    assert httpx.get(f"{served.url}/load").json() == {"server_load": 0}
+    body = {"prompt": [[5, 6, 7], [8] * 20], "max_tokens": 24, "temperature": 0, "ignore_eos": True}
+    for salt in ({}, {"cache_salt": str(random.random())}):  # what is cached, and computed afresh
+        answer = httpx.post(f"{served.url}/v1/completions", json={**body, "return_token_ids": True, **salt}).json()
+        for prompt, choice in zip(body["prompt"], answer["choices"], strict=True):  # type: ignore[call-overload]
+            assert_greedy(tiny_llama, prompt, choice["token_ids"])
+
+
+def _mutate(rng: random.Random, value: Any) -> Any:
+    """`value` with something odd in some place."""
+    value = copy.deepcopy(value)
+    parents = [value]
+    for parent in parents:
+        children = parent.values() if isinstance(parent, dict) else parent
+        parents += [child for child in children if isinstance(child, dict | list) and child]
+    for _ in range(rng.randint(0, 3)):
+        parent = rng.choice(parents)
+        if not parent:
+            continue
+        key = rng.choice(list(parent)) if isinstance(parent, dict) else rng.randrange(len(parent))
+        match rng.randrange(6):
+            case 0:
+                del parent[key]
+            case 1 if isinstance(parent, dict):
+                parent["".join(rng.choices(string.printable, k=3))] = rng.choice(ODD)
+            case 2:
+                parent[key] = [parent[key]] * rng.randint(1, 3)
+            case 3:
+                _, other = rng.choice(CORPUS)
+                parent[key] = rng.choice(list(other.values()))
+            case _:
+                parent[key] = rng.choice(ODD)
+    return value
+
+
+def _body(rng: random.Random) -> tuple[str, bytes]:
+    path, body = rng.choice(CORPUS)
+    text = json.dumps(_mutate(rng, body), ensure_ascii=rng.random() < 0.5)
+    match rng.randrange(20):
+        case 0:
+            text = text[: rng.randrange(len(text) + 1)]
+        case 1:
+            text = text.replace(rng.choice(',:{}[]"'), rng.choice(["", ",", "\\ud800", "\\u0000", "1e999", "NaN"]), 1)
+        case 2:
+            text = "[" * rng.randint(1, 5000) + text
+        case 3:
+            text = text[:-1] + ', "max_tokens": 1, "max_tokens": 2}'
+    return path, text.encode(errors="surrogatepass")
+
+
+def _raw(rng: random.Random) -> bytes:
+    _, body = _body(rng)
+    raw = bytearray(rng.choice(HEADS) % len(body) + body)
+    end = max(1, raw.find(b"\r\n\r\n"))
+    for _ in range(rng.randint(1, 6)):
+        at = rng.randrange(end if rng.random() < 0.8 else len(raw))
+        match rng.randrange(4):
+            case 0:
+                raw[at] = rng.randrange(256)
+            case 1:
+                del raw[at : at + rng.randint(1, 20)]
+            case 2:
+                raw[at:at] = rng.randbytes(rng.randint(1, 8))
+            case _:
+                raw[at:at] = rng.choice(
+                    [b"\r\n", b"\x00", b"Transfer-Encoding: chunked\r\n", b" ", b"Expect: 100-continue\r\n"]
+                )
+        end = min(end, len(raw))
+        if not raw:
+            break
+    return bytes(raw)
+
+
+def _by_schema(fuzzed: Fuzzed, count: int) -> None:
+    schema: Any = schemathesis.openapi.from_dict(httpx.get(f"{fuzzed.url}/openapi.json").json())
+    paths = ("/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize")
+    examples = max(1, count // (2 * len(paths)))
+    for path in paths:
+        for mode in (GenerationMode.POSITIVE, GenerationMode.NEGATIVE):
+            _examples(fuzzed, path, schema[path]["POST"].as_strategy(generation_mode=mode), examples)
+
+
+def _examples(fuzzed: Fuzzed, path: str, cases: Any, count: int) -> None:
+    @settings(
+        max_examples=count, deadline=None, database=None, derandomize=True, suppress_health_check=list(HealthCheck)
+    )
+    @given(cases)
+    def send(case: Any) -> None:
+        body = case.body
+        if not isinstance(body, bytes):
+            body = b"" if type(body).__name__ == "NotSet" else json.dumps(body).encode()
+        fuzzed.send("POST", path, body, case.media_type or "application/json")
+
+    send()
+
+
+def _mutated(fuzzed: Fuzzed, count: int, seed: int) -> None:
+    def send(number: int) -> None:
+        rng = random.Random(seed + number)
+        path, body = _body(rng)
+        method = rng.choice(["POST"] * 30 + ["GET", "PUT", "DELETE", "OPTIONS", "PATCH"])
+        content_type = rng.choice(["application/json"] * 30 + ["text/plain", "", "application/x-www-form-urlencoded"])
+        fuzzed.send(method, path, body, content_type)
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(send, range(count)))
+
+
+def _almost_http(fuzzed: Fuzzed, count: int, seed: int) -> None:
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda number: fuzzed.send_raw(_raw(random.Random(seed + number))), range(count)))
+
+
+def test_a_few_hundred_odd_requests(fuzzed: Fuzzed) -> None:
+    _by_schema(fuzzed, 80)
+    _mutated(fuzzed, 300, seed=0)
+    _almost_http(fuzzed, 100, seed=0)
+    assert fuzzed.statuses[200] > 50, "some of them are fine"
+    assert fuzzed.statuses[400] > 50
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_ten_thousand_odd_requests(fuzzed: Fuzzed) -> None:
+    _by_schema(fuzzed, 2000)
+    _mutated(fuzzed, 6500, seed=10_000)
+    _almost_http(fuzzed, 2000, seed=10_000)
+    print(fuzzed.statuses)  # noqa: T201
+    assert fuzzed.statuses.total() >= 10_000

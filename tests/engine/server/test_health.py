@@ -1,0 +1,82 @@
+"""What probes are told, and that they are told the truth."""
+
+from __future__ import annotations
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+from starlette.testclient import TestClient
+
+from .conftest import FakeEngine, MakeClient, MakeService
+
+PROBES = ("/live", "/health", "/ready", "/ping")
+
+
+def _statuses(client: TestClient) -> list[int]:
+    return [client.get(path).status_code for path in PROBES]
+
+
+def test_all_is_well(client: TestClient) -> None:
+    assert _statuses(client) == [200] * 4
+    assert client.post("/ping").status_code == 200
+    for path in PROBES[:3]:
+        assert client.head(path).status_code == 200
+    assert client.get("/version").json()["version"]
+
+
+def test_while_it_loads(client: TestClient, engine: FakeEngine) -> None:
+    engine.is_ready, engine.status = False, "loading: reading weights"
+    assert _statuses(client) == [200, 503, 503, 503]
+    error = client.get("/health").json()["error"]
+    assert error["message"] == "loading: reading weights"
+    assert error["type"] == "service_unavailable_error"
+
+
+def test_when_the_engine_is_dead_or_stuck(client: TestClient, engine: FakeEngine) -> None:
+    engine.is_ready = engine.is_live = False
+    assert _statuses(client) == [503] * 4
+
+
+def test_while_it_leaves_only_readiness_fails(make_service: MakeService, make_client: MakeClient) -> None:
+    client = make_client()
+    client.app.state.service.lifecycle.leaving = True  # type: ignore[attr-defined]
+    assert _statuses(client) == [200, 200, 503, 200]
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize"])
+def test_what_needs_the_model_is_told_to_wait(client: TestClient, engine: FakeEngine, path: str) -> None:
+    engine.is_ready = False
+    body = (
+        {"prompt": "a"}
+        if path in ("/v1/completions", "/tokenize")
+        else {"messages": [{"role": "user", "content": "a"}]}
+    )
+    if path == "/detokenize":
+        body = {"tokens": [1]}
+    response = client.post(path, json=body)
+    assert response.status_code == 503
+    assert int(response.headers["retry-after"]) > 0
+    assert response.json()["error"]["type"] == "service_unavailable_error"
+    assert client.get("/v1/models").status_code == 503
+    assert not engine.asked
+
+
+def test_http_is_measured_with_the_instrumentators_names(client: TestClient) -> None:
+    client.post("/v1/completions", json={"prompt": "a"})
+    client.post("/v1/completions", json={"prompt": 5})
+    client.get("/nowhere")
+    client.get("/health")
+    families = {family.name: family for family in text_string_to_metric_families(client.get("/metrics").text)}
+    told = {
+        (s.labels["method"], s.labels["status"], s.labels["handler"]): s.value
+        for s in families["http_requests"].samples
+        if s.name == "http_requests_total"
+    }
+    assert told == {
+        ("POST", "2xx", "/v1/completions"): 1,
+        ("POST", "4xx", "/v1/completions"): 1,
+        ("GET", "4xx", "none"): 1,
+    }, "probes are not counted"
+    assert families["http_request_duration_seconds"].type == "histogram"
+    assert families["http_request_duration_highr_seconds"].type == "histogram"
+    assert families["http_request_size_bytes"].type == "summary"
+    assert families["http_response_size_bytes"].type == "summary"

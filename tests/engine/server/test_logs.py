@@ -1,0 +1,141 @@
+"""What the log says: of requests, of the throughput, in which form."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Iterator
+
+import pytest
+from starlette.testclient import TestClient
+
+from stoker_engine import logs
+from stoker_engine.core.finish_reason import FinishReason
+from stoker_engine.core.observer import FinishedRequest, SchedulerStats, StepReport
+from stoker_engine.server import throughput_log
+from stoker_engine.server.access_log import skip_successes
+from stoker_engine.server.throughput_log import ThroughputLog
+
+from .conftest import FakeEngine, MakeClient
+
+STATS = SchedulerStats(2, 1, 0.25, 100, 40, 0)
+REQUEST = FinishedRequest("cmpl-1-0", FinishReason.STOP, 2, 16, 20, 16, 6, 3, 0, 1.5, 0.1, 0.2, 1.1)
+
+
+def test_a_line_for_each_request(make_client: MakeClient, engine: FakeEngine, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    make_client(disable_log_stats=True)
+    assert engine.observer is not None
+    engine.observer(StepReport(1, 0, 1, STATS, finished=[REQUEST]))
+    (record,) = [record for record in caplog.records if record.name == "stoker_engine.requests"]
+    assert record.getMessage() == (
+        "finished cmpl-1-0: stop, prompt 20 tokens (16 cached), output 6 tokens in 2 sequences, "
+        "queue 0.100 s, first token 0.300 s, total 1.500 s"
+    )
+    assert (vars(record)["prompt_tokens"], vars(record)["ttft_s"]) == (20, pytest.approx(0.3))
+
+
+@pytest.mark.parametrize("asked", [True, False])
+def test_prompts_only_if_asked_for(make_client: MakeClient, caplog: pytest.LogCaptureFixture, asked: bool) -> None:
+    caplog.set_level(logging.DEBUG)
+    client = make_client(enable_log_requests=asked, max_log_len=5)
+    client.post("/v1/completions", json={"prompt": "sesame", "temperature": 0.25})
+    client.post("/v1/completions", json={"prompt": "sesame", "temperature": -1})
+    assert ("'^sesa'" in caplog.text) is asked
+    assert ("temperature=0.25" in caplog.text) is asked
+    assert "sesame" not in caplog.text
+
+
+def test_throughput_every_ten_seconds_while_busy(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    monkeypatch.setattr(throughput_log, "INTERVAL_S", 0.05)
+    times = iter([100.0, 110.0, 200.0, 220.0])
+
+    async def run() -> None:
+        log = ThroughputLog(clock=lambda: next(times))
+        for _ in range(2):
+            log.on_step(StepReport(64, 60, 4, STATS))
+            log.on_step(StepReport(40, 0, 40, STATS))
+            await asyncio.sleep(0.15)
+
+    asyncio.run(run())
+    assert [record.getMessage() for record in caplog.records if record.name == "stoker_engine.throughput"] == [
+        "prompt 6.0 tokens/s, output 4.4 tokens/s, running 2, waiting 1, KV cache 25.0%, prefix hits 40.0%",
+        "prompt 3.0 tokens/s, output 2.2 tokens/s, running 2, waiting 1, KV cache 25.0%, prefix hits 40.0%",
+    ]
+
+
+@pytest.fixture
+def root() -> Iterator[logging.Logger]:
+    """The root logger, left as it was."""
+    logger = logging.getLogger()
+    handlers, level = list(logger.handlers), logger.level
+    yield logger
+    logger.handlers, logger.level = handlers, level
+
+
+def test_json(root: logging.Logger, capfd: pytest.CaptureFixture[str]) -> None:
+    logs.configure("json")
+    token = logs.request_id.set("r-1")
+    try:
+        logging.getLogger("a").info("hello\n%s", "é", extra={"n": 2, "odd": {1}})
+        1 / 0  # noqa: B018
+    except ZeroDivisionError:
+        logging.getLogger("b").exception("broken")
+    finally:
+        logs.request_id.reset(token)
+    logging.getLogger("c").debug("not written")
+    first, second = map(json.loads, capfd.readouterr().err.splitlines())
+    assert first["time"] > 1e9
+    del first["time"]
+    assert first == {
+        "level": "info",
+        "logger": "a",
+        "message": "hello\né",
+        "request_id": "r-1",
+        "n": 2,
+        "odd": "{1}",
+    }
+    assert "ZeroDivisionError" in second["exception"]
+
+
+def test_text(root: logging.Logger, capfd: pytest.CaptureFixture[str]) -> None:
+    logs.configure("text")
+    logging.getLogger("a").warning("hello")
+    token = logs.request_id.set("r-1")
+    logging.getLogger("a").warning("hello")
+    logs.request_id.reset(token)
+    plain, named = capfd.readouterr().err.splitlines()
+    assert plain.endswith(" WARNING a: hello")
+    assert named.endswith(" WARNING a: hello [r-1]")
+
+
+def test_our_mistakes_are_logged_with_the_requests_id(
+    client: TestClient, engine: FakeEngine, root: logging.Logger, capfd: pytest.CaptureFixture[str]
+) -> None:
+    logs.configure("json")
+    engine.breaks_with = ZeroDivisionError("a mistake")
+    client.post("/v1/completions", json={"prompt": "a", "stream": True}, headers={"x-request-id": "r-2"})
+    lines = [json.loads(line) for line in capfd.readouterr().err.splitlines()]
+    (told,) = [line for line in lines if "a mistake" in line.get("exception", "")]
+    assert told["request_id"] == "r-2"
+
+
+def test_probes_stay_out_of_the_access_log_while_they_succeed() -> None:
+    skip_successes("/health,/metrics")
+    logger = logging.getLogger("uvicorn.access")
+
+    def written(path: str, status: int) -> bool:
+        args = ("1.2.3.4:5", "GET", path, "1.1", status)
+        record = logger.makeRecord(logger.name, logging.INFO, "", 0, '%s - "%s %s HTTP/%s" %d', args, None)
+        return bool(logger.filter(record))
+
+    assert not written("/health", 200)
+    assert not written("/metrics?x=1", 200)
+    assert written("/health", 503)
+    assert written("/v1/models", 200)
+    skip_successes("")
+    assert written("/health", 200)

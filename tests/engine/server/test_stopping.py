@@ -1,0 +1,242 @@
+"""From the first moment to the last: loading, the way out, death. The engine is faked, sockets are real."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import signal
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from stoker_engine.contract.engine_args import EngineArgs
+from stoker_engine.contract.errors import ModelError
+from stoker_engine.contract.frontend_args import FrontendArgs
+from stoker_engine.contract.serve_args import ServeArgs
+
+from .conftest import FakeEngine, Serving, wait_until
+
+
+@contextlib.contextmanager
+def serving(engine: FakeEngine, **frontend: Any) -> Iterator[Serving]:
+    args = ServeArgs(EngineArgs("tiny"), FrontendArgs(**frontend))
+    served = Serving(args, engine)
+    try:
+        yield served
+    finally:
+        for _ in range(2):
+            with contextlib.suppress(RuntimeError):  # it has ended
+                served.call(served.server.stop, signal.SIGINT)
+        served.join()
+
+
+def _post(url: str, **fields: Any) -> httpx.Response:
+    return httpx.post(f"{url}/v1/completions", json={"prompt": "a", **fields}, timeout=20)
+
+
+class Asked:
+    """A request on its way, in a thread."""
+
+    def __init__(self, url: str, **fields: Any) -> None:
+        self.response: httpx.Response | None = None
+        self._thread = threading.Thread(target=self._ask, args=(url, fields))
+        self._thread.start()
+
+    def _ask(self, url: str, fields: dict[str, Any]) -> None:
+        self.response = _post(url, **fields)
+
+    def answer(self) -> httpx.Response:
+        self._thread.join(20)
+        assert self.response is not None, "no answer"
+        return self.response
+
+
+def test_it_listens_while_the_model_loads(engine: FakeEngine) -> None:
+    engine.loaded.clear()
+    engine.is_ready, engine.status = False, "loading: reading weights"
+    with serving(engine) as server:
+        assert httpx.get(f"{server.url}/live").status_code == 200
+        assert httpx.get(f"{server.url}/health").json()["error"]["message"] == "loading: reading weights"
+        assert "process_cpu_seconds_total" in httpx.get(f"{server.url}/metrics").text
+        assert _post(server.url).status_code == 503
+        engine.is_ready = True
+        server.call(engine.loaded.set)
+        wait_until(lambda: "vllm:num_requests_running" in httpx.get(f"{server.url}/metrics").text)
+        assert _post(server.url).status_code == 200
+    assert server.server.exit_code == 0
+
+
+def test_a_model_that_cannot_be_loaded_ends_it(engine: FakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def load() -> None:
+        raise ModelError("no such model")
+
+    monkeypatch.setattr(engine, "load", load)
+    with serving(engine) as server:
+        server.join()
+    assert isinstance(server.server.failure, ModelError)
+
+
+def test_told_to_stop_while_it_loads_it_ends_at_once(engine: FakeEngine) -> None:
+    engine.loaded.clear()
+    engine.is_ready = False
+    with serving(engine, shutdown_grace=30) as server:
+        server.call(server.server.stop, signal.SIGTERM)
+        server.join(5)
+    assert server.server.exit_code == 0
+
+
+def test_the_way_out(engine: FakeEngine) -> None:
+    """In flight before, arriving in the grace, arriving after it."""
+    engine.hangs_at = 3
+    with serving(engine, shutdown_grace=1.5, shutdown_timeout=20) as server:
+        before = Asked(server.url)
+        wait_until(lambda: len(engine.alive) == 1)
+        kept = httpx.Client()
+        assert kept.get(f"{server.url}/ready").status_code == 200
+        server.call(server.server.stop, signal.SIGTERM)
+        wait_until(lambda: httpx.get(f"{server.url}/ready").status_code == 503, 1)
+        assert httpx.get(f"{server.url}/health").status_code == 200
+        engine.hangs_at = None
+        in_grace = kept.post(f"{server.url}/v1/completions", json={"prompt": "a"})
+        assert in_grace.status_code == 200
+        assert in_grace.headers["connection"] == "close"
+        wait_until(lambda: server.service.lifecycle.closed, 5)
+        after = _post(server.url)
+        assert after.status_code == 503
+        assert int(after.headers["retry-after"]) > 0
+        assert after.headers["connection"] == "close"
+        assert httpx.get(f"{server.url}/live").status_code == 200
+        assert server.service.lifecycle.in_flight == 1, "what was in flight still runs"
+        (running,) = server.service.running
+        server.call(running.fail, ModelError("let go by this test"))
+        assert before.answer().status_code == 500
+        server.join(5)
+    assert server.server.exit_code == 0
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_what_takes_too_long_is_told_so(engine: FakeEngine, stream: bool) -> None:
+    engine.hangs_at = 3
+    with serving(engine, shutdown_grace=0, shutdown_timeout=0.2) as server:
+        asked = Asked(server.url, stream=stream)
+        wait_until(lambda: len(engine.alive) == 1)
+        server.call(server.server.stop, signal.SIGTERM)
+        answer = asked.answer()
+        server.join(5)
+    body = answer.text.split("\n\n")[-2].removeprefix("data: ") if stream else answer.text
+    assert json.loads(body)["error"]["type"] == "service_unavailable_error"
+    assert answer.status_code == (200 if stream else 503)
+    assert server.server.exit_code == 0
+    assert not engine.alive
+
+
+def test_without_requests_it_ends_with_the_grace(engine: FakeEngine) -> None:
+    with serving(engine, shutdown_grace=0.5, shutdown_timeout=30) as server:
+        wait_until(lambda: httpx.get(f"{server.url}/ready").status_code == 200)
+        began = time.monotonic()
+        server.call(server.server.stop, signal.SIGTERM)
+        server.join(5)
+        assert 0.5 <= time.monotonic() - began < 3
+
+
+def test_a_second_signal_ends_it_at_once(engine: FakeEngine) -> None:
+    engine.hangs_at = 0
+    with serving(engine, shutdown_grace=30, shutdown_timeout=30) as server:
+        asked = Asked(server.url)
+        wait_until(lambda: len(engine.alive) == 1)
+        for _ in range(2):
+            server.call(server.server.stop, signal.SIGTERM)
+        assert asked.answer().status_code == 503
+        server.join(5)
+
+
+def test_a_dead_engine_ends_it(engine: FakeEngine) -> None:
+    with serving(engine) as server:
+        assert _post(server.url).status_code == 200
+        server.call(engine.death.set)
+        server.join(5)
+    assert server.server.exit_code == 1
+
+
+def test_idle_it_sleeps(engine: FakeEngine) -> None:
+    """No clock ticks in the event loop: nothing is scheduled to run again."""
+    with serving(engine) as server:
+        assert httpx.get(f"{server.url}/health").status_code == 200
+        due: list[float] = []
+        told = threading.Event()
+
+        def look() -> None:
+            loop: Any = server._loop
+            due.extend(timer.when() - loop.time() for timer in loop._scheduled if not timer.cancelled())
+            told.set()
+
+        server.call(look)
+        assert told.wait(5)
+    assert all(seconds > 10 for seconds in due), f"{due}"
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"nonsense\r\n\r\n",
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
+        b"GET /\x00 HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"GET /health HTTP/1.1\r\n\r\n",
+        b"GET /health HTTP/1.1\r\nHost: x\r\nbad header\r\n\r\n",
+        b"GET /health HTTP/1.1\r\nHost: x\r\n" + b"a: b\r\n" * 101 + b"\r\n",
+        b"GET /health HTTP/1.1\r\nHost: x\r\na: " + b"b" * 600_000,
+        b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: -5\r\n\r\n",
+        b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\nhello",
+        b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+        b"Transfer-Encoding: chunked\r\n\r\nZZ\r\nhello\r\n",
+        b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked, gzip\r\n\r\n",
+    ],
+)
+def test_what_is_no_http_is_answered_in_our_shape(engine: FakeEngine, raw: bytes) -> None:
+    with serving(engine, h11_max_header_count=100, h11_max_incomplete_event_size=65536) as server:
+        assert _post(server.url).status_code == 200
+        head, _, body = _talk(server.url, raw).partition(b"\r\n\r\n")
+        status = int(head.split()[1])
+        assert 400 <= status < 500, head
+        assert json.loads(body)["error"]["type"] == "invalid_request_error"
+        assert _post(server.url).status_code == 200
+
+
+def test_odd_requests_that_are_http(engine: FakeEngine) -> None:
+    with serving(engine) as server:
+        assert _post(server.url).status_code == 200
+        body = b'{"prompt": "a"}'
+        chunked = b"".join(b"1\r\n%c\r\n" % byte for byte in body) + b"0\r\n\r\n"
+        head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nConnection: close\r\n"
+        for raw, status in (
+            (head + b"Transfer-Encoding: chunked\r\n\r\n" + chunked, 200),
+            (head + b"Expect: 100-continue\r\nContent-Length: 15\r\n\r\n" + body, 200),
+            (b"HEAD /v1/models HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n", 405),
+            (b"OPTIONS * HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n", 404),
+            (b"BREW /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n", 405),
+            (b"GET /v1/%ff%00%2e%2e/x HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n", 404),
+            (
+                b"GET /version HTTP/1.1\r\nHost: x\r\nConnection: Upgrade, close\r\nUpgrade: websocket\r\n"
+                b"Sec-WebSocket-Key: x\r\nSec-WebSocket-Version: 13\r\n\r\n",
+                200,
+            ),
+        ):
+            answer = _talk(server.url, raw).removeprefix(b"HTTP/1.1 100 Continue\r\n\r\n")
+            assert int(answer.split()[1]) == status, raw
+            assert b"\r\ndate: " in answer
+
+
+def _talk(url: str, raw: bytes) -> bytes:
+    """What a server says to some bytes until it closes the connection."""
+    parts = httpx.URL(url)
+    with socket.create_connection((parts.host, parts.port or 0), timeout=10) as connection:
+        connection.sendall(raw)
+        received = b""
+        while piece := connection.recv(65536):
+            received += piece
+        return received

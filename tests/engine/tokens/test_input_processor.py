@@ -1,0 +1,101 @@
+"""Whatever a request can be refused for is refused before it touches the engine."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from tokenizers import Tokenizer as Backend
+
+from stoker_engine.contract.cache_groups import CacheGroup
+from stoker_engine.contract.errors import RequestError
+from stoker_engine.core.engine_info import EngineInfo
+from stoker_engine.core.sampling_params import BeamSearchParams, SamplingParams
+from stoker_engine.tokens.input_processor import InputProcessor, truncated
+from stoker_engine.tokens.tokenizer import Tokenizer
+
+INFO = EngineInfo(
+    max_model_len=100,
+    vocab_size=340,
+    num_blocks=64,
+    block_size=16,
+    cache_groups=(CacheGroup(None, (0, 1), 8),),
+    step_tokens=64,
+    eos_token_ids=(1,),
+    max_num_seqs=32,
+    sampling_defaults={},
+    max_logprobs=5,
+    seed=7,
+)
+
+
+@pytest.fixture(scope="module")
+def tokenizer(byte_level: Backend) -> Tokenizer:
+    return Tokenizer(byte_level)
+
+
+@pytest.mark.parametrize(
+    "prompt, params, param",
+    [
+        ([], {}, "prompt"),
+        ([340], {}, "prompt"),
+        ([-1], {}, "prompt"),
+        ([5] * 100, {}, "prompt"),
+        ([5] * 90, {"max_tokens": 11}, "max_tokens"),
+        ([5] * 99, {"max_tokens": None, "min_tokens": 2}, "min_tokens"),
+        ([5], {"stop_token_ids": (340,)}, "stop_token_ids"),
+        ([5], {"allowed_token_ids": (-1,)}, "allowed_token_ids"),
+        ([5], {"logit_bias": {999: 1}}, "logit_bias"),
+        ([5], {"logprobs": 6}, "logprobs"),
+        ([5], {"logprobs": -1}, "logprobs"),
+        ([5], {"prompt_logprobs": 6}, "prompt_logprobs"),
+        ([5], {"bad_words": tuple(f"word{i}" for i in range(1100))}, "bad_words"),
+    ],
+)
+def test_refused(tokenizer: Tokenizer, prompt: list[int], params: dict[str, Any], param: str) -> None:
+    with pytest.raises(RequestError) as error:
+        InputProcessor(INFO, tokenizer).request("r", prompt, SamplingParams(**params))
+    assert error.value.param == param
+    if len(prompt) > 80 and param != "min_tokens":
+        assert error.value.code == "context_length_exceeded"
+
+
+def test_what_is_left_open_is_decided(tokenizer: Tokenizer) -> None:
+    inputs = InputProcessor(INFO, tokenizer)
+    request = inputs.request("r", [5] * 40, SamplingParams(max_tokens=None), priority=3, cache_salt="s")
+    assert (request.max_tokens, request.eos_token_ids) == (60, {1})
+    assert (request.priority, request.cache_salt) == (3, "s")
+    again = InputProcessor(INFO, tokenizer)
+    seeds = [inputs.request("r", [5], SamplingParams()).seed for _ in range(3)]
+    assert [again.request("r", [5], SamplingParams()).seed for _ in range(4)][1:] == seeds
+    assert len(set(seeds)) == 3
+    assert inputs.request("r", [5], SamplingParams(seed=-5)).seed == -5
+    assert InputProcessor(replace(INFO, max_logprobs=-1), tokenizer).request("r", [5], SamplingParams(logprobs=-1))
+
+
+def test_bad_words_as_tokens_at_the_beginning_and_after_a_space(tokenizer: Tokenizer) -> None:
+    request = InputProcessor(INFO, tokenizer).request("r", [5], SamplingParams(bad_words=("the", " quick")))
+    plain, spaced = tokenizer.encode("the", False), tokenizer.encode(" the", False)
+    assert tuple(plain) in request.bad_words
+    if len(plain) == len(spaced):
+        assert tuple(spaced) in request.bad_words
+    assert tuple(tokenizer.encode("quick", False)) in request.bad_words
+
+
+def test_the_end_of_a_prompt_is_kept(tokenizer: Tokenizer) -> None:
+    prompt = list(range(5, 205))
+    for keep, length in ((3, 3), (-1, 100 - 16), (None, 200)):
+        kept = truncated(prompt, SamplingParams(truncate_prompt_tokens=keep), INFO)
+        assert kept == prompt[-length:]
+    request = InputProcessor(INFO, tokenizer).request("r", prompt, SamplingParams(truncate_prompt_tokens=-1))
+    assert len(request.prompt_token_ids) + request.max_tokens == INFO.max_model_len
+
+
+def test_beams_must_have_room_at_once(tokenizer: Tokenizer) -> None:
+    inputs = InputProcessor(INFO, tokenizer)
+    assert inputs.request("r", [5] * 40, BeamSearchParams(4, max_tokens=20)).num_sequences == 4
+    for width, max_tokens in ((33, 1), (32, 60)):
+        with pytest.raises(RequestError) as error:
+            inputs.request("r", [5] * 40, BeamSearchParams(width, max_tokens=max_tokens))
+        assert error.value.param == "n"
