@@ -32,7 +32,7 @@ from stoker_engine.processes.messages import Abort, LoadFailed, Stop
 from stoker_engine.processes.status_word import STAGE_WORDS
 from stoker_engine.tokens.input_processor import InputProcessor
 from stoker_engine.tokens.output_processor import OutputProcessor
-from stoker_engine.tokens.tokenizer import Tokenizer
+from stoker_engine.tokens.tokenizer import Tokenizer, read_chat_template
 
 logger = logging.getLogger(__name__)
 
@@ -55,6 +55,9 @@ class AsyncLLM:
         log_format: of the engine process's log; see `logs.configure`.
         program: what runs in the process; tests bring their own.
 
+    Raises:
+        ArgumentError: the chat template's file cannot be read.
+
     Attributes:
         observer: called in the event loop with what each step did.
         args: the engine's arguments.
@@ -69,6 +72,7 @@ class AsyncLLM:
         log_format: str = "text",
         program: Sequence[str] = PROGRAM,
     ) -> None:
+        read_chat_template(chat_template)  # a wrong name is told now, not once the model is loaded
         self.args = args
         self.observer: Callable[[StepReport], None] | None = None
         self._chat_template = chat_template

@@ -46,7 +46,7 @@ def test_greedy_equals_transformers(llm: LLM, demo_gguf: Path, assert_greedy: An
 
 def test_text_is_what_the_tokenizer_makes_of_the_tokens(llm: LLM) -> None:
     for output in llm.generate(PROMPTS[10:13], SamplingParams(temperature=0, max_tokens=24), use_tqdm=False):
-        whole = llm.engine.tokenizer.decode(output.prompt_token_ids + output.outputs[0].token_ids)
+        whole = llm.tokenizer.decode(output.prompt_token_ids + output.outputs[0].token_ids)
         assert output.prompt is not None
         assert whole == output.prompt + output.outputs[0].text
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 from collections.abc import Iterator
@@ -62,6 +63,8 @@ def _talk(client: httpx.Client, args: ChatArgs) -> int:
     if args.quick is not None:
         _answer(client, args, model, [*messages, {"role": "user", "content": args.quick}])
         return 0
+    with contextlib.suppress(ImportError):
+        import readline  # noqa: F401 - gives `input` a line to edit and a history
     print(f"talking to {model}; Ctrl-D ends, Ctrl-C stops an answer")
     while True:
         messages.append({"role": "user", "content": input("> ")})

@@ -20,8 +20,9 @@ def main(argv: list[str]) -> int:
 
 
 def _serve(argv: list[str]) -> int:
-    command_line.check_flags(ServeArgs.parser(), argv)
-    args = ServeArgs.from_argv(argv)
+    words = command_line.with_model_flag(argv)
+    command_line.check_flags(ServeArgs.parser(), words)
+    args = ServeArgs.from_argv(words)
     logs.configure(args.frontend.log_format)
     from stoker_engine.async_llm import AsyncLLM
 

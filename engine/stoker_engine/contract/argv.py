@@ -22,9 +22,15 @@ T = TypeVar("T")
 _SIZES = {"k": 1000, "m": 1000**2, "g": 1000**3, "K": 1024, "M": 1024**2, "G": 1024**3}
 
 
-def flag(help: str, default: Any, *, choices: Sequence[str] = (), positional: bool = False) -> Any:
-    """Declares a dataclass field that is also a command-line flag."""
-    metadata = {"help": help, "choices": tuple(choices), "positional": positional}
+def flag(
+    help: str, default: Any, *, choices: Sequence[str] = (), positional: bool = False, group: str | None = None
+) -> Any:
+    """Declares a dataclass field that is also a command-line flag.
+
+    Args:
+        group: begins a group of the help, which the fields after it belong to.
+    """
+    metadata = {"help": help, "choices": tuple(choices), "positional": positional, "group": group}
     if positional:
         return dataclasses.field(metadata=metadata)
     return dataclasses.field(default=default, metadata=metadata)
@@ -58,12 +64,14 @@ class Parser(argparse.ArgumentParser):
 
 
 def add_arguments(parser: argparse.ArgumentParser, cls: type[Any], title: str) -> None:
-    """Adds every field of dataclass `cls` to `parser`, as the group `title`."""
+    """Adds every field of dataclass `cls` to `parser`, in the groups that they name, the first of which is `title`."""
     group = parser.add_argument_group(title)
     hints = typing.get_type_hints(cls)
     for field in dataclasses.fields(cls):
         kind, many = _element_type(hints[field.name])
         meta = field.metadata
+        if meta.get("group"):
+            group = parser.add_argument_group(meta["group"])
         options: dict[str, Any] = {"help": meta["help"].replace("%", "%%")}
         if meta["choices"]:
             options["choices"] = meta["choices"]

@@ -36,7 +36,7 @@ class EngineArgs:
     seed: int = flag("seeds the requests that do not seed themselves, so that a restart repeats a run", 0)
     device: names.Device = flag("where to run; auto takes the accelerator there is", "auto", choices=names.DEVICES)
 
-    block_size: int = flag("tokens in one KV-cache block", 16)
+    block_size: int = flag("tokens in one KV-cache block", 16, group="KV cache")
     gpu_memory_utilization: float = flag("share of the device's memory the engine may use, 0 to 1", 0.92)
     kv_cache_memory_bytes: int | None = flag("size of the KV cache; overrides --gpu-memory-utilization", None)
     num_gpu_blocks_override: int | None = flag("exact number of KV-cache blocks; overrides both", None)
@@ -45,7 +45,7 @@ class EngineArgs:
     )
     enable_prefix_caching: bool = flag("reuse KV-cache blocks of equal prefixes", True)
 
-    max_num_seqs: int = flag("most sequences in one step", 256)
+    max_num_seqs: int = flag("most sequences in one step", 256, group="scheduling")
     max_num_batched_tokens: int = flag("most tokens in one step, over all sequences", 2048)
     enable_chunked_prefill: bool = flag("let a prompt be computed in several steps, beside other requests", True)
     scheduling_policy: names.SchedulingPolicy = flag(
@@ -53,12 +53,12 @@ class EngineArgs:
         "fcfs",
         choices=names.SCHEDULING_POLICIES,
     )
-    max_logprobs: int = flag("most logprobs a request may ask for at a position; -1: no limit", 20)
+    max_logprobs: int = flag("most logprobs a request may ask for at a position; -1: no limit", 20, group="results")
     batch_invariant: bool = flag(
         "compute each request bit for bit the same in any batch, chunking or prefix hit; slower", False
     )
 
-    tensor_parallel_size: int = flag("devices each layer is split over", 1)
+    tensor_parallel_size: int = flag("devices each layer is split over", 1, group="parallelism")
     pipeline_parallel_size: int = flag("groups of devices the layers are spread over", 1)
     data_parallel_size: int = flag("copies of the model", 1)
 

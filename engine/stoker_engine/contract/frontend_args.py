@@ -15,9 +15,10 @@ _LOG_FORMATS = ("text", "json")
 _LISTS = ("allowed_origins", "allowed_methods", "allowed_headers")
 
 
-def _secret(help: str, default: Any) -> Any:
+def _secret(help: str, default: Any, group: str) -> Any:
     """A flag that no `repr` shows."""
-    return field(default=default, repr=False, metadata={"help": help, "choices": (), "positional": False})
+    metadata = {"help": help, "choices": (), "positional": False, "group": group}
+    return field(default=default, repr=False, metadata=metadata)
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,7 @@ class FrontendArgs:
     host: str = flag("address to listen on", "0.0.0.0")
     port: int = flag("port to listen on", 8000)
     root_path: str = flag("path prefix under which a proxy serves this server", "")
-    ssl_keyfile: str | None = flag("private key of the TLS certificate (PEM)", None)
+    ssl_keyfile: str | None = flag("private key of the TLS certificate (PEM)", None, group="TLS")
     ssl_certfile: str | None = flag("TLS certificate (PEM); with it the server speaks HTTPS", None)
     ssl_ca_certs: str | None = flag("certificates that clients' own are checked against (PEM)", None)
     ssl_cert_reqs: int = flag("client certificates: 0 none, 1 optional, 2 required", 0)
@@ -41,6 +42,7 @@ class FrontendArgs:
         "key(s) of which a client must present one; anyone on this machine can read a command line, so prefer "
         "--api-key-file, or the environment's STOKER_API_KEY or VLLM_API_KEY, which count where neither flag is given",
         (),
+        group="who may call",
     )
     api_key_file: str | None = flag("file with such keys, one a line; read again when it changes", None)
     allowed_origins: tuple[str, ...] = flag("origins whose web pages may call this server (CORS); * is any", ())
@@ -49,19 +51,23 @@ class FrontendArgs:
     allow_credentials: bool = flag("let them send cookies and credentials", False)
 
     max_num_queued_reqs: int | None = flag(
-        "most sequences in flight, running or waiting; further requests get 429; default: no limit", None
+        "most sequences in flight, running or waiting; further requests get 429; default: no limit",
+        None,
+        group="limits",
     )
     max_num_queued_tokens: int | None = flag(
         "most prompt tokens of requests that wait for their first token; beyond it new requests get 429; "
         "default: no limit",
         None,
     )
-    max_request_bytes: int = flag("largest request body; a larger one gets 413", 16 * 1024**2)
+    max_request_bytes: int = flag("largest request body; a larger one gets 413", 8 * 1024**2)
     h11_max_incomplete_event_size: int = flag("most bytes of a request's line and headers", 4 * 1024**2)
     h11_max_header_count: int = flag("most headers of a request", 256)
 
     chat_template: str | None = flag(
-        "a Jinja chat template: a file, or the template itself; default: the tokenizer's own", None
+        "a Jinja chat template: a file, or the template itself; default: the tokenizer's own",
+        None,
+        group="prompts and answers",
     )
     trust_request_chat_template: bool = flag("let a request bring a chat template of its own", False)
     default_chat_template_kwargs: str | None = flag(
@@ -75,18 +81,20 @@ class FrontendArgs:
     enable_force_include_usage: bool = flag("end every stream with its usage", False)
     disable_fastapi_docs: bool = flag("do not serve /openapi.json", False)
 
-    log_format: str = flag("how log lines are written", "text", choices=_LOG_FORMATS)
+    log_format: str = flag("how log lines are written", "text", choices=_LOG_FORMATS, group="logs")
     uvicorn_log_level: str = flag("log level of the HTTP server", "info", choices=_LOG_LEVELS)
     disable_uvicorn_access_log: bool = flag("do not log HTTP requests", False)
     disable_access_log_for_endpoints: str = flag(
-        "comma-separated paths whose HTTP requests are not logged while they succeed",
+        "comma-separated paths whose HTTP requests are not logged",
         "/health,/ready,/live,/ping,/metrics,/load",
     )
     enable_log_requests: bool = flag("log each request's prompt and parameters", False)
     max_log_len: int | None = flag("most characters of a logged prompt; default: no limit", None)
     disable_log_stats: bool = flag("do not log the throughput, which is otherwise told every 10 s while busy", False)
 
-    step_timeout: float = flag("seconds after which a step or a stage of loading counts as stuck", 300.0)
+    step_timeout: float = flag(
+        "seconds after which a step or a stage of loading counts as stuck", 300.0, group="health and the end"
+    )
     shutdown_grace: float = flag(
         "seconds after SIGTERM in which requests that still arrive are served, while traffic is led elsewhere",
         5.0,

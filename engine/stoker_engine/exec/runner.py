@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import torch
 
+from stoker_engine.attention.native import NativeBackend
 from stoker_engine.attention.select import attention_backend
 from stoker_engine.contract import names
 from stoker_engine.contract.engine_args import EngineArgs
@@ -19,7 +20,8 @@ from stoker_engine.core.sampling_params import SamplingParams
 from stoker_engine.exec.inputs import InputBuilder, Inputs
 from stoker_engine.exec.kv_cache import KVCachePool, plan_kv_cache
 from stoker_engine.models.checkpoint import Checkpoint
-from stoker_engine.parallel.device import limit_threads, resolve_device
+from stoker_engine.models.decoder import Decoder
+from stoker_engine.parallel.device import limit_threads, resolve_device, torch_threads
 from stoker_engine.sampling.logprobs import token_logprobs
 from stoker_engine.sampling.sampler import sample
 
@@ -57,11 +59,14 @@ class Runner:
             specs = [layer.cache for layer in self.config.layers]
             self._pool = KVCachePool(self.plan, specs, self.dtype, self.device)
         logger.info("loaded %s on %s in %.1f s", self.dtype, self.device, time.monotonic() - started)
+        # The Transformers backend computes with torch's operators, our decoder with kernels that share work themselves.
+        native = isinstance(backend, NativeBackend) and isinstance(self.model, Decoder)
+        self._torch_threads = 1 if native else None
         self._inputs = InputBuilder(args.block_size, len(self.plan.groups), self.device)
 
     def run(self, batch: ScheduledBatch) -> StepResult:
         """Computes the batch and samples ``batch.sampling``."""
-        with torch.inference_mode():
+        with torch.inference_mode(), torch_threads(self._torch_threads):
             started = time.monotonic()
             self._pool.copy(batch.copies)
             inputs = self._inputs.build(batch, self._pool.caches)

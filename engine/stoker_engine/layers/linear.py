@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import nn
 
-from stoker_engine.kernels.linear import linear
+from stoker_engine.kernels.linear import product
 
 
 class MergedLinear(nn.Module):
@@ -21,6 +23,7 @@ class MergedLinear(nn.Module):
         output_size = sum(self.sizes)
         self.weight = nn.Parameter(torch.empty(output_size, input_size, dtype=dtype), requires_grad=False)
         self.bias = nn.Parameter(torch.empty(output_size, dtype=dtype), requires_grad=False) if bias else None
+        self._product: Callable[[torch.Tensor], torch.Tensor] | None = None
         self._rows: dict[str, slice] = {}
         start = 0
         for name, size in parts.items():
@@ -38,6 +41,8 @@ class MergedLinear(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[tokens, input_size] → [tokens, sum of the parts]."""
-        return linear(x, self.weight, self.bias)
+        if self._product is None:  # not before: a tied lm_head gets its weight late
+            self._product = product(self.weight, self.bias)
+        return self._product(x)
 
     __call__ = forward

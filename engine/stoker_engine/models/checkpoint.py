@@ -14,8 +14,8 @@ from stoker_engine.contract.engine_args import EngineArgs
 from stoker_engine.contract.errors import ArgumentError, ModelError, WeightsError
 from stoker_engine.contract.model_config import ModelConfig, read_config
 from stoker_engine.contract.no_decoder import why_no_decoder
-from stoker_engine.models.demo import demo_model
 from stoker_engine.models.gguf import GGUFFile
+from stoker_engine.models.locate import locate_model
 from stoker_engine.models.model import Model
 from stoker_engine.models.model_card import ModelCard, card_of_folder, card_of_gguf
 from stoker_engine.models.native import NativeLoader
@@ -80,7 +80,7 @@ def find_checkpoint(args: EngineArgs) -> Checkpoint:
         ModelError: it cannot be found, read or served.
         ArgumentError: a revision of something that has none.
     """
-    path = _locate(args)
+    path = locate_model(args)
     checkpoint = _gguf(path) if path.is_file() else _folder(path, args.trust_remote_code)
     if args.batch_invariant and not isinstance(checkpoint.loader, NativeLoader):
         raise ArgumentError(
@@ -104,7 +104,9 @@ def _folder(path: Path, trust_remote_code: bool) -> Checkpoint:
         )
     given = read_config(path)
     card = card_of_folder(path)
-    if any(name in FAMILIES for name in given.get("architectures") or []):
+    if not given.get("architectures"):
+        raise ModelError(f'{path}/config.json names no architectures; it must say, for example, ["LlamaForCausalLM"]')
+    if any(name in FAMILIES for name in given["architectures"]):
         config = ModelConfig.from_dict(given)
         spelling = FAMILIES[config.architecture]
         return Checkpoint(path, config, card, NativeLoader(spelling, _safetensors(path)))
@@ -130,48 +132,3 @@ def _safetensors(folder: Path) -> SafetensorsFolder:
 
 def _names(config: Mapping[str, Any]) -> str:
     return f"architecture {', '.join(config.get('architectures') or []) or 'unknown'}"
-
-
-def _locate(args: EngineArgs) -> Path:
-    if args.revision is not None and not _is_hub_id(args.model):
-        raise ArgumentError("--revision", f"{args.model!r} is no hub model and has no revisions; leave it out")
-    scheme, separator, name = args.model.partition("://")
-    if separator:
-        if scheme != "demo":
-            raise ModelError(f"{args.model!r}: use a local path, demo://NAME or a hub id such as org/name")
-        return demo_model(name)
-    path = Path(args.model).expanduser()
-    if path.is_dir() or (path.is_file() and path.suffix == ".gguf"):
-        return path
-    if path.is_file():
-        raise ModelError(f"{path} is a file but no GGUF file; give the model's folder")
-    if not _is_hub_id(args.model):
-        raise ModelError(f"{args.model!r} is no folder or GGUF file here, and no hub id such as org/name")
-    return _download(args)
-
-
-def _is_hub_id(model: str) -> bool:
-    return model.count("/") == 1 and not model.startswith(("/", ".", "~")) and not Path(model).exists()
-
-
-def _download(args: EngineArgs) -> Path:
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
-
-    code = ["*.py"] if args.trust_remote_code else []
-    try:
-        folder = snapshot_download(
-            args.model,
-            revision=args.revision,
-            allow_patterns=[
-                *["*.json", "*.safetensors", "*.model", "*.jinja", "*.txt", "README.md", "LICENSE*", "LICENCE*"],
-                *code,
-            ],
-        )
-    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
-        first_line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise ModelError(
-            f"cannot get {args.model!r} from the model hub: {first_line} "
-            "(a gated model needs HF_TOKEN; without a network give a local folder or demo://gemma-3-270m)"
-        ) from error
-    return Path(folder)

@@ -107,7 +107,7 @@ class Decoder(nn.Module):
             self.project_in = MergedLinear(width, {"project_in": hidden}, False, dtype)
             self.project_out = MergedLinear(hidden, {"project_out": width}, False, dtype)
         # Rounded to the model's dtype, as the reference implementation multiplies in it.
-        self.embedding_multiplier = torch.tensor(embedding.multiplier).to(dtype).item()
+        self.embedding_multiplier = torch.tensor(embedding.multiplier, dtype=dtype, device="cpu").item()
         self.layers = nn.ModuleList(DecoderLayer(config, layer, backend, dtype) for layer in config.layers)
         self.final_norm = make_norm(decoder.norm, hidden, dtype) if decoder.final_norm else None
         ropes = {layer.rope for layer in config.layers if layer.rope is not None}

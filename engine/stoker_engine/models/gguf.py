@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Final, Literal
 
 import numpy as np
 import torch
-from gguf import GGML_QUANT_SIZES, GGUFEndian, GGUFReader, GGUFValueType, ReaderTensor
+from gguf import GGML_QUANT_SIZES, GGUFEndian, GGUFReader, GGUFValueType
 from gguf.quants import dequantize
 
 from stoker_engine.contract.errors import ModelError, WeightsError
@@ -16,12 +17,13 @@ from stoker_engine.contract.model_config import ModelConfig
 from stoker_engine.models.gguf_families import GGUFFamily, config_of, family_of
 from stoker_engine.models.gguf_names import spelling
 from stoker_engine.models.weight_names import WeightNames
+from stoker_engine.models.weights import fill
 
 #: Arrays longer than this are the tokenizer's; nothing we read has as many items.
 _LONGEST_ARRAY: Final = 4096
 
 #: Numbers dequantized at a time; a multiple of every quantization's block.
-_PIECE: Final = 1 << 19
+_PIECE: Final = 1 << 18
 
 
 class _Reader(GGUFReader):
@@ -46,8 +48,18 @@ class _Reader(GGUFReader):
         return end - orig_offs, [], [], [GGUFValueType.ARRAY, item]
 
 
+def _read(path: Path) -> _Reader:
+    try:
+        reader = _Reader(path)
+    except Exception as error:
+        raise ModelError(f"{path} is not a readable GGUF file: {error}") from error
+    if reader.endianess is not GGUFEndian.LITTLE:
+        raise ModelError(f"{path} is big-endian, which is not read; convert it with gguf-convert-endian")
+    return reader
+
+
 class GGUFFile:
-    """One GGUF file: a config, its `Metadata` and a `WeightSource`.
+    """One GGUF file: a config, its `Metadata` and a `WeightSource`. Of a split file, the first part stands for all.
 
     Raises:
         ModelError: the file cannot be read.
@@ -55,12 +67,10 @@ class GGUFFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        try:
-            self._reader = _Reader(path)
-        except Exception as error:
-            raise ModelError(f"{path} is not a readable GGUF file: {error}") from error
+        self._reader = _read(path)
         self._tensors = {tensor.name: tensor for tensor in self._reader.tensors}
-        self._threads = ThreadPoolExecutor(torch.get_num_threads())
+        for other in self._other_parts():
+            self._tensors |= {tensor.name: tensor for tensor in _read(other).tensors}
 
     def config(self) -> ModelConfig:
         """The model's shape.
@@ -69,6 +79,8 @@ class GGUFFile:
             ModelError: an architecture that is not read from GGUF, or a stretched rope.
         """
         family = self._family()
+        if not self.has("token_embd.weight"):
+            raise ModelError(f"{self.path} has no token_embd.weight, so it is no complete language model")
         stops = [self.field(f"tokenizer.ggml.{kind}_token_id") for kind in ("eos", "eot", "eom")]
         return ModelConfig.from_dict(
             {
@@ -110,35 +122,61 @@ class GGUFFile:
         Raises:
             WeightsError: a quantization that the library cannot undo.
         """
+        out = torch.empty(self._shape(name))
+        self.read_into(name, out)
+        return out
+
+    def read_into(self, name: str, target: torch.Tensor) -> None:
+        """See `WeightSource`; several pieces at a time.
+
+        The library goes 16 rows by 16 rows and joins them at last: for a vocabulary's rows, short and many, the calls
+        take longer than the arithmetic. A piece is one long row to it, and stays in the processor's cache on its way
+        to the target.
+
+        Raises:
+            WeightsError: another shape, or a quantization that the library cannot undo.
+        """
+        if target.shape != self._shape(name) or not target.is_contiguous():
+            fill(name, self.read(name), target)
+            return
         tensor = self._tensors[name]
+        kind, numbers = tensor.tensor_type, target.view(-1)
+        data = np.asarray(tensor.data).reshape(-1).view(np.uint8)
+        block, block_bytes = GGML_QUANT_SIZES[kind]
+
+        def dequantized(start: int) -> None:
+            stop = min(start + _PIECE, len(numbers))
+            packed = data[start // block * block_bytes : stop // block * block_bytes]
+            # A copy where the values come straight from the read-only file mapping.
+            piece = np.require(dequantize(packed[None], kind)[0], requirements="W")
+            with torch.inference_mode():  # weights are made in it, and each thread enters it for itself
+                numbers[start:stop] = torch.from_numpy(piece)
+
         try:
-            return _dequantized(tensor, self._threads)
+            list(self._threads.map(dequantized, range(0, len(numbers), _PIECE)))
         except NotImplementedError as error:
-            raise WeightsError(f"{name}: GGUF type {tensor.tensor_type.name} cannot be dequantized") from error
+            raise WeightsError(f"{name}: GGUF type {kind.name} cannot be dequantized") from error
+
+    @cached_property
+    def _threads(self) -> ThreadPoolExecutor:
+        # Made with the first tensor: until then torch's threads may be more than this container has processors.
+        return ThreadPoolExecutor(torch.get_num_threads())
+
+    def _shape(self, name: str) -> torch.Size:
+        return torch.Size(int(size) for size in reversed(self._tensors[name].shape))
+
+    def _other_parts(self) -> list[Path]:
+        count, number = self.field("split.count") or 1, self.field("split.no") or 0
+        if number:
+            raise ModelError(f"{self.path} is part {number + 1} of {count} of a split model; give the first part")
+        first = f"-00001-of-{count:05d}"
+        if count > 1 and first not in self.path.stem:
+            raise ModelError(f"{self.path} is the first of {count} parts, and its name must end with {first}.gguf")
+        stem = self.path.stem.removesuffix(first)
+        return [self.path.with_name(f"{stem}-{part:05d}-of-{count:05d}.gguf") for part in range(2, count + 1)]
 
     def _architecture(self) -> str:
         return str(self.field("general.architecture"))
 
     def _family(self) -> GGUFFamily:
         return family_of(self._architecture(), self)
-
-
-def _dequantized(tensor: ReaderTensor, threads: ThreadPoolExecutor) -> torch.Tensor:
-    """`tensor` in float32, several pieces at a time.
-
-    The library goes 16 rows by 16 rows and joins them at last: for a vocabulary's rows, short and many, the calls
-    take longer than the arithmetic. A piece is one long row to it, and stays in the processor's cache on its way.
-    """
-    kind = tensor.tensor_type
-    data = np.asarray(tensor.data).reshape(-1).view(np.uint8)
-    out = np.empty([int(size) for size in reversed(tensor.shape)], dtype=np.float32)
-    numbers = out.reshape(-1)
-    block, block_bytes = GGML_QUANT_SIZES[kind]
-
-    def fill(start: int) -> None:
-        stop = min(start + _PIECE, len(numbers))
-        packed = data[start // block * block_bytes : stop // block * block_bytes]
-        numbers[start:stop] = dequantize(packed[None], kind)[0]
-
-    list(threads.map(fill, range(0, len(numbers), _PIECE)))
-    return torch.from_numpy(out)

@@ -86,8 +86,11 @@ def config_of(family: GGUFFamily, metadata: Metadata) -> dict[str, Any]:
     """The file's config.json.
 
     Raises:
-        ModelError: layers that differ in size, or positions stretched in a way that is not read.
+        ModelError: a key is missing, layers differ in size, or positions are stretched in a way that is not read.
     """
+    for key in ("block_count", "embedding_length", "attention.head_count"):
+        if not metadata.get(key):
+            raise ModelError(f"GGUF: the metadata lack {key}, so this is no complete language model")
     stated = {name: metadata.get(key) for name, key in _KEYS.items()}
     per_layer = [_KEYS[name] for name, value in stated.items() if isinstance(value, list)]
     if per_layer:

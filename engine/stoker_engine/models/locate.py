@@ -21,7 +21,8 @@ def locate_model(args: EngineArgs) -> Path:
     """
     if args.revision is not None and not _is_hub_id(args.model):
         raise ArgumentError("--revision", f"{args.model!r} is no hub model and has no revisions; leave it out")
-    return _locate(args.model, args.revision, _MODEL_FILES)
+    code = ("*.py",) if args.trust_remote_code else ()
+    return _locate(args.model, args.revision, _MODEL_FILES + code)
 
 
 def locate_tokenizer(args: EngineArgs, model: Path) -> Path:

@@ -53,3 +53,8 @@ class _Watched:
         """See `WeightSource`."""
         self.on_progress()
         return self.source.read(name)
+
+    def read_into(self, name: str, target: torch.Tensor) -> None:
+        """See `WeightSource`."""
+        self.on_progress()
+        self.source.read_into(name, target)

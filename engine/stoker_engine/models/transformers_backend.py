@@ -13,8 +13,10 @@ and whatever our attention would not compute as the model means it is refused by
 
 from __future__ import annotations
 
+import logging
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -26,6 +28,7 @@ from transformers import __version__ as transformers_version
 from transformers.dynamic_module_utils import get_class_from_dynamic_module
 from transformers.modeling_outputs import MoeModelOutputWithPast
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+from transformers.utils.logging import set_tqdm_hook
 
 from stoker_engine.attention.backend import AttentionBackend, AttentionShape, KVCache
 from stoker_engine.attention.metadata import AttentionMetadata, BlockTables
@@ -36,6 +39,8 @@ from stoker_engine.contract.errors import ModelError, WeightsError
 from stoker_engine.contract.model_config import ModelConfig, refuse_quantized
 from stoker_engine.contract.rope_config import RopeParameters, read_rope
 from stoker_engine.models.model import StepInputs
+
+logger = logging.getLogger(__name__)
 
 #: The name under which transformers' models find our attention.
 IMPLEMENTATION: Final = "stoker_paged"
@@ -62,7 +67,8 @@ def model_class(config: PreTrainedConfig, architecture: str) -> type[PreTrainedM
                 "use the family's text-only model"
             )
     cls: Any = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
-    if cls is None or cls.__name__ != architecture:
+    # Code of the hub and transformers may write one name in two ways: PhiMoEForCausalLM, PhimoeForCausalLM.
+    if cls is None or cls.__name__.lower() != architecture.lower():
         raise ModelError(f"{architecture} is no causal language model; this engine serves autoregressive decoders")
     check_class(cls, config)
     model: type[PreTrainedModel] = cls
@@ -123,6 +129,7 @@ class TransformersModel(nn.Module):
         super().__init__()
         self.config = config
         specs = [layer.cache for layer in config.layers]
+        logger.info("%s runs by transformers' own modules, which are slower than native ones", config.architecture)
         self.decoder = language_model.base_model
         self.head = language_model
         setattr(language_model, language_model.base_model_prefix, _Given())
@@ -367,15 +374,16 @@ class TransformersLoader:
     ) -> TransformersModel:
         """See `models.checkpoint.Loader`."""
         try:
-            loaded: Any = self.model.from_pretrained(
-                self.folder,
-                config=self.config,
-                dtype=dtype,
-                attn_implementation=IMPLEMENTATION,
-                use_safetensors=True,
-                local_files_only=True,
-                output_loading_info=True,
-            )
+            with _watched(on_progress):
+                loaded: Any = self.model.from_pretrained(
+                    self.folder,
+                    config=self.config,
+                    dtype=dtype,
+                    attn_implementation=IMPLEMENTATION,
+                    use_safetensors=True,
+                    local_files_only=True,
+                    output_loading_info=True,
+                )
         except (OSError, RuntimeError, ValueError) as error:
             raise WeightsError(f"cannot read the weights in {self.folder}: {error}") from error
         model, report = loaded
@@ -386,8 +394,29 @@ class TransformersLoader:
         ):
             if names:
                 raise WeightsError(f"weights {what}: {', '.join(sorted(map(str, names))[:5])} ({len(names)} in all)")
-        on_progress()
         return TransformersModel(config, model.to(device).eval(), backend, max_model_len)
+
+
+@contextmanager
+def _watched(on_progress: Callable[[], None]) -> Iterator[None]:
+    """Calls `on_progress` with each step of transformers' progress bars."""
+
+    def ticking(items: Iterable[Any]) -> Iterator[Any]:
+        for item in items:
+            on_progress()
+            yield item
+
+    def hook(bar: Callable[..., Any], args: tuple[Any, ...], options: dict[str, Any]) -> Any:
+        if not args:
+            return bar(**options)
+        total = options.pop("total", None) or (len(args[0]) if hasattr(args[0], "__len__") else None)
+        return bar(ticking(args[0]), *args[1:], total=total, **options)
+
+    before = set_tqdm_hook(hook)
+    try:
+        yield
+    finally:
+        set_tqdm_hook(before)
 
 
 def _unknown(architecture: str, model_type: object, remote: str | None) -> str:

@@ -100,6 +100,10 @@ class WeightNames:
         past_the_last = layer is not None and int(layer[1]) >= config.num_hidden_layers
         return past_the_last or any(re.search(pattern, name) for pattern in self.ignored)
 
+    def is_changed(self, name: str) -> bool:
+        """Whether the tensor with that canonical `name` is held in another form than ours."""
+        return any(re.search(change.pattern, name) for change in self.changes)
+
     def changed(self, name: str, tensor: torch.Tensor, config: ModelConfig) -> torch.Tensor:
         """The tensor with that canonical `name` in our form."""
         for change in self.changes:

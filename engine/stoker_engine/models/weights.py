@@ -32,6 +32,14 @@ class WeightSource(Protocol):
         """One tensor, on the CPU."""
         ...
 
+    def read_into(self, name: str, target: torch.Tensor) -> None:
+        """Fills `target` with one tensor of its shape, converted to its dtype.
+
+        Raises:
+            WeightsError: the tensor has another shape.
+        """
+        ...
+
 
 class SafetensorsFolder:
     """The ``*.safetensors`` of a Hugging Face folder, through the index when there is one.
@@ -68,6 +76,10 @@ class SafetensorsFolder:
         """See `WeightSource`."""
         tensor: torch.Tensor = self._file_of[name].get_tensor(name)
         return tensor
+
+    def read_into(self, name: str, target: torch.Tensor) -> None:
+        """See `WeightSource`."""
+        fill(name, self.read(name), target)
 
 
 class Loadable(Protocol):
@@ -110,13 +122,29 @@ def load_weights(model: Loadable, source: WeightSource, spelling: WeightNames) -
     if ignored:
         logger.info("not needed and left out: %d tensors (%s)", len(ignored), _some(ignored))
     for name, place in tqdm(plan.items(), desc="Loading weights", unit="tensor", disable=None):
-        tensor = spelling.changed(spelling.canonical(name), source.read(name), config)
         targets = [slots[slot] for slot in place.slots]
-        parts = [tensor] if place.split is None else place.split(tensor, targets, config)
+        canonical = spelling.canonical(name)
+        if place.split is None and not spelling.is_changed(canonical):
+            source.read_into(name, targets[0])
+            continue
+        tensor = spelling.changed(canonical, source.read(name), config)
+        try:
+            parts = [tensor] if place.split is None else place.split(tensor, targets, config)
+        except WeightsError as error:
+            raise WeightsError(f"{name}: {error}") from None
         for target, part in zip(targets, parts, strict=True):
-            if target.shape != part.shape:
-                raise WeightsError(f"{name} has shape {tuple(part.shape)}, the model needs {tuple(target.shape)}")
-            target.copy_(part)
+            fill(name, part, target)
+
+
+def fill(name: str, tensor: torch.Tensor, target: torch.Tensor) -> None:
+    """Copies `tensor`, called `name` in the files, to `target`.
+
+    Raises:
+        WeightsError: its shape is another.
+    """
+    if target.shape != tensor.shape:
+        raise WeightsError(f"{name} has shape {tuple(tensor.shape)}, the model needs {tuple(target.shape)}")
+    target.copy_(tensor)
 
 
 def _is_tied_head(name: str, spelling: WeightNames, config: ModelConfig) -> bool:

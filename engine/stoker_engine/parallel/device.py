@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -61,6 +63,24 @@ def limit_threads() -> None:
     quota = _cpu_quota()
     if quota is not None and quota < torch.get_num_threads():
         torch.set_num_threads(max(1, math.ceil(quota)))
+
+
+@contextmanager
+def torch_threads(count: int | None) -> Iterator[None]:
+    """Lets torch's operators use `count` threads meanwhile; None changes nothing.
+
+    The CPU's kernels have threads of their own. OpenMP's, which torch uses, stay awake for milliseconds after each
+    operator and would take the processors from them.
+    """
+    before = torch.get_num_threads()
+    if count is None or count == before:
+        yield
+        return
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def _cpu_quota() -> float | None:

@@ -56,6 +56,7 @@ class EngineProcess:
                 pass_fds=(theirs.fileno(), self.status.fd),
                 process_group=0,  # Ctrl-C in a terminal is for the server, which ends the engine in its own time
             )
+        os.close(self.status.fd)  # the memory stays, for as long as one of the two looks at it
         self.pid: int = self._process.pid
 
     def listen(self, on_message: Callable[[Any], None], on_death: Callable[[str], None]) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import enum
 import mmap
 import os
-import struct
 import time
 from typing import Final
 
@@ -53,27 +52,24 @@ class StatusWord:
             fd = os.memfd_create("stoker-engine-status")
             os.ftruncate(fd, _SIZE)
         self.fd = fd
-        self._memory = mmap.mmap(fd, _SIZE)
+        # Not by `struct`, which clears the bytes before it writes them: a reader would see that.
+        self._memory = memoryview(mmap.mmap(fd, _SIZE))
+        self._since = self._memory[:8].cast("d")
+        self._stage = self._memory[8:].cast("q")
 
     def enter(self, stage: Stage) -> None:
         """Begins a stage, or tells that it progresses."""
-        struct.pack_into("d", self._memory, 0, time.monotonic())
-        struct.pack_into("q", self._memory, 8, stage)
+        self._since[0] = time.monotonic()
+        self._stage[0] = stage
 
     @property
     def stage(self) -> Stage:
         """What it does."""
-        return Stage(struct.unpack_from("q", self._memory, 8)[0])
+        return Stage(self._stage[0])
 
     @property
     def busy_for(self) -> float:
         """Seconds since it began what must come to an end by itself, or since that progressed; 0 where it waits."""
         if not self.stage.is_work:
             return 0.0
-        (since,) = struct.unpack_from("d", self._memory, 0)
-        return time.monotonic() - float(since)
-
-    def close(self) -> None:
-        """Lets go of the memory."""
-        self._memory.close()
-        os.close(self.fd)
+        return time.monotonic() - self._since[0]

@@ -1,4 +1,4 @@
-"""uvicorn's access log, without what asks every few seconds and is answered well."""
+"""uvicorn's access log, without what asks every few seconds."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import logging
 _ACCESS = logging.getLogger("uvicorn.access")
 
 
-class _SkipSuccesses(logging.Filter):
+class _SkipPaths(logging.Filter):
     def __init__(self, paths: frozenset[str]) -> None:
         super().__init__()
         self._paths = paths
@@ -17,12 +17,11 @@ class _SkipSuccesses(logging.Filter):
         args = record.args
         if not isinstance(args, tuple) or len(args) != 5:
             return True
-        _, _, path, _, status = args
-        return not (str(path).partition("?")[0] in self._paths and status == 200)
+        return str(args[2]).partition("?")[0] not in self._paths
 
 
-def skip_successes(paths: str) -> None:
-    """Leaves requests to `paths`, separated by commas, out of the access log while they are answered with 200."""
-    for old in [entry for entry in _ACCESS.filters if isinstance(entry, _SkipSuccesses)]:
+def skip_paths(paths: str) -> None:
+    """Leaves requests to `paths`, separated by commas, out of the access log."""
+    for old in [entry for entry in _ACCESS.filters if isinstance(entry, _SkipPaths)]:
         _ACCESS.removeFilter(old)
-    _ACCESS.addFilter(_SkipSuccesses(frozenset(path.strip() for path in paths.split(",") if path.strip())))
+    _ACCESS.addFilter(_SkipPaths(frozenset(path.strip() for path in paths.split(",") if path.strip())))

@@ -42,7 +42,6 @@ def create_app(service: Service) -> FastAPI:
     errors.install(app)
     for endpoints in (completions, chat, tokenization, models, health):
         app.include_router(endpoints.routes(service))
-    app.state.service = service
     return app
 
 
@@ -61,7 +60,9 @@ def _middleware(service: Service) -> list[Middleware]:
                 expose_headers=[HEADER, "retry-after"],
             )
         )
-    middleware.append(Middleware(InFlightMiddleware, lifecycle=service.lifecycle))
+    middleware.append(
+        Middleware(InFlightMiddleware, lifecycle=service.lifecycle, max_request_bytes=args.max_request_bytes)
+    )
     keys = APIKeys.from_args(args)
     if keys.are_needed:
         middleware.append(Middleware(APIKeyMiddleware, keys=keys))

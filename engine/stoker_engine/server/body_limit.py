@@ -38,3 +38,16 @@ class BodyLimitMiddleware:
             return message
 
         await self._app(scope, receive_limited, send)
+
+
+async def discard(receive: Receive, limit: int) -> None:
+    """Reads a body of at most `limit` bytes that nobody wants.
+
+    To close a connection that holds unread bytes resets it, and its client loses the answer.
+    """
+    received = 0
+    while received <= limit:
+        message = await receive()
+        received += len(message.get("body", b""))
+        if not message.get("more_body", False):
+            return

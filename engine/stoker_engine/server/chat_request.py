@@ -20,7 +20,7 @@ _OWN_FIELDS = frozenset(
 )
 
 
-Messages = Annotated[list[Message], Field(min_length=1)]
+Messages = Annotated[list[Message], Field(min_length=1, fail_fast=True)]
 
 
 class ChatRendering(BaseModel):
@@ -28,8 +28,8 @@ class ChatRendering(BaseModel):
 
     model_config = STRICT
 
-    tools: list[Tool] | None = None
-    documents: list[dict[str, Any]] | None = None
+    tools: Annotated[list[Tool], Field(fail_fast=True)] | None = None
+    documents: Annotated[list[dict[str, Any]], Field(fail_fast=True)] | None = None
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool | None = None

@@ -21,7 +21,7 @@ import uvicorn
 
 from stoker_engine.contract.errors import ArgumentError, StokerError
 from stoker_engine.contract.serve_args import ServeArgs
-from stoker_engine.server.access_log import skip_successes
+from stoker_engine.server.access_log import skip_paths
 from stoker_engine.server.app import create_app
 from stoker_engine.server.engine_client import EngineClient
 from stoker_engine.server.http_protocol import http_protocol
@@ -108,7 +108,7 @@ class Server(uvicorn.Server):
         try:
             await asyncio.wait({engine, told}, return_when=asyncio.FIRST_COMPLETED)
             if not engine.done():
-                if self._service.client.is_ready:
+                if self._service.is_loaded:
                     await self._leave(engine)
             elif (failure := engine.exception()) is not None:
                 self.failure = failure if isinstance(failure, Exception) else StokerError(str(failure))
@@ -189,7 +189,7 @@ def uvicorn_config(service: Service) -> uvicorn.Config:
         ArgumentError: the certificate or the file of API keys cannot be read.
     """
     args = service.args.frontend
-    skip_successes(args.disable_access_log_for_endpoints)
+    skip_paths(args.disable_access_log_for_endpoints)
     config = uvicorn.Config(
         create_app(service),
         http=http_protocol(args.h11_max_incomplete_event_size, args.h11_max_header_count),

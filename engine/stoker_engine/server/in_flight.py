@@ -6,6 +6,7 @@ from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from stoker_engine.server import errors
+from stoker_engine.server.body_limit import discard
 from stoker_engine.server.lifecycle import Lifecycle
 from stoker_engine.server.paths import OPEN_PATHS, route_path
 from stoker_engine.server.unavailable import UnavailableError
@@ -14,9 +15,10 @@ from stoker_engine.server.unavailable import UnavailableError
 class InFlightMiddleware:
     """Keeps `lifecycle` informed, and requests to what it allows. Probes are always answered, and do not count."""
 
-    def __init__(self, app: ASGIApp, lifecycle: Lifecycle) -> None:
+    def __init__(self, app: ASGIApp, lifecycle: Lifecycle, max_request_bytes: int) -> None:
         self._app = app
         self._lifecycle = lifecycle
+        self._max_request_bytes = max_request_bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handles a request."""
@@ -35,6 +37,7 @@ class InFlightMiddleware:
         try:
             self._lifecycle.check_open()
         except UnavailableError as error:
+            await discard(receive, self._max_request_bytes)
             await errors.response(error)(scope, receive, send_last)
             return
         self._lifecycle.enter()

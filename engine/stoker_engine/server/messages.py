@@ -24,7 +24,7 @@ class TextPart(BaseModel):
 
 
 Content = Annotated[
-    str | Annotated[list[TextPart], Field(min_length=1)],
+    str | Annotated[list[TextPart], Field(min_length=1, fail_fast=True)],
     or_else('must be a string, or a list of {"type": "text", "text": …} parts; this model reads only text'),
 ]
 
@@ -73,7 +73,7 @@ class Message(UnbuiltMessage):
     model_config = STRICT
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    tool_calls: list[ToolCall] | None = None
+    tool_calls: Annotated[list[ToolCall], Field(fail_fast=True)] | None = None
     content: Annotated[Content | None, Field(validate_default=True)] = None
     name: str | None = None
     tool_call_id: str | None = None

@@ -20,6 +20,7 @@ from stoker_engine.server.field_types import (
     LogitBias,
     RequestId,
     Stop,
+    TokenIds,
     Width,
 )
 from stoker_engine.server.unbuilt import Off, Unbuilt
@@ -93,12 +94,12 @@ class SampledRequest(Unbuilt):
     frequency_penalty: float | None = None
     repetition_penalty: float | None = None
     logit_bias: LogitBias | None = None
-    allowed_token_ids: list[Int64] | None = None
+    allowed_token_ids: TokenIds | None = None
     bad_words: BadWords | None = None
     seed: Int64 | None = None
     stop: Stop | None = None
     include_stop_str_in_output: bool | None = None
-    stop_token_ids: list[Int64] | None = None
+    stop_token_ids: TokenIds | None = None
     min_tokens: CountOrZero | None = None
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None

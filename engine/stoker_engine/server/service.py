@@ -55,6 +55,11 @@ class Service:
         """The name that responses and metrics carry."""
         return self.model_names[0]
 
+    @property
+    def is_loaded(self) -> bool:
+        """Whether the engine has been loaded."""
+        return self._metrics is not None
+
     def on_loaded(self, info: EngineInfo) -> None:
         """The engine is loaded."""
         self._metrics = EngineMetrics(self.registry, self.model_name, self.args.engine, info)

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Annotated
 
 from fastapi import APIRouter
-from pydantic import BaseModel, Field, model_validator
+from pydantic import BaseModel, model_validator
 
 from stoker_engine.contract.errors import RequestError
 from stoker_engine.server.body import JSONRoute
 from stoker_engine.server.chat_prompt import render
 from stoker_engine.server.chat_request import ChatRendering, Messages
-from stoker_engine.server.field_types import STRICT
+from stoker_engine.server.field_types import STRICT, TokenIds
 from stoker_engine.server.responses import DetokenizeResponse, TokenizeResponse
 from stoker_engine.server.service import Service
 from stoker_engine.server.unbuilt import NoDict
@@ -46,7 +45,7 @@ class DetokenizeRequest(BaseModel):
     model_config = STRICT
 
     model: str | None = None
-    tokens: list[Annotated[int, Field(ge=0, lt=2**63)]]
+    tokens: TokenIds
 
 
 def routes(service: Service) -> APIRouter:

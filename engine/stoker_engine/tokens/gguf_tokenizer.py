@@ -52,8 +52,11 @@ _SPLITS: dict[str, tuple[str, ...]] = {
 }
 
 
-def convert_gguf(path: Path, folder: Path) -> None:
+def convert_gguf(path: Path, folder: Path) -> tokenizers.Tokenizer:
     """Writes the tokenizer of GGUF file `path` to `folder`: tokenizer.json, tokenizer_config.json, chat template.
+
+    Returns:
+        What tokenizer.json holds.
 
     Raises:
         ModelError: the file has none, or one whose rules are not known here.
@@ -70,6 +73,7 @@ def convert_gguf(path: Path, folder: Path) -> None:
     (folder / "tokenizer_config.json").write_text(json.dumps(special))
     if template := data.get("tokenizer.chat_template"):
         (folder / "chat_template.jinja").write_text(template)
+    return backend
 
 
 def _special_tokens(data: Mapping[str, Any], tokens: Sequence[str]) -> dict[str, str]:
@@ -167,10 +171,10 @@ def _pairs(merges: Sequence[str]) -> list[tuple[str, str]]:
 def _merges(vocab: Mapping[str, int], scores: Mapping[str, float]) -> list[tuple[str, str]]:
     """Every pair of tokens that makes another, the best token's first."""
     return [
-        (token[:cut], token[cut:])
+        (left, right)
         for token in sorted(scores, key=scores.__getitem__, reverse=True)
         for cut in range(len(token) - 1, 0, -1)
-        if token[:cut] in vocab and token[cut:] in vocab
+        if (left := token[:cut]) in vocab and (right := token[cut:]) in vocab
     ]
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import json
+import logging
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,8 +19,10 @@ from tokenizers import AddedToken
 
 from stoker_engine.contract.errors import ArgumentError, ModelError, RequestError
 from stoker_engine.tokens import chat_template as chat_templates
-from stoker_engine.tokens.decoder_stages import ByteLevel, Stage, byte_level_bytes, fallback_byte, stages
-from stoker_engine.tokens.tokenizer_folder import read_json, tokenizer_folder
+from stoker_engine.tokens.decoder_stages import ByteLevel, Stage, Whole, byte_level_bytes, fallback_byte, stages
+from stoker_engine.tokens.tokenizer_folder import find_tokenizer, read_json
+
+logger = logging.getLogger(__name__)
 
 #: transformers' names of the special tokens, which are variables of chat templates too.
 _NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
@@ -33,6 +36,7 @@ class Tokenizer:
         special_tokens: name → token: variables of the chat template.
         chat_template: the model's; None: it has none.
         chat_template_for_tools: taken instead when there are tools.
+        further_special: tokens that count as special whatever the backend has them for.
     """
 
     def __init__(
@@ -41,16 +45,20 @@ class Tokenizer:
         special_tokens: Mapping[str, str] | None = None,
         chat_template: str | None = None,
         chat_template_for_tools: str | None = None,
+        further_special: Iterable[str] = (),
     ) -> None:
         self._backend = backend
         self.special_tokens = dict(special_tokens or {})
         self.chat_template = chat_template
         self._for_tools = chat_template_for_tools
         added = backend.get_added_tokens_decoder()
-        self._special = {token.content for token in added.values() if token.special}
-        self._special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
+        self._special = {token.content for token in added.values() if token.special} | set(further_special)
+        self._special_ids = frozenset(token_id for token_id, token in added.items() if token.content in self._special)
         self._decoder = _state(backend.decoder)
-        self._byte_level = any(isinstance(stage, ByteLevel) for stage in self.decoder_stages())
+        chain = self.decoder_stages()
+        self._byte_level = any(isinstance(stage, ByteLevel) for stage in chain)
+        if any(isinstance(stage, Whole) for stage in chain):
+            logger.warning("this tokenizer's decoder cannot be streamed: text comes at the end of each output")
 
     @classmethod
     def load(cls, path: Path, chat_template: str | None = None) -> Tokenizer:
@@ -64,17 +72,18 @@ class Tokenizer:
             ArgumentError: the chat template's file cannot be read.
         """
         template = read_chat_template(chat_template)
-        folder = tokenizer_folder(path)
+        files = find_tokenizer(path)
+        folder = files.folder
         config = {**read_json(folder / "special_tokens_map.json"), **read_json(folder / "tokenizer_config.json")}
         try:
-            backend = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
-            special = _complete(backend, config)
+            backend = files.backend or tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+            named, special = _complete(backend, config)
         except Exception as error:  # the library raises plain Exception
             raise ModelError(f"cannot load the tokenizer in {folder}: {error}") from error
         own = _own_templates(folder, config)
         if template is not None:
-            return cls(backend, special, template)
-        return cls(backend, special, own.get("default"), own.get("tool_use"))
+            return cls(backend, named, template, further_special=special)
+        return cls(backend, named, own.get("default"), own.get("tool_use"), special)
 
     @property
     def vocab_size(self) -> int:
@@ -206,24 +215,25 @@ def _state(decoder: Any) -> Mapping[str, Any] | None:
     return None if decoder is None else json.loads(decoder.__getstate__())
 
 
-def _complete(backend: tokenizers.Tokenizer, config: Mapping[str, Any]) -> dict[str, str]:
-    """Adds what transformers reads from tokenizer_config.json; returns the named special tokens."""
+def _complete(backend: tokenizers.Tokenizer, config: Mapping[str, Any]) -> tuple[dict[str, str], list[str]]:
+    """Adds what transformers reads from tokenizer_config.json; returns the named special tokens, and all it lists."""
     backend.no_truncation()
     backend.no_padding()
-    known = {token.content for token in backend.get_added_tokens_decoder().values()}
-    missing = [
+    present = backend.get_added_tokens_decoder().values()
+    listed = [
         AddedToken(**{key: value for key, value in token.items() if key != "__type"})
         for _, token in sorted(config.get("added_tokens_decoder", {}).items(), key=lambda item: int(item[0]))
-        if token["content"] not in known
     ]
-    special = {name: text for name, value in config.items() if name in _NAMED and (text := _content(value)) is not None}
-    known |= {token.content for token in missing}
-    extra = [config.get(name) or [] for name in ("additional_special_tokens", "extra_special_tokens")]
-    names = [*special.values(), *(_content(token) for tokens in extra if isinstance(tokens, list) for token in tokens)]
-    missing += [AddedToken(name, special=True, normalized=False) for name in names if name and name not in known]
+    same = {repr(token) for token in present}  # which tells all of a token, as its equality does not
+    missing = [token for token in listed if repr(token) not in same]
     if missing:
         backend.add_tokens(missing)
-    return special
+    named = {name: text for name in _NAMED if (text := _content(config.get(name))) is not None}
+    extra = [config.get(name) or [] for name in ("additional_special_tokens", "extra_special_tokens")]
+    texts = [*named.values(), *(_content(token) for tokens in extra if isinstance(tokens, list) for token in tokens)]
+    special = [text for text in dict.fromkeys(texts) if text]  # in the order in which new ones get their ids
+    backend.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in special])
+    return named, special
 
 
 def _content(token: Any) -> str | None:

@@ -15,8 +15,11 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import tokenizers
 
 from stoker_engine.contract.cache_folder import cache_folder
 from stoker_engine.contract.errors import ModelError
@@ -44,8 +47,20 @@ AutoTokenizer.from_pretrained(sys.argv[1]).save_pretrained(sys.argv[2])
 """
 
 
-def tokenizer_folder(path: Path) -> Path:
-    """The folder to read the tokenizer of a Hugging Face folder or a GGUF file from.
+@dataclass(frozen=True)
+class TokenizerFiles:
+    """A tokenizer's folder.
+
+    Attributes:
+        backend: what its tokenizer.json holds, where converting has just made it: reading that takes seconds again.
+    """
+
+    folder: Path
+    backend: tokenizers.Tokenizer | None = None
+
+
+def find_tokenizer(path: Path) -> TokenizerFiles:
+    """The files of the tokenizer of a Hugging Face folder or a GGUF file.
 
     Raises:
         ModelError: there is no tokenizer, or it cannot be converted.
@@ -55,7 +70,7 @@ def tokenizer_folder(path: Path) -> Path:
 
         return _converted(path, path, convert_gguf)
     if (path / "tokenizer.json").is_file():
-        return path
+        return TokenizerFiles(path)
     source = next((path / name for name in _SOURCES if (path / name).is_file()), None)
     if source is None:
         raise ModelError(f"{path} has no tokenizer (tokenizer.json); give one with --tokenizer")
@@ -79,27 +94,30 @@ def read_json(path: Path) -> dict[str, Any]:
     return value
 
 
-def _convert_folder(path: Path, target: Path) -> None:
+def _convert_folder(path: Path, target: Path) -> tokenizers.Tokenizer | None:
     result = subprocess.run(
         [sys.executable, "-c", _CONVERT, str(path), str(target)], capture_output=True, text=True, check=False
     )
     if result.returncode != 0 or not (target / "tokenizer.json").is_file():
         why = (result.stderr.strip().splitlines() or ["it has no fast version"])[-1]
         raise ModelError(f"cannot convert the tokenizer in {path} to tokenizer.json: {why}")
+    return None
 
 
-def _converted(path: Path, source: Path, convert: Callable[[Path, Path], None]) -> Path:
+def _converted(
+    path: Path, source: Path, convert: Callable[[Path, Path], tokenizers.Tokenizer | None]
+) -> TokenizerFiles:
     """The conversion of `path`, from the cache or made now; `source` tells whether it is still the same."""
     stat = source.stat()
     key = hashlib.sha256(f"{_FORMAT}:{source.resolve()}:{stat.st_size}:{stat.st_mtime_ns}".encode()).hexdigest()[:16]
     folder = cache_folder() / "tokenizers" / f"{path.stem}-{key}"
     if (folder / "tokenizer.json").is_file():
-        return folder
+        return TokenizerFiles(folder)
     logger.info("converting the tokenizer of %s", path.name)
     partial = folder.with_name(f"{folder.name}.{os.getpid()}.partial")
     try:
         partial.mkdir(parents=True, exist_ok=True)
-        convert(path, partial)
+        backend = convert(path, partial)
         try:
             partial.rename(folder)
         except OSError:
@@ -111,4 +129,4 @@ def _converted(path: Path, source: Path, convert: Callable[[Path, Path], None]) 
         ) from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
-    return folder
+    return TokenizerFiles(folder, backend)

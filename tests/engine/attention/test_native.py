@@ -97,9 +97,9 @@ def test_bits_do_not_depend_on_threads(backend: NativeBackend) -> None:
     before = torch.get_num_threads()
     results = []
     for threads in (1, 2):
-        backend.library.stoker_prepare(threads)
+        backend.library.stoker_use_threads(threads)
         results.append(run(backend, sequences, [(0, 0, 2099), (1, 0, 300)], [(0, 2099, 2100)]))
-    backend.library.stoker_prepare(before)
+    backend.library.stoker_use_threads(before)
     assert all(torch.equal(one, two) for one, two in zip(*results, strict=True))
 
 

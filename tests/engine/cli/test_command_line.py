@@ -59,6 +59,8 @@ def test_what_a_command_needs(capsys: pytest.CaptureFixture[str]) -> None:
     assert "--input-file" in capsys.readouterr().err
     assert run_batch.main(["m", "-i", "/no/such/file", "-o", "-"]) == 2
     assert "/no/such/file" in capsys.readouterr().err
+    assert serve.main(["m", "--chat-template=/no/such/file"]) == 2
+    assert "--chat-template: cannot read /no/such/file" in capsys.readouterr().err
     assert bench.main(["throughput", "m", "--dataset-name=custom"]) == 2
     assert "--dataset-path" in capsys.readouterr().err
     assert bench.main(["troughput"]) == 2

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -117,9 +118,27 @@ def test_bench_throughput_and_latency(command: Any, tiny_llama: Path, tmp_path: 
     assert len(json.loads(figures_file.read_text())["latencies"]) == 3
 
 
-def test_a_killed_engine_ends_streams_and_the_server(serve: Any, tiny_llama: Path) -> None:
+def _becomes(url: str, status: int) -> bool:
+    """Whether a probe answers with `status` within 2 seconds."""
+    deadline = time.monotonic() + 2
+    while time.monotonic() < deadline:
+        if httpx.get(url).status_code == status:
+            return True
+        time.sleep(0.02)
+    return False
+
+
+def test_a_stopped_engine_fails_its_probes_and_a_killed_one_ends_streams_and_the_server(
+    serve: Any, tiny_llama: Path
+) -> None:
     with serve(tiny_llama) as (process, url):
         (engine,) = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+        assert "libtorch" in Path(f"/proc/{engine}/maps").read_text()
+        assert "libtorch" not in Path(f"/proc/{process.pid}/maps").read_text(), "the server needs no torch"
+        for signum, health in ((signal.SIGSTOP, 503), (signal.SIGCONT, 200)):
+            os.kill(int(engine), signum)
+            for path in ("/health", "/ready", "/live"):
+                assert _becomes(f"{url}{path}", health), f"{path} after {signum.name}"
         body = {"prompt": "a", "max_tokens": 400, "ignore_eos": True, "stream": True}
         with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=30) as answer:
             events = answer.iter_lines()

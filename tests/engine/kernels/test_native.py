@@ -6,6 +6,7 @@ import ctypes
 import logging
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from stoker_engine.kernels import activation, linear, rms_norm, rotary
 from stoker_engine.kernels.native import build, library
 from stoker_engine.kernels.native.levels import Level, levels, usable_levels
 from stoker_engine.kernels.native.library import load
+from stoker_engine.kernels.native.linear import product
 
 DTYPES = (torch.float32, torch.bfloat16)
 EXACT = {torch.float32: 3e-6, torch.bfloat16: 1.6e-2}
@@ -78,11 +80,9 @@ def test_linear(use: Use, kernels: ctypes.CDLL, rows: int, inner: int, outputs: 
 
 def test_linear_does_not_round_sums(kernels: ctypes.CDLL) -> None:
     """In bfloat16, sums are float32 and rounded once: within half a unit in the last place of the exact result."""
-    from stoker_engine.kernels.native.linear import linear as native_linear
-
     x, weight = random(20, 512, dtype=torch.bfloat16), random(64, 512, dtype=torch.bfloat16)
     exact = x.double() @ weight.double().T
-    error = (native_linear(kernels, x, weight, None).double() - exact).abs()
+    error = (product(kernels, weight, None)(x).double() - exact).abs()
     assert (error <= exact.abs() * 2**-8 + 1e-4).all()
 
 
@@ -138,15 +138,44 @@ def test_extremes_stay_numbers(kernels: ctypes.CDLL, use: Use) -> None:
         torch.testing.assert_close(activation.activation(name)(x), expected, rtol=1e-6, atol=1e-20)
 
 
-def test_one_openmp_runtime() -> None:
-    """A second one would have threads of its own, and both would wait for the same processors."""
-    script = (
-        "from stoker_engine.kernels.native.library import library; library(); print(open('/proc/self/maps').read())"
-    )
-    maps = subprocess.run([sys.executable, "-c", script], check=True, stdout=subprocess.PIPE, text=True).stdout
-    assert "/stoker-" in maps
-    runtimes = {line.split()[-1] for line in maps.splitlines() if "omp.so" in line or "omp-" in line}
-    assert len(runtimes) == 1, runtimes
+def test_idle_threads_sleep() -> None:
+    """The kernels' threads stay awake for milliseconds after an operation, not longer."""
+    script = """
+import time, torch
+from stoker_engine.kernels.native.library import library
+from stoker_engine.kernels.linear import linear
+library().stoker_use_threads(4)
+linear(torch.ones(64, 512), torch.ones(512, 512))
+time.sleep(0.1)
+before = time.process_time()
+time.sleep(0.5)
+print(time.process_time() - before)
+"""
+    used = subprocess.run([sys.executable, "-c", script], check=True, stdout=subprocess.PIPE, text=True).stdout
+    assert float(used) < 0.01
+
+
+def test_threads_share_work_and_lose_none(kernels: ctypes.CDLL) -> None:
+    """More threads than processors, and two callers at once: every piece is computed and waited for."""
+    weight = random(200, 64)
+    multiply = product(kernels, weight, None)
+    batches = [random(rows, 64) for rows in (1, 7, 64, 130)]
+    kernels.stoker_use_threads(1)
+    expected = [multiply(x) for x in batches]
+    wrong = []
+
+    def call() -> None:
+        for _ in range(300):
+            wrong.extend(x.shape for x, y in zip(batches, expected, strict=True) if not torch.equal(multiply(x), y))
+
+    kernels.stoker_use_threads(5)
+    callers = [threading.Thread(target=call) for _ in range(2)]
+    for caller in callers:
+        caller.start()
+    for caller in callers:
+        caller.join()
+    kernels.stoker_use_threads(1)
+    assert not wrong
 
 
 @pytest.mark.slow

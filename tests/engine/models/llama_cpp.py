@@ -85,15 +85,17 @@ def write(
     path: Path,
     extra: dict[str, Any] | None = None,
     tensors: dict[str, torch.Tensor] | None = None,
+    architecture: str | None = None,
 ) -> Path:
     """Writes `model` as float32.
 
     Args:
         extra: further metadata, without the architecture's prefix.
         tensors: further tensors, under GGUF's names.
+        architecture: GGUF's, if not that of the model's type.
     """
     config = model.config
-    arch = ARCHITECTURES[config.model_type]
+    arch = architecture or ARCHITECTURES[config.model_type]
     writer = gguf.GGUFWriter(path, arch)
     for key, value in {**_metadata(model), **(extra or {})}.items():
         add = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}

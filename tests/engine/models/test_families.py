@@ -23,6 +23,8 @@ from stoker_engine.contract.errors import ModelError
 from stoker_engine.contract.model_config import ModelConfig
 from stoker_engine.contract.weight_sizes import weight_bytes
 from stoker_engine.kernels.native.library import library
+from stoker_engine.models.decoder import Decoder
+from stoker_engine.models.registry import FAMILIES
 
 _VOCABULARY = 128
 
@@ -228,6 +230,17 @@ def test_through_the_engine(name: str, tmp_path: Path, tiny_llama: Path) -> None
         logits = reference(prompt + output)[len(prompt) - 1 : -1]
         chosen = logits.gather(1, torch.tensor(output)[:, None])[:, 0]
         assert (logits.max(-1).values - chosen).max() <= 1e-3
+
+
+@pytest.mark.parametrize("architecture", FAMILIES)
+def test_the_planner_counts_what_the_engine_allocates(architecture: str) -> None:
+    """At the sizes of the family's default config, in bfloat16, where wide norms take more."""
+    config = ModelConfig.from_dict({"architectures": [architecture]})
+    with torch.device("meta"):
+        model = Decoder(config, SdpaBackend(), torch.bfloat16, config.default_model_len)
+    assert weight_bytes(config, 2) == sum(tensor.nbytes for tensor in model.slots().values())
+    assert {tensor.device.type for tensor in model.slots().values()} == {"meta"}
+    assert weight_bytes(config, 2, tensor=1) <= 2 * weight_bytes(config, 2, tensor=2)
 
 
 @pytest.mark.skipif(library() is None, reason="without the CPU's kernels a row's result depends on its batch")

@@ -7,9 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from gguf import GGUFEndian, GGUFWriter
+from gguf import GGMLQuantizationType, GGUFEndian, GGUFWriter
+from gguf.quants import dequantize, quantize
 
-from stoker_engine.contract.errors import ModelError
+from stoker_engine.contract.errors import ModelError, WeightsError
 from stoker_engine.models.gguf import GGUFFile
 
 
@@ -26,15 +27,62 @@ def _write(path: Path, endian: GGUFEndian = GGUFEndian.LITTLE, architecture: str
     return path
 
 
-@pytest.mark.parametrize("endian", [GGUFEndian.LITTLE, GGUFEndian.BIG])
-def test_what_follows_a_long_array_is_found(tmp_path: Path, endian: GGUFEndian) -> None:
-    file = GGUFFile(_write(tmp_path / "model.gguf", endian))
+def test_what_follows_a_long_array_is_found(tmp_path: Path) -> None:
+    file = GGUFFile(_write(tmp_path / "model.gguf"))
     assert file.field("tokenizer.ggml.eos_token_id") == 7
     assert file.names() == ["token_embd.weight"]
-    if endian is GGUFEndian.LITTLE:
-        assert torch.equal(file.read("token_embd.weight"), torch.arange(96.0).reshape(3, 32))
+    assert torch.equal(file.read("token_embd.weight"), torch.arange(96.0).reshape(3, 32))
 
 
 def test_an_architecture_that_is_not_read_is_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="mamba"):
         GGUFFile(_write(tmp_path / "model.gguf", architecture="mamba")).config()
+
+
+def test_big_endian_files_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="big-endian"):
+        GGUFFile(_write(tmp_path / "model.gguf", GGUFEndian.BIG))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("kind", [GGMLQuantizationType.Q8_0, GGMLQuantizationType.Q5_0, GGMLQuantizationType.BF16])
+def test_tensors_are_dequantized_piece_by_piece(
+    tmp_path: Path, kind: GGMLQuantizationType, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("stoker_engine.models.gguf._PIECE", 256)
+    values = np.random.default_rng(0).standard_normal((3, 50, 64), dtype=np.float32)
+    packed = quantize(values, kind)
+    writer = GGUFWriter(tmp_path / "model.gguf", "llama")
+    writer.add_tensor("t", packed, raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    file = GGUFFile(tmp_path / "model.gguf")
+    expected = torch.from_numpy(dequantize(packed, kind).reshape(values.shape))
+    assert torch.equal(file.read("t"), expected)
+    with torch.inference_mode():
+        target = torch.empty(values.shape, dtype=dtype)
+        file.read_into("t", target)
+        assert torch.equal(target, expected.to(dtype))
+        with pytest.raises(WeightsError, match="shape"):
+            file.read_into("t", torch.empty(3, 50, 63))
+
+
+def test_a_split_file_is_read_from_its_first_part(tmp_path: Path) -> None:
+    writer = GGUFWriter(tmp_path / "model.gguf", "llama", split_max_tensors=1)
+    for name in ("a", "b", "c"):
+        writer.add_tensor(name, np.full((2, 32), ord(name), dtype=np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    file = GGUFFile(tmp_path / "model-00001-of-00003.gguf")
+    assert {name: float(file.read(name)[0, 0]) for name in file.names()} == {"a": 97, "b": 98, "c": 99}
+    with pytest.raises(ModelError, match="first part"):
+        GGUFFile(tmp_path / "model-00002-of-00003.gguf")
+
+
+def test_a_file_without_what_a_language_model_has_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="block_count"):
+        GGUFFile(_write(tmp_path / "model.gguf", architecture="llama")).config()

@@ -153,6 +153,16 @@ def test_a_family_is_read(name: str, tmp_path: Path, paged_run: Any, assert_run:
     _assert_equal(_ours(GGUFFile(path)), theirs, paged_run, assert_run)
 
 
+@pytest.mark.parametrize("bias", [False, True])
+def test_internlm_2_is_read_as_a_llama_of_that_name(
+    bias: bool, tmp_path: Path, paged_run: Any, assert_run: Any
+) -> None:
+    theirs = _tiny("llama", {**_SIZES, "attention_bias": bias})  # InternLM 2's code is remote only
+    path = llama_cpp.write(theirs, tmp_path / "model.gguf", architecture="internlm2")
+    assert GGUFFile(path).config().architecture == "InternLM2ForCausalLM"
+    _assert_equal(_ours(GGUFFile(path)), theirs, paged_run, assert_run)
+
+
 @pytest.mark.parametrize("name", READ_BY_TRANSFORMERS)
 def test_the_files_are_such_as_transformers_reads(name: str, tmp_path: Path) -> None:
     theirs = _tiny(*MODELS[name])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedModel
 
+from stoker_engine import LLM, SamplingParams
 from stoker_engine.attention.sdpa import SdpaBackend
 from stoker_engine.contract.engine_args import EngineArgs
 from stoker_engine.contract.errors import ArgumentError, ModelError, WeightsError
@@ -157,6 +159,14 @@ def _architecture(model_type: str) -> str:
     return {**names, **others}[model_type]
 
 
+def test_loading_tells_of_its_progress(tmp_path: Path) -> None:
+    _tiny("smollm3", {}).save_pretrained(tmp_path)
+    told = list[None]()
+    checkpoint = find_checkpoint(EngineArgs(model=str(tmp_path)))
+    checkpoint.load(SdpaBackend(), torch.float32, torch.device("cpu"), 256, lambda: told.append(None))
+    assert len(told) >= len(load_file(tmp_path / "model.safetensors"))
+
+
 def test_missing_and_unused_tensors_are_errors(tmp_path: Path) -> None:
     _tiny("smollm3", {}).save_pretrained(tmp_path)
     file = tmp_path / "model.safetensors"
@@ -207,7 +217,29 @@ def test_code_of_the_model_runs_when_asked(tmp_path: Path, paged_run: Any, asser
     _assert_equal(ours, theirs, paged_run, assert_run)
 
 
+def test_what_transformers_knows_is_run_without_the_code_that_comes_along(tmp_path: Path) -> None:
+    _tiny(*MODELS["phimoe"]).save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    auto_map = {"AutoConfig": "own.PhiMoEConfig", "AutoModelForCausalLM": "own.PhiMoEForCausalLM"}
+    config |= {"architectures": ["PhiMoEForCausalLM"], "auto_map": auto_map}  # as the hub has Phi-3.5-MoE
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert _load(tmp_path).config.architecture == "PhimoeForCausalLM"
+
+
 def test_batch_invariance_is_refused(tmp_path: Path) -> None:
     _tiny("smollm3", {}).save_pretrained(tmp_path)
     with pytest.raises(ArgumentError, match="--batch-invariant"):
         find_checkpoint(EngineArgs(model=str(tmp_path), batch_invariant=True))
+
+
+@pytest.mark.parametrize("name", ["olmo3", "phimoe"])
+def test_the_whole_engine_runs_it(name: str, tiny_llama: Path, tmp_path: Path, assert_greedy: Any) -> None:
+    _tiny(*MODELS[name]).save_pretrained(tmp_path)
+    for file in tiny_llama.glob("*token*"):
+        shutil.copy(file, tmp_path)
+    # Few blocks and small steps: prompts are cut, prefixes are shared, windows are left, sequences are preempted.
+    llm = LLM(str(tmp_path), num_gpu_blocks_override=40, max_model_len=128, max_num_batched_tokens=32, max_num_seqs=8)
+    prompts = [[5, 6, 7] * 15 + [index] for index in range(2, 8)]
+    params = SamplingParams(temperature=0, max_tokens=32, ignore_eos=True)
+    for prompt, output in zip(prompts, llm.generate(prompts, params, use_tqdm=False), strict=True):
+        assert_greedy(tmp_path, prompt, list(output.outputs[0].token_ids))

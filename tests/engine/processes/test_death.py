@@ -106,7 +106,8 @@ def test_a_step_that_raises(make_llm: Any, capfd: pytest.CaptureFixture[str]) ->
     assert "ZeroDivisionError" in capfd.readouterr().err
 
 
-def test_killed_while_it_loads(make_llm: Any) -> None:
+@pytest.mark.parametrize("signum, cause", [(signal.SIGKILL, "SIGKILL"), (signal.SIGSTOP, "stopped")])
+def test_killed_or_stopped_while_it_loads(make_llm: Any, signum: signal.Signals, cause: str) -> None:
     async def run() -> None:
         llm = make_llm()
         loading = asyncio.create_task(llm.load())
@@ -114,9 +115,11 @@ def test_killed_while_it_loads(make_llm: Any) -> None:
         assert llm.is_live
         assert not llm.is_ready
         assert llm.status.startswith("loading")
-        os.kill(llm._process.pid, signal.SIGKILL)
-        with pytest.raises(EngineDeadError, match="SIGKILL"):
-            await loading
+        os.kill(llm._process.pid, signum)
+        async with asyncio.timeout(5):
+            with pytest.raises(EngineDeadError, match=cause):
+                await loading
+        assert not llm.is_live
 
     asyncio.run(run())
 

@@ -1,8 +1,9 @@
 """Requests that nobody would send, to the real server on a tiny model, over real sockets.
 
-Three kinds: what schemathesis makes of the server's own OpenAPI schema, valid bodies with something odd put into them,
-and bytes that are almost HTTP. Each must be answered, with no 5xx and in OpenAI's shape; and when all are, the pool
-is balanced, nothing was logged as a mistake of ours, and the server says what it said before.
+Five kinds: what schemathesis makes of the server's own OpenAPI schema, valid fields in all combinations, valid bodies
+with something odd put into them, bytes that are almost HTTP, and clients that hang up. Each that waits must be
+answered, with no 5xx and in OpenAI's shape; and when all are, the pool is balanced, nothing was logged as a mistake of
+ours, and the server still says what transformers says.
 """
 
 from __future__ import annotations
@@ -118,6 +119,47 @@ ODD: list[Any] = [
     *([], [[]], [None], [0] * 2000, [""], ["a"] * 20, [[5] * 600], [-1], [511, 512], [True], {}, {"a": 1}, {"": ""}),
     *({"type": "text"}, {"role": "user"}, {"0": 100}, {"7": 1e9}),
 ]
+#: Fields that go together; a request takes some of them.
+VALID: dict[str, list[Any]] = {
+    "max_tokens": [1, 3, 8, 16],
+    "n": [1, 2, 5],
+    "temperature": [0, 0.5, 1, 5],
+    "top_p": [0.1, 1],
+    "top_k": [-1, 1, 50],
+    "min_p": [0, 0.3],
+    "presence_penalty": [-2, 2],
+    "frequency_penalty": [0.5],
+    "repetition_penalty": [0.5, 1.5],
+    "logit_bias": [{"7": 100}, {str(token): -100 for token in range(200)}],
+    "allowed_token_ids": [[5], list(range(100, 300))],
+    "bad_words": [["the"], [" dog", "fox"]],
+    "seed": [0, 7, -1],
+    "stop": ["a", ["the", "\x00", "é"]],
+    "include_stop_str_in_output": [True],
+    "stop_token_ids": [[5, 6], list(range(0, 512, 2))],
+    "min_tokens": [0, 1],
+    "ignore_eos": [True],
+    "skip_special_tokens": [False],
+    "truncate_prompt_tokens": [-1, 1, 5],
+    "return_token_ids": [True],
+    "return_tokens_as_token_ids": [True],
+    "cache_salt": ["a", "b"],
+    "stream": [True],
+    "use_beam_search": [True],
+}
+COMPLETION: dict[str, list[Any]] = {
+    "prompt": ["", "the", "the quick brown fox jumps over", ["a", "the dog", "🦊"], [5] * 20, [[5], [6, 7, 8]]],
+    "logprobs": [0, 3, 20],
+    "echo": [True],
+    "prompt_logprobs": [0, 2],
+}
+CHAT: dict[str, list[Any]] = {
+    "messages": [[{"role": "user", "content": text}] for text in ("", "hi", "the lazy dog", "🦊")],
+    "logprobs": [True],
+    "top_logprobs": [0, 3],
+    "add_generation_prompt": [True, False],
+    "tools": [[TOOL]],
+}
 HEADS = [
     b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n",
     b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer k\r\nX-Request-Id: a\r\n"
@@ -272,6 +314,14 @@ def _body(rng: random.Random) -> tuple[str, bytes]:
     return path, text.encode(errors="surrogatepass")
 
 
+def _combination(rng: random.Random) -> tuple[str, bytes]:
+    path, own = rng.choice([("/v1/completions", COMPLETION), ("/v1/chat/completions", CHAT)])
+    subject = next(iter(own))
+    others = {**VALID, **own}
+    names = {subject, "max_tokens", *rng.sample(list(others), rng.randint(0, 6))}
+    return path, json.dumps({name: rng.choice(others[name]) for name in sorted(names)}).encode()
+
+
 def _raw(rng: random.Random) -> bytes:
     _, body = _body(rng)
     raw = bytearray(rng.choice(HEADS) % len(body) + body)
@@ -330,6 +380,34 @@ def _mutated(fuzzed: Fuzzed, count: int, seed: int) -> None:
         list(pool.map(send, range(count)))
 
 
+def _combined(fuzzed: Fuzzed, count: int, seed: int) -> None:
+    def send(number: int) -> None:
+        path, body = _combination(random.Random(seed + number))
+        fuzzed.send("POST", path, body, "application/json")
+
+    with ThreadPoolExecutor(16) as pool:
+        list(pool.map(send, range(count)))
+
+
+def _hanging_up(fuzzed: Fuzzed, count: int, seed: int) -> None:
+    """Clients that send a request and go, some of them before they have sent it all."""
+
+    def send(number: int) -> None:
+        rng = random.Random(seed + number)
+        path, body = _combination(rng)
+        head = (
+            f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+        )
+        raw = head.encode() + body
+        parts = httpx.URL(fuzzed.url)
+        with socket.create_connection((parts.host, parts.port or 0), timeout=60) as connection:
+            connection.sendall(raw if rng.random() < 0.8 else raw[: rng.randrange(len(raw))])
+            threading.Event().wait(rng.random() * 0.05)
+
+    with ThreadPoolExecutor(16) as pool:
+        list(pool.map(send, range(count)))
+
+
 def _almost_http(fuzzed: Fuzzed, count: int, seed: int) -> None:
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(lambda number: fuzzed.send_raw(_raw(random.Random(seed + number))), range(count)))
@@ -337,17 +415,21 @@ def _almost_http(fuzzed: Fuzzed, count: int, seed: int) -> None:
 
 def test_a_few_hundred_odd_requests(fuzzed: Fuzzed) -> None:
     _by_schema(fuzzed, 80)
-    _mutated(fuzzed, 300, seed=0)
+    _combined(fuzzed, 150, seed=0)
+    _mutated(fuzzed, 200, seed=0)
     _almost_http(fuzzed, 100, seed=0)
-    assert fuzzed.statuses[200] > 50, "some of them are fine"
-    assert fuzzed.statuses[400] > 50
+    _hanging_up(fuzzed, 50, seed=0)
+    assert fuzzed.statuses[200] > 100, "many of them are fine"
+    assert fuzzed.statuses[400] > 100
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(900)
 def test_ten_thousand_odd_requests(fuzzed: Fuzzed) -> None:
-    _by_schema(fuzzed, 2000)
-    _mutated(fuzzed, 6500, seed=10_000)
-    _almost_http(fuzzed, 2000, seed=10_000)
-    print(fuzzed.statuses)  # noqa: T201
+    _by_schema(fuzzed, 1500)
+    _combined(fuzzed, 2500, seed=10_000)
+    _hanging_up(fuzzed, 1000, seed=10_000)
+    _mutated(fuzzed, 4500, seed=10_000)
+    _almost_http(fuzzed, 1800, seed=10_000)
+    print(dict(fuzzed.statuses))  # noqa: T201
     assert fuzzed.statuses.total() >= 10_000

@@ -6,7 +6,9 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from starlette.testclient import TestClient
 
-from .conftest import FakeEngine, MakeClient, MakeService
+from stoker_engine.server.app import create_app
+
+from .conftest import FakeEngine, MakeService
 
 PROBES = ("/live", "/health", "/ready", "/ping")
 
@@ -36,10 +38,10 @@ def test_when_the_engine_is_dead_or_stuck(client: TestClient, engine: FakeEngine
     assert _statuses(client) == [503] * 4
 
 
-def test_while_it_leaves_only_readiness_fails(make_service: MakeService, make_client: MakeClient) -> None:
-    client = make_client()
-    client.app.state.service.lifecycle.leaving = True  # type: ignore[attr-defined]
-    assert _statuses(client) == [200, 200, 503, 200]
+def test_while_it_leaves_only_readiness_fails(make_service: MakeService) -> None:
+    service = make_service()
+    service.lifecycle.leaving = True
+    assert _statuses(TestClient(create_app(service))) == [200, 200, 503, 200]
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize"])

@@ -110,6 +110,7 @@ def test_the_way_out(engine: FakeEngine) -> None:
         assert after.status_code == 503
         assert int(after.headers["retry-after"]) > 0
         assert after.headers["connection"] == "close"
+        assert _post(server.url, user="x" * 6_000_000).status_code == 503, "a large body does not lose its answer"
         assert httpx.get(f"{server.url}/live").status_code == 200
         assert server.service.lifecycle.in_flight == 1, "what was in flight still runs"
         (running,) = server.service.running

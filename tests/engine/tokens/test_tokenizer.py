@@ -15,6 +15,7 @@ from tokenizers import Tokenizer as Backend
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from stoker_engine.contract.errors import ArgumentError, ModelError
+from stoker_engine.tokens.detokenizer import IncrementalDetokenizer
 from stoker_engine.tokens.tokenizer import Tokenizer
 
 ODD = [
@@ -51,8 +52,10 @@ def write_config(folder: Path, **config: object) -> None:
         {"bos_token": "<s>", "add_bos_token": True},
         {"bos_token": {"content": "<s>", "__type": "AddedToken"}, "eos_token": "</s>", "add_eos_token": True},
         {"bos_token": "<s>", "add_bos_token": False, "unk_token": None},
-        {"eos_token": "<|end|>", "additional_special_tokens": ["<|one|>", "<|two|>"]},
+        {"bos_token": "<think>", "pad_token": "the"},
+        {"eos_token": "<|z|>", "additional_special_tokens": ["<|b|>", "<|a|>"], "bos_token": "<|y|>"},
         {"added_tokens_decoder": {"500": {"content": "[INST]", "special": True}}},
+        {"added_tokens_decoder": {"5": {"content": "<think>", "special": True, "lstrip": True}}},
     ],
     ids=str,
 )
@@ -61,12 +64,14 @@ def test_tokenizer_config_means_what_transformers_takes_it_for(folder: Path, con
     ours, theirs = Tokenizer.load(folder), AutoTokenizer.from_pretrained(folder)
     assert ours.vocab_size == len(theirs)
     assert ours.special_tokens == theirs.special_tokens_map
-    for text in [*ODD, "<|end|><|one|><|two|>"]:
+    for text in [*ODD, "<|z|><|b|><|a|><|y|>"]:
         for special in (True, False):
             assert ours.encode(text, special) == theirs.encode(text, add_special_tokens=special)
         ids = ours.encode(text)
         for skip in (True, False):
             assert ours.decode(ids, skip) == theirs.decode(ids, skip_special_tokens=skip)
+            streamed = IncrementalDetokenizer(ours, skip_special_tokens=skip)
+            assert "".join(map(streamed.add, ids)) + streamed.flush() == ours.decode(ids, skip)
 
 
 def test_chat_templates_are_found_where_transformers_finds_them(folder: Path) -> None:

@@ -43,7 +43,7 @@ class BenchServeArgs:
     burstiness: float = flag("1: Poisson arrivals; below 1: in bursts; above 1: more evenly", 1.0)
     max_concurrency: int | None = flag("most requests in flight; default: no limit", None)
     num_warmups: int = flag("requests sent before, one by one, that do not count", 1)
-    temperature: float | None = flag("sampling temperature; default: 0, greedy", 0.0)
+    temperature: float = flag("sampling temperature; 0 is greedy", 0.0)
     ignore_eos: bool = flag("generate exactly as many tokens as the data set asks for", True)
     percentile_metrics: str = flag("which latencies get percentiles: ttft, tpot, itl, e2el", "ttft,tpot,itl,e2el")
     metric_percentiles: str = flag("which percentiles", "50,90,99")
@@ -159,9 +159,8 @@ async def _ask(client: httpx.AsyncClient, args: BenchServeArgs, model: str, samp
         "stream": True,
         "stream_options": {"include_usage": True},
         "ignore_eos": args.ignore_eos,
+        "temperature": args.temperature,
     }
-    if args.temperature is not None:
-        body["temperature"] = args.temperature
     answer = Answer(len(sample.prompt))
     started = last = time.perf_counter()
     try:

@@ -24,7 +24,9 @@ def _mpt(c: Fields) -> DecoderConfig:
     refuse(c, no_bias=True, logit_scale=None, norm_type="low_precision_layernorm", expansion_ratio=4)
     stated: dict[str, Any] = {"alibi": True, "alibi_bias_max": 8, **(c.get("attn_config") or {})}
     options = Fields(stated, {})
-    refuse(options, alibi=True, prefix_lm=False, qk_ln=False, attn_uses_sequence_id=False)
+    refuse(
+        options, alibi=True, prefix_lm=False, qk_ln=False, attn_uses_sequence_id=False, attn_type="multihead_attention"
+    )
     heads = attention(c)
     heads = replace(
         heads,

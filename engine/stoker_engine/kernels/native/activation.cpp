@@ -28,15 +28,14 @@ struct Gelu {
 
 template <class Act, class T>
 void activate(bool gated, const T* x, long stride, T* out, long tokens, long size) {
-#pragma omp parallel for if (tokens * size >= WORTH_SHARING / 4) num_threads(threads)
-  for (long t = 0; t < tokens; t++) {
+  parallel_for(tokens * size >= WORTH_SHARING / 4, tokens, [&](long t) {
     const T *gate = x + t * stride, *up = gate + size;
     for (long i = 0; i < size; i += LANES) {
       Vec v = Act::of(load_up_to(gate + i, size - i));
       if (gated) v *= load_up_to(up + i, size - i);
       store_up_to(out + t * size + i, v, size - i);
     }
-  }
+  });
 }
 
 template <class T>

@@ -311,58 +311,60 @@ void attend(const AttentionCall& call) {
   const auto state_of = [&](const Work& w, long head) {
     return State(states.data() + (w.scratch * call.kv_heads + head) * part_size, group, width);
   };
-  const long total = (long)work.size();
+  const long heads = call.kv_heads, total = (long)work.size();
 
-#pragma omp parallel num_threads(threads)
-  {
-    // Kept between calls: the largest, for latent attention, would cost page faults each time.
-    thread_local std::vector<float> memory;
-    memory.resize(std::max<size_t>(memory.size(), 2 * state_size + work_size));
-    Workspace space(memory.data() + 2 * state_size, queries * group, depth);
-#pragma omp for collapse(2) schedule(dynamic, 1)
-    for (long i = 0; i < total; i++)
-      for (long head = 0; head < call.kv_heads; head++) {
-        const Work& w = work[total - 1 - i];  // the largest last chunks first, so that threads end together
-        const Item<T> item{call, w.sequence, head, w.first, w.count, w.position};
-        item.read_queries(space.queries);
-        if (w.part >= 0) {
-          item.run_part(w.part, space, state_of(w, head));
-          continue;
-        }
-        const State sum(memory.data(), item.rows, width), part(memory.data() + state_size, item.rows, width);
-        sum.clear(item.rows);
-        for (long p = item.oldest_of(0) / PART; p < parts_until(item.position_of(item.rows - 1)); p++) {
-          item.run_part(p, space, part);
-          merge(sum, part, item.rows);
-        }
-        item.put(sum);
+  // Kept between calls: the largest, for latent attention, would cost page faults each time.
+  const auto memory = [&] {
+    thread_local std::vector<float> kept;
+    if ((long)kept.size() < 2 * state_size + work_size) kept.resize(2 * state_size + work_size);
+    return kept.data();
+  };
+  parallel(total * heads, [&](Pieces& pieces) {
+    float* own = memory();
+    Workspace space(own + 2 * state_size, queries * group, depth);
+    for (long piece; pieces.take(piece);) {
+      const Work& w = work[total - 1 - piece / heads];  // a sequence's last queries first: they see the most keys
+      const long head = piece % heads;
+      const Item<T> item{call, w.sequence, head, w.first, w.count, w.position};
+      item.read_queries(space.queries);
+      if (w.part >= 0) {
+        item.run_part(w.part, space, state_of(w, head));
+        continue;
       }
-    if (scratch) {
-#pragma omp for collapse(2) schedule(dynamic, 1)
-      for (long i = 0; i < total; i++)
-        for (long head = 0; head < call.kv_heads; head++) {
-          const Work& w = work[i];
-          if (w.part < 0 || (i > 0 && work[i - 1].part >= 0 && work[i - 1].sequence == w.sequence)) continue;
-          const Item<T> item{call, w.sequence, head, w.first, w.count, w.position};
-          const State sum(memory.data(), group, width);
-          sum.clear(group);
-          for (long j = i; j < total && work[j].part >= 0 && work[j].sequence == w.sequence; j++)
-            merge(sum, state_of(work[j], head), group);
-          item.put(sum);
-        }
+      const State sum(own, item.rows, width), part(own + state_size, item.rows, width);
+      sum.clear(item.rows);
+      for (long p = item.oldest_of(0) / PART; p < parts_until(item.position_of(item.rows - 1)); p++) {
+        item.run_part(p, space, part);
+        merge(sum, part, item.rows);
+      }
+      item.put(sum);
     }
-  }
+  });
+  if (!scratch) return;
+  parallel(total * heads, [&](Pieces& pieces) {
+    const State sum(memory(), group, width);
+    for (long piece; pieces.take(piece);) {
+      const long i = piece / heads, head = piece % heads;
+      const Work& w = work[i];
+      if (w.part < 0 || (i > 0 && work[i - 1].part >= 0 && work[i - 1].sequence == w.sequence)) continue;
+      const Item<T> item{call, w.sequence, head, w.first, w.count, w.position};
+      sum.clear(group);
+      for (long j = i; j < total && work[j].part >= 0 && work[j].sequence == w.sequence; j++)
+        merge(sum, state_of(work[j], head), group);
+      item.put(sum);
+    }
+  });
 }
 
 template <class T>
 void store_rows(const AttentionCall& call, const void* from, long token, long head, void* to, long block, long slot,
                 long to_head, long width) {
-#pragma omp parallel for if (call.tokens >= 128) num_threads(threads)
-  for (long t = 0; t < call.tokens; t++)
+  parallel_for(call.tokens >= 128, call.tokens, [&](long t) {
     for (long h = 0; h < call.kv_heads; h++) {
       T* row = (T*)to + call.slots[t] / call.block_size * block + call.slots[t] % call.block_size * slot + h * to_head;
       memcpy((void*)row, (const T*)from + t * token + h * head, width * sizeof(T));
     }
+  });
 }
 
 template <class T>

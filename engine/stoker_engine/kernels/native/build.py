@@ -28,7 +28,7 @@ SOURCES = Path(__file__).parent
 PREBUILT = SOURCES / "lib"
 
 #: A multiplication and an addition may become one instruction; nothing else that changes results is allowed.
-_FLAGS = ("-std=c++17", "-O3", "-ffp-contract=fast", "-fopenmp", "-fPIC", "-w")
+_FLAGS = ("-std=c++17", "-O3", "-ffp-contract=fast", "-pthread", "-fPIC", "-w")
 
 
 class BuildError(Exception):
@@ -56,7 +56,7 @@ def build(level: Level, folder: Path) -> Path:
     compiler = _compiler()
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with (folder / f"{target.name}.lock").open("w") as lock:
+        with (folder / ".lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if not target.is_file():
                 logger.info("compiling CPU kernels (%s) into %s", level.name, folder)
@@ -100,10 +100,11 @@ def main() -> None:
     folder: Path = parser.parse_args().folder
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     try:
-        for level in levels():
-            build(level, folder)
+        made = {build(level, folder) for level in levels()}
     except BuildError as error:
         sys.exit(f"the CPU kernels were not built: {error}")
+    for stale in set(folder.glob("stoker-*.so")) - made:
+        stale.unlink()
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ logger = logging.getLogger(__name__)
 _POINTER, _INT, _LONG, _FLOAT = ctypes.c_void_p, ctypes.c_int, ctypes.c_long, ctypes.c_float
 
 _ARGUMENTS = {
+    "stoker_use_threads": (_INT,),
     "stoker_linear": (_INT, _POINTER, _LONG, _POINTER, _LONG, _POINTER, _POINTER, _LONG, _LONG, _LONG),
     "stoker_attention": (_POINTER,),
     "stoker_rms_norm": (_INT, _INT, _POINTER, _LONG, _LONG, _POINTER, _FLOAT, _POINTER, _LONG, _LONG),
@@ -66,11 +67,12 @@ def load(level: Level) -> ctypes.CDLL:
         loaded = ctypes.CDLL(str(path))
     except OSError as error:
         raise BuildError(f"{path} cannot be loaded: {error}") from error
-    if not loaded.stoker_prepare(torch.get_num_threads()):
+    if not loaded.stoker_prepare():
         raise BuildError("the system does not allow this process to use its registers")
     for name, types in _ARGUMENTS.items():
         function = getattr(loaded, name)
         function.argtypes, function.restype = types, None
+    loaded.stoker_use_threads(torch.get_num_threads())
     logger.info("CPU kernels: %s, %d threads (%.1f s)", level.name, torch.get_num_threads(), time.monotonic() - started)
     return loaded
 

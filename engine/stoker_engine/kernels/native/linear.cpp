@@ -76,15 +76,16 @@ void with_vectors(const Product<T>& p) {
   // A block of outputs and a block of rows stay in the second-level cache while they are multiplied.
   const long n_block = 32, m_block = 64;
   const long n_blocks = (p.outputs + n_block - 1) / n_block, m_blocks = (p.rows + m_block - 1) / m_block;
-#pragma omp parallel for collapse(2) schedule(dynamic, 1) num_threads(threads)
-  for (long mb = 0; mb < m_blocks; mb++)
-    for (long nb = 0; nb < n_blocks; nb++) {
-      long n = nb * n_block, n_end = std::min(n + n_block, p.outputs);
-      long m = mb * m_block, m_end = std::min(m + m_block, p.rows);
+  parallel(n_blocks * m_blocks, [&](Pieces& pieces) {
+    for (long piece; pieces.take(piece);) {
+      const long n = piece % n_blocks * n_block, n_end = std::min(n + n_block, p.outputs);
+      long m = piece / n_blocks * m_block;
+      const long m_end = std::min(m + m_block, p.rows);
       if constexpr (LANES >= 16) m = tiles<T, 4>(p, m, m_end, n, n_end);
       m = tiles<T, 2>(p, m, m_end, n, n_end);
       tiles<T, 1>(p, m, m_end, n, n_end);
     }
+  });
 }
 
 #if defined(__AMX_BF16__)
@@ -166,28 +167,25 @@ void with_amx(const Product<bf16>& p) {
   bf16* x = buffer.data();
   const long n_block = p.rows > 64 ? 128 : 32, m_block = 16;  // outputs; groups of rows
   const long n_blocks = (p.outputs + n_block - 1) / n_block, m_blocks = (groups + m_block - 1) / m_block;
-#pragma omp parallel num_threads(threads)
-  {
-#pragma omp for schedule(static)
-    for (long g = 0; g < groups; g++) rearrange(p, g * TILE, x + g * group);
-    Palette palette;
+  parallel_for(groups >= 4, groups, [&](long g) { rearrange(p, g * TILE, x + g * group); });
+  parallel(n_blocks * m_blocks, [&](Pieces& pieces) {
+    const Palette palette;
     _tile_loadconfig(&palette);
-#pragma omp for collapse(2) schedule(dynamic, 1)
-    for (long mb = 0; mb < m_blocks; mb++)
-      for (long nb = 0; nb < n_blocks; nb++) {
-        const long n_end = std::min((nb + 1) * n_block, p.outputs), g_end = std::min((mb + 1) * m_block, groups);
-        for (long g = mb * m_block; g < g_end; g += 2)
-          for (long j = nb * n_block; j < n_end; j += 2 * TILE) {
-            // The last tile may overlap the one before it: the same sums are written twice.
-            const long n[2] = {std::min(j, p.outputs - TILE), std::min(j + TILE, p.outputs - TILE)};
-            if (g + 1 < g_end)
-              amx_tile<2, 2>(p, g * TILE, n, x + g * group);
-            else
-              amx_tile<2, 1>(p, g * TILE, n, x + g * group);
-          }
-      }
+    for (long piece; pieces.take(piece);) {
+      const long n_start = piece % n_blocks * n_block, n_end = std::min(n_start + n_block, p.outputs);
+      const long g_start = piece / n_blocks * m_block, g_end = std::min(g_start + m_block, groups);
+      for (long g = g_start; g < g_end; g += 2)
+        for (long j = n_start; j < n_end; j += 2 * TILE) {
+          // The last tile may overlap the one before it: the same sums are written twice.
+          const long n[2] = {std::min(j, p.outputs - TILE), std::min(j + TILE, p.outputs - TILE)};
+          if (g + 1 < g_end)
+            amx_tile<2, 2>(p, g * TILE, n, x + g * group);
+          else
+            amx_tile<2, 1>(p, g * TILE, n, x + g * group);
+        }
+    }
     _tile_release();
-  }
+  });
 }
 #endif
 

@@ -13,8 +13,7 @@ inline Vec rounded_to(Vec v) {
 
 template <class T, class W>
 void rms_norm(const T* x, long x_stride, long heads, const W* weight, float eps, T* out, long tokens, long size) {
-#pragma omp parallel for if (tokens * heads * size >= WORTH_SHARING) num_threads(threads)
-  for (long row = 0; row < tokens * heads; row++) {
+  parallel_for(tokens * heads * size >= WORTH_SHARING, tokens * heads, [&](long row) {
     const T* from = x + row / heads * x_stride + row % heads * size;
     T* to = out + row * size;
     Vec squares = {};
@@ -28,7 +27,7 @@ void rms_norm(const T* x, long x_stride, long heads, const W* weight, float eps,
       if (sizeof(W) == sizeof(T)) v = rounded_to<T>(v);
       store_up_to(to + i, v * load_up_to(weight + i, size - i), size - i);
     }
-  }
+  });
 }
 
 }  // namespace

@@ -9,8 +9,7 @@ namespace {
 template <class T>
 void rotary(bool interleaved, const T* x, long token, long head, const T* cos, const T* sin, T* out, long tokens,
             long heads, long size, long pairs) {
-#pragma omp parallel for if (tokens * heads * size >= WORTH_SHARING) num_threads(threads)
-  for (long t = 0; t < tokens; t++)
+  parallel_for(tokens * heads * size >= WORTH_SHARING, tokens, [&](long t) {
     for (long h = 0; h < heads; h++) {
       const T *from = x + t * token + h * head, *c = cos + t * pairs, *s = sin + t * pairs;
       T* to = out + (t * heads + h) * size;
@@ -31,17 +30,18 @@ void rotary(bool interleaved, const T* x, long token, long head, const T* cos, c
       }
       memcpy((void*)(to + 2 * pairs), from + 2 * pairs, (size - 2 * pairs) * sizeof(T));
     }
+  });
 }
 
 template <class T>
 void angles(const float* positions, const float* frequencies, float scale, T* cos, T* sin, long tokens, long pairs) {
-#pragma omp parallel for if (tokens * pairs >= WORTH_SHARING / 16) num_threads(threads)
-  for (long t = 0; t < tokens; t++)
+  parallel_for(tokens * pairs >= WORTH_SHARING / 16, tokens, [&](long t) {
     for (long i = 0; i < pairs; i++) {
       const float angle = positions[t] * frequencies[i];
       store_part(cos + t * pairs + i, broadcast(cosf(angle) * scale), 1);
       store_part(sin + t * pairs + i, broadcast(sinf(angle) * scale), 1);
     }
+  });
 }
 
 }  // namespace

@@ -1,5 +1,43 @@
-// How many threads an operation may use. OpenMP's own setting belongs to the thread that made it, and the engine's
-// thread is another one than that which loads it.
+// Sharing work between threads.
+//
+// A thread that is awake takes the next piece; nobody waits for a thread that has taken none. So on a busy machine, or
+// in a container whose time is up, the caller does the work by itself, where a fork-join team (OpenMP's) would wait at
+// its barrier for a thread that the system does not run.
 #pragma once
 
-extern int threads;
+#include <atomic>
+
+// Hands out 0 … count - 1, each to one thread.
+class Pieces {
+ public:
+  explicit Pieces(long count) : count_(count) {}
+  bool take(long& piece) { return (piece = next_.fetch_add(1, std::memory_order_relaxed)) < count_; }
+
+ private:
+  std::atomic<long> next_{0};
+  const long count_;
+};
+
+// Calls work(context, pieces) here and in every thread that comes while pieces are left.
+void share(long count, void (*work)(void* context, Pieces& pieces), void* context);
+
+// Calls body(pieces) in each thread that takes part: what a thread needs is set up once, then `take` gives its pieces.
+template <class Body>
+void parallel(long count, Body body) {
+  share(count, [](void* context, Pieces& pieces) { (*(Body*)context)(pieces); }, &body);
+}
+
+// Calls body(i) for i = 0 … count - 1; where it is not worth sharing, here.
+template <class Body>
+void parallel_for(bool worth_sharing, long count, Body body) {
+  if (!worth_sharing) {
+    for (long i = 0; i < count; i++) body(i);
+    return;
+  }
+  // A few pieces a thread: fewer would end unevenly, more would be taken for too little work.
+  const long size = count / 32 + 1;
+  parallel((count + size - 1) / size, [&](Pieces& pieces) {
+    for (long piece; pieces.take(piece);)
+      for (long i = piece * size; i < count && i < (piece + 1) * size; i++) body(i);
+  });
+}

@@ -1,0 +1,57 @@
+"""What this machine can do at most: the ceilings that speeds are shares of."""
+
+from __future__ import annotations
+
+import os
+import platform
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Facts and ceilings, measured with torch.
+
+    Attributes:
+        read_bytes: bytes of memory read a second, summing a tensor that no cache holds.
+        gemm_flops: floating-point operations a second of a large bfloat16 product.
+    """
+
+    name: str
+    cpus: int
+    read_bytes: float
+    gemm_flops: float
+
+    @classmethod
+    def measure(cls) -> Machine:
+        """Takes a few seconds."""
+        words = torch.ones(1 << 27, dtype=torch.int64)  # 1 GiB
+        a, b = (torch.randn(2048, 2048, dtype=torch.bfloat16) for _ in range(2))
+        read = words.nbytes / _best(lambda: words.sum())
+        return cls(_cpu_name(), os.cpu_count() or 1, read, 2 * 2048**3 / _best(lambda: a @ b))
+
+    def __str__(self) -> str:
+        return (
+            f"{self.name}, {self.cpus} CPUs, torch {torch.__version__}, Python {platform.python_version()}; "
+            f"memory read {self.read_bytes / 1e9:.1f} GB/s, bfloat16 GEMM {self.gemm_flops / 1e9:.0f} GFLOP/s"
+        )
+
+
+def _best(run: Callable[[], object]) -> float:
+    times = []
+    for _ in range(5):
+        started = time.perf_counter()
+        run()
+        times.append(time.perf_counter() - started)
+    return min(times)
+
+
+def _cpu_name() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.split(":", 1)[1].strip()
+    return platform.machine()
