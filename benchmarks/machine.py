@@ -6,7 +6,7 @@ import os
 import platform
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -33,6 +33,11 @@ class Machine:
         a, b = (torch.randn(2048, 2048, dtype=torch.bfloat16) for _ in range(2))
         read = words.nbytes / _best(lambda: words.sum())
         return cls(_cpu_name(), os.cpu_count() or 1, read, 2 * 2048**3 / _best(lambda: a @ b))
+
+    def better(self, other: Machine) -> Machine:
+        """The higher ceilings of two measurements: a neighbour's work lowers them, nothing raises them."""
+        read, gemm = max(self.read_bytes, other.read_bytes), max(self.gemm_flops, other.gemm_flops)
+        return replace(self, read_bytes=read, gemm_flops=gemm)
 
     def __str__(self) -> str:
         return (

@@ -133,10 +133,11 @@ def main() -> None:
     parser.add_argument("--output", type=Path, help="default: results/DATE-cpu-DTYPE.md beside this file")
     options = parser.parse_args()
 
-    machine = Machine.measure()
+    before = Machine.measure()
+    measured = {name: measure(name, options.dtype, options.rounds) for name in options.models}
+    machine = before.better(Machine.measure())
     sections = [f"# Stoker and transformers' generate on {os.cpu_count()} CPU cores\n", f"{machine}.\n"]
-    for name in options.models:
-        sections.append(table(name, options.dtype, machine, *measure(name, options.dtype, options.rounds)))
+    sections += [table(name, options.dtype, machine, *results) for name, results in measured.items()]
     report = "\n".join(sections)
     default = Path(__file__).parent / "results" / f"{date.today()}-cpu-{options.dtype}.md"
     (options.output or default).write_text(report)

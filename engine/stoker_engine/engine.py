@@ -102,7 +102,5 @@ class Engine:
         ran = time.monotonic()
         deltas = self.scheduler.commit(batch, result)
         now = time.monotonic()
-        times = StepTimes(
-            scheduled - started, result.prepare_time, result.model_time, result.sample_time, now - ran
-        )
+        times = StepTimes(scheduled - started, result.prepare_time, result.model_time, result.sample_time, now - ran)
         return StepOutputs(deltas, self._journal.report(batch, deltas, self.scheduler.stats(), times, now))

@@ -79,7 +79,8 @@ def _attend(shape: AttentionShape, query: torch.Tensor, cache: KVCache, view: _V
             scores = scores + slopes * view.distance.unsqueeze(2)
         scores = scores.masked_fill(~view.visible.unsqueeze(2), -torch.inf)
         attended = scores.softmax(-1).flatten(2, 3).to(values.dtype) @ values
-    ungrouped = attended.unflatten(2, (group, queries)).permute(0, 3, 1, 2, 4)  # [sequences, queries, kv_heads, group, d]
+    # [sequences, queries, kv_heads, group, d]
+    ungrouped = attended.unflatten(2, (group, queries)).permute(0, 3, 1, 2, 4)
     rows: torch.Tensor = ungrouped.flatten(2, 3).flatten(0, 1)
     return rows
 

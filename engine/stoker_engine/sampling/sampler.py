@@ -6,6 +6,7 @@ import torch
 
 from stoker_engine.core.batch import Sampled, ScheduledSequence
 from stoker_engine.core.sampling_params import SamplingParams
+from stoker_engine.kernels.argmax import argmax
 from stoker_engine.sampling.draw import Draw, draw
 from stoker_engine.sampling.logits import process_logits
 from stoker_engine.sampling.logprobs import candidates, token_logprobs
@@ -43,7 +44,7 @@ def _sample(logits: torch.Tensor, sequences: list[ScheduledSequence]) -> list[Sa
             draws[place] = Draw(p.temperature, p.top_k, p.top_p, p.min_p, s.seed + i, s.end)
     tokens = [0] * len(places)
     if len(draws) < len(places):
-        best = processed.argmax(dim=-1).tolist()
+        best = argmax(processed).tolist()
         tokens = [best[row] for row, _ in places]
     if draws:
         rows = [places[place][0] for place in draws]

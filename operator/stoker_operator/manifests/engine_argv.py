@@ -12,9 +12,9 @@ from typing import Any, Final
 
 from stoker_engine.contract.argv import flag_name
 from stoker_engine.contract.engine_args import EngineArgs
+from stoker_engine.contract.errors import ArgumentError
 from stoker_engine.contract.frontend_args import FrontendArgs
 from stoker_engine.contract.serve_args import ServeArgs
-from stoker_engine.contract.errors import ArgumentError
 from stoker_engine.contract.sources import ModelSource
 from stoker_operator.api.v1alpha1 import Spec
 from stoker_operator.api.violation import Refused, Violation

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from stoker_engine.kernels import activation, linear, rms_norm, rotary
+from stoker_engine.kernels import activation, argmax, linear, rms_norm, rotary
 from stoker_engine.kernels.native import build, library
 from stoker_engine.kernels.native.levels import Level, levels, usable_levels
 from stoker_engine.kernels.native.library import load
@@ -21,7 +21,7 @@ from stoker_engine.kernels.native.linear import product
 
 DTYPES = (torch.float32, torch.bfloat16)
 EXACT = {torch.float32: 3e-6, torch.bfloat16: 1.6e-2}
-MODULES = (activation, linear, rms_norm, rotary)
+MODULES = (activation, argmax, linear, rms_norm, rotary)
 
 Use = Callable[[ctypes.CDLL | None], None]
 
@@ -128,6 +128,17 @@ def test_activation(use: Use, kernels: ctypes.CDLL, size: int, name: str, dtype:
     x = random(33, 2 * size, dtype=dtype) * 3
     check(use, kernels, act, x)
     check(use, kernels, lambda x: activation.act_and_mul(x, act), x)
+
+
+@pytest.mark.parametrize("size", [5, 16, 1000, 50_001])
+def test_argmax(use: Use, kernels: ctypes.CDLL, size: int) -> None:
+    use(kernels)
+    x = random(9, size)
+    x[3, size // 2 :] = x[3].max() + 1  # equals: the first counts
+    x[4] = -torch.inf
+    x[4, size - 1] = -5.0
+    assert argmax.argmax(x).tolist() == x.max(dim=-1, keepdim=True).values.eq(x).int().argmax(dim=-1).tolist()
+    assert argmax.argmax(x[:1]).tolist() == argmax.argmax(x).tolist()[:1]
 
 
 def test_extremes_stay_numbers(kernels: ctypes.CDLL, use: Use) -> None:

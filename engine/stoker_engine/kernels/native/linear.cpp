@@ -165,7 +165,9 @@ void with_amx(const Product<bf16>& p) {
   const long groups = (p.rows + TILE - 1) / TILE, group = p.inner * TILE;
   if ((long)buffer.size() < groups * group) buffer.resize(groups * group);
   bf16* x = buffer.data();
-  const long n_block = p.rows > 64 ? 128 : 32, m_block = 16;  // outputs; groups of rows
+  // Outputs and groups of rows in a piece: a block of W and of x that the second-level cache holds. Small batches only
+  // wait for memory: their pieces are small, so that threads end together.
+  const long n_block = p.rows > 64 ? 128 : 32, m_block = 16;
   const long n_blocks = (p.outputs + n_block - 1) / n_block, m_blocks = (groups + m_block - 1) / m_block;
   parallel_for(groups >= 4, groups, [&](long g) { rearrange(p, g * TILE, x + g * group); });
   parallel(n_blocks * m_blocks, [&](Pieces& pieces) {

@@ -1,0 +1,16 @@
+"""The likeliest token of each row."""
+
+from __future__ import annotations
+
+import torch
+
+from stoker_engine.kernels.native.argmax import argmax as native_argmax
+from stoker_engine.kernels.native.library import kernels_for
+
+
+def argmax(logits: torch.Tensor) -> torch.Tensor:
+    """[rows, vocabulary] float32 → [rows] int64: where each row is largest (the first, if equal)."""
+    library = kernels_for(logits)
+    if library is None or logits.stride(1) != 1 or logits.dtype != torch.float32:
+        return logits.argmax(dim=-1)
+    return native_argmax(library, logits)
