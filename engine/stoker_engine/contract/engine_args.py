@@ -55,7 +55,9 @@ class EngineArgs:
     )
     max_logprobs: int = flag("most logprobs a request may ask for at a position; -1: no limit", 20, group="results")
     batch_invariant: bool = flag(
-        "compute each request bit for bit the same in any batch, chunking or prefix hit; slower", False
+        "insist that a request gives the same bits in any batch, chunking or prefix hit, as the CPU's kernels do; "
+        "refused where it cannot be kept",
+        False,
     )
 
     tensor_parallel_size: int = flag("devices each layer is split over", 1, group="parallelism")
