@@ -18,6 +18,7 @@ from stoker_engine.core.outputs import (
     OutputDelta,
     RequestOutput,
 )
+from stoker_engine.core.sampling_defaults import sampling_params
 from stoker_engine.core.sampling_params import BeamSearchParams, SamplingParams
 from stoker_engine.engine import Engine
 from stoker_engine.models.checkpoint import find_checkpoint
@@ -57,7 +58,7 @@ class LLM:
 
     def get_default_sampling_params(self) -> SamplingParams:
         """What `generate` uses when it is given none: what the model's makers recommend."""
-        return SamplingParams(**self.engine.info.sampling_defaults)
+        return sampling_params({}, self.engine.info.sampling_defaults)
 
     def generate(
         self,

@@ -30,9 +30,6 @@ class WaitingLine:
     def __len__(self) -> int:
         return len(self._sequences)
 
-    def __contains__(self, sequence: Sequence) -> bool:
-        return sequence in self._sequences
-
     def add(self, sequence: Sequence) -> None:
         """Takes its place."""
         bisect.insort(self._sequences, sequence, key=lambda waiting: waiting.key)

@@ -17,9 +17,6 @@ class PrefixCache:
         self._block_of: dict[Key, int] = {}
         self._key_of: dict[int, Key] = {}
 
-    def __len__(self) -> int:
-        return len(self._block_of)
-
     def find(self, group: int, block_hash: BlockHash) -> int | None:
         """The block that holds it, if one does."""
         return self._block_of.get((group, block_hash))

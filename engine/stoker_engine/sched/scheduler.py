@@ -209,7 +209,7 @@ class Scheduler:
         family = [sequence] + [self._fork(sequence) for _ in range(request.num_to_fork)]
         deltas = []
         for place, (member, token_id) in enumerate(zip(family, drawn.token_ids, strict=True)):
-            first = member.num_output_tokens == member.index == 0 and request.wants_prompt_logprobs
+            is_first = member.index == 0 and member.num_output_tokens == 0
             member.append(token_id)
             if member.finish_reason is not None:
                 self._end(member, member.finish_reason)
@@ -221,7 +221,7 @@ class Scheduler:
                     finish_reason=member.finish_reason,
                     stop_reason=member.stop_reason,
                     logprobs=None if drawn.logprobs is None else [drawn.logprobs[place]],
-                    prompt_logprobs=request.prompt_logprobs if first else None,
+                    prompt_logprobs=request.prompt_logprobs if is_first and request.wants_prompt_logprobs else None,
                     num_cached_tokens=request.num_cached or 0,
                 )
             )

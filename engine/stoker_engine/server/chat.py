@@ -28,6 +28,7 @@ from stoker_engine.server.responses import (
 )
 from stoker_engine.server.service import Service
 from stoker_engine.server.sse import EventStream
+from stoker_engine.tokens.input_processor import truncated
 
 
 def routes(service: Service) -> APIRouter:
@@ -40,8 +41,9 @@ def routes(service: Service) -> APIRouter:
         service.check(body)
         # CPU work goes to a thread: the event loop answers others meanwhile.
         prompt = await asyncio.to_thread(_prompt, body, service)
-        prompt = service.truncated(body, prompt, body.max_completion_tokens or body.max_tokens)
         info = service.client.info
+        limit = body.max_completion_tokens or body.max_tokens
+        prompt = truncated(prompt, body.truncate_prompt_tokens, limit, info)
         with renamed(body.field_names):
             params = body.params_for(info.sampling_defaults, info.max_model_len - len(prompt))
         base_id = request_id(request, body.request_id)

@@ -23,6 +23,7 @@ from stoker_engine.server.request_id import HEADER, request_id
 from stoker_engine.server.responses import Completion, CompletionChoice
 from stoker_engine.server.service import Service
 from stoker_engine.server.sse import EventStream
+from stoker_engine.tokens.input_processor import truncated
 
 
 def routes(service: Service) -> APIRouter:
@@ -36,8 +37,8 @@ def routes(service: Service) -> APIRouter:
         client = service.client
         # CPU work goes to a thread: the event loop answers others meanwhile.
         prompts = await asyncio.to_thread(_tokenize, body, service)
-        prompts = [service.truncated(body, prompt, body.max_tokens) for prompt in prompts]
         info = client.info
+        prompts = [truncated(prompt, body.truncate_prompt_tokens, body.max_tokens, info) for prompt in prompts]
         params = [body.params_for(info.sampling_defaults, info.max_model_len - len(prompt)) for prompt in prompts]
         base_id = request_id(request, body.request_id)
         generation = service.generation(f"cmpl-{base_id}", body, prompts, params, tell_output=not body.only_echo)

@@ -109,15 +109,6 @@ class Service:
         if body.priority and self.args.engine.scheduling_policy != "priority":
             raise RequestError("priority counts only on a server with --scheduling-policy priority", "priority")
 
-    def truncated(self, body: SampledRequest, prompt: list[int], max_tokens: int | None) -> list[int]:
-        """The last tokens of `prompt`: as many as the body keeps, -1 being all that the model takes."""
-        keep = body.truncate_prompt_tokens
-        if keep is None:
-            return prompt
-        if keep == -1:
-            keep = max(1, self.client.info.max_model_len - (max_tokens or 1))
-        return prompt[-keep:]
-
     def logprobs(self, body: SampledRequest, top: int | None) -> LogprobWriter | None:
         """Writes logprobs as `body` wants them, if it does: the `top` likeliest at each position."""
         if top is None:

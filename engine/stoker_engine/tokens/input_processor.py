@@ -51,7 +51,7 @@ class InputProcessor:
         Raises:
             RequestError: the engine cannot serve this; `param` names the field, by the names of `SamplingParams`.
         """
-        prompt = truncated(prompt_token_ids, params, self._info)
+        prompt = truncated(prompt_token_ids, params.truncate_prompt_tokens, params.max_tokens, self._info)
         max_tokens = self._max_tokens(prompt, params)
         bad_words: tuple[tuple[int, ...], ...] = ()
         seed: int | None = 0
@@ -159,11 +159,10 @@ class InputProcessor:
             )
 
 
-def truncated(prompt_token_ids: Sequence[int], params: Params, info: EngineInfo) -> list[int]:
-    """The part of a prompt that `truncate_prompt_tokens` keeps: its end."""
-    keep = params.truncate_prompt_tokens
+def truncated(prompt_token_ids: Sequence[int], keep: int | None, max_tokens: int | None, info: EngineInfo) -> list[int]:
+    """The last tokens of a prompt: `keep` of them; -1 is as many as leave room for `max_tokens`, None is all."""
     if keep is None:
         return list(prompt_token_ids)
     if keep == -1:
-        keep = max(1, info.max_model_len - (params.max_tokens or 1))
+        keep = max(1, info.max_model_len - (max_tokens or 1))
     return list(prompt_token_ids)[-keep:]

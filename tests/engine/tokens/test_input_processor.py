@@ -86,7 +86,7 @@ def test_bad_words_as_tokens_at_the_beginning_and_after_a_space(tokenizer: Token
 def test_the_end_of_a_prompt_is_kept(tokenizer: Tokenizer) -> None:
     prompt = list(range(5, 205))
     for keep, length in ((3, 3), (-1, 100 - 16), (None, 200)):
-        kept = truncated(prompt, SamplingParams(truncate_prompt_tokens=keep), INFO)
+        kept = truncated(prompt, keep, SamplingParams().max_tokens, INFO)
         assert kept == prompt[-length:]
     request = InputProcessor(INFO, tokenizer).request("r", prompt, SamplingParams(truncate_prompt_tokens=-1))
     assert len(request.prompt_token_ids) + request.max_tokens == INFO.max_model_len

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -176,8 +175,3 @@ def _read(args: DatasetArgs) -> str:
         return Path(args.dataset_path).read_text(encoding="utf-8")
     except OSError as error:
         raise ArgumentError("--dataset-path", f"cannot read {args.dataset_path}: {error.strerror}") from error
-
-
-def total_tokens(samples: Sequence[Sample]) -> tuple[int, int]:
-    """(prompt tokens, tokens to generate)."""
-    return sum(len(sample.prompt) for sample in samples), sum(sample.output_len for sample in samples)
