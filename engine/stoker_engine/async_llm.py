@@ -15,9 +15,11 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
+import threading
 from collections.abc import AsyncGenerator, Callable, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from stoker_engine.contract.engine_args import EngineArgs
 from stoker_engine.contract.errors import EngineDeadError
@@ -44,6 +46,7 @@ _WATCH_INTERVAL_S: Final = 0.5
 _DEAD = "the engine has stopped; see the server's log"
 
 _Item = OutputDelta | EngineDeadError
+_T = TypeVar("_T")
 
 
 class AsyncLLM:
@@ -77,30 +80,36 @@ class AsyncLLM:
         self.observer: Callable[[StepReport], None] | None = None
         self._chat_template = chat_template
         self._step_timeout = step_timeout
-        self._process = EngineProcess(log_format, program)
+        self._start = partial(EngineProcess, log_format, program)
+        self._process = self._start()
+        self._serving = False
         self._info: EngineInfo | None = None
         self._tokenizer: Tokenizer | None = None
         self._inputs: InputProcessor | None = None
         self._outputs: OutputProcessor | None = None
-        self._dead_of: str | None = None
+        self._dead_of: EngineDeadError | None = None
         self._closed = False
         self._streams: dict[str, asyncio.Queue[_Item]] = {}
         self._watchdog: asyncio.Task[None] | None = None
 
     async def load(self) -> EngineInfo:
-        """Waits until the engine is loaded. Call once.
+        """Waits until the engine is loaded. Call once; and again, for another engine, when it is dead.
 
         Raises:
             ArgumentError, ModelError: it cannot be loaded.
             EngineDeadError: it died while it loaded.
         """
+        if self._dead_of is not None:
+            self._process.close()
+            self._process = self._start()
+            self._dead_of = None
         self._loop = asyncio.get_running_loop()
         self._loaded: asyncio.Future[EngineInfo] = self._loop.create_future()
-        self._death: asyncio.Future[str] = self._loop.create_future()
+        self._death: asyncio.Future[EngineDeadError] = self._loop.create_future()
         self._process.listen(self._receive, self._receive_death)
         self._watch()
         try:
-            path = await asyncio.to_thread(locate_model, self.args)
+            path = await self._locate()
             self._process.send(dataclasses.replace(self.args, model=str(path), revision=None))
             tokenizer = asyncio.to_thread(self._load_tokenizer, path)
             info, loaded = await asyncio.gather(self._loaded, tokenizer)
@@ -110,6 +119,7 @@ class AsyncLLM:
         self._inputs = InputProcessor(info, loaded)
         self._outputs = OutputProcessor(loaded)
         self._info, self._tokenizer = info, loaded
+        self._serving = True
         return info
 
     @property
@@ -137,7 +147,7 @@ class AsyncLLM:
     @property
     def is_ready(self) -> bool:
         """Whether it is loaded and live."""
-        return self._info is not None and self.is_live
+        return self._serving and self.is_live
 
     @property
     def status(self) -> str:
@@ -151,10 +161,10 @@ class AsyncLLM:
         words = STAGE_WORDS[self._process.status.stage]
         if (seconds := self._process.status.busy_for) > self._step_timeout:
             return f"the engine is stuck: {words}, for {seconds:.0f} s"
-        return words if self._info is not None or words.startswith("loading") else "loading: reading the tokenizer"
+        return words if self._serving or words.startswith("loading") else "loading: reading the tokenizer"
 
-    async def wait_dead(self) -> str:
-        """Waits until the engine is dead; the sentence says of what. Never returns after `shutdown`."""
+    async def wait_dead(self) -> EngineDeadError:
+        """Waits until the engine is dead; the error's sentence says of what. Never returns after `shutdown`."""
         return await asyncio.shield(self._death)
 
     def shutdown(self) -> None:
@@ -184,13 +194,14 @@ class AsyncLLM:
             RequestError: the request cannot be served as it is; raised before the first delta.
             EngineDeadError: the engine died, or was shut down.
         """
-        if self._dead_of is not None or self._closed:
+        if not self._serving or self._closed:
             raise EngineDeadError(_DEAD)
         assert self._inputs is not None and self._outputs is not None, "the engine is not loaded yet"
+        process, outputs = self._process, self._outputs  # of this engine's life: the next one knows nothing of it
         request = self._inputs.request(request_id, prompt_token_ids, params, priority=priority, cache_salt=cache_salt)
         stream = self._streams[request_id] = asyncio.Queue()
-        self._outputs.add(request)
-        self._process.send(request)
+        outputs.add(request)
+        process.send(request)
         self._watch()
         unfinished = request.num_sequences
         try:
@@ -204,11 +215,33 @@ class AsyncLLM:
                 yield item
         finally:
             self._streams.pop(request_id, None)
-            self._outputs.forget(request_id)
+            outputs.forget(request_id)
             if unfinished:
-                self._process.send(Abort(request_id))
+                process.send(Abort(request_id))
+
+    async def _locate(self) -> Path:
+        """The model's files, unless the engine dies meanwhile.
+
+        In a thread that nobody waits for when the process ends: a download may last hours.
+        """
+        located: asyncio.Future[Path] = self._loop.create_future()
+
+        def locate() -> None:
+            try:
+                self._call(_resolve, located, locate_model(self.args))
+            except Exception as error:
+                self._call(_resolve, located, error)
+
+        threading.Thread(target=locate, name="locate-model", daemon=True).start()
+        either: set[asyncio.Future[Any]] = {located, self._loaded}
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        if self._loaded.done():
+            self._loaded.result()  # raises: nothing was loaded yet
+        return await located
 
     def _load_tokenizer(self, model: Path) -> Tokenizer:
+        if self._tokenizer is not None:
+            return self._tokenizer
         return Tokenizer.load(locate_tokenizer(self.args, model), self._chat_template)
 
     def _receive(self, message: Any) -> None:
@@ -235,7 +268,7 @@ class AsyncLLM:
                 told.append(output)
         return told
 
-    def _receive_death(self, cause: str) -> None:
+    def _receive_death(self, cause: EngineDeadError) -> None:
         self._call(self._die, cause)
 
     def _call(self, function: Callable[..., None], *args: Any) -> None:
@@ -253,19 +286,15 @@ class AsyncLLM:
             self.observer(report)
 
     def _resolve_loaded(self, result: EngineInfo | Exception) -> None:
-        if self._loaded.done():
-            return
-        if isinstance(result, Exception):
-            self._loaded.set_exception(result)
-        else:
-            self._loaded.set_result(result)
+        _resolve(self._loaded, result)
 
-    def _die(self, cause: str) -> None:
+    def _die(self, cause: EngineDeadError) -> None:
         if self._closed or self._dead_of is not None:
             return
         self._dead_of = cause
+        self._serving = False
         logger.error("the engine died: %s", cause)
-        self._resolve_loaded(EngineDeadError(f"the engine died while it loaded: {cause}"))
+        self._resolve_loaded(type(cause)(f"the engine died while it loaded: {cause}"))
         self._end_streams()
         self._death.set_result(cause)
 
@@ -281,10 +310,20 @@ class AsyncLLM:
     async def _watch_engine(self) -> None:
         """Kills an engine that is stopped or stuck while somebody waits for it; ends when nobody does."""
         stopped_for = 0.0
-        while self._dead_of is None and (self._info is None or self._streams):
+        while self._dead_of is None and (not self._serving or self._streams):
             await asyncio.sleep(_WATCH_INTERVAL_S)
             stopped_for = 0.0 if self._process.is_running else stopped_for + _WATCH_INTERVAL_S
             if stopped_for >= STOPPED_TIMEOUT_S:
                 self._process.kill(f"it was stopped for {stopped_for:.0f} s, and killed")
             elif self._process.status.busy_for > self._step_timeout:
                 self._process.kill(f"it was stuck ({self.status}; --step-timeout), and killed")
+
+
+def _resolve(future: asyncio.Future[_T], result: _T | Exception) -> None:
+    """Ends a future that has not ended."""
+    if future.done():
+        return
+    if isinstance(result, Exception):
+        future.set_exception(result)
+    else:
+        future.set_result(result)

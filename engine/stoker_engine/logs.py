@@ -53,3 +53,5 @@ def configure(format: str, level: int = logging.INFO) -> None:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JSONFormatter() if format == "json" else TextFormatter())
     logging.basicConfig(level=level, handlers=[handler], force=True)
+    for client in ("httpx", "httpx2"):  # a line a request, and a download's URL is signed: who reads it may download
+        logging.getLogger(client).setLevel(logging.WARNING)

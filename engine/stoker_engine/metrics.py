@@ -25,6 +25,7 @@ from prometheus_client import (
     ProcessCollector,
 )
 
+from stoker_engine.contract.cache_groups import blocks_per_sequence
 from stoker_engine.contract.engine_args import EngineArgs
 from stoker_engine.core.engine_info import EngineInfo
 from stoker_engine.core.finish_reason import FinishReason
@@ -32,6 +33,8 @@ from stoker_engine.core.observer import FinishedRequest, SchedulerStats, StepRep
 
 #: Why requests are turned away: the limit that was reached.
 ADMISSION_REASONS = ("max_num_queued_reqs", "max_num_queued_tokens")
+
+_NOTHING = SchedulerStats(0, 0, 0.0, 0, 0, 0)
 
 # fmt: off
 _SECONDS = (0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680)
@@ -65,7 +68,7 @@ class EngineMetrics:
     def __init__(self, registry: CollectorRegistry, model_name: str, args: EngineArgs, info: EngineInfo) -> None:
         self._registry = registry
         self._labels = {"model_name": model_name, "engine": "0"}
-        self._told = SchedulerStats(0, 0, 0.0, 0, 0, 0)
+        self._told = _NOTHING
         tokens = list(itertools.takewhile(lambda bound: bound <= info.max_model_len, _one_two_five()))
 
         self._show_cache_config(args, info)
@@ -113,6 +116,8 @@ class EngineMetrics:
         )
         self._rejections = {reason: rejections.labels(model_name, reason) for reason in ADMISSION_REASONS}
 
+        self._restarts = self._counter("engine_restarts", "Deaths of the engine that the server outlived.", "stoker")
+
         self._step_tokens = self._histogram("iteration_tokens_total", "Tokens a step.", _TOKENS_A_STEP)
         self._first_token = self._histogram(
             "time_to_first_token_seconds", "From a request's arrival to its first token.", _SECONDS_TO_FIRST_TOKEN
@@ -149,11 +154,7 @@ class EngineMetrics:
     def on_step(self, report: StepReport) -> None:
         """Takes down what a step did."""
         stats = report.stats
-        self._running.set(stats.num_running)
-        self._waiting.set(stats.num_waiting)
-        self._waiting_for_capacity.set(stats.num_waiting)
-        self._kv_cache_usage.set(stats.kv_cache_usage)
-
+        self._show(stats)
         hits = stats.prefix_cache_hits - self._told.prefix_cache_hits
         self._prefix_queries.inc(stats.prefix_cache_queries - self._told.prefix_cache_queries)
         self._prefix_hits.inc(hits)
@@ -175,9 +176,21 @@ class EngineMetrics:
         for request in report.finished:
             self._on_finished(request)
 
+    def on_restart(self) -> None:
+        """Takes down that another engine takes the place of one that died: it has nothing yet, and counts anew."""
+        self._restarts.inc()
+        self._told = _NOTHING
+        self._show(_NOTHING)
+
     def on_rejected(self, reason: str) -> None:
         """Takes down a request that a queue's limit turned away; `reason` is one of `ADMISSION_REASONS`."""
         self._rejections[reason].inc()
+
+    def _show(self, stats: SchedulerStats) -> None:
+        self._running.set(stats.num_running)
+        self._waiting.set(stats.num_waiting)
+        self._waiting_for_capacity.set(stats.num_waiting)
+        self._kv_cache_usage.set(stats.kv_cache_usage)
 
     def _on_finished(self, request: FinishedRequest) -> None:
         self._finished[request.finish_reason].inc()
@@ -199,14 +212,21 @@ class EngineMetrics:
         self._per_token.observe(request.decode / max(1, request.longest_output - 1))
 
     def _show_cache_config(self, args: EngineArgs, info: EngineInfo) -> None:
-        """vLLM tells its cache's configuration as the labels of a gauge that is always 1."""
+        """vLLM tells its cache's configuration as the labels of a gauge that is always 1.
+
+        Concurrency is how many sequences of the greatest length the cache holds at once; tokens are theirs.
+        """
+        longest = blocks_per_sequence(info.cache_groups, info.max_model_len, info.step_tokens, info.block_size)
+        concurrency = info.num_blocks / longest
         labels = {
             "engine": self._labels["engine"],
             "block_size": info.block_size,
             "cache_dtype": args.kv_cache_dtype,
             "enable_prefix_caching": args.enable_prefix_caching,
             "gpu_memory_utilization": args.gpu_memory_utilization,
+            "kv_cache_max_concurrency": concurrency,
             "kv_cache_memory_bytes": args.kv_cache_memory_bytes,
+            "kv_cache_size_tokens": int(concurrency * info.max_model_len),
             "num_gpu_blocks": info.num_blocks,
             "num_gpu_blocks_override": args.num_gpu_blocks_override,
         }
@@ -220,8 +240,8 @@ class EngineMetrics:
         family = Gauge(f"vllm:{name}", help, [*self._labels, label], registry=self._registry)
         return [family.labels(**self._labels, **{label: value}) for value in values]
 
-    def _counter(self, name: str, help: str) -> Counter:
-        return Counter(f"vllm:{name}", help, list(self._labels), registry=self._registry).labels(**self._labels)
+    def _counter(self, name: str, help: str, prefix: str = "vllm") -> Counter:
+        return Counter(f"{prefix}:{name}", help, list(self._labels), registry=self._registry).labels(**self._labels)
 
     def _counters(self, name: str, help: str, label: str, values: Sequence[str]) -> list[Counter]:
         family = Counter(f"vllm:{name}", help, [*self._labels, label], registry=self._registry)

@@ -1,11 +1,16 @@
-"""``stoker serve MODEL``: the engine behind HTTP. The server answers at once, the engine loads meanwhile."""
+"""``stoker serve MODEL``: the engine behind HTTP. The server answers at once, the engine loads meanwhile.
+
+Where it ends because it cannot serve, it leaves its last words behind (`contract.last_words`).
+"""
 
 from __future__ import annotations
 
 import signal
 
 from stoker_engine import logs
-from stoker_engine.cli import command_line
+from stoker_engine.cli import command_line, termination_log
+from stoker_engine.contract.errors import StokerError
+from stoker_engine.contract.last_words import LastWords, Reason
 from stoker_engine.contract.serve_args import ServeArgs
 
 
@@ -14,12 +19,24 @@ def main(argv: list[str]) -> int:
     # As PID 1 of a container a process that does not handle SIGTERM cannot be stopped before it serves.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        return command_line.run("stoker serve", lambda: _serve(argv))
+        return command_line.run("stoker serve", lambda: _serve_or_say_why(argv))
     except KeyboardInterrupt:
         return 0
 
 
-def _serve(argv: list[str]) -> int:
+def _serve_or_say_why(argv: list[str]) -> int:
+    try:
+        _serve(argv)
+    except StokerError as error:
+        termination_log.write(LastWords.of(error, otherwise=Reason.START_ERROR))
+        raise
+    except Exception as error:
+        termination_log.write(LastWords.of(error))
+        raise
+    return 0
+
+
+def _serve(argv: list[str]) -> None:
     words = command_line.with_model_flag(argv)
     command_line.check_flags(ServeArgs.parser(), words)
     args = ServeArgs.from_argv(words)
@@ -37,6 +54,6 @@ def _serve(argv: list[str]) -> int:
         from stoker_engine.server.http_server import bind, serve
 
         with bind(args.frontend.host, args.frontend.port) as bound:
-            return serve(args, client, bound)
+            serve(args, client, bound)
     finally:
         client.shutdown()

@@ -13,6 +13,7 @@ import re
 import types
 import typing
 from collections.abc import Sequence
+from decimal import Decimal
 from typing import Any, NoReturn, TypeVar
 
 from stoker_engine.contract.errors import ArgumentError
@@ -46,7 +47,7 @@ def human_int(text: str) -> int:
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([kmgKMG]?)", text.strip())
     if not match:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number such as 8192, 8k or 8K")
-    value = float(match[1]) * _SIZES.get(match[2], 1)
+    value = Decimal(match[1]) * _SIZES.get(match[2], 1)
     if value != int(value):
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number")
     return int(value)

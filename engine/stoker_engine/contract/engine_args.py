@@ -27,6 +27,7 @@ class EngineArgs:
         "auto",
         choices=names.DTYPES,
     )
+    quantization: str | None = flag("how weights are stored; default: as the checkpoint says", None)
     trust_remote_code: bool = flag("let a model run Python code of its own", False)
     tokenizer: str | None = flag("a folder or hub id whose tokenizer is taken instead of the model's", None)
     generation_config: str = flag(
@@ -63,6 +64,7 @@ class EngineArgs:
     tensor_parallel_size: int = flag("devices each layer is split over", 1, group="parallelism")
     pipeline_parallel_size: int = flag("groups of devices the layers are spread over", 1)
     data_parallel_size: int = flag("copies of the model", 1)
+    enable_expert_parallel: bool = flag("deal out a mixture's experts to the devices instead of splitting each", False)
 
     def __post_init__(self) -> None:
         for name in (

@@ -3,10 +3,15 @@
     StokerError
     ├── ArgumentError       a flag or field is wrong                     CLI: exit 2
     ├── ModelError          the model cannot be found, read or served    CLI: exit 2
-    │   └── WeightsError    missing, unused or misshapen tensors
+    │   ├── ModelNotFoundError      there is none of that name or path
+    │   ├── ModelAccessDeniedError  the hub does not give it to us
+    │   ├── DownloadError           the hub cannot be reached, or the disk is full
+    │   ├── OutOfMemoryError        it does not fit
+    │   └── WeightsError            missing, unused or misshapen tensors
     └── RequestError        one request is wrong; only it is answered so HTTP 400
         ├── NotFoundError   no such model                                HTTP 404
-        └── EngineDeadError the engine stopped; nothing can be served    HTTP 500
+        └── EngineDeadError the engine stopped; nothing can be served    HTTP 500, CLI: exit 1
+            └── EngineOutOfMemoryError  because memory ran out
 
 Each carries a sentence a user can act on: what is wrong, and the remedy.
 """
@@ -34,6 +39,22 @@ class ArgumentError(StokerError):
 
 class ModelError(StokerError):
     """The model cannot be found, read or served by this engine."""
+
+
+class ModelNotFoundError(ModelError):
+    """There is no model of that name, revision or path."""
+
+
+class ModelAccessDeniedError(ModelError):
+    """The hub knows the model and does not give it to whoever asks with this token."""
+
+
+class DownloadError(ModelError):
+    """The model's files cannot be fetched now; trying again may help."""
+
+
+class OutOfMemoryError(ModelError):
+    """The model, or one sequence of it, does not fit into memory."""
 
 
 class WeightsError(ModelError):
@@ -70,3 +91,11 @@ class EngineDeadError(RequestError):
 
     status = 500
     type = "internal_error"
+
+
+class EngineOutOfMemoryError(EngineDeadError):
+    """The engine stopped because memory ran out."""
+
+
+class EngineStuckError(EngineDeadError):
+    """The engine made no progress, and was killed for that."""

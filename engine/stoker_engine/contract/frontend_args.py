@@ -44,7 +44,9 @@ class FrontendArgs:
         (),
         group="who may call",
     )
-    api_key_file: str | None = flag("file with such keys, one a line; read again when it changes", None)
+    api_key_file: str | None = flag(
+        "file with such keys, one a line, or folder of such files (a mounted Secret); read again when it changes", None
+    )
     allowed_origins: tuple[str, ...] = flag("origins whose web pages may call this server (CORS); * is any", ())
     allowed_methods: tuple[str, ...] = flag("HTTP methods they may use", ("*",))
     allowed_headers: tuple[str, ...] = flag("headers they may send", ("*",))
@@ -95,6 +97,11 @@ class FrontendArgs:
     step_timeout: float = flag(
         "seconds after which a step or a stage of loading counts as stuck", 300.0, group="health and the end"
     )
+    max_engine_restarts: int = flag(
+        "how many deaths of the engine an hour the server outlives, by loading it again while new requests wait; "
+        "beyond that, or where memory ran out or the engine was stuck, it ends",
+        0,
+    )
     shutdown_grace: float = flag(
         "seconds after SIGTERM in which requests that still arrive are served, while traffic is led elsewhere",
         5.0,
@@ -112,7 +119,7 @@ class FrontendArgs:
             if getattr(self, name) not in allowed:
                 raise ArgumentError(argv.flag_name(name), f"{getattr(self, name)!r} is not one of {', '.join(allowed)}")
         self._check_ssl()
-        for name in ("max_num_queued_reqs", "max_num_queued_tokens", "max_log_len"):
+        for name in ("max_num_queued_reqs", "max_num_queued_tokens", "max_log_len", "max_engine_restarts"):
             value = getattr(self, name)
             if value is not None and value < 0:
                 raise ArgumentError(argv.flag_name(name), f"must be at least 0, got {value}")

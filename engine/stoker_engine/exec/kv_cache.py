@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,10 +18,10 @@ import torch
 
 from stoker_engine.attention.backend import KVCache
 from stoker_engine.contract import memory
-from stoker_engine.contract.cache_groups import CacheGroup, blocks_per_sequence
+from stoker_engine.contract.cache_groups import CacheGroup
 from stoker_engine.contract.cache_spec import CacheSpec
 from stoker_engine.contract.engine_args import EngineArgs
-from stoker_engine.contract.errors import ArgumentError, ModelError
+from stoker_engine.contract.errors import ArgumentError, ModelError, OutOfMemoryError
 from stoker_engine.contract.model_config import ModelConfig
 from stoker_engine.parallel.device import memory_bytes
 
@@ -50,22 +50,19 @@ def plan_kv_cache(args: EngineArgs, config: ModelConfig, dtype: torch.dtype, dev
     An unset `--max-model-len` becomes the longest that fits.
 
     Raises:
-        ModelError: the model, or one sequence of `--max-model-len` tokens, does not fit; with the remedy.
+        OutOfMemoryError: the model, or one sequence of `--max-model-len` tokens, does not fit; with the remedy.
+        ModelError: `--max-model-len` is beyond the model's own.
         ArgumentError: a step is too small for a whole prompt, and it must not be cut.
     """
     groups = memory.model_cache_groups(config)
     block = memory.kv_block_bytes(groups, args.block_size, dtype.itemsize)
-    num_blocks = _num_blocks(args, config, dtype, device, block)
-
-    def fits(length: int) -> bool:
-        return blocks_per_sequence(groups, length, args.max_num_batched_tokens, args.block_size) <= num_blocks
-
+    num_blocks = _num_blocks(args, config, dtype, device)
     wanted = args.max_model_len or config.default_model_len
     if wanted > config.longest_model_len:
         raise ModelError(f"--max-model-len {wanted} is beyond the model's own {config.longest_model_len}")
-    longest = wanted if fits(wanted) else _largest(fits, wanted)
+    longest = memory.longest_sequence(groups, num_blocks, args.max_num_batched_tokens, args.block_size, wanted)
     if longest < wanted and (args.max_model_len is not None or longest < 2):
-        raise ModelError(
+        raise OutOfMemoryError(
             f"the KV cache holds {longest} tokens, one sequence of --max-model-len {wanted} does not fit; "
             f"lower --max-model-len to {longest} or give the cache more memory (--kv-cache-memory-bytes)"
         )
@@ -124,33 +121,25 @@ def _view(numbers: torch.Tensor, spec: CacheSpec, block_size: int, group: int) -
     return KVCache(key, value, group)
 
 
-def _num_blocks(args: EngineArgs, config: ModelConfig, dtype: torch.dtype, device: torch.device, block: int) -> int:
-    if args.num_gpu_blocks_override is not None:
-        return args.num_gpu_blocks_override
-    if args.kv_cache_memory_bytes is not None:
-        return args.kv_cache_memory_bytes // block
-    available = memory_bytes(device)
-    weights = memory.weight_bytes(config, dtype.itemsize)
-    activations = memory.activation_bytes(config, args.max_num_batched_tokens, args.max_num_seqs, dtype.itemsize)
-    size = memory.kv_cache_bytes(
-        available, args.gpu_memory_utilization, weights, activations, on_cpu=device.type == "cpu"
+def _num_blocks(args: EngineArgs, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> int:
+    numbers = memory.Numbers(
+        element_bytes=dtype.itemsize,
+        kv_element_bytes=dtype.itemsize,
+        block_size=args.block_size,
+        max_num_batched_tokens=args.max_num_batched_tokens,
+        max_num_seqs=args.max_num_seqs,
+        kv_cache_memory_bytes=args.kv_cache_memory_bytes,
+        num_blocks=args.num_gpu_blocks_override,
     )
-    if size < block:
-        raise ModelError(
-            f"the model does not fit: {_gib(available)} of memory × {args.gpu_memory_utilization} is less than "
-            f"weights {_gib(weights)} + activations {_gib(activations)} + runtime {_gib(memory.RUNTIME_BYTES)}; "
+    ours = memory.Device(memory_bytes(device), args.gpu_memory_utilization, on_cpu=device.type == "cpu")
+    use = memory.memory_use(config, numbers, ours)
+    if use.num_blocks < 1 and args.kv_cache_memory_bytes is None:
+        raise OutOfMemoryError(
+            f"the model does not fit: {_gib(ours.memory_bytes)} of memory × {args.gpu_memory_utilization} is less than "
+            f"weights {_gib(use.weights)} + activations {_gib(use.activations)} + runtime {_gib(use.allowances)}; "
             "give more memory, lower --max-num-batched-tokens or --max-num-seqs, or set --dtype bfloat16"
         )
-    return size // block
-
-
-def _largest(fits: Callable[[int], bool], above: int) -> int:
-    """The largest number below `above` that fits; 0 if none does."""
-    low, high = 0, above
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle)
-    return low
+    return use.num_blocks
 
 
 def _zeros(shape: tuple[int, int], device: torch.device) -> torch.Tensor:

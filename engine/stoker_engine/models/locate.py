@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from stoker_engine.contract.engine_args import EngineArgs
-from stoker_engine.contract.errors import ArgumentError, ModelError
+from stoker_engine.contract.errors import ArgumentError, ModelError, ModelNotFoundError
 from stoker_engine.models.demo import demo_model
 
 _MODEL_FILES = ("*.json", "*.safetensors", "*.model", "*.jinja", "*.txt", "*.tiktoken", "README.md", "LICENSE*")
@@ -46,24 +46,11 @@ def _locate(name: str, revision: str | None, patterns: tuple[str, ...]) -> Path:
     if path.is_file():
         raise ModelError(f"{path} is a file but no GGUF file; give the model's folder")
     if not _is_hub_id(name):
-        raise ModelError(f"{name!r} is no folder or GGUF file here, and no hub id such as org/name")
-    return _download(name, revision, patterns)
+        raise ModelNotFoundError(f"{name!r} is no folder or GGUF file here, and no hub id such as org/name")
+    from stoker_engine.models.hub import download  # its library takes a second to import
+
+    return download(name, revision, patterns)
 
 
 def _is_hub_id(model: str) -> bool:
     return model.count("/") == 1 and not model.startswith(("/", ".", "~")) and not Path(model).exists()
-
-
-def _download(name: str, revision: str | None, patterns: tuple[str, ...]) -> Path:
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
-
-    try:
-        folder = snapshot_download(name, revision=revision, allow_patterns=list(patterns))
-    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
-        first_line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise ModelError(
-            f"cannot get {name!r} from the model hub: {first_line} "
-            "(a gated model needs HF_TOKEN; without a network give a local folder or demo://gemma-3-270m)"
-        ) from error
-    return Path(folder)

@@ -15,6 +15,9 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Final
 
+from stoker_engine.contract.errors import EngineDeadError, EngineOutOfMemoryError, EngineStuckError
+from stoker_engine.processes.messages import Died
+from stoker_engine.processes.oom_kills import oom_kills
 from stoker_engine.processes.status_word import Stage, StatusWord
 
 logger = logging.getLogger(__name__)
@@ -41,6 +44,8 @@ class EngineProcess:
         self._connection = Connection(os.dup(self._socket.fileno()))
         self._outbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._killed_because: str | None = None
+        self._died: Died | None = None
+        self._oom_kills = oom_kills()
         # The kernel takes the death of the thread that starts a process for the death of its parent.
         parent = os.getpid() if threading.current_thread() is threading.main_thread() else 0
         with theirs:
@@ -59,12 +64,12 @@ class EngineProcess:
         os.close(self.status.fd)  # the memory stays, for as long as one of the two looks at it
         self.pid: int = self._process.pid
 
-    def listen(self, on_message: Callable[[Any], None], on_death: Callable[[str], None]) -> None:
+    def listen(self, on_message: Callable[[Any], None], on_death: Callable[[EngineDeadError], None]) -> None:
         """Starts the threads that read and write the pipe.
 
         Args:
             on_message: called in the reading thread, with each message.
-            on_death: called in it once, last, with a sentence that says of what the engine died.
+            on_death: called in it once, last, with the sentence that says of what the engine died.
         """
         threading.Thread(target=self._read, args=(on_message, on_death), name="from-engine", daemon=True).start()
         threading.Thread(target=self._write, name="to-engine", daemon=True).start()
@@ -102,20 +107,23 @@ class EngineProcess:
             self._process.wait()
         self._socket.close()
 
-    def _read(self, on_message: Callable[[Any], None], on_death: Callable[[str], None]) -> None:
+    def _read(self, on_message: Callable[[Any], None], on_death: Callable[[EngineDeadError], None]) -> None:
         while True:
             try:
                 message = self._connection.recv()
             except (EOFError, OSError):
                 break
-            on_message(message)
+            if isinstance(message, Died):
+                self._died = message
+            else:
+                on_message(message)
         try:
             code = self._process.wait(_CLOSE_TIMEOUT_S)
         except subprocess.TimeoutExpired:  # it lives without a pipe: of no use
             self.kill("it closed its pipe")
             code = self._process.wait()
         self._outbox.put(None)
-        on_death(self._killed_because or _cause(code))
+        on_death(self._cause(code))
 
     def _write(self) -> None:
         while (message := self._outbox.get()) is not None:
@@ -124,10 +132,16 @@ class EngineProcess:
             except OSError:
                 return
 
-
-def _cause(code: int) -> str:
-    if code == -signal.SIGKILL:
-        return "it was killed by signal 9 (SIGKILL), maybe because memory ran out"
-    if code < 0:
-        return f"it was killed by signal {-code} ({signal.Signals(-code).name})"
-    return f"it ended with exit code {code}; its log says why"
+    def _cause(self, code: int) -> EngineDeadError:
+        if self._killed_because:
+            return EngineStuckError(self._killed_because)
+        if self._died:
+            kind = EngineOutOfMemoryError if self._died.out_of_memory else EngineDeadError
+            return kind(f"{self._died.message} (exit code {code}; the log says more)")
+        if code == -signal.SIGKILL and oom_kills() > self._oom_kills:
+            return EngineOutOfMemoryError("the kernel killed it because the container's memory ran out (SIGKILL)")
+        if code == -signal.SIGKILL:
+            return EngineDeadError("it was killed by signal 9 (SIGKILL), maybe because memory ran out")
+        if code < 0:
+            return EngineDeadError(f"it was killed by signal {-code} ({signal.Signals(-code).name})")
+        return EngineDeadError(f"it ended with exit code {code}; its log says why")

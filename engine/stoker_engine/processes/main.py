@@ -6,6 +6,7 @@ a step ends the process, which the server notices and tells: no request is answe
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import gc
 import logging
@@ -23,7 +24,7 @@ from stoker_engine.contract.errors import StokerError
 from stoker_engine.core.engine_request import EngineRequest
 from stoker_engine.core.finish_reason import FinishReason
 from stoker_engine.core.outputs import StepOutputs, TokenDelta
-from stoker_engine.processes.messages import Abort, LoadFailed, Stop
+from stoker_engine.processes.messages import Abort, Died, LoadFailed, Stop
 from stoker_engine.processes.status_word import Stage, StatusWord
 
 if TYPE_CHECKING:
@@ -61,8 +62,10 @@ def main(argv: list[str]) -> int:
         _run(engine, connection, inbox, status)
     except BrokenPipeError:  # the server is gone, or wants no more
         return 0
-    except Exception:
+    except Exception as error:
         logger.exception("the engine died of an error")
+        with contextlib.suppress(OSError):
+            connection.send(Died(f"{type(error).__name__}: {error}", _is_out_of_memory(error)))
         return 1
     return 0
 
@@ -119,6 +122,15 @@ def _add(engine: Engine, connection: Connection, request: EngineRequest) -> None
         engine.abort(request.id)
         failed = [TokenDelta(request.id, i, [], FinishReason.ERROR) for i in range(request.num_sequences)]
         connection.send(StepOutputs(failed, None))
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    """torch has an error of that name for devices, and none for the CPU's memory."""
+    return (
+        isinstance(error, MemoryError)
+        or type(error).__name__ == "OutOfMemoryError"
+        or "can't allocate memory" in str(error)
+    )
 
 
 def _receive(connection: Connection, inbox: Inbox) -> None:

@@ -4,8 +4,9 @@ Every path wants a key, except those that machines ask without one (`OPEN_PATHS`
 send without credentials. Keys come from ``--api-key`` and ``--api-key-file``; where neither is given, from the
 environment's STOKER_API_KEY and VLLM_API_KEY. Where there are none at all, everybody may ask.
 
-The file is looked at with each request and read again when it has changed: a mounted Secret changes in place. One
-that cannot be read any more leaves the keys as they were; an empty one lets nobody in.
+``--api-key-file`` is a file, or a folder of such files: a mounted Secret has a file for each of its keys. It is looked
+at with each request and read again when it has changed, as a mounted Secret does in place. What cannot be read any more
+leaves the keys as they were; what has none lets nobody in.
 """
 
 from __future__ import annotations
@@ -36,24 +37,24 @@ class APIKeys:
 
     Args:
         keys: given as they are.
-        file: holds more, one a line.
+        file: holds more, one a line; or a folder of such files, which may come to hold keys later.
 
     Raises:
-        ArgumentError: the file cannot be read, or holds no key.
+        ArgumentError: it cannot be read, or is a file that holds no key.
     """
 
     def __init__(self, keys: Iterable[str], file: Path | None = None) -> None:
         self._fixed = _digests(keys)
         self._file = file
         self._from_file: list[bytes] = []
-        self._stamp: tuple[int, ...] | None = None
+        self._stamp: list[tuple[str, int, int, int]] | None = None
         self._complained = False
         if file is not None:
             try:
                 self._read(file)
             except (OSError, UnicodeDecodeError) as error:
                 raise ArgumentError("--api-key-file", f"cannot read {file}: {error}") from error
-            if not self._from_file:
+            if not self._from_file and not file.is_dir():
                 raise ArgumentError("--api-key-file", f"{file} holds no key; write one a line")
 
     @classmethod
@@ -98,12 +99,17 @@ class APIKeys:
                 logger.warning("cannot read the API keys again, so they stay as they were: %s", error)
 
     def _read(self, file: Path) -> None:
-        stat = file.stat()
-        stamp = (stat.st_ino, stat.st_size, stat.st_mtime_ns)
-        if stamp != self._stamp:
-            self._from_file = _digests(line.strip() for line in file.read_text().splitlines())
-            self._stamp = stamp
+        stats = [(each, each.stat()) for each in _files(file)]
+        stamp = [(each.name, stat.st_ino, stat.st_size, stat.st_mtime_ns) for each, stat in stats]
+        if stamp == self._stamp:
+            return
+        lines = [line.strip() for each, _ in stats for line in each.read_text().splitlines()]
+        self._from_file = _digests(lines)
+        self._stamp = stamp
+        if self._from_file:
             logger.info("%s holds %d API keys", file, len(self._from_file))
+        else:
+            logger.warning("%s holds no API key, so every request is refused until it does", file)
 
 
 class APIKeyMiddleware:
@@ -123,6 +129,13 @@ class APIKeyMiddleware:
                 await errors.response(error)(scope, receive, send)
                 return
         await self._app(scope, receive, send)
+
+
+def _files(place: Path) -> list[Path]:
+    """The file; or a folder's, without the hidden ones, where a mounted Secret keeps its versions."""
+    if not place.is_dir():
+        return [place]
+    return sorted(each for each in place.iterdir() if not each.name.startswith(".") and each.is_file())
 
 
 def _digests(keys: Iterable[str]) -> list[bytes]:

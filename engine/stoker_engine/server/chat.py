@@ -38,6 +38,7 @@ def routes(service: Service) -> APIRouter:
     @router.post("/v1/chat/completions", response_model=ChatCompletion)
     async def create_chat_completion(body: ChatCompletionRequest, request: Request) -> Response:
         """Answers a conversation."""
+        await service.wait_ready()
         service.check(body)
         # CPU work goes to a thread: the event loop answers others meanwhile.
         prompt = await asyncio.to_thread(_prompt, body, service)

@@ -33,6 +33,7 @@ def routes(service: Service) -> APIRouter:
     @router.post("/v1/completions", response_model=Completion)
     async def create_completion(body: CompletionRequest, request: Request) -> Response:
         """Completes a prompt, or several side by side."""
+        await service.wait_ready()
         service.check(body)
         client = service.client
         # CPU work goes to a thread: the event loop answers others meanwhile.

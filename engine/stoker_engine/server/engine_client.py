@@ -1,7 +1,8 @@
 """What the server needs of an engine: `AsyncLLM` is one, tests bring another.
 
-A client's life: made (the engine begins to load) → `load` awaited once, from the event loop → serves → dead or
-`shutdown`. The properties tell the truth at the moment of asking, and are cheap: probes ask them often.
+A client's life: made (the engine begins to load) → `load` awaited, from the event loop → serves → dead, from where
+`load` leads on again, or `shutdown`. The properties tell the truth at the moment of asking, and are cheap: probes ask
+them often.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from typing import Any, Protocol
 
+from stoker_engine.contract.errors import EngineDeadError
 from stoker_engine.core.engine_info import EngineInfo
 from stoker_engine.core.observer import StepReport
 from stoker_engine.core.outputs import OutputDelta
@@ -67,7 +69,7 @@ class EngineClient(Protocol):
     observer: Callable[[StepReport], None] | None
 
     async def load(self) -> EngineInfo:
-        """Waits until the engine is loaded.
+        """Waits until the engine is loaded; when it is dead, until another one is in its place.
 
         Raises:
             ArgumentError, ModelError: it cannot be loaded.
@@ -75,8 +77,8 @@ class EngineClient(Protocol):
         """
         ...
 
-    async def wait_dead(self) -> str:
-        """Waits until the engine is dead; the sentence says of what. Never returns after `shutdown`."""
+    async def wait_dead(self) -> EngineDeadError:
+        """Waits until the engine is dead; the error's sentence says of what. Never returns after `shutdown`."""
         ...
 
     @property

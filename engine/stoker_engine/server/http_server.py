@@ -59,14 +59,12 @@ def bind(host: str, port: int) -> socket.socket:
     return bound
 
 
-def serve(args: ServeArgs, client: EngineClient, bound: socket.socket) -> int:
-    """Serves `client` on a socket from `bind`, until SIGTERM or SIGINT, or until the engine dies.
-
-    Returns:
-        The process's exit code: 0 when told to stop, 1 when the engine died, so that it is started again.
+def serve(args: ServeArgs, client: EngineClient, bound: socket.socket) -> None:
+    """Serves `client` on a socket from `bind`, until SIGTERM or SIGINT.
 
     Raises:
         ArgumentError, ModelError: the engine cannot be loaded, or a file that the server needs cannot be read.
+        EngineDeadError: the engine died.
         StokerError: another process has begun to listen on the address.
     """
     service = Service(args, client)
@@ -80,21 +78,18 @@ def serve(args: ServeArgs, client: EngineClient, bound: socket.socket) -> int:
         raise _refused(host, port, error) from error
     if server.failure is not None:
         raise server.failure
-    return server.exit_code
 
 
 class Server(uvicorn.Server):
     """uvicorn's server, woken by what happens instead of by a clock.
 
     Attributes:
-        failure: why it could not serve.
-        exit_code: of the process.
+        failure: why it could not serve, or not to the end.
     """
 
     def __init__(self, config: uvicorn.Config, service: Service, url: str) -> None:
         super().__init__(config)
         self.failure: Exception | None = None
-        self.exit_code = 0
         self._service = service
         self._url = url
         self._told = asyncio.Event()
@@ -107,13 +102,11 @@ class Server(uvicorn.Server):
         told = asyncio.create_task(self._told.wait())
         try:
             await asyncio.wait({engine, told}, return_when=asyncio.FIRST_COMPLETED)
-            if not engine.done():
-                if self._service.is_loaded:
-                    await self._leave(engine)
-            elif (failure := engine.exception()) is not None:
+            if not engine.done() and self._service.is_loaded:
+                await self._leave(engine)
+            if engine.done():
+                failure = engine.exception()
                 self.failure = failure if isinstance(failure, Exception) else StokerError(str(failure))
-            else:
-                self.exit_code = 1
         finally:
             engine.cancel()
             told.cancel()
@@ -147,12 +140,17 @@ class Server(uvicorn.Server):
                 signal.signal(signum, handler)
 
     async def _engine(self) -> None:
-        """Loads the engine, and waits until it is dead."""
+        """Loads the engine, and waits until it is dead for good, which it raises."""
         service = self._service
         service.on_loaded(await service.client.load())
         logger.info("serving %s on %s", ", ".join(service.model_names), self._url)
-        cause = await service.client.wait_dead()
-        logger.error("stopping, because the engine died: %s", cause)
+        while service.restarts.allowed(death := await service.client.wait_dead()):
+            logger.warning("loading the engine again; new requests wait for it")
+            service.on_restart()
+            with service.restarts.one():
+                await service.client.load()
+            logger.info("serving again")
+        raise type(death)(f"the engine died: {death}")
 
     async def _leave(self, engine: asyncio.Task[None]) -> None:
         """Serves through the grace, then lets what is in flight finish."""
@@ -170,8 +168,6 @@ class Server(uvicorn.Server):
             logger.warning("stopping: ending %d requests that took too long", len(service.running))
         for generation in list(service.running):
             generation.fail(UnavailableError("the server stops, and this request took too long to finish"))
-        if engine.done():
-            self.exit_code = 1
 
     async def _wait(self, tasks: set[asyncio.Task[None]], seconds: float) -> None:
         """Waits for one of `tasks`, unless it takes too long or someone is in a hurry."""

@@ -13,7 +13,6 @@ def routes(service: Service) -> APIRouter:
     router = APIRouter()
 
     def card(name: str) -> ModelCard:
-        service.check_ready()
         service.check_model(name)
         info = service.client.info
         return ModelCard(
@@ -28,11 +27,13 @@ def routes(service: Service) -> APIRouter:
     @router.get("/v1/models")
     async def list_models() -> ModelList:
         """Every name the model answers to."""
+        await service.wait_ready()
         return ModelList(data=[card(name) for name in service.model_names])
 
     @router.get("/v1/models/{name:path}")
     async def retrieve_model(name: str) -> ModelCard:
         """One of them."""
+        await service.wait_ready()
         return card(name)
 
     return router

@@ -18,6 +18,7 @@ from stoker_engine.server.generation import Generation
 from stoker_engine.server.lifecycle import Lifecycle
 from stoker_engine.server.logprobs import LogprobWriter
 from stoker_engine.server.request_log import RequestLog
+from stoker_engine.server.restarts import Restarts
 from stoker_engine.server.sampled_request import SampledRequest
 from stoker_engine.server.throughput_log import ThroughputLog
 from stoker_engine.server.unavailable import UnavailableError
@@ -33,6 +34,7 @@ class Service:
         registry: all metrics.
         running: what is being generated.
         created: when it began to be served, in Unix seconds.
+        restarts: of the engine.
     """
 
     def __init__(self, args: ServeArgs, client: EngineClient) -> None:
@@ -45,6 +47,7 @@ class Service:
         self.created = int(time.time())
         self._metrics: EngineMetrics | None = None
         frontend = args.frontend
+        self.restarts = Restarts(frontend.max_engine_restarts)
         self._admission = Admission(frontend.max_num_queued_reqs, frontend.max_num_queued_tokens, self._on_rejected)
         self._requests = RequestLog(frontend.enable_log_requests, frontend.max_log_len)
         self._throughput = None if frontend.disable_log_stats else ThroughputLog()
@@ -68,10 +71,19 @@ class Service:
         if info.model_card is not None:
             logger.info("model card of %s: %s", self.model_name, info.model_card)
 
-    def check_ready(self) -> None:
-        """Raises:
-        UnavailableError: nothing can be generated now.
+    def on_restart(self) -> None:
+        """The engine has died, and is to be loaded again."""
+        assert self._metrics is not None
+        self._metrics.on_restart()
+
+    async def wait_ready(self) -> None:
+        """Waits while an engine that died is loaded again.
+
+        Raises:
+            UnavailableError: nothing can be generated now.
         """
+        if self.is_loaded and not self.client.is_ready:
+            await self.restarts.wait()
         if not self.client.is_ready:
             raise UnavailableError(f"the model cannot answer now: {self.client.status}")
 
@@ -104,7 +116,6 @@ class Service:
         Raises:
             RequestError: it cannot be served.
         """
-        self.check_ready()
         self.check_model(body.model)
         if body.priority and self.args.engine.scheduling_policy != "priority":
             raise RequestError("priority counts only on a server with --scheduling-policy priority", "priority")

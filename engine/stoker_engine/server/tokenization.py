@@ -55,14 +55,14 @@ def routes(service: Service) -> APIRouter:
     @router.post("/tokenize")
     async def tokenize(body: TokenizeRequest) -> TokenizeResponse:
         """The tokens that the model would read."""
-        service.check_ready()
+        await service.wait_ready()
         service.check_model(body.model)
         return await asyncio.to_thread(_tokenize, body, service)
 
     @router.post("/detokenize")
     async def detokenize(body: DetokenizeRequest) -> DetokenizeResponse:
         """The text of tokens, special ones included."""
-        service.check_ready()
+        await service.wait_ready()
         service.check_model(body.model)
         service.check_tokens(body.tokens, "tokens")
         text = await asyncio.to_thread(service.client.tokenizer.decode, body.tokens, skip_special_tokens=False)

@@ -15,7 +15,7 @@ import pytest
 
 from stoker_engine import SamplingParams
 from stoker_engine.async_llm import AsyncLLM
-from stoker_engine.contract.errors import EngineDeadError, ModelError
+from stoker_engine.contract.errors import EngineDeadError, EngineOutOfMemoryError, ModelError
 
 LONG = SamplingParams(temperature=0, max_tokens=400, ignore_eos=True)
 SLOW_STEP = "time.sleep(0.02)"
@@ -47,7 +47,7 @@ def test_killed(make_llm: Any) -> None:
         assert await _ends(stream) < 2
         assert not llm.is_live
         assert not llm.is_ready
-        assert "SIGKILL" in await asyncio.wait_for(llm.wait_dead(), 1)
+        assert "SIGKILL" in str(await asyncio.wait_for(llm.wait_dead(), 1))
         assert "SIGKILL" in llm.status
         with pytest.raises(EngineDeadError):
             await anext(llm.generate("late", [5], LONG))
@@ -68,7 +68,7 @@ def test_stopped(make_llm: Any) -> None:
                 await asyncio.sleep(0.01)
         assert "stopped" in llm.status
         assert await stopped < 5
-        assert "stopped" in await asyncio.wait_for(llm.wait_dead(), 1)
+        assert "stopped" in str(await asyncio.wait_for(llm.wait_dead(), 1))
 
     asyncio.run(run())
 
@@ -90,7 +90,7 @@ def test_a_step_that_hangs(make_llm: Any) -> None:
         llm._step_timeout = 1.0  # loading takes longer than that
         stream = await _in_flight(llm)
         assert 0.5 < await _ends(stream) < 5
-        assert "stuck" in await asyncio.wait_for(llm.wait_dead(), 1)
+        assert "stuck" in str(await asyncio.wait_for(llm.wait_dead(), 1))
 
     asyncio.run(run())
 
@@ -100,10 +100,40 @@ def test_a_step_that_raises(make_llm: Any, capfd: pytest.CaptureFixture[str]) ->
         llm = make_llm(step="next(count) != 3 or 1 / 0")
         await llm.load()
         assert await _ends(await _in_flight(llm)) < 5
-        assert "exit code 1" in await asyncio.wait_for(llm.wait_dead(), 1)
+        death = await asyncio.wait_for(llm.wait_dead(), 1)
+        assert "ZeroDivisionError: division by zero" in str(death)
+        assert not isinstance(death, EngineOutOfMemoryError)
 
     asyncio.run(run())
     assert "ZeroDivisionError" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("error", ["MemoryError()", "RuntimeError('DefaultCPUAllocator: can\\'t allocate memory')"])
+def test_a_step_for_which_there_is_no_memory(make_llm: Any, error: str) -> None:
+    async def run() -> None:
+        llm = make_llm(step=f"raise {error}")
+        await llm.load()
+        with pytest.raises(EngineDeadError):
+            await _in_flight(llm)
+        assert isinstance(await asyncio.wait_for(llm.wait_dead(), 1), EngineOutOfMemoryError)
+
+    asyncio.run(run())
+
+
+def test_killed_for_memory(make_llm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel's count is pretended here; a container with a limit is tested in a real cluster."""
+    counts = iter([4, 5])
+    monkeypatch.setattr("stoker_engine.processes.engine_process.oom_kills", lambda: next(counts))
+
+    async def run() -> None:
+        llm = make_llm(step=SLOW_STEP)
+        await llm.load()
+        os.kill(llm._process.pid, signal.SIGKILL)
+        death = await asyncio.wait_for(llm.wait_dead(), 5)
+        assert isinstance(death, EngineOutOfMemoryError)
+        assert "memory ran out" in str(death)
+
+    asyncio.run(run())
 
 
 @pytest.mark.parametrize("signum, cause", [(signal.SIGKILL, "SIGKILL"), (signal.SIGSTOP, "stopped")])
@@ -120,6 +150,21 @@ def test_killed_or_stopped_while_it_loads(make_llm: Any, signum: signal.Signals,
             with pytest.raises(EngineDeadError, match=cause):
                 await loading
         assert not llm.is_live
+
+    asyncio.run(run())
+
+
+def test_killed_while_the_model_is_downloaded(make_llm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("stoker_engine.async_llm.locate_model", lambda _: time.sleep(60))
+
+    async def run() -> None:
+        llm = make_llm()
+        loading = asyncio.create_task(llm.load())
+        await asyncio.sleep(0.3)
+        os.kill(llm._process.pid, signal.SIGKILL)
+        async with asyncio.timeout(5):
+            with pytest.raises(EngineDeadError, match="SIGKILL"):
+                await loading
 
     asyncio.run(run())
 

@@ -24,8 +24,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from starlette.testclient import TestClient
 
 from stoker_engine.async_llm import AsyncLLM
+from stoker_engine.contract.cache_groups import CacheGroup
 from stoker_engine.contract.engine_args import EngineArgs
-from stoker_engine.contract.errors import RequestError
+from stoker_engine.contract.errors import EngineDeadError, RequestError
 from stoker_engine.contract.frontend_args import FrontendArgs
 from stoker_engine.contract.serve_args import ServeArgs
 from stoker_engine.core.engine_info import EngineInfo
@@ -105,7 +106,7 @@ class FakeEngine:
             max_model_len=64,
             vocab_size=1_114_112,
             num_blocks=77,
-            cache_groups=(),
+            cache_groups=(CacheGroup(None, (0, 1), 128),),
             step_tokens=2048,
             block_size=16,
             eos_token_ids=(2,),
@@ -132,9 +133,9 @@ class FakeEngine:
         await self.loaded.wait()
         return self.info
 
-    async def wait_dead(self) -> str:
+    async def wait_dead(self) -> EngineDeadError:
         await self.death.wait()
-        return "a test killed it"
+        return EngineDeadError("a test killed it")
 
     def shutdown(self) -> None:
         self.is_live = self.is_ready = False

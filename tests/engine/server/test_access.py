@@ -70,6 +70,45 @@ def test_keys_in_a_file_are_read_again_when_it_changes(make_client: MakeClient, 
     assert status("") == 401
 
 
+def test_keys_in_a_mounted_secret(make_client: MakeClient, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Laid out and changed as the kubelet does: files are links into a hidden folder, which is swapped as a whole."""
+
+    def mount(version: str, **files: str) -> None:
+        folder = tmp_path / f"..{version}"
+        folder.mkdir()
+        for name, text in files.items():
+            (folder / name).write_text(text)
+            link = tmp_path / name
+            if not link.is_symlink():
+                link.symlink_to(f"..data/{name}")
+        swap = tmp_path / "..data_tmp"
+        swap.symlink_to(folder.name)
+        swap.replace(tmp_path / "..data")
+        for link in tmp_path.iterdir():
+            if link.is_symlink() and not link.exists():
+                link.unlink()
+
+    mount("1", alice="a-1\na-2\n", bob="b-1")
+    client = make_client(api_key_file=str(tmp_path))
+
+    def status(key: str) -> int:
+        return client.get("/v1/models", headers=_bearer(key)).status_code
+
+    assert [status(key) for key in ("a-1", "a-2", "b-1", "c-1", "")] == [200, 200, 200, 401, 401]
+    mount("2", bob="b-2", carol="c-1")
+    assert [status(key) for key in ("a-1", "a-2", "b-1", "b-2", "c-1")] == [401, 401, 401, 200, 200]
+    mount("3")
+    assert [status(key) for key in ("b-2", "c-1", "")] == [401, 401, 401]
+    assert "holds no API key" in caplog.text
+
+
+def test_a_secret_without_keys_lets_nobody_in_until_it_has_some(make_client: MakeClient, tmp_path: Path) -> None:
+    client = make_client(api_key_file=str(tmp_path))
+    assert client.get("/v1/models", headers=_bearer("a")).status_code == 401
+    (tmp_path / "key").write_text("a")
+    assert client.get("/v1/models", headers=_bearer("a")).status_code == 200
+
+
 def test_keys_come_from_the_environment_where_no_flag_gives_any() -> None:
     environment = {"STOKER_API_KEY": "a", "VLLM_API_KEY": "b"}
     keys = APIKeys.from_args(FrontendArgs(), environment)

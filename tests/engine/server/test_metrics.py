@@ -6,6 +6,7 @@ import pytest
 from prometheus_client import CollectorRegistry, Metric, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
+from stoker_engine.contract.cache_groups import CacheGroup
 from stoker_engine.contract.engine_args import EngineArgs
 from stoker_engine.core.engine_info import EngineInfo
 from stoker_engine.core.finish_reason import FinishReason
@@ -54,7 +55,7 @@ INFO = EngineInfo(
     vocab_size=1000,
     num_blocks=77,
     block_size=16,
-    cache_groups=(),
+    cache_groups=(CacheGroup(None, (0, 1), 128),),
     step_tokens=2048,
     eos_token_ids=(),
     max_num_seqs=8,
@@ -137,6 +138,8 @@ def test_cache_config(metrics: EngineMetrics, registry: CollectorRegistry) -> No
     assert sample.labels["num_gpu_blocks"] == "77"
     assert sample.labels["block_size"] == "16"
     assert sample.labels["enable_prefix_caching"] == "True"
+    assert sample.labels["kv_cache_max_concurrency"] == str(77 / 38), "38 blocks hold a sequence of 600 tokens"
+    assert sample.labels["kv_cache_size_tokens"] == str(77 * 600 // 38)
 
 
 def test_what_the_scheduler_says(metrics: EngineMetrics, registry: CollectorRegistry) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
 import socket
@@ -11,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -18,13 +20,17 @@ import httpx
 import psutil
 import pytest
 from openai import OpenAI
+from prometheus_client.parser import text_string_to_metric_families
+
+from stoker_engine.contract.last_words import LastWords, Reason
 
 SERVE = "import sys; from stoker_engine.cli.serve import main; sys.exit(main(sys.argv[1:]))"
 
 
-def run(*words: str) -> subprocess.CompletedProcess[str]:
+def run(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
     """Runs the command to its end."""
-    return subprocess.run([sys.executable, "-c", SERVE, *words], capture_output=True, text=True, timeout=60)
+    argv = [sys.executable, "-c", SERVE, *words]
+    return subprocess.run(argv, capture_output=True, text=True, timeout=60, env={**os.environ, **environment})
 
 
 @contextmanager
@@ -72,6 +78,29 @@ def test_a_mistake_is_told_in_a_sentence(words: list[str], code: int, says: str)
     result = run(*words)
     assert result.returncode == code, result.stderr
     assert says in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+@pytest.mark.parametrize(
+    "words, reason, says",
+    [
+        (["m", "--no-such-flag"], Reason.START_ERROR, "--no-such-flag"),
+        (["m", "--port=0", "--host=no.such.host.invalid"], Reason.START_ERROR, "no.such.host.invalid"),
+        (["/no/such/folder", "--port=0"], Reason.MODEL_NOT_FOUND, "/no/such/folder"),
+    ],
+)
+def test_its_last_words_tell_why(words: list[str], reason: Reason, says: str, tmp_path: Path) -> None:
+    file = tmp_path / "termination-log"
+    assert run(*words, STOKER_TERMINATION_LOG=str(file)).returncode != 0
+    told = LastWords.parse(file.read_text())
+    assert told is not None
+    assert told.reason is reason
+    assert says in told.message
+
+
+def test_last_words_that_cannot_be_written_change_nothing(tmp_path: Path) -> None:
+    result = run("m", "--no-such-flag", STOKER_TERMINATION_LOG=str(tmp_path))
+    assert result.returncode == 2
     assert "Traceback" not in result.stderr
 
 
@@ -127,7 +156,9 @@ def test_stopped_while_it_loads(tiny_llama: Path) -> None:
     assert "Traceback" not in log
 
 
-def test_a_dead_engine_ends_the_process(tiny_llama: Path) -> None:
+def test_a_dead_engine_ends_the_process(tiny_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    last_words = tmp_path / "termination-log"
+    monkeypatch.setenv("STOKER_TERMINATION_LOG", str(last_words))
     with serving(tiny_llama) as (process, url):
         body = {"prompt": "a", "max_tokens": 450, "ignore_eos": True, "stream": True}
         with httpx.stream("POST", f"{url}/v1/completions", json=body) as answer:
@@ -140,7 +171,64 @@ def test_a_dead_engine_ends_the_process(tiny_llama: Path) -> None:
         code, log = ended(process)
     assert code == 1, log
     assert "signal 9" in log, "the log has the cause"
+    told = LastWords.parse(last_words.read_text())
+    assert told is not None
+    assert told.reason is Reason.ENGINE_DIED
+    assert "signal 9" in told.message
     assert "Traceback" not in log
+
+
+def test_a_dead_engine_is_loaded_again_while_requests_wait(tiny_llama: Path) -> None:
+    """Only what was in flight fails; an engine that dies once too often ends the process."""
+    with serving(tiny_llama, "--max-engine-restarts=1") as (process, url):
+        parent = psutil.Process(process.pid)
+
+        def answer(max_tokens: int = 1) -> int:
+            body = {"prompt": "a", "max_tokens": max_tokens, "ignore_eos": True}
+            return httpx.post(f"{url}/v1/completions", json=body, timeout=60).status_code
+
+        with ThreadPoolExecutor() as pool:
+            in_flight = pool.submit(answer, 450)
+            while _running(httpx.get(f"{url}/metrics").text) < 1:
+                time.sleep(0.01)
+            (engine,) = parent.children()
+            fds = parent.num_fds()
+            engine.kill()
+            assert in_flight.result(5) == 500
+            late = [pool.submit(answer) for _ in range(4)]
+            assert httpx.get(f"{url}/health").status_code == 503
+            assert httpx.get(f"{url}/live").status_code == 200
+            assert httpx.get(f"{url}/ready").status_code == 503
+            assert [each.result(60) for each in late] == [200] * 4
+        assert httpx.get(f"{url}/ready").status_code == 200
+        metrics = httpx.get(f"{url}/metrics").text
+        assert _running(metrics) == 0
+        assert _value(metrics, "stoker:engine_restarts_total") == 1
+        assert _value(metrics, "vllm:generation_tokens_total") >= 4, "it counts on"
+        deadline = time.monotonic() + 10
+        while parent.num_fds() > fds and time.monotonic() < deadline:  # connections are being closed
+            time.sleep(0.05)
+        assert parent.num_fds() <= fds, "nothing of the dead engine is left"
+        (again,) = parent.children()
+        assert again.pid != engine.pid
+        again.kill()
+        code, log = ended(process)
+    assert code == 1, log
+    assert "loading the engine again" in log
+    assert "Traceback" not in log
+
+
+def _value(metrics: str, name: str) -> float:
+    return next(
+        sample.value
+        for family in text_string_to_metric_families(metrics)
+        for sample in family.samples
+        if sample.name == name
+    )
+
+
+def _running(metrics: str) -> float:
+    return _value(metrics, "vllm:num_requests_running")
 
 
 def test_https_keys_and_json_logs(tiny_llama: Path, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ import httpx
 import pytest
 
 from stoker_engine.contract.engine_args import EngineArgs
-from stoker_engine.contract.errors import ModelError
+from stoker_engine.contract.errors import EngineDeadError, ModelError
 from stoker_engine.contract.frontend_args import FrontendArgs
 from stoker_engine.contract.serve_args import ServeArgs
 
@@ -68,7 +68,7 @@ def test_it_listens_while_the_model_loads(engine: FakeEngine) -> None:
         server.call(engine.loaded.set)
         wait_until(lambda: "vllm:num_requests_running" in httpx.get(f"{server.url}/metrics").text)
         assert _post(server.url).status_code == 200
-    assert server.server.exit_code == 0
+    assert server.server.failure is None
 
 
 def test_a_model_that_cannot_be_loaded_ends_it(engine: FakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,7 +87,7 @@ def test_told_to_stop_while_it_loads_it_ends_at_once(engine: FakeEngine) -> None
     with serving(engine, shutdown_grace=30) as server:
         server.call(server.server.stop, signal.SIGTERM)
         server.join(5)
-    assert server.server.exit_code == 0
+    assert server.server.failure is None
 
 
 def test_the_way_out(engine: FakeEngine) -> None:
@@ -118,7 +118,7 @@ def test_the_way_out(engine: FakeEngine) -> None:
         server.call(running.fail, ModelError("let go by this test"))
         assert before.answer().status_code == 500
         server.join(5)
-    assert server.server.exit_code == 0
+    assert server.server.failure is None
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -133,7 +133,7 @@ def test_what_takes_too_long_is_told_so(engine: FakeEngine, stream: bool) -> Non
     body = answer.text.split("\n\n")[-2].removeprefix("data: ") if stream else answer.text
     assert json.loads(body)["error"]["type"] == "service_unavailable_error"
     assert answer.status_code == (200 if stream else 503)
-    assert server.server.exit_code == 0
+    assert server.server.failure is None
     assert not engine.alive
 
 
@@ -162,7 +162,8 @@ def test_a_dead_engine_ends_it(engine: FakeEngine) -> None:
         assert _post(server.url).status_code == 200
         server.call(engine.death.set)
         server.join(5)
-    assert server.server.exit_code == 1
+    assert isinstance(server.server.failure, EngineDeadError)
+    assert "a test killed it" in str(server.server.failure)
 
 
 def test_idle_it_sleeps(engine: FakeEngine) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from stoker_engine.tokens.stop import StopStrings
@@ -20,7 +20,6 @@ def feed(watcher: StopStrings, pieces: list[str]) -> tuple[list[str], str | None
     return [*told, watcher.flush()], None
 
 
-@settings(deadline=None)
 @given(
     pieces=st.lists(_letters, max_size=8),
     stop=st.lists(st.text("ab", min_size=1, max_size=4), max_size=3),

@@ -1,0 +1,28 @@
+"""Where an engine's last words go: the file that becomes the pod's termination message."""
+
+from __future__ import annotations
+
+import logging
+import os
+from pathlib import Path
+from typing import Final
+
+from stoker_engine.contract.last_words import LastWords
+
+logger = logging.getLogger(__name__)
+
+#: Names the file. Where it is not set, Kubernetes' own is taken if it is there.
+VARIABLE: Final = "STOKER_TERMINATION_LOG"
+
+_KUBERNETES: Final = "/dev/termination-log"
+
+
+def write(words: LastWords) -> None:
+    """Writes `words`, where there is a file for them; never raises: the exit code still has to be told."""
+    file = Path(os.environ.get(VARIABLE) or _KUBERNETES)
+    if VARIABLE not in os.environ and not file.is_file():
+        return
+    try:
+        file.write_text(f"{words}\n")
+    except OSError as error:
+        logger.warning("cannot write the termination message to %s: %s", file, error)

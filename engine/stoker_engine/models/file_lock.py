@@ -1,0 +1,60 @@
+"""One process at a time, on a file system that several share.
+
+The kernel holds the lock and releases it with the process, however that ends. On NFS the server does, for clients on
+different machines too. Where a file system has no locks nobody waits: what the lock guards must stay right without it.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import logging
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+logger = logging.getLogger(__name__)
+
+_INTERVAL_S: Final = 0.5
+_TELL_EVERY_S: Final = 10.0
+_TAKEN: Final = (errno.EWOULDBLOCK, errno.EACCES)
+_NO_LOCKS: Final = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.EINVAL)
+
+
+@contextmanager
+def file_lock(file: Path, on_waiting: Callable[[], None]) -> Iterator[None]:
+    """Holds the lock of `file`, which is made where it is not.
+
+    Args:
+        on_waiting: called when another process has it, at once and every 10 s.
+
+    Raises:
+        OSError: the file cannot be made.
+    """
+    file.parent.mkdir(parents=True, exist_ok=True)
+    handle = os.open(file, os.O_RDWR | os.O_CREAT, 0o664)  # closing it gives the lock back
+    try:
+        told = float("-inf")
+        while not _take(handle, file):
+            if time.monotonic() - told >= _TELL_EVERY_S:
+                told = time.monotonic()
+                on_waiting()
+            time.sleep(_INTERVAL_S)
+        yield
+    finally:
+        os.close(handle)
+
+
+def _take(handle: int, file: Path) -> bool:
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno in _TAKEN:
+            return False
+        if error.errno not in _NO_LOCKS:
+            raise
+        logger.warning("the file system of %s has no locks (%s): others may do the same work", file, error)
+    return True

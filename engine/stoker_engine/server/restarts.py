@@ -1,0 +1,77 @@
+"""How a server outlives its engine: the engine is loaded again, in a new process, while the server goes on listening.
+
+    serving ──the engine dies──► loading again ──loaded──► serving
+    /ready 200                   /ready 503                /ready 200
+                                 what was in flight has failed, at once;
+                                 new requests wait
+
+A server that ended with its engine would refuse connections until the last client has heard of it, which takes a
+cluster seconds. An engine that keeps dying is not kept: beyond a number of deaths an hour the server ends with it, and
+whoever started the server decides what is next. So it does where another process would fare no better: memory ran out,
+or the engine was stuck, as may be what it runs on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections import deque
+from collections.abc import Callable, Coroutine, Iterator
+from typing import Any, Final
+
+from stoker_engine.contract.errors import EngineDeadError, EngineOutOfMemoryError, EngineStuckError
+
+#: Seconds that a request waits for an engine that is loaded again.
+PATIENCE_S: Final = 30.0
+
+#: Seconds until a death is noticed.
+_NOTICE_S: Final = 1.0
+
+_HOUR_S: Final = 3600.0
+
+
+class Restarts:
+    """The engine's restarts. Used from the event loop only.
+
+    Args:
+        most: how many there may be in an hour.
+    """
+
+    def __init__(self, most: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._most = most
+        self._began: deque[float] = deque()
+        self._under_way = asyncio.Event()
+        self._over = asyncio.Event()
+
+    def allowed(self, death: EngineDeadError) -> bool:
+        """Whether an engine that died so is to be loaded again."""
+        while self._began and self._began[0] <= self._clock() - _HOUR_S:
+            self._began.popleft()
+        return len(self._began) < self._most and not isinstance(death, EngineOutOfMemoryError | EngineStuckError)
+
+    @contextlib.contextmanager
+    def one(self) -> Iterator[None]:
+        """While the engine is loaded again."""
+        self._began.append(self._clock())
+        self._over.clear()
+        self._under_way.set()
+        try:
+            yield
+        finally:
+            self._under_way.clear()
+            self._over.set()
+
+    async def wait(self) -> None:
+        """Waits for the end of the restart that is under way or about to be, if there is any; `PATIENCE_S` at most."""
+        if not self._most:
+            return
+        await _within(_NOTICE_S, self._under_way.wait())
+        if self._under_way.is_set():
+            await _within(PATIENCE_S, self._over.wait())
+
+
+async def _within(seconds: float, work: Coroutine[Any, Any, Any]) -> None:
+    with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(work, seconds)

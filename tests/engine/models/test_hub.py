@@ -1,0 +1,250 @@
+"""Downloads from a hub that is pretended (`fake_hub`), by processes that are real."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from stoker_engine.contract.last_words import LastWords, Reason
+
+from .fake_hub import COMMIT, FakeHub, Fetched, Refusal, fake_hub
+
+_MIB = 1024**2
+#: The library writes 10 MiB at a time.
+WEIGHTS = random.Random(0).randbytes(25 * _MIB)
+
+_LOCATE = """
+import logging, sys
+from stoker_engine.contract.engine_args import EngineArgs
+from stoker_engine.contract.errors import StokerError
+from stoker_engine.contract.last_words import LastWords
+from stoker_engine.models.locate import locate_model
+logging.basicConfig(level=logging.INFO)
+try:
+    print(locate_model(EngineArgs("org/model", revision=sys.argv[1] or None)))
+except StokerError as error:
+    print(LastWords.of(error))
+    sys.exit(2)
+"""
+
+Start = Callable[..., subprocess.Popen[str]]
+
+
+@pytest.fixture
+def hub() -> Iterator[FakeHub]:
+    files = {"config.json": b"{}", "model.safetensors": WEIGHTS, "tf_model.h5": b"not wanted"}
+    with fake_hub(files) as hub:
+        yield hub
+
+
+@pytest.fixture
+def start(hub: FakeHub, tmp_path: Path) -> Iterator[Start]:
+    """Starts processes that locate the model; they share a cache."""
+    started: list[subprocess.Popen[str]] = []
+
+    def begin(revision: str = "", **environment: str) -> subprocess.Popen[str]:
+        env = {**os.environ, "HF_HOME": str(tmp_path), "HF_ENDPOINT": hub.url, **environment}
+        for name in ("HF_TOKEN", "HF_HUB_CACHE", "HF_HUB_OFFLINE"):
+            if name not in environment:
+                env.pop(name, None)
+        argv = [sys.executable, "-c", _LOCATE, revision]
+        started.append(subprocess.Popen(argv, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
+        return started[-1]
+
+    yield begin
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def folder(process: subprocess.Popen[str]) -> Path:
+    """Where it found the model, which is checked."""
+    out, log = process.communicate(timeout=60)
+    assert process.returncode == 0, out + log
+    found = Path(out.strip())
+    assert (found / "model.safetensors").read_bytes() == WEIGHTS
+    assert json.loads((found / "config.json").read_text()) == {}
+    assert not (found / "tf_model.h5").exists()
+    return found
+
+
+def refused(process: subprocess.Popen[str]) -> LastWords:
+    """Why it did not find the model."""
+    out, log = process.communicate(timeout=60)
+    assert process.returncode == 2, out + log
+    words = LastWords.parse(out)
+    assert words is not None, out
+    return words
+
+
+def test_two_processes_download_once(hub: FakeHub, start: Start) -> None:
+    hub.pause_s = 0.002
+    both = [start(), start("v1")]
+    assert folder(both[0]) == folder(both[1])
+    assert Counter(fetched.path for fetched in hub.fetched) == {"model.safetensors": 1, "config.json": 1}
+
+
+def test_killed_in_the_middle_it_is_continued(hub: FakeHub, start: Start, tmp_path: Path) -> None:
+    hub.pause_s = 0.01
+    process = start()
+    have = _kill_in_the_middle(process, tmp_path)
+    hub.pause_s = 0
+    folder(start())
+    weights = [fetched for fetched in hub.fetched if fetched.path == "model.safetensors"]
+    assert weights == [Fetched("model.safetensors", 0), Fetched("model.safetensors", have)]
+    assert not list(tmp_path.rglob("*.incomplete"))
+
+
+def test_what_a_killed_process_left_damaged_is_fetched_anew(hub: FakeHub, start: Start, tmp_path: Path) -> None:
+    hub.pause_s = 0.01
+    process = start()
+    _kill_in_the_middle(process, tmp_path)
+    (partial,) = tmp_path.rglob("*.incomplete")
+    partial.write_bytes(bytes(partial.stat().st_size))
+    hub.pause_s = 0
+    folder(start())
+
+
+def _kill_in_the_middle(process: subprocess.Popen[str], cache: Path) -> int:
+    """Kills it; the bytes it leaves."""
+    _until_it_downloads(cache)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    (partial,) = cache.rglob("*.incomplete")
+    assert 0 < partial.stat().st_size < len(WEIGHTS)
+    return partial.stat().st_size
+
+
+def _until_it_downloads(cache: Path) -> None:
+    deadline = time.monotonic() + 30
+    while not any(path.stat().st_size for path in cache.rglob("*.incomplete")):
+        assert time.monotonic() < deadline, "nothing was downloaded"
+        time.sleep(0.01)
+
+
+def test_a_complete_cache_needs_no_hub(hub: FakeHub, start: Start) -> None:
+    found = folder(start())
+    hub.close()
+    started = time.monotonic()
+    assert folder(start()) == found
+    assert folder(start(COMMIT)) == found
+    assert folder(start(HF_HUB_OFFLINE="1")) == found
+    assert time.monotonic() - started < 20
+
+
+def test_a_complete_cache_outlives_a_token(hub: FakeHub, start: Start) -> None:
+    found = folder(start())
+    hub.refusal = Refusal(401, message="Invalid credentials in Authorization header")
+    assert folder(start(HF_TOKEN="hf_expired")) == found
+
+
+@pytest.mark.slow  # the library is patient
+def test_an_incomplete_cache_without_a_hub_is_told(hub: FakeHub, start: Start, tmp_path: Path) -> None:
+    folder(start())
+    hub.close()
+    next(tmp_path.rglob("snapshots/*/model.safetensors")).unlink()
+    words = refused(start())
+    assert words.reason is Reason.DOWNLOAD_FAILED
+    assert hub.url in words.message
+
+
+def test_the_hub_has_hiccups(hub: FakeHub, start: Start) -> None:
+    hub.failures = 3
+    folder(start(HF_TOKEN="hf_mine"))
+    assert hub.tokens == {"Bearer hf_mine"}
+
+
+@pytest.mark.parametrize(
+    "refusal, token, reason, says",
+    [
+        (Refusal(404, "RepoNotFound"), "", Reason.MODEL_NOT_FOUND, "org/model"),
+        (Refusal(401, message="Invalid username or password."), "", Reason.MODEL_NOT_FOUND, "tokenSecretRef"),
+        (Refusal(401, message="Invalid username or password."), "hf_x", Reason.MODEL_ACCESS_DENIED, "tokenSecretRef"),
+        (
+            Refusal(401, message="Invalid credentials in Authorization header"),
+            "hf_x",
+            Reason.MODEL_ACCESS_DENIED,
+            "401",
+        ),
+        (Refusal(401, "GatedRepo"), "", Reason.MODEL_ACCESS_DENIED, "gated"),
+        (Refusal(403, "GatedRepo"), "hf_x", Reason.MODEL_ACCESS_DENIED, "terms"),
+        (Refusal(403), "hf_x", Reason.MODEL_ACCESS_DENIED, "403"),
+        pytest.param(Refusal(500), "", Reason.DOWNLOAD_FAILED, "500", marks=pytest.mark.slow),
+    ],
+)
+def test_what_the_hub_refuses(
+    hub: FakeHub, start: Start, refusal: Refusal, token: str, reason: Reason, says: str
+) -> None:
+    hub.refusal = refusal
+    words = refused(start(HF_TOKEN=token))
+    assert words.reason is reason
+    assert says in words.message
+    assert "hf_x" not in words.message
+
+
+def test_a_revision_that_is_not_there(start: Start) -> None:
+    words = refused(start("v9"))
+    assert words.reason is Reason.MODEL_NOT_FOUND
+    assert "'v9'" in words.message
+
+
+@pytest.mark.slow  # so are we
+def test_no_hub_at_all(hub: FakeHub, start: Start) -> None:
+    hub.close()
+    words = refused(start())
+    assert words.reason is Reason.DOWNLOAD_FAILED
+    assert hub.url in words.message
+
+
+def test_a_cache_that_cannot_be_written(start: Start, tmp_path: Path) -> None:
+    (tmp_path / "hub").write_text("a file where a folder must be")
+    assert refused(start()).reason is Reason.DOWNLOAD_FAILED
+
+
+def test_a_disk_that_is_too_small_is_told_before_the_download(hub: FakeHub, start: Start) -> None:
+    process = subprocess.run(
+        [sys.executable, "-c", _SMALL_DISK], env={**os.environ, "HF_ENDPOINT": hub.url}, capture_output=True, text=True
+    )
+    assert process.returncode == 0, process.stderr
+    assert "spec.storage.cache" in process.stdout
+    assert not hub.fetched
+
+
+def test_a_server_that_downloads_ends_when_told(hub: FakeHub, tmp_path: Path) -> None:
+    hub.pause_s = 0.05
+    env = {**os.environ, "HF_HOME": str(tmp_path), "HF_ENDPOINT": hub.url}
+    serve = "import sys; from stoker_engine.cli.serve import main; sys.exit(main(sys.argv[1:]))"
+    argv = [sys.executable, "-c", serve, "org/model", "--host=127.0.0.1", "--port=0"]
+    with subprocess.Popen(argv, env=env, stderr=subprocess.PIPE, text=True) as process:
+        _until_it_downloads(tmp_path)
+        process.terminate()
+        started = time.monotonic()
+        _, log = process.communicate(timeout=30)
+    assert process.returncode == 0, log
+    assert time.monotonic() - started < 5
+    assert "Traceback" not in log
+
+
+_SMALL_DISK = """
+import collections, os, shutil, tempfile
+with tempfile.TemporaryDirectory() as home:
+    os.environ["HF_HOME"] = home
+    from stoker_engine.contract.errors import DownloadError
+    from stoker_engine.models.hub import download
+    usage = collections.namedtuple("usage", "total used free")
+    shutil.disk_usage = lambda _: usage(100, 90, 10)
+    try:
+        download("org/model", None, ["*.safetensors"])
+    except DownloadError as error:
+        print(error)
+"""

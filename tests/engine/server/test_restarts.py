@@ -1,0 +1,74 @@
+"""How often a server outlives its engine, and who waits for that."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Awaitable
+
+import pytest
+
+from stoker_engine.contract.errors import EngineDeadError, EngineOutOfMemoryError, EngineStuckError
+from stoker_engine.server import restarts
+from stoker_engine.server.restarts import Restarts
+
+DEATH = EngineDeadError("it was killed by signal 9")
+
+
+def test_so_many_an_hour() -> None:
+    now = 0.0
+    kept = Restarts(2, clock=lambda: now)
+    for now in (0.0, 1000.0):  # noqa: B007 - the clock reads it
+        assert kept.allowed(DEATH)
+        with kept.one():
+            pass
+    now = 3599.0
+    assert not kept.allowed(DEATH)
+    now = 3600.0
+    assert kept.allowed(DEATH)
+    with kept.one():
+        pass
+    assert not kept.allowed(DEATH)
+
+
+def test_none_unless_asked_for() -> None:
+    assert not Restarts(0).allowed(DEATH)
+
+
+@pytest.mark.parametrize("death", [EngineOutOfMemoryError("no memory"), EngineStuckError("it was stuck")])
+def test_none_where_another_process_fares_no_better(death: EngineDeadError) -> None:
+    assert not Restarts(9).allowed(death)
+
+
+def test_who_comes_meanwhile_waits_for_the_end() -> None:
+    async def run() -> None:
+        kept = Restarts(1)
+        order = itertools.count()
+        early = asyncio.create_task(_then(kept.wait(), order))  # before the death is noticed
+        await asyncio.sleep(0.05)
+        with kept.one():
+            late = asyncio.create_task(_then(kept.wait(), order))
+            await asyncio.sleep(0.05)
+            assert next(order) == 0
+        assert {await early, await late} == {1, 2}
+
+    asyncio.run(run())
+
+
+def test_nobody_waits_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(restarts, "PATIENCE_S", 0.05)
+    monkeypatch.setattr(restarts, "_NOTICE_S", 0.05)
+
+    async def run() -> None:
+        kept = Restarts(1)
+        await asyncio.wait_for(kept.wait(), 1)  # no restart comes
+        with kept.one():
+            await asyncio.wait_for(kept.wait(), 1)  # it takes too long
+        await asyncio.wait_for(Restarts(0).wait(), 0.01)
+
+    asyncio.run(run())
+
+
+async def _then(work: Awaitable[None], order: itertools.count[int]) -> int:
+    await work
+    return next(order)
