@@ -1,24 +1,32 @@
-"""Performs decisions: the only place that writes to the cluster.
+"""Performs decisions: the only place that writes endpoints' objects.
 
 Everything is written by server-side apply under one field manager. It takes the fields we set, from whoever changed
-them, and leaves all others alone: an annotation that `kubectl rollout restart` added stays.
+them, and leaves all others alone: an annotation that `kubectl rollout restart` added stays. What the API server
+answers goes into the store at once, so that the next look sees it.
 """
 
 from __future__ import annotations
 
+import hashlib
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any, Final
 
 from stoker_operator.api.v1alpha1 import API_VERSION, KIND
 from stoker_operator.drift import differs
-from stoker_operator.facts import Endpoint, Object
+from stoker_operator.facts import Endpoint, Key, Object
 from stoker_operator.kube import Kube, KubeError
+from stoker_operator.store import Store
 
 MANAGER: Final = "stoker"
 
 logger = logging.getLogger(__name__)
+
+
+class NotLeading(Exception):  # noqa: N818 - nothing went wrong
+    """Another replica of the operator writes now."""
 
 
 @dataclass(frozen=True)
@@ -28,57 +36,143 @@ class Applied:
     Attributes:
         live: the objects as they are now, by kind.
         refusal: what the API server said of one that it will not take; those after it were not tried.
+        refused: that object's kind.
     """
 
     live: Mapping[str, Object]
     refusal: str = ""
+    refused: str = ""
 
 
-def apply(kube: Kube, objects: Iterable[Object], live: Mapping[str, Object]) -> Applied:
-    """Makes the objects so, asking for nothing that already is.
+class Writer:
+    """Writes, as long as it may.
 
-    Raises:
-        KubeError: the API server could not be asked, or could not answer.
+    Args:
+        kube: where to.
+        store: what has been seen.
+        may_write: asked before each write; a replica that lost the lead must not finish what it began.
     """
-    now = dict(live)
-    for wanted in objects:
-        kind = wanted["kind"]
-        if kind in now and not differs(wanted, now[kind], MANAGER):
-            continue
+
+    def __init__(self, kube: Kube, store: Store, may_write: Callable[[], bool] = lambda: True) -> None:
+        self._kube = kube
+        self._store = store
+        self._may_write = may_write
+
+    def apply(
+        self, objects: Iterable[Object], live: Mapping[str, Object], unwanted: Iterable[Object] = (), *, check: str = ""
+    ) -> Applied:
+        """Makes the objects so, asking for nothing that already is.
+
+        Args:
+            objects: what should exist.
+            live: what exists, by kind.
+            unwanted: what should not.
+            check: the kind of object that the API server is to judge before anything is written.
+
+        Raises:
+            KubeError: the API server could not be asked, or could not answer.
+            NotLeading: another replica writes now.
+        """
+        now = dict(live)
+        due = [each for each in objects if each["kind"] not in now or differs(each, now[each["kind"]], MANAGER)]
+        checks = [(each, True) for each in due if each["kind"] == check]
+        for wanted, dry_run in [*checks, *((each, False) for each in due)]:
+            kind = wanted["kind"]
+            try:
+                answer = self._apply(wanted, dry_run=dry_run)
+            except KubeError as error:
+                if not error.refused:
+                    raise
+                return Applied(now, str(error), kind)
+            if not dry_run:
+                _log(wanted, f"{kind} {'changed' if kind in live else 'created'}")
+                now[kind] = answer
+        for each in unwanted:
+            self._delete(each)
+            now.pop(each["kind"], None)
+        return Applied(now)
+
+    def apply_status(self, endpoint: Endpoint, status: Mapping[str, Any], now: datetime) -> None:
+        """Makes the endpoint's status so, if it is not, and tells of a change of what people watch as an Event.
+
+        Raises:
+            KubeError, NotLeading: as `apply`.
+        """
+        if status == endpoint.status:
+            return
+        # The uid keeps a status from landing on a new endpoint of the same name.
+        metadata = {"name": endpoint.key.name, "namespace": endpoint.key.namespace, "uid": endpoint.uid}
+        body = {"apiVersion": API_VERSION, "kind": KIND, "metadata": metadata, "status": dict(status)}
         try:
-            now[kind] = kube.apply(dict(wanted), MANAGER)
+            self._apply(body, subresource="status")
         except KubeError as error:
-            if not error.refused:
+            if error.status not in (404, 409):  # gone, or replaced: there will be an event
                 raise
-            return Applied(now, f"{kind}: {error}")
-        metadata = wanted["metadata"]
-        logger.info(
-            "%s/%s: %s %s", metadata["namespace"], metadata["name"], kind, "changed" if kind in live else "created"
-        )
-    return Applied(now)
+            return
+        before, ready = _ready(endpoint.status), _ready(status)
+        if ready and (ready["status"], ready["reason"]) != (before.get("status"), before.get("reason")):
+            _log(body, f"Ready is {ready['status']} ({ready['reason']}): {ready['message']}")
+            self._tell(endpoint, ready, now)
+
+    def _apply(self, body: Object, subresource: str = "", *, dry_run: bool = False) -> Object:
+        self._check()
+        answer = self._kube.apply(dict(body), MANAGER, subresource, dry_run=dry_run)
+        if not dry_run:
+            self._store.put(answer)
+        return answer
+
+    def _delete(self, live: Object) -> None:
+        self._check()
+        metadata = live["metadata"]
+        self._kube.delete(live["kind"], metadata["namespace"], metadata["name"], metadata["uid"])
+        self._store.remove(live)
+        _log(live, f"{live['kind']} deleted")
+
+    def _tell(self, endpoint: Endpoint, ready: Mapping[str, str], now: datetime) -> None:
+        """An Event for `kubectl describe`. It is a courtesy: that it cannot be written stops nothing."""
+        self._check()
+        at = f"{now:%Y-%m-%dT%H:%M:%SZ}"
+        unique = hashlib.sha256(f"{endpoint.uid}{ready['reason']}{now.isoformat()}".encode()).hexdigest()[:16]
+        event = {
+            "apiVersion": "v1",
+            "kind": "Event",
+            "metadata": {"name": f"{endpoint.key.name}.{unique}", "namespace": endpoint.key.namespace},
+            "involvedObject": {
+                "apiVersion": API_VERSION,
+                "kind": KIND,
+                "name": endpoint.key.name,
+                "namespace": endpoint.key.namespace,
+                "uid": endpoint.uid,
+                "resourceVersion": endpoint.document["metadata"]["resourceVersion"],
+            },
+            "type": "Warning" if _is_trouble(ready) else "Normal",
+            "reason": ready["reason"],
+            "message": ready["message"][:1024],
+            "source": {"component": "stoker"},
+            "firstTimestamp": at,
+            "lastTimestamp": at,
+            "count": 1,
+        }
+        try:
+            self._kube.create(event)
+        except KubeError as error:
+            logger.warning("an Event could not be written: %s", error, extra=endpoint.key.reference)
+
+    def _check(self) -> None:
+        if not self._may_write():
+            raise NotLeading
 
 
-def apply_status(kube: Kube, endpoint: Endpoint, status: Mapping[str, Any]) -> None:
-    """Makes the endpoint's status so, if it is not.
-
-    Raises:
-        KubeError: as `apply`.
-    """
-    if status == endpoint.status:
-        return
-    # The uid keeps a status from landing on a new endpoint of the same name.
-    metadata = {"name": endpoint.key.name, "namespace": endpoint.key.namespace, "uid": endpoint.uid}
-    body = {"apiVersion": API_VERSION, "kind": KIND, "metadata": metadata, "status": dict(status)}
-    try:
-        kube.apply(body, MANAGER, subresource="status")
-    except KubeError as error:
-        if error.status not in (404, 409):  # gone, or replaced: there will be an event
-            raise
-    if _ready(status) != _ready(endpoint.status):
-        logger.info("%s: Ready is %s", endpoint.key, " ".join(_ready(status)))
-
-
-def _ready(status: Mapping[str, Any]) -> tuple[str, ...]:
+def _ready(status: Mapping[str, Any]) -> Mapping[str, str]:
     """What people watch of a status."""
-    condition = next((each for each in status.get("conditions", ()) if each["type"] == "Ready"), None)
-    return (condition["status"], f"({condition['reason']}):", condition["message"]) if condition else ()
+    return next((each for each in status.get("conditions", ()) if each["type"] == "Ready"), {})
+
+
+def _is_trouble(ready: Mapping[str, str]) -> bool:
+    return ready["status"] == "False" and ready["reason"] != "RollingOut"
+
+
+def _log(body: Object, message: str) -> None:
+    """Tells what happened to an endpoint; its objects have its name."""
+    metadata = body["metadata"]
+    logger.info(message, extra=Key(metadata["namespace"], metadata["name"]).reference)

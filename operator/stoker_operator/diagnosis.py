@@ -1,53 +1,207 @@
-"""Why pods do not serve: one word and a sentence with the remedy. Pure."""
+"""Why pods do not serve: one word and a sentence with the remedy. Pure.
+
+The words are those people search for, and each is said only where it is certain. Where all there is to do is wait,
+nothing is said. `lasting` marks what no waiting mends: a tool that waits for the endpoint may give up.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import NamedTuple
+import re
+from collections.abc import Sequence
+from typing import Final, NamedTuple
 
-from stoker_operator.facts import Pod
+from stoker_engine.contract.last_words import LastWords, Reason
+from stoker_operator.facts import Pod, Rollout
 
-_PULL = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "RegistryUnavailable")
-_START = ("CreateContainerConfigError", "CreateContainerError", "RunContainerError", "PreCreateHookError")
+_PULL: Final = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "RegistryUnavailable")
+_START: Final = ("CreateContainerConfigError", "CreateContainerError", "RunContainerError", "PreCreateHookError")
+_VOLUME: Final = re.compile(r"persistentvolumeclaim|unbound immediate|volume node affinity", re.IGNORECASE)
+_PRESSURE: Final = re.compile(r"node\.kubernetes\.io/(memory|disk|pid)-pressure")
 #: How much of the engine's last words fits into a condition that people read in a terminal.
-_LAST_WORDS = 600
+_LAST_WORDS: Final = 600
+
+#: What engines that write no last words of our kind say of a hub that does not let them have a model: huggingface_hub's
+#: names, and the sentences that transformers says instead.
+_FOREIGN: Final = (
+    (Reason.MODEL_ACCESS_DENIED, re.compile(r"GatedRepoError|401 Client Error|403 Client Error|gated repo")),
+    (
+        Reason.MODEL_NOT_FOUND,
+        re.compile(
+            r"RepositoryNotFoundError|RevisionNotFoundError|404 Client Error|is not a valid (model|git) identifier"
+        ),
+    ),
+    (
+        Reason.DOWNLOAD_FAILED,
+        re.compile(
+            r"LocalEntryNotFoundError|(Connection|Read|Connect)(Error|Timeout)\b.*hugg|"
+            r"We couldn't connect to '\S+' to load"
+        ),
+    ),
+    (Reason.OUT_OF_MEMORY, re.compile(r"OutOfMemoryError|No available memory for the cache blocks")),
+)
+#: The exception that a Python program ended with, between its traceback and what other processes still logged.
+_EXCEPTION: Final = re.compile(r"^[\w.]*(?:Error|Exception): .*?(?=^\(\w+ pid=|\Z)", re.MULTILINE | re.DOTALL)
+_REMEDY: Final = {
+    Reason.MODEL_NOT_FOUND: "check spec.model.source and revision, and tokenSecretRef if the model is private",
+    Reason.MODEL_ACCESS_DENIED: "name a Secret with a hub token that may read the model in spec.model.tokenSecretRef",
+    Reason.DOWNLOAD_FAILED: "check that pods reach the model hub; the download goes on where it ended",
+}
 
 
 class Diagnosis(NamedTuple):
-    """What is wrong."""
+    """What is wrong.
+
+    Attributes:
+        reason: the word.
+        message: the sentence, with the remedy.
+        lasting: waiting does not mend it.
+    """
 
     reason: str
     message: str
+    lasting: bool = False
 
 
-def diagnose(pods: Iterable[Pod]) -> Diagnosis | None:
-    """What keeps the first pod that has trouble from serving; None where all there is to do is wait."""
-    return next(filter(None, (_diagnose(pod) for pod in pods if not pod.ready)), None)
+def diagnose(pods: Sequence[Pod], rollout: Rollout, capacity: str = "") -> Diagnosis | None:
+    """What keeps an endpoint from serving; None where all there is to do is wait.
 
-
-def _diagnose(pod: Pod) -> Diagnosis | None:
-    reason, message = pod.waiting
-    if pod.unschedulable:
+    Args:
+        pods: its pods, the newest first.
+        rollout: how far its Deployment has got.
+        capacity: what the cluster's nodes have of the accelerators that a pod needs.
+    """
+    if "exceeded quota" in rollout.failure:
+        return quota_exceeded(rollout.failure)
+    if rollout.failure:
+        return Diagnosis("StartError", f"the cluster refuses to create pods: {rollout.failure}")
+    found = next(filter(None, (_diagnose(pod, pods, capacity) for pod in pods if not pod.ready)), None)
+    if found is None and rollout.overdue:
         return Diagnosis(
-            "Unschedulable",
-            f"no node takes pod {pod.name}: {pod.unschedulable} Free or add nodes, or ask for less in spec.hardware",
+            "StartupTimeout",
+            "no pod has come nearer to serving for spec.rollout.startupTimeoutSeconds; see the log of the newest pod"
+            + (f", {pods[0].name}" if pods else "")
+            + ", and raise it if the model takes longer to download and load",
+            lasting=True,
         )
+    return found._replace(lasting=True) if found and rollout.overdue else found
+
+
+def quota_exceeded(message: str) -> Diagnosis:
+    """What a ResourceQuota keeps from being created."""
+    return Diagnosis(
+        "QuotaExceeded",
+        f"a quota of the namespace is used up: {message}; raise it, or ask for less in spec.hardware or spec.replicas",
+    )
+
+
+def _diagnose(pod: Pod, pods: Sequence[Pod], capacity: str) -> Diagnosis | None:
+    reason, message = pod.waiting
+    if pod.failed[0] == "Evicted":
+        return Diagnosis(
+            "Evicted",
+            f"pod {pod.name} was evicted from its node: {pod.failed[1]} Raise spec.hardware.resources.requests to what "
+            "it needs, or give it a volume that holds the model (spec.storage.cache)",
+        )
+    if pod.unschedulable:
+        return _unschedulable(pod, pods, capacity)
+    if pod.mount_failure:
+        return _mount_failure(pod)
     if reason in _PULL:
         return Diagnosis(
             "ImagePullError",
             f"the image of pod {pod.name} cannot be pulled: {message or reason}; check spec.engine.image and that the "
-            "nodes may pull it",
+            "nodes may pull it (spec.template.spec.imagePullSecrets)",
+            lasting=reason in ("InvalidImageName", "ErrImageNeverPull"),
         )
     if reason in _START:
-        return Diagnosis("StartError", f"the engine of pod {pod.name} cannot be started: {message or reason}")
-    if pod.exit_code is None or pod.exit_code == 0:
-        return None
+        return Diagnosis(
+            "StartError",
+            f"the engine of pod {pod.name} cannot be started: {message or reason}; create or correct what it names",
+        )
+    # An engine that ended orderly was asked to. Not so one that keeps ending; memory kills have been seen as code 0.
+    if pod.exit_code or pod.exit_reason == "OOMKilled" or (pod.exit_code == 0 and reason == "CrashLoopBackOff"):
+        return _ended(pod)
+    return None
+
+
+def _unschedulable(pod: Pod, pods: Sequence[Pod], capacity: str) -> Diagnosis:
+    said = pod.unschedulable.rstrip(". ")
+    if _VOLUME.search(said):
+        return Diagnosis(
+            "VolumeNotBound",
+            f"pod {pod.name} waits for a volume: {said}; create the claim that the spec names, or check that its "
+            "storage class exists and can provide it",
+        )
+    if _PRESSURE.search(said):
+        return Diagnosis(
+            "NodePressure",
+            f"nodes run short of memory, disk or processes: {said}; free or add nodes for pod {pod.name}",
+        )
+    where = f"{said}{f'; {capacity}' if capacity else ''}"
+    if any(other.ready and other.version != pod.version for other in pods):
+        return Diagnosis(
+            "SurgeUnschedulable",
+            f"no node takes pod {pod.name}, which is to replace one that still serves: {where}; set "
+            "spec.rollout.maxSurge to 0 and maxUnavailable to 1, so that the old pod makes room first",
+        )
+    return Diagnosis(
+        "Unschedulable", f"no node takes pod {pod.name}: {where}; free or add nodes, or ask for less in spec.hardware"
+    )
+
+
+def _mount_failure(pod: Pod) -> Diagnosis:
+    if _VOLUME.search(pod.mount_failure) or "AttachVolume" in pod.mount_failure:
+        return Diagnosis(
+            "VolumeNotBound",
+            f"the node of pod {pod.name} cannot mount a volume: {pod.mount_failure}; check the claim, and whether "
+            "another node holds it",
+        )
+    return Diagnosis(
+        "StartError",
+        f"the node of pod {pod.name} cannot mount a volume: {pod.mount_failure}; create or correct what it names",
+    )
+
+
+def _ended(pod: Pod) -> Diagnosis:
+    words = LastWords.parse(pod.last_words)
+    reason = words.reason if words else _foreign(pod.last_words)
+    said = words.message if words else _gist(pod.last_words)
     # A process killed for memory in its first second may be reported without the word for it.
-    if pod.exit_reason == "OOMKilled" or pod.exit_code == 137:
+    killed = pod.exit_reason == "OOMKilled" or (pod.exit_code == 137 and not said)
+    if killed or reason is Reason.OUT_OF_MEMORY:
         return Diagnosis(
             "OOMKilled",
-            f"the engine of pod {pod.name} was killed for using too much memory; raise "
-            "spec.hardware.resources.limits.memory, or lower spec.engine.maxModelLen",
+            f"the engine of pod {pod.name} needs more memory than it has{'' if killed else f': {_end(said)}'}; raise "
+            "spec.hardware.resources.limits.memory, or lower spec.engine.maxModelLen or maxNumSeqs",
         )
-    words = pod.last_words.strip()[-_LAST_WORDS:] or "it said nothing; see the pod's log"
-    return Diagnosis("CrashLoopBackOff", f"the engine of pod {pod.name} ended with code {pod.exit_code}: {words}")
+    if reason in _REMEDY:
+        # Our own engine knows more of the case than the word does, and says what helps.
+        remedy = "" if words else f"; {_REMEDY[reason]}"
+        return Diagnosis(
+            reason.value,
+            f"pod {pod.name} cannot get the model of spec.model.source: {_end(said)}{remedy}",
+            lasting=reason is not Reason.DOWNLOAD_FAILED,
+        )
+    if reason in (Reason.MODEL_UNSUPPORTED, Reason.START_ERROR):
+        return Diagnosis("StartError", f"the engine of pod {pod.name} will not start: {_end(said)}", lasting=True)
+    told = _end(said) or "it said nothing"
+    more = "" if words else f"; its log may tell more: kubectl logs {pod.name} --previous"
+    return Diagnosis("CrashLoopBackOff", f"the engine of pod {pod.name} ended with code {pod.exit_code}: {told}{more}")
+
+
+def _foreign(said: str) -> Reason | None:
+    return next((reason for reason, pattern in _FOREIGN if pattern.search(said)), None)
+
+
+def _gist(said: str) -> str:
+    """What the last lines of a log come to: the exception, if there is one, without its traceback."""
+    exceptions = _EXCEPTION.findall(said)
+    if not exceptions:
+        return said.strip()
+    # An exception says the most at its beginning.
+    gist = " ".join(exceptions[-1].split()).rstrip(".")
+    return gist if len(gist) <= _LAST_WORDS else f"{gist[: _LAST_WORDS - 1]}…"
+
+
+def _end(said: str) -> str:
+    return said if len(said) <= _LAST_WORDS else f"…{said[-_LAST_WORDS:]}"

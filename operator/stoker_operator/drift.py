@@ -10,13 +10,15 @@ applied last. So nothing has to be kept anywhere else, and it holds across resta
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping, Sequence
-from decimal import Decimal
 from typing import Any, Final
 
-#: What tells one item of a list from another, where Kubernetes merges lists by item.
-_ITEM_KEYS: Final = ("name", "mountPath", "uid")
+from stoker_operator.api.quantity import amount
+
+#: What tells one item of a list from another, where Kubernetes merges lists by item. A volume may be mounted twice.
+_ITEM_KEYS: Final = ("mountPath", "name", "uid")
+#: What the API server does not store: the absence says the same.
+_ZERO: Final[tuple[object, ...]] = ("", 0, False, None, [], {})
 #: Where amounts stand, which the API server rewrites: 1000m becomes 1.
 _AMOUNTS: Final = ("limits", "requests", "sizeLimit")
 
@@ -26,10 +28,33 @@ def differs(desired: Mapping[str, Any], live: Mapping[str, Any], manager: str) -
     return not _contains(live, desired) or _is_stale(_owned(live, manager), desired)
 
 
+def owned_part(live: Mapping[str, Any], manager: str) -> Mapping[str, Any]:
+    """What of `live` was applied by `manager`."""
+    part: Mapping[str, Any] = _part(live, _owned(live, manager))
+    return part
+
+
+def _part(live: Any, owned: Mapping[str, Any]) -> Any:
+    below = {notation: inner for notation, inner in owned.items() if notation != "."}
+    if not below:
+        return live
+    if isinstance(live, list):
+        items = [(json.loads(notation[2:]), inner) for notation, inner in below.items()]
+        return [
+            keys | _part(item, inner)  # by its keys an item is told from the others, whoever set them
+            for item in live
+            for keys, inner in items
+            if isinstance(item, Mapping) and all(item.get(key) == value for key, value in keys.items())
+        ]
+    names = ((notation[2:], inner) for notation, inner in below.items())
+    return {name: _part(live[name], inner) for name, inner in names if name in live}
+
+
 def _contains(live: Any, desired: Any, amount: bool = False) -> bool:
     if isinstance(desired, Mapping):
         return isinstance(live, Mapping) and all(
-            key in live and _contains(live[key], value, amount or key in _AMOUNTS) for key, value in desired.items()
+            _contains(live[key], value, amount or key in _AMOUNTS) if key in live else value in _ZERO
+            for key, value in desired.items()
         )
     if isinstance(desired, list):
         return isinstance(live, list) and _contains_items(live, desired)
@@ -82,17 +107,9 @@ def _is_stale(owned: Mapping[str, Any], desired: Any) -> bool:
     return False
 
 
-_SCALE: Final = {
-    "n": Decimal("1e-9"),
-    "u": Decimal("1e-6"),
-    "m": Decimal("1e-3"),
-    "": Decimal(1),
-    **{unit: Decimal(1000) ** power for power, unit in enumerate("kMGTPE", 1)},
-    **{f"{unit}i": Decimal(1024) ** power for power, unit in enumerate("KMGTPE", 1)},
-}
-
-
 def _amount(value: Any) -> Any:
     """What a quantity such as ``500m`` amounts to."""
-    match = re.fullmatch(r"([+-]?[0-9.]+(?:[eE][+-]?[0-9]+)?)([a-zA-Z]*)", str(value))
-    return Decimal(match[1]) * _SCALE[match[2]] if match and match[2] in _SCALE else value
+    try:
+        return amount(value)
+    except ValueError:
+        return value

@@ -9,8 +9,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Set
 
+from stoker_operator.apply import NotLeading
 from stoker_operator.facts import Key
 from stoker_operator.kube import KubeError
 from stoker_operator.reconcile import Outcome
@@ -48,11 +49,17 @@ class EndpointTasks:
         self._woken[key].set()
 
     async def stop(self) -> None:
-        """Ends all tasks; a request that is under way is finished by its thread."""
+        """Ends all tasks; a request that is under way is finished by its thread. `wake` may be called again after."""
         tasks = list(self._tasks.values())
+        self._tasks.clear()
+        self._woken.clear()
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+    def keys(self) -> Set[Key]:
+        """The endpoints that have a task."""
+        return self._tasks.keys()
 
     def __len__(self) -> int:
         return len(self._tasks)
@@ -79,9 +86,11 @@ class EndpointTasks:
         try:
             return await self._reconcile(key)
         except KubeError as error:
-            logger.warning("%s: %s", key, error)
+            logger.warning("%s", error, extra=key.reference)
+        except NotLeading:
+            logger.info("left to the replica that leads now", extra=key.reference)
         except Exception:
-            logger.exception("%s: this is a bug in the operator", key)
+            logger.exception("this is a bug in the operator", extra=key.reference)
         return None
 
     def _pause(self, outcome: Outcome | None, failures: int, quiet: int) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 Object = Mapping[str, Any]
@@ -17,6 +17,11 @@ class Key(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.namespace}/{self.name}"
+
+    @property
+    def reference(self) -> dict[str, str]:
+        """What a log record about the endpoint carries (``extra=``)."""
+        return {"namespace": self.namespace, "endpoint": self.name}
 
 
 @dataclass(frozen=True)
@@ -52,6 +57,7 @@ class Rollout:
         ready: pods that are ready.
         available: pods that serve.
         failure: why pods cannot even be created, where the cluster says so.
+        overdue: no pod has come nearer to serving for as long as a start may take.
     """
 
     current: bool
@@ -61,6 +67,7 @@ class Rollout:
     ready: int
     available: int
     failure: str = ""
+    overdue: bool = False
 
     @property
     def complete(self) -> bool:
@@ -77,8 +84,14 @@ class Pod:
         name: its name.
         created: when, as the API server writes it.
         ready: it serves.
+        version: which template it was made from; pods of one template have the same.
+        node: where it runs; empty as long as no node took it.
+        address: its IP.
+        requests: accelerators and other countable resources it holds, by name.
         unschedulable: why no node takes it.
         waiting: reason and message of a container that cannot start.
+        failed: reason and message where the node gave the pod up, as in an eviction.
+        mount_failure: what the node said of a volume it cannot mount.
         exit_code: of the engine's last end; None if it never ended.
         exit_reason: Kubernetes' word for that end.
         last_words: the end of what the engine said before it.
@@ -87,8 +100,33 @@ class Pod:
     name: str
     created: str
     ready: bool
+    version: str = ""
+    node: str = ""
+    address: str = ""
+    requests: Mapping[str, int] = field(default_factory=dict)
     unschedulable: str = ""
     waiting: tuple[str, str] = ("", "")
+    failed: tuple[str, str] = ("", "")
+    mount_failure: str = ""
     exit_code: int | None = None
     exit_reason: str = ""
     last_words: str = ""
+
+
+@dataclass(frozen=True)
+class Node:
+    """One node.
+
+    Attributes:
+        name: its name.
+        labels: its labels.
+        allocatable: accelerators and other countable resources it has for pods, by name.
+        ready: its kubelet reports in.
+        unschedulable: it is cordoned.
+    """
+
+    name: str
+    labels: Mapping[str, str]
+    allocatable: Mapping[str, int]
+    ready: bool = True
+    unschedulable: bool = False

@@ -1,4 +1,4 @@
-"""kopf's part: it delivers events, and each wakes the task of the endpoint it is about.
+"""kopf's part: it watches, and tells the controller what it sees.
 
 Only `on.event` is used. kopf's other handlers keep their state in annotations and finalizers of the objects they
 handle, and an endpoint is its user's, not ours: it must be deletable also while no operator runs.
@@ -7,59 +7,56 @@ handle, and an endpoint is its user's, not ours: it must be deletable also while
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
-from datetime import UTC, datetime
+import signal
+from collections.abc import Iterable
 from typing import Any
 
 import kopf
 
-from stoker_operator.api.v1alpha1 import GROUP, PLURAL, VERSION
-from stoker_operator.endpoint_tasks import EndpointTasks
-from stoker_operator.facts import Key
-from stoker_operator.kube import Kube
-from stoker_operator.manifests.owner import INSTANCE, MANAGED_BY
+from stoker_operator.controller import Controller
+from stoker_operator.informer import Watched
+from stoker_operator.kube import Kube, KubeError
+from stoker_operator.manifests.owner import MANAGED_BY
 from stoker_operator.plan.catalogue import Catalogue
-from stoker_operator.reconcile import Outcome, reconcile
 from stoker_operator.settings import Settings
 
-#: (group, version, plural) of what endpoints consist of. Pods are not among them: their Deployment tells of them.
-CHILDREN = (("apps", "v1", "deployments"), ("", "v1", "services"), ("", "v1", "serviceaccounts"))
 
-
-def registry(settings: Settings, kube: Kube, catalogue: Catalogue) -> kopf.OperatorRegistry:
-    """What kopf is to call."""
+def registry(
+    controller: Controller, watched: Iterable[Watched], ending: asyncio.Event, failure: list[KubeError | OSError]
+) -> kopf.OperatorRegistry:
+    """What kopf is to call; signals set `ending`, and why the controller cannot start is put into `failure`."""
     handlers = kopf.OperatorRegistry()
-
-    async def reconcile_in_thread(key: Key) -> Outcome:
-        return await asyncio.to_thread(reconcile, kube, catalogue, key, datetime.now(UTC))
-
-    tasks = EndpointTasks(reconcile_in_thread, settings)
-
-    kopf.on.login(registry=handlers)(kopf.login_via_client)  # into the same cluster as `kube`
+    kopf.on.login(registry=handlers)(kopf.login_via_client)  # into the same cluster as `Kube`
 
     @kopf.on.startup(registry=handlers)
-    async def configure(settings: kopf.OperatorSettings, **_: Any) -> None:
-        quieten(settings)
-
-    @kopf.on.event(GROUP, VERSION, PLURAL, registry=handlers)
-    async def endpoint_changed(namespace: str | None, name: str | None, **_: Any) -> None:
-        tasks.wake(Key(str(namespace), str(name)))
-
-    async def child_changed(namespace: str | None, labels: Mapping[str, str], **_: Any) -> None:
-        if INSTANCE in labels:
-            tasks.wake(Key(str(namespace), labels[INSTANCE]))
-
-    for group, version, plural in CHILDREN:
-        kopf.on.event(group, version, plural, registry=handlers)(child_changed)
+    async def start(settings: kopf.OperatorSettings, **_: Any) -> None:
+        quieten(settings, watched)
+        try:
+            await controller.start()
+        except (KubeError, OSError) as error:
+            # kopf would try again, in a process that is half started; whoever started it tries again with a new one.
+            failure.append(error)
+            raise kopf.PermanentError(str(error)) from error
+        # In place of kopf's own handlers, which are set by now, and which the second signal of a process breaks.
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, ending.set)
 
     @kopf.on.cleanup(registry=handlers)
     async def stop(**_: Any) -> None:
-        await tasks.stop()
+        await controller.stop()
 
+    def tell(kind: str) -> Any:
+        async def seen(event: kopf.RawEvent, **_: Any) -> None:
+            controller.saw(kind, event["type"], event["object"])
+
+        return seen
+
+    for each in watched:
+        kopf.on.event(each.group, each.version, each.plural, registry=handlers)(tell(each.kind))
     return handlers
 
 
-def quieten(settings: kopf.OperatorSettings) -> None:
+def quieten(settings: kopf.OperatorSettings, watched: Iterable[Watched]) -> None:
     """Makes kopf only watch: it writes nothing, and asks for no more than we handle."""
     settings.posting.enabled = False
     settings.peering.standalone = True
@@ -69,18 +66,39 @@ def quieten(settings: kopf.OperatorSettings) -> None:
     settings.watching.client_timeout = 330
     settings.watching.connect_timeout = 10
     selector = ",".join(f"{name}={value}" for name, value in MANAGED_BY.items())
-    for group, _, plural in CHILDREN:
-        settings.watching.label_selectors[f"{plural}.{group}" if group else plural] = selector
+    for each in watched:
+        if each.ours:
+            name = f"{each.plural}.{each.group}" if each.group else each.plural
+            settings.watching.label_selectors[name] = selector
 
 
 def run(settings: Settings, kube: Kube, catalogue: Catalogue) -> None:
-    """Runs the operator until SIGTERM or SIGINT."""
+    """Runs the operator until SIGTERM or SIGINT.
+
+    Raises:
+        KubeError: the API server does not answer.
+        OSError: an address cannot be listened on.
+    """
+    controller = Controller(settings, kube, catalogue)
+    failure: list[KubeError | OSError] = []
     identity: Any = "stoker"  # kopf would make one from the user's name, and a container's user has none
-    kopf.run(
-        registry=registry(settings, kube, catalogue),
-        standalone=True,
-        identity=identity,
-        clusterwide=not settings.namespaces,
-        namespaces=settings.namespaces,
-        liveness_endpoint=f"http://{settings.health_address}/healthz",
-    )
+    ending = asyncio.Event()
+    # kopf is stopped in the midst of its watches. asyncio.run would then close these generators and the ones they stand
+    # on all at once, which fails loudly; kopf itself leaves no task and no connection behind.
+    loop = asyncio.new_event_loop()
+    try:
+        kopf.run(
+            loop=loop,
+            stop_flag=ending,
+            registry=registry(controller, controller.watched(), ending, failure),
+            standalone=True,
+            identity=identity,
+            clusterwide=not settings.namespaces,
+            namespaces=settings.namespaces,
+        )
+    except Exception:
+        if failure:
+            raise failure[0] from None
+        raise
+    finally:
+        loop.close()

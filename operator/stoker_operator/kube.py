@@ -1,12 +1,15 @@
 """The Kubernetes API, as far as we use it; the only import of a Kubernetes client.
 
-Objects are plain dictionaries, as the API server writes them. Calls block; callers run them in threads.
+Objects are plain dictionaries, as the API server writes them. Calls block; callers run them in threads. An empty
+namespace means a kind that has none, or a list over all namespaces.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import urllib3
 from kubernetes import client, config
@@ -18,10 +21,21 @@ Object = dict[str, Any]
 _COLLECTIONS = {
     KIND: (f"apis/{API_VERSION}", PLURAL),
     "Deployment": ("apis/apps/v1", "deployments"),
+    "Event": ("api/v1", "events"),
+    "Lease": ("apis/coordination.k8s.io/v1", "leases"),
+    "NetworkPolicy": ("apis/networking.k8s.io/v1", "networkpolicies"),
+    "Node": ("api/v1", "nodes"),
+    "PersistentVolumeClaim": ("api/v1", "persistentvolumeclaims"),
+    "Pod": ("api/v1", "pods"),
+    "PodDisruptionBudget": ("apis/policy/v1", "poddisruptionbudgets"),
+    "PodMonitor": ("apis/monitoring.coreos.com/v1", "podmonitors"),
+    "Secret": ("api/v1", "secrets"),
     "Service": ("api/v1", "services"),
     "ServiceAccount": ("api/v1", "serviceaccounts"),
-    "Pod": ("api/v1", "pods"),
+    "ValidatingWebhookConfiguration": ("apis/admissionregistration.k8s.io/v1", "validatingwebhookconfigurations"),
 }
+#: Objects of one answer to a list; more are asked for page by page.
+_PAGE = 500
 
 _CONNECT_SECONDS, _READ_SECONDS = 5, 30
 
@@ -40,8 +54,17 @@ class KubeError(Exception):
 
     @property
     def refused(self) -> bool:
-        """Invalid (400, 422) or forbidden, as by a quota or an admission policy (403)."""
-        return self.status in (400, 403, 422)
+        """Invalid (400, 422) or forbidden, as by a quota or an admission policy (403). Server-side apply reports a
+        field that a kind does not have as an error of the server's own (500).
+        """
+        return self.status in (400, 403, 422) or "failed to create typed patch object" in str(self)
+
+
+class Listing(NamedTuple):
+    """Some objects, and the version of the cluster they were read at."""
+
+    items: list[Object]
+    resource_version: str
 
 
 class Kube:
@@ -59,20 +82,22 @@ class Kube:
         """
         configuration = client.Configuration()
         try:
-            config.load_config(client_configuration=configuration)  # type: ignore[no-untyped-call]
+            with contextlib.redirect_stdout(None):  # it prints where there is no kubeconfig
+                config.load_config(client_configuration=configuration)  # type: ignore[no-untyped-call]
         except config.ConfigException as error:
             raise KubeError(0, f"no cluster: {error}") from None
         return cls(client.ApiClient(configuration))
 
-    def serves_endpoints(self) -> bool:
-        """Whether the CustomResourceDefinition is installed."""
+    def serves(self, kind: str) -> bool:
+        """Whether the API server knows the kind; its CustomResourceDefinition may be missing."""
+        group, plural = _COLLECTIONS[kind]
         try:
-            self._request("GET", f"/apis/{API_VERSION}")
+            known = self._request("GET", f"/{group}")["resources"]
         except KubeError as error:
             if error.status == 404:
                 return False
             raise
-        return True
+        return any(each["name"] == plural for each in known)
 
     def get(self, kind: str, namespace: str, name: str) -> Object | None:
         """The object, or None."""
@@ -83,24 +108,65 @@ class Kube:
                 return None
             raise
 
-    def list(self, kind: str, namespace: str, labels: dict[str, str]) -> list[Object]:
-        """The objects with these labels."""
-        selector = ",".join(f"{name}={value}" for name, value in labels.items())
-        answer = self._request("GET", _path(kind, namespace), query={"labelSelector": selector})
-        items: list[Object] = answer["items"]
-        return items
+    def list(
+        self, kind: str, namespace: str = "", labels: Mapping[str, str] | None = None, fields: str = ""
+    ) -> Listing:
+        """The objects with these labels, of which the field selector holds."""
+        query = {"limit": str(_PAGE)}
+        if labels:
+            query["labelSelector"] = ",".join(f"{name}={value}" for name, value in labels.items())
+        if fields:
+            query["fieldSelector"] = fields
+        items: list[Object] = []
+        while True:
+            answer = self._request("GET", _path(kind, namespace), query=query)
+            group = _COLLECTIONS[kind][0]
+            version = group.removeprefix("apis/").removeprefix("api/")
+            # Items of a list do not say what they are.
+            items += ({"apiVersion": version, "kind": kind, **item} for item in answer["items"])
+            if not answer["metadata"].get("continue"):
+                return Listing(items, answer["metadata"]["resourceVersion"])
+            query["continue"] = answer["metadata"]["continue"]
 
-    def apply(self, body: Object, manager: str, subresource: str = "") -> Object:
-        """Server-side apply: the API server merges `body` and remembers which fields are ours."""
+    def apply(self, body: Object, manager: str, subresource: str = "", *, dry_run: bool = False) -> Object:
+        """Server-side apply: the API server merges `body` and remembers which fields are ours. It is strict: a field
+        that it does not know is an error."""
         metadata = body["metadata"]
-        path = _path(body["kind"], metadata["namespace"], metadata["name"])
+        path = _path(body["kind"], metadata.get("namespace", ""), metadata["name"])
+        query = {"fieldManager": manager, "force": "true", "fieldValidation": "Strict"}
         return self._request(
             "PATCH",
             f"{path}/{subresource}" if subresource else path,
-            query={"fieldManager": manager, "force": "true"},
+            query=query | ({"dryRun": "All"} if dry_run else {}),
             content_type="application/apply-patch+yaml",
             body=body,
         )
+
+    def create(self, body: Object) -> Object:
+        """Creates an object; 409 where there is one."""
+        return self._request("POST", _path(body["kind"], body["metadata"].get("namespace", "")), body=body)
+
+    def replace(self, body: Object) -> Object:
+        """Replaces an object; 409 where it has changed since its ``resourceVersion``."""
+        metadata = body["metadata"]
+        return self._request("PUT", _path(body["kind"], metadata.get("namespace", ""), metadata["name"]), body=body)
+
+    def patch(self, kind: str, namespace: str, name: str, operations: Sequence[Object]) -> Object:
+        """JSON patch (RFC 6902)."""
+        return self._request(
+            "PATCH",
+            _path(kind, namespace, name),
+            content_type="application/json-patch+json",
+            body=list(operations),
+        )
+
+    def delete(self, kind: str, namespace: str, name: str, uid: str) -> None:
+        """Deletes the object of that uid, if it is still there."""
+        try:
+            self._request("DELETE", _path(kind, namespace, name), body={"preconditions": {"uid": uid}})
+        except KubeError as error:
+            if error.status not in (404, 409):
+                raise
 
     def _request(
         self,
@@ -108,7 +174,7 @@ class Kube:
         path: str,
         *,
         query: dict[str, str] | None = None,
-        body: Object | None = None,
+        body: Object | Sequence[Object] | None = None,
         content_type: str = "application/json",
     ) -> Object:
         request = self._api.param_serialize(
@@ -134,7 +200,7 @@ class Kube:
 
 def _path(kind: str, namespace: str, name: str = "") -> str:
     group, plural = _COLLECTIONS[kind]
-    path = f"/{group}/namespaces/{namespace}/{plural}"
+    path = f"/{group}/namespaces/{namespace}/{plural}" if namespace else f"/{group}/{plural}"
     return f"{path}/{name}" if name else path
 
 

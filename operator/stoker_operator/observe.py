@@ -1,20 +1,39 @@
-"""The cluster → frozen facts. Reads and interprets, and judges nothing."""
+"""The cluster → frozen facts. Reads and interprets, and judges nothing.
+
+Nearly everything comes from the store and costs no request. What only matters now and then, and would have to be
+watched all the time otherwise, is asked for: a claim that a spec names, and what a node said of a volume.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+import dataclasses
+from collections.abc import Iterable, Mapping
+from datetime import datetime
+from typing import Any, Final
 
 from stoker_operator.api.v1alpha1 import KIND
-from stoker_operator.facts import Endpoint, Key, Object, Pod, Rollout
+from stoker_operator.facts import Endpoint, Key, Node, Object, Pod, Rollout
 from stoker_operator.kube import Kube
+from stoker_operator.manifests.owner import INSTANCE
+from stoker_operator.store import Store
 
-#: The kinds of object an endpoint has; each has the endpoint's name.
-CHILD_KINDS = ("ServiceAccount", "Service", "Deployment")
+#: The kinds of object an endpoint may have; each has the endpoint's name.
+CHILD_KINDS: Final = (
+    "ServiceAccount",
+    "PersistentVolumeClaim",
+    "Service",
+    "NetworkPolicy",
+    "PodDisruptionBudget",
+    "Deployment",
+    "PodMonitor",
+)
+#: A container that is being created for so many seconds has a node that may say why.
+_CREATING_SECONDS: Final = 5
 
 
-def endpoint(kube: Kube, key: Key) -> Endpoint | None:
+def endpoint(store: Store, key: Key) -> Endpoint | None:
     """The endpoint, or None when it is gone."""
-    document = kube.get(KIND, *key)
+    document = store.get(KIND, *key)
     if document is None:
         return None
     metadata = document["metadata"]
@@ -28,17 +47,59 @@ def endpoint(kube: Kube, key: Key) -> Endpoint | None:
     )
 
 
-def children(kube: Kube, key: Key) -> dict[str, Object]:
-    """The objects of the endpoint's name that there are, by kind; whose they are is not asked here."""
-    found = {kind: kube.get(kind, *key) for kind in CHILD_KINDS}
+def children(store: Store, key: Key) -> dict[str, Object]:
+    """The objects of the endpoint's name that carry our label, by kind; whose they are is not asked here."""
+    found = {kind: store.get(kind, *key) for kind in CHILD_KINDS}
     return {kind: live for kind, live in found.items() if live is not None}
 
 
-def pods(kube: Kube, key: Key, labels: dict[str, str]) -> tuple[Pod, ...]:
+def unlabelled(kube: Kube, key: Key, kinds: Iterable[str]) -> dict[str, Object]:
+    """The objects of these kinds that have the endpoint's name and are not watched, since they lack our label:
+    somebody else's, most likely.
+
+    Raises:
+        KubeError: the API server could not be asked, or could not answer.
+    """
+    found = {kind: kube.get(kind, *key) for kind in kinds}
+    return {kind: live for kind, live in found.items() if live is not None}
+
+
+def pods(store: Store, key: Key) -> tuple[Pod, ...]:
     """The endpoint's pods that are there to stay, the newest first."""
-    live = kube.list("Pod", key.namespace, labels)
-    found = [pod(each) for each in live if "deletionTimestamp" not in each["metadata"]]
-    return tuple(sorted(found, key=lambda each: each.created, reverse=True))
+    live = [each for each in store.of_endpoint("Pod", key) if "deletionTimestamp" not in each["metadata"]]
+    return tuple(sorted(map(pod, live), key=lambda each: (each.created, each.name), reverse=True))
+
+
+def with_mount_failure(kube: Kube, key: Key, seen: Pod, now: datetime) -> Pod:
+    """The pod, with what its node said of a volume where its containers have been being created for a while.
+
+    Raises:
+        KubeError: the API server could not be asked, or could not answer.
+    """
+    age = (now - datetime.fromisoformat(seen.created)).total_seconds()
+    if not seen.node or seen.waiting[0] not in ("ContainerCreating", "PodInitializing") or age < _CREATING_SECONDS:
+        return seen
+    selector = f"involvedObject.kind=Pod,involvedObject.name={seen.name},type=Warning"
+    events = kube.list("Event", key.namespace, fields=selector).items
+    volume = [each for each in events if each.get("reason") in ("FailedMount", "FailedAttachVolume", "FailedMapVolume")]
+    newest: Any = max(volume, key=lambda each: each.get("lastTimestamp") or "", default={})
+    return dataclasses.replace(seen, mount_failure=newest.get("message", ""))
+
+
+def nodes(store: Store) -> tuple[Node, ...]:
+    """The cluster's nodes; none where we may not see them."""
+    return tuple(map(node, store.all("Node")))
+
+
+def holders(store: Store) -> list[tuple[str, str, Mapping[str, int]]]:
+    """Who holds accelerators where, as far as it is endpoints: namespace/name, node, devices by name."""
+    found = []
+    for each in store.all("Pod"):
+        seen = pod(each)
+        if seen.node and seen.requests:
+            metadata = each["metadata"]
+            found.append((f"{metadata['namespace']}/{metadata['labels'][INSTANCE]}", seen.node, seen.requests))
+    return found
 
 
 def rollout(deployment: Object) -> Rollout:
@@ -46,6 +107,7 @@ def rollout(deployment: Object) -> Rollout:
     status: Any = deployment.get("status") or {}
     conditions = {each["type"]: each for each in status.get("conditions", ())}
     failure = conditions.get("ReplicaFailure", {})
+    progress = conditions.get("Progressing", {})
     return Rollout(
         current=status.get("observedGeneration", 0) >= deployment["metadata"]["generation"],
         desired=deployment["spec"]["replicas"],
@@ -54,6 +116,7 @@ def rollout(deployment: Object) -> Rollout:
         ready=status.get("readyReplicas", 0),
         available=status.get("availableReplicas", 0),
         failure=failure.get("message", "") if failure.get("status") == "True" else "",
+        overdue=progress.get("reason") == "ProgressDeadlineExceeded",
     )
 
 
@@ -64,15 +127,63 @@ def pod(live: Object) -> Pod:
     scheduled = conditions.get("PodScheduled", {})
     container: Any = next((each for each in status.get("containerStatuses", ()) if each["name"] == "engine"), {})
     state, last = container.get("state") or {}, container.get("lastState") or {}
-    waiting = state.get("waiting") or {}
+    waiting = next(filter(None, map(_waiting, (*status.get("initContainerStatuses", ()), container))), ("", ""))
     end = state.get("terminated") or last.get("terminated") or {}
+    failed = status.get("phase") == "Failed" and status.get("reason")
     return Pod(
         name=live["metadata"]["name"],
         created=live["metadata"]["creationTimestamp"],
         ready=conditions.get("Ready", {}).get("status") == "True",
+        version=(live["metadata"].get("labels") or {}).get("pod-template-hash", ""),
+        node=live["spec"].get("nodeName") or "",
+        address=status.get("podIP", ""),
+        requests=_requests(live),
         unschedulable=scheduled.get("message", "") if scheduled.get("reason") == "Unschedulable" else "",
-        waiting=(waiting.get("reason", ""), waiting.get("message", "")),
+        waiting=waiting,
+        failed=(status["reason"], status.get("message", "")) if failed else ("", ""),
         exit_code=end.get("exitCode"),
         exit_reason=end.get("reason", ""),
         last_words=end.get("message", ""),
     )
+
+
+def node(live: Object) -> Node:
+    """One node."""
+    status: Any = live.get("status") or {}
+    conditions = {each["type"]: each["status"] for each in status.get("conditions") or ()}
+    return Node(
+        name=live["metadata"]["name"],
+        labels=live["metadata"].get("labels") or {},
+        allocatable=_countable(status.get("allocatable") or {}),
+        ready=conditions.get("Ready") == "True",
+        unschedulable=bool(live["spec"].get("unschedulable")),
+    )
+
+
+def access_modes(kube: Kube, namespace: str, claim: str) -> tuple[str, ...] | None:
+    """How a claim may be mounted; None where there is no such claim.
+
+    Raises:
+        KubeError: the API server could not be asked, or could not answer.
+    """
+    live = kube.get("PersistentVolumeClaim", namespace, claim)
+    return tuple(live["spec"].get("accessModes", ())) if live else None
+
+
+def _waiting(container: Object) -> tuple[str, str] | None:
+    waiting = (container.get("state") or {}).get("waiting") or {}
+    return (waiting["reason"], waiting.get("message", "")) if waiting.get("reason") else None
+
+
+def _requests(live: Object) -> dict[str, int]:
+    total: dict[str, int] = {}
+    for container in live["spec"]["containers"]:
+        resources = container.get("resources") or {}
+        for name, amount in _countable({**resources.get("limits", {}), **resources.get("requests", {})}).items():
+            total[name] = total.get(name, 0) + amount
+    return total
+
+
+def _countable(amounts: Mapping[str, Any]) -> dict[str, int]:
+    """The amounts of devices: extended resources, which have a domain's name and come in whole numbers."""
+    return {name: int(amount) for name, amount in amounts.items() if "/" in name and str(amount).isdigit()}

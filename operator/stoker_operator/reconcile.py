@@ -6,45 +6,113 @@ times, after lost events and after a restart.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from datetime import datetime
 from enum import Enum
+from typing import Any
 
 from stoker_operator import observe
-from stoker_operator.apply import apply, apply_status
-from stoker_operator.decide import decide, is_ours
-from stoker_operator.facts import Key
+from stoker_operator.api.violation import Violation
+from stoker_operator.apply import MANAGER, Writer
+from stoker_operator.decide import Decision, decide, is_ours, refuse
+from stoker_operator.diagnosis import Diagnosis, diagnose
+from stoker_operator.engine_facts import kv_blocks, metrics_url
+from stoker_operator.facts import Endpoint, Key, Pod, Rollout
+from stoker_operator.judge import Judgement, Knowledge, judge
 from stoker_operator.kube import Kube
-from stoker_operator.plan.catalogue import Catalogue
-from stoker_operator.status import status
+from stoker_operator.manifests.owner import Owner
+from stoker_operator.pinning import engine
+from stoker_operator.plan.capacity import Holder, capacity
+from stoker_operator.status import Seen, status, told_args
+from stoker_operator.store import Store
 
 
 class Outcome(Enum):
-    """What there is left to do for an endpoint."""
+    """What a reconcile found.
 
-    GONE = "it no longer exists"
-    SETTLED = "it is as it should be, or only its owner can change that"
-    MOVING = "it is on its way: look again soon"
-    REFUSED = "the API server will not take one of its objects: try again later"
+    GONE: there is no such endpoint. SETTLED: everything is as wanted. MOVING: pods are not there yet, or something
+    is in the way that may pass. REFUSED: the API server takes something else than what is wanted.
+    """
+
+    GONE = "gone"
+    SETTLED = "settled"
+    MOVING = "moving"
+    REFUSED = "refused"
 
 
-def reconcile(kube: Kube, catalogue: Catalogue, key: Key, now: datetime) -> Outcome:
+@dataclass(frozen=True)
+class Cluster:
+    """What a reconcile works with: where it asks, what has been seen, who writes."""
+
+    kube: Kube
+    store: Store
+    writer: Writer
+
+
+def reconcile(cluster: Cluster, knowledge: Knowledge, key: Key, now: datetime) -> Outcome:
     """Makes the cluster as the endpoint wants it, and reports.
 
     Raises:
         KubeError: the API server could not be asked, or could not answer.
+        NotLeading: another replica writes now.
     """
-    endpoint = observe.endpoint(kube, key)
+    endpoint = observe.endpoint(cluster.store, key)
     if endpoint is None or endpoint.deleting:  # its objects go with it, by their owner references
         return Outcome.GONE
-    live = observe.children(kube, key)
-    decision = decide(endpoint, live, catalogue)
-    applied = apply(kube, decision.objects, live)
+    owner = Owner(key.name, key.namespace, endpoint.uid)
+    judgement = judge(owner, endpoint.document, knowledge)
+    live = observe.children(cluster.store, key)
+    live |= observe.unlabelled(cluster.kube, key, {each["kind"] for each in judgement.objects} - live.keys())
+    modes = _access_modes(cluster, key, judgement)
+    decision = decide(endpoint, owner, judgement, live, modes, MANAGER)
+
+    # What a template may hold only the API server knows. It is asked before anything is written.
+    check = "Deployment" if judgement.parsed and judgement.parsed.spec.template.spec else ""
+    applied = cluster.writer.apply(decision.objects, live, decision.unwanted, check=check)
+    if check and applied.refused == check:
+        problem = f"the API server refuses the pods it makes: {applied.refusal}"
+        decision = refuse(decision, Violation("spec.template", problem, "correct it", reason="InvalidTemplate"))
 
     deployment = applied.live.get("Deployment")
-    rollout = observe.rollout(deployment) if deployment and is_ours(decision.owner, deployment) else None
+    rollout = observe.rollout(deployment) if deployment and is_ours(owner, deployment) else None
     moving = rollout is not None and not rollout.complete
-    pods = observe.pods(kube, key, decision.owner.selector()) if moving else ()
-    apply_status(kube, endpoint, status(endpoint, decision, applied.refusal, applied.live, rollout, pods, now))
+    pods = observe.pods(cluster.store, key) if rollout else ()
+    trouble = _trouble(cluster, decision, key, rollout, pods, now) if rollout and moving else None
+    blocks = _kv_blocks(decision, endpoint, pods, moving)
+    seen = Seen(applied.live, applied.refusal, rollout, trouble, blocks)
+    cluster.writer.apply_status(endpoint, status(endpoint, decision, seen, now), now)
     if applied.refusal:
         return Outcome.REFUSED
     return Outcome.MOVING if moving or decision.conflict else Outcome.SETTLED
+
+
+def _access_modes(cluster: Cluster, key: Key, judgement: Judgement) -> tuple[str, ...] | None:
+    """How the claim that a spec names may be mounted; None where it names none, or there is none."""
+    cache = judgement.parsed.spec.storage.cache if judgement.parsed else None
+    claim = cache.persistent_volume_claim if cache else None
+    return observe.access_modes(cluster.kube, key.namespace, claim.claim_name) if claim else None
+
+
+def _trouble(
+    cluster: Cluster, decision: Decision, key: Key, rollout: Rollout, pods: tuple[Pod, ...], now: datetime
+) -> Diagnosis | None:
+    pods = tuple(observe.with_mount_failure(cluster.kube, key, pod, now) for pod in pods)
+    room = ""
+    if decision.judgement.plan and any(pod.unschedulable for pod in pods):
+        placement = decision.judgement.plan.placement
+        holders = [Holder(*each) for each in observe.holders(cluster.store)]
+        room = capacity(observe.nodes(cluster.store), holders, placement.accelerator, placement.count)
+    return diagnose(pods, rollout, room)
+
+
+def _kv_blocks(decision: Decision, endpoint: Endpoint, pods: tuple[Pod, ...], moving: bool) -> int | None:
+    """What the engine was found to have allocated: asked once for each way it is started."""
+    if decision.pinned is None:
+        return None
+    container = engine(decision.pinned.deployment)
+    workloads: list[Any] = endpoint.status.get("workloads") or [{}]
+    before: dict[str, Any] = workloads[0].get("engine") or {}
+    if before.get("args") == told_args(container) and "kvBlocks" in before:
+        return int(before["kvBlocks"])
+    pod = next((pod for pod in pods if pod.ready and pod.address), None)
+    return None if moving or pod is None else kv_blocks(metrics_url(container, pod.address))

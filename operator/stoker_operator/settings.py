@@ -7,6 +7,38 @@ from pathlib import Path
 
 
 @dataclass(frozen=True)
+class LeaseSettings:
+    """How replicas agree on the one that writes.
+
+    Attributes:
+        namespace, name: the Lease they do it by.
+    """
+
+    namespace: str
+    name: str
+
+
+@dataclass(frozen=True)
+class WebhookSettings:
+    """How endpoints are judged before they are stored.
+
+    Attributes:
+        address: where reviews are answered, as HOST:PORT.
+        namespace, secret: the Secret that holds the certificate (keys tls.crt, tls.key, ca.crt). It must exist.
+        hosts: what the API server calls us by; the certificate is for these.
+        configuration: the ValidatingWebhookConfiguration whose ``caBundle`` is ours to write.
+        external: somebody else, as cert-manager, owns the certificate and the ``caBundle``.
+    """
+
+    address: str
+    namespace: str
+    secret: str
+    hosts: tuple[str, ...] = ()
+    configuration: str = ""
+    external: bool = False
+
+
+@dataclass(frozen=True)
 class Settings:
     """How the operator runs.
 
@@ -17,7 +49,9 @@ class Settings:
             nothing happens. Events tell most of it, but not why pods do not start.
         backoff_seconds: the first pause after an error; it doubles up to `resync_seconds`.
         catalogue: a file that extends and overrides the built-in accelerator catalogue.
-        health_address: where ``/healthz`` answers, as HOST:PORT.
+        health_address: where ``/healthz``, ``/readyz`` and ``/metrics`` answer, as HOST:PORT.
+        lease: how replicas agree on the one that writes; None: there is one replica.
+        webhook: how endpoints are judged before they are stored; None: they are not.
     """
 
     namespaces: tuple[str, ...] = ()
@@ -26,3 +60,5 @@ class Settings:
     backoff_seconds: float = 1
     catalogue: Path | None = None
     health_address: str = "0.0.0.0:8080"
+    lease: LeaseSettings | None = None
+    webhook: WebhookSettings | None = None

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from stoker_operator.api.reference import reference
 from stoker_operator.api.v1alpha1.crd import crd
 from stoker_operator.cli.crd import main
 
 ROOT = Path(__file__).parents[2]
 FILES = ("crds/inferenceendpoints.stoker.dev.yaml", "charts/stoker/files/inferenceendpoints.stoker.dev.yaml")
+
+REFERENCE = "docs/reference/inferenceendpoint.md"
 
 
 def schema() -> dict[str, Any]:
@@ -31,6 +35,17 @@ def nodes(node: dict[str, Any], path: str = "") -> Iterator[tuple[str, dict[str,
 def test_the_files_are_what_would_be_generated(capsys: Any) -> None:
     for file in FILES:
         assert main(["--check", "--output", str(ROOT / file)]) == 0, capsys.readouterr().err
+    assert main(["--check", "--reference", str(ROOT / REFERENCE)]) == 0, capsys.readouterr().err
+
+
+def test_the_reference_has_every_field() -> None:
+    page = reference(crd())
+    for path, node in nodes(schema()):
+        top, _, name = path.rpartition(".")
+        if path.startswith((".spec.", ".status.")) and not path.endswith("[]"):
+            section = page.split(f"\n## {top[1:]}\n")[1].split("\n## ")[0]
+            (row,) = [line for line in section.splitlines() if line.startswith(f"| `{name}` |")]
+            assert node["description"].replace("|", "\\|") in row
 
 
 def test_a_stale_file_is_told(tmp_path: Path, capsys: Any) -> None:
@@ -66,6 +81,18 @@ def test_rules_point_at_fields_that_exist() -> None:
         for rule in node.get("x-kubernetes-validations", ()):
             assert path + rule.get("fieldPath", "") in at
             assert rule["message"]
+
+
+#: From https://kubernetes.io/docs/reference/using-api/cel, as of Kubernetes 1.31, and of these what is used.
+CEL_1_31 = {"has", "all", "exists", "filter", "map", "size", "matches", "startsWith", "format", "max"}
+
+
+def test_rules_use_only_functions_that_kubernetes_1_31_has() -> None:
+    for path, node in nodes(schema()):
+        for rule in node.get("x-kubernetes-validations", ()):
+            for expression in (rule["rule"], rule.get("messageExpression", "")):
+                code = re.sub(r"r?'[^']*'", "''", expression)
+                assert set(re.findall(r"([A-Za-z_]\w*)\(", code)) <= CEL_1_31, path
 
 
 def test_the_engines_words_are_the_schemas() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from stoker_operator.drift import differs
+from stoker_operator.drift import differs, owned_part
 
 DESIRED = {
     "metadata": {"name": "a", "annotations": {"x": "1"}, "ownerReferences": [{"uid": "u", "name": "a"}]},
@@ -90,7 +90,6 @@ def edit(path: str, value: Any) -> dict[str, Any]:
         ("spec.containers.0", None),
         ("metadata.annotations.x", None),
         ("metadata.ownerReferences", []),
-        ("spec.volumes.0.emptyDir", None),
     ],
 )
 def test_what_we_want_and_is_not_there_is_drift(path: str, value: Any) -> None:
@@ -124,3 +123,24 @@ def test_what_was_ours_and_is_no_longer_wanted_is_drift(path: str) -> None:
 def test_amounts_are_compared_by_what_they_amount_to(one: Any, other: Any) -> None:
     assert not differs({"limits": {"a": one}}, {"limits": {"a": other}, "metadata": {}}, "stoker")
     assert differs({"args": [one]}, {"args": [other], "metadata": {}}, "stoker")
+
+
+@pytest.mark.parametrize("nothing", ["", 0, False, [], {}, None])
+def test_what_the_api_server_does_not_store_is_no_drift(nothing: Any) -> None:
+    live = {"metadata": {"name": "a"}, "spec": {"hostNetwork": True}}
+    assert not differs({"metadata": {"name": "a"}, "spec": {"hostPID": nothing}}, live, "stoker")
+    assert differs({"metadata": {"name": "a"}, "spec": {"hostNetwork": False}}, live, "stoker")
+
+
+def test_a_volume_may_be_mounted_twice() -> None:
+    mounts = [{"name": "data", "mountPath": "/a"}, {"name": "data", "mountPath": "/b"}]
+    live = {"metadata": {}, "volumeMounts": [{**each, "readOnly": True} for each in mounts]}
+    assert not differs({"volumeMounts": mounts}, live, "stoker")
+
+
+def test_what_was_applied_is_read_from_what_is_there() -> None:
+    live = edit("spec.replicas", 3)
+    part = owned_part(live, "stoker")
+    assert not differs(part, live, "stoker")
+    assert "kubectl.kubernetes.io/restartedAt" not in part["metadata"]["annotations"]
+    assert [each["name"] for each in part["spec"]["containers"]] == ["engine"]

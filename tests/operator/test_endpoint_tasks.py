@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import selectors
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from stoker_operator.endpoint_tasks import EndpointTasks
@@ -15,30 +14,6 @@ from stoker_operator.settings import Settings
 
 SETTINGS = Settings(resync_seconds=600, recheck_seconds=2, backoff_seconds=1)
 KEY = Key("default", "demo")
-
-
-class VirtualLoop(asyncio.SelectorEventLoop):
-    """Where nothing is left to do but wait, the wait is over at once, and the clock has moved."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-        selector = selectors.DefaultSelector()
-        select = selector.select
-
-        def skip(timeout: float | None = None) -> Any:
-            self.now += timeout or 0
-            return select(0)
-
-        selector.select = skip  # type: ignore[method-assign]
-        super().__init__(selector)
-
-    def time(self) -> float:
-        return self.now
-
-
-def run(main: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
-        runner.run(main())
 
 
 def now() -> float:
@@ -69,7 +44,7 @@ def tasks(reconcile: Callable[[Key], Awaitable[Outcome]]) -> EndpointTasks:
     return EndpointTasks(reconcile, SETTINGS, jitter=lambda: 0.5)
 
 
-def test_wakes_during_a_reconcile_become_one_more() -> None:
+def test_wakes_during_a_reconcile_become_one_more(virtual_time: Any) -> None:
     async def main() -> None:
         recorder = Recorder()
         waker = tasks(recorder)
@@ -81,10 +56,10 @@ def test_wakes_during_a_reconcile_become_one_more() -> None:
         assert recorder.times == [0, 1]
         await waker.stop()
 
-    run(main)
+    virtual_time(main)
 
 
-def test_the_clock_wakes_soon_while_something_moves_and_later_while_nothing_happens() -> None:
+def test_the_clock_wakes_soon_while_something_moves_and_later_while_nothing_happens(virtual_time: Any) -> None:
     async def main() -> None:
         recorder = Recorder(*[Outcome.MOVING] * 7)
         waker = tasks(recorder)
@@ -96,10 +71,10 @@ def test_the_clock_wakes_soon_while_something_moves_and_later_while_nothing_happ
         assert recorder.times[6:] == [90, 93, 694]
         await waker.stop()
 
-    run(main)
+    virtual_time(main)
 
 
-def test_errors_are_retried_ever_more_slowly_and_an_event_does_not_wait() -> None:
+def test_errors_are_retried_ever_more_slowly_and_an_event_does_not_wait(virtual_time: Any) -> None:
     async def main() -> None:
         recorder = Recorder(KubeError(500, "down"), ValueError("a bug"), Outcome.REFUSED, KubeError(0, "no answer"))
         waker = tasks(recorder)
@@ -111,10 +86,10 @@ def test_errors_are_retried_ever_more_slowly_and_an_event_does_not_wait() -> Non
         assert recorder.times == [0, 2, 5, 10, 12.5]
         await waker.stop()
 
-    run(main)
+    virtual_time(main)
 
 
-def test_an_endpoint_that_is_gone_leaves_nothing() -> None:
+def test_an_endpoint_that_is_gone_leaves_nothing(virtual_time: Any) -> None:
     async def main() -> None:
         recorder = Recorder(Outcome.GONE)
         waker = tasks(recorder)
@@ -126,10 +101,10 @@ def test_an_endpoint_that_is_gone_leaves_nothing() -> None:
         assert recorder.times == [0, 2]
         await waker.stop()
 
-    run(main)
+    virtual_time(main)
 
 
-def test_one_that_comes_back_while_it_is_found_gone_is_not_lost() -> None:
+def test_one_that_comes_back_while_it_is_found_gone_is_not_lost(virtual_time: Any) -> None:
     async def main() -> None:
         recorder = Recorder(Outcome.GONE)
         waker = tasks(recorder)
@@ -141,10 +116,10 @@ def test_one_that_comes_back_while_it_is_found_gone_is_not_lost() -> None:
         assert len(waker) == 1
         await waker.stop()
 
-    run(main)
+    virtual_time(main)
 
 
-def test_a_slow_endpoint_keeps_nobody_waiting() -> None:
+def test_a_slow_endpoint_keeps_nobody_waiting(virtual_time: Any) -> None:
     async def main() -> None:
         seen: list[tuple[float, str]] = []
 
@@ -160,4 +135,4 @@ def test_a_slow_endpoint_keeps_nobody_waiting() -> None:
         assert seen == [(1, "quick"), (100, "slow")]
         await waker.stop()
 
-    run(main)
+    virtual_time(main)

@@ -8,18 +8,20 @@ from typing import Any
 import pytest
 
 from stoker_operator.decide import Decision, decide
-from stoker_operator.diagnosis import diagnose
-from stoker_operator.facts import Endpoint, Key, Pod, Rollout
-from stoker_operator.observe import pod as observe_pod
+from stoker_operator.diagnosis import Diagnosis
+from stoker_operator.facts import Endpoint, Key, Rollout
+from stoker_operator.judge import Knowledge, judge
+from stoker_operator.manifests.owner import Owner
 from stoker_operator.observe import rollout as observe_rollout
 from stoker_operator.plan.catalogue import Catalogue
-from stoker_operator.status import status
+from stoker_operator.status import Seen, status
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 LATER = datetime(2026, 1, 1, 13, tzinfo=UTC)
 DONE = Rollout(current=True, desired=2, total=2, updated=2, ready=2, available=2)
 HALF = Rollout(current=True, desired=2, total=3, updated=1, ready=2, available=2)
-SERVING = Pod("p1", "2026", ready=True)
+NONE = Rollout(current=True, desired=0, total=0, updated=0, ready=0, available=0)
+OWNER = Owner("demo", "default", "uid-1")
 
 
 def facts(document: Any, **before: Any) -> Endpoint:
@@ -31,19 +33,28 @@ def ours(kind: str) -> dict[str, Any]:
     return {"kind": kind, "metadata": {"ownerReferences": [reference]}}
 
 
+def decided(endpoint: Endpoint, live: Any, catalogue: Catalogue, access_modes: Any = None) -> Decision:
+    judgement = judge(OWNER, endpoint.document, Knowledge(catalogue))
+    return decide(endpoint, OWNER, judgement, live, access_modes, "stoker")
+
+
 def report(
     document: Any,
     catalogue: Catalogue,
     rollout: Rollout | None = DONE,
-    *pods: Pod,
+    *,
+    trouble: Diagnosis | None = None,
     refusal: str = "",
     live: Any = None,
     before: Any = None,
     now: datetime = NOON,
+    kv_blocks: int | None = None,
+    access_modes: Any = None,
 ) -> dict[str, Any]:
     endpoint = facts(document, **(before or {}))
     live = {"Service": ours("Service")} if live is None else live
-    return status(endpoint, decide(endpoint, live, catalogue), refusal, live, rollout, pods, now)
+    decision = decided(endpoint, live, catalogue, access_modes)
+    return status(endpoint, decision, Seen(live, refusal, rollout, trouble, kv_blocks), now)
 
 
 def condition(reported: dict[str, Any], kind: str) -> tuple[str, str]:
@@ -53,30 +64,60 @@ def condition(reported: dict[str, Any], kind: str) -> tuple[str, str]:
     return found["status"], found["reason"]
 
 
+def message(reported: dict[str, Any], kind: str = "Ready") -> str:
+    return next(str(each["message"]) for each in reported["conditions"] if each["type"] == kind)
+
+
 def test_an_endpoint_that_serves(document: Any, catalogue: Catalogue) -> None:
-    reported = report(document(replicas=2), catalogue)
-    assert {
-        kind: condition(reported, kind) for kind in ("Accepted", "Planned", "Available", "Progressing", "Ready")
-    } == {
+    reported = report(document(replicas=2), catalogue, kv_blocks=1234)
+    assert [each["type"] for each in reported["conditions"]] == [
+        "Accepted", "Planned", "Available", "Progressing", "Stalled", "Ready",
+    ]  # fmt: skip
+    assert {each["type"]: condition(reported, each["type"]) for each in reported["conditions"]} == {
         "Accepted": ("True", "Accepted"),
         "Planned": ("True", "Planned"),
         "Available": ("True", "Available"),
         "Progressing": ("False", "RolledOut"),
+        "Stalled": ("False", "NotStalled"),
         "Ready": ("True", "Ready"),
     }
     assert reported["url"] == "http://demo.default.svc:8000/v1"
+    assert reported["addresses"] == [{"name": "cluster", "url": reported["url"]}]
     assert reported["observedGeneration"] == 7
-    assert reported["workloads"] == [
-        {"name": "main", "image": "stoker/engine-cpu:0.1.0", "plan": {"tensor": 1, "data": 1}}
-    ]
+    (workload,) = reported["workloads"]
+    assert (workload["name"], workload["runtime"], workload["image"]) == ("main", "stoker", "stoker/engine-cpu:0.1.0")
+    assert (workload["plan"]["tensor"], workload["plan"]["pipeline"], workload["plan"]["data"]) == (1, 1, 1)
+    assert workload["plan"]["weightBytesPerGpu"] > 0
+    assert workload["engine"]["args"][:2] == ["serve", "demo://gemma-3-270m"]
+    assert workload["engine"]["kvBlocks"] == 1234
     assert reported["selector"].startswith("app.kubernetes.io/name=stoker-engine,app.kubernetes.io/instance=demo")
 
 
+def test_a_model_of_unknown_shape_runs_all_the_same(document: Any, catalogue: Catalogue) -> None:
+    reported = report(document(model={"source": "pvc://weights/llama"}), catalogue)
+    assert condition(reported, "Planned") == ("Unknown", "ModelUnknown")
+    assert condition(reported, "Ready") == ("True", "Ready")
+    assert reported["workloads"][0]["plan"] == {"tensor": 1, "pipeline": 1, "data": 1}
+
+
+def test_a_load_balancer_has_an_address_of_its_own(document: Any, catalogue: Catalogue) -> None:
+    service = {
+        **ours("Service"),
+        "status": {"loadBalancer": {"ingress": [{"ip": "192.0.2.7"}, {"hostname": "lb.net"}]}},
+    }
+    reported = report(document(service={"port": 80}), catalogue, live={"Service": service})
+    assert reported["addresses"][1:] == [
+        {"name": "loadBalancer", "url": "http://192.0.2.7:80/v1"},
+        {"name": "loadBalancer-2", "url": "http://lb.net:80/v1"},
+    ]
+
+
 def test_an_endpoint_that_rolls_is_available_and_not_ready(document: Any, catalogue: Catalogue) -> None:
-    reported = report(document(), catalogue, HALF, SERVING)
+    reported = report(document(), catalogue, HALF)
     assert condition(reported, "Available") == ("True", "Available")
     assert condition(reported, "Progressing") == ("True", "RollingOut")
     assert condition(reported, "Ready") == ("False", "RollingOut")
+    assert condition(reported, "Stalled") == ("False", "NotStalled")
 
 
 def test_a_deployment_that_was_just_changed_is_not_complete() -> None:
@@ -90,8 +131,7 @@ def test_a_deployment_that_was_just_changed_is_not_complete() -> None:
 
 
 def test_no_replicas_are_ready(document: Any, catalogue: Catalogue) -> None:
-    none = Rollout(current=True, desired=0, total=0, updated=0, ready=0, available=0)
-    reported = report(document(replicas=0), catalogue, none)
+    reported = report(document(replicas=0), catalogue, NONE)
     assert condition(reported, "Ready") == ("True", "ScaledToZero")
     assert condition(reported, "Available") == ("False", "NoPodServes")
 
@@ -104,9 +144,25 @@ def test_a_spec_that_is_refused_leaves_what_runs(document: Any, catalogue: Catal
     assert condition(reported, "Planned") == ("Unknown", "NotAccepted")
     assert condition(reported, "Available") == ("True", "Available")
     assert condition(reported, "Progressing") == ("False", "UnknownAccelerator")
+    assert condition(reported, "Stalled") == ("True", "UnknownAccelerator")
     assert condition(reported, "Ready") == ("False", "UnknownAccelerator")
     assert reported["workloads"] == before["workloads"]
-    assert decide(facts(wrong), {}, catalogue).objects == ()
+    assert decided(facts(wrong), {}, catalogue).objects == ()
+
+
+def test_a_model_that_does_not_fit_is_accepted_and_not_planned(document: Any, catalogue: Catalogue) -> None:
+    spec = {
+        "model": {"source": "hf://meta-llama/Meta-Llama-3-70B-Instruct"},
+        "hardware": {"accelerator": "nvidia-h100-80gb", "count": 1},
+        "engine": {"image": "x"},
+    }
+    reported = report(document(**spec), catalogue, None, live={})
+    assert condition(reported, "Accepted") == ("True", "Accepted")
+    planned, reason = condition(reported, "Planned")
+    assert planned == "False"
+    assert condition(reported, "Ready") == ("False", reason)
+    assert condition(reported, "Stalled") == ("True", reason)
+    assert "spec." in message(reported)
 
 
 def test_a_spec_of_another_version_is_refused_and_no_bug(document: Any, catalogue: Catalogue) -> None:
@@ -115,31 +171,48 @@ def test_a_spec_of_another_version_is_refused_and_no_bug(document: Any, catalogu
 
 
 def test_what_the_api_server_refuses_is_told(document: Any, catalogue: Catalogue) -> None:
-    reported = report(document(), catalogue, None, refusal="Deployment: quota exceeded")
+    reported = report(document(), catalogue, None, refusal="memory limit must be at least the request")
     assert condition(reported, "Ready") == ("False", "ApplyFailed")
-    assert "quota exceeded" in reported["conditions"][-1]["message"]
+    assert condition(reported, "Stalled") == ("True", "ApplyFailed")
+    assert "at least the request" in message(reported)
+    # A refusal is of the newest spec, so that what serves is an older one.
+    reported = report(document(), catalogue, DONE, refusal='services "demo" is forbidden: exceeded quota: team')
+    assert condition(reported, "Ready") == ("False", "QuotaExceeded")
+    assert condition(reported, "Stalled") == ("False", "NotStalled")
+    assert condition(reported, "Available") == ("True", "Available")
 
 
 @pytest.mark.parametrize(
-    ("references", "words"),
+    ("references", "words", "stalled"),
     [
-        ([], "was made by someone else and is left alone; delete it"),
-        ([{"uid": "u", "kind": "App", "name": "x", "controller": True}], "belongs to App x and is left alone"),
+        ([], "was made by someone else and is left alone; delete it", "True"),
+        ([{"uid": "u", "kind": "App", "name": "x", "controller": True}], "belongs to App x and is left alone", "True"),
         (
             [{"uid": "uid-0", "kind": "InferenceEndpoint", "name": "demo", "controller": True}],
             "belongs to an earlier endpoint of this name; it is being deleted",
+            "False",
         ),
     ],
 )
 def test_an_object_of_another_owner_is_left_alone(
-    document: Any, catalogue: Catalogue, references: Any, words: str
+    document: Any, catalogue: Catalogue, references: Any, words: str, stalled: str
 ) -> None:
     live = {"Service": {"kind": "Service", "metadata": {"ownerReferences": references}}}
-    assert decide(facts(document()), live, catalogue).objects == ()
+    assert decided(facts(document()), live, catalogue).objects == ()
     reported = report(document(), catalogue, None, live=live)
     assert condition(reported, "Ready") == ("False", "NameConflict")
-    assert words in reported["conditions"][-1]["message"]
+    assert condition(reported, "Stalled")[0] == stalled
+    assert words in message(reported)
     assert "url" not in reported
+
+
+def test_a_claim_that_pods_cannot_share_is_refused(document: Any, catalogue: Catalogue) -> None:
+    cache = {"cache": {"persistentVolumeClaim": {"claimName": "weights"}}}
+    reported = report(document(replicas=2, storage=cache), catalogue, access_modes=("ReadWriteOnce",))
+    assert condition(reported, "Accepted")[0] == "False"
+    assert "ReadWriteMany" in message(reported)
+    reported = report(document(replicas=2, storage=cache), catalogue, access_modes=("ReadWriteMany",))
+    assert condition(reported, "Ready") == ("True", "Ready")
 
 
 def test_a_condition_keeps_the_time_of_its_last_change(document: Any, catalogue: Catalogue) -> None:
@@ -151,57 +224,50 @@ def test_a_condition_keeps_the_time_of_its_last_change(document: Any, catalogue:
     assert report(document(), catalogue, DONE, before=second, now=datetime(2027, 1, 1, tzinfo=UTC)) == second
 
 
-@pytest.mark.parametrize(
-    ("pod", "reason", "words"),
-    [
-        (Pod("p", "", False, unschedulable="0/2 nodes."), "Unschedulable", "no node takes pod p: 0/2 nodes. Free or"),
-        (Pod("p", "", False, waiting=("ErrImagePull", "not found")), "ImagePullError", "not found; check spec.engine"),
-        (Pod("p", "", False, waiting=("CreateContainerConfigError", "no key")), "StartError", "no key"),
-        (Pod("p", "", False, exit_code=1, last_words="no such model\n"), "CrashLoopBackOff", "code 1: no such model"),
-        (Pod("p", "", False, exit_code=1), "CrashLoopBackOff", "it said nothing; see the pod's log"),
-        (Pod("p", "", False, exit_code=137, exit_reason="OOMKilled"), "OOMKilled", "limits.memory"),
-        (Pod("p", "", False, exit_code=137, exit_reason="Error"), "OOMKilled", "limits.memory"),
-    ],
-)
-def test_trouble_has_a_name_and_a_remedy(
-    document: Any, catalogue: Catalogue, pod: Pod, reason: str, words: str
-) -> None:
-    reported = report(document(), catalogue, HALF, SERVING, pod)
-    assert condition(reported, "Ready") == ("False", reason)
-    assert words in reported["conditions"][-1]["message"]
+def test_trouble_is_told_until_it_is_over(document: Any, catalogue: Catalogue) -> None:
+    trouble = Diagnosis("ModelNotFound", "there is no such model; check spec.model.source", lasting=True)
+    reported = report(document(), catalogue, HALF, trouble=trouble)
+    for kind, expected in (("Ready", "False"), ("Stalled", "True"), ("Progressing", "False")):
+        assert condition(reported, kind) == (expected, "ModelNotFound")
+    assert condition(reported, "Available") == ("True", "Available")
+    healed = report(document(), catalogue, DONE, before=reported)
+    assert condition(healed, "Ready") == ("True", "Ready")
+    assert "ModelNotFound" not in str(healed)
+
+    passing = Diagnosis("ImagePullError", "the registry is away")
+    reported = report(document(), catalogue, HALF, trouble=passing)
+    assert condition(reported, "Stalled") == ("False", "NotStalled")
+    assert condition(reported, "Progressing") == ("True", "RollingOut")
 
 
-def test_a_pod_that_only_starts_is_no_trouble() -> None:
-    assert diagnose([Pod("p", "", False), Pod("q", "", True, exit_code=1)]) is None
-
-
-def test_a_pod_is_read_from_what_the_kubelet_says() -> None:
-    live = {
-        "metadata": {"name": "p", "creationTimestamp": "2026-01-01T00:00:00Z"},
-        "status": {
-            "conditions": [
-                {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/1 nodes"},
-                {"type": "Ready", "status": "False"},
-            ],
-            "containerStatuses": [
-                {
-                    "name": "engine",
-                    "state": {"waiting": {"reason": "CrashLoopBackOff", "message": "back-off"}},
-                    "lastState": {"terminated": {"exitCode": 1, "reason": "Error", "message": "bye"}},
-                }
-            ],
-        },
-    }
-    assert observe_pod(live) == Pod(
-        "p", "2026-01-01T00:00:00Z", False, "0/1 nodes", ("CrashLoopBackOff", "back-off"), 1, "Error", "bye"
-    )
-    assert observe_pod({"metadata": live["metadata"]}) == Pod("p", "2026-01-01T00:00:00Z", False)
+def test_a_newer_image_that_waits_is_told(document: Any, catalogue: Catalogue) -> None:
+    first = decided(facts(document()), {}, catalogue)
+    assert first.pinned
+    live = {"Service": ours("Service"), "Deployment": {**ours("Deployment"), **first.pinned.deployment}}
+    live["Deployment"]["metadata"] |= ours("Deployment")["metadata"]
+    newer = catalogue.model_copy(update={"runtimes": {**catalogue.runtimes, "stoker": {"cpu": "engine:2"}}})
+    reported = report(document(), newer, live=live)
+    assert condition(reported, "Ready") == ("True", "Ready")
+    assert condition(reported, "Progressing") == ("False", "NewerImageWaiting")
+    assert "engine:2" in message(reported, "Progressing")
+    assert reported["workloads"][0]["image"] == "stoker/engine-cpu:0.1.0"
+    always = report(document(rollout={"imageUpdates": "Always"}), newer, live=live)
+    assert always["workloads"][0]["image"] == "engine:2"
 
 
 def test_a_decision_ties_everything_to_the_endpoint(document: Any, catalogue: Catalogue) -> None:
-    decision: Decision = decide(facts(document()), {}, catalogue)
-    assert [each["kind"] for each in decision.objects] == ["ServiceAccount", "Service", "Deployment"]
+    decision = decided(facts(document(replicas=2)), {}, catalogue)
+    assert [each["kind"] for each in decision.objects] == [
+        "ServiceAccount", "Service", "NetworkPolicy", "PodDisruptionBudget", "Deployment",
+    ]  # fmt: skip
     for each in decision.objects:
         (reference,) = each["metadata"]["ownerReferences"]
         assert (reference["uid"], reference["controller"], reference["blockOwnerDeletion"]) == ("uid-1", True, True)
         assert each["metadata"]["namespace"] == "default"
+
+
+def test_what_is_no_longer_wanted_goes(document: Any, catalogue: Catalogue) -> None:
+    live = {kind: ours(kind) for kind in ("Service", "PodDisruptionBudget", "PersistentVolumeClaim")}
+    decision = decided(facts(document()), live, catalogue)
+    assert [each["kind"] for each in decision.unwanted] == ["PodDisruptionBudget"]  # and no claim with data in it
+    assert decided(facts(document(surprise=1)), live, catalogue).unwanted == ()

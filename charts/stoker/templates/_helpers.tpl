@@ -2,6 +2,11 @@
 {{- if contains "stoker" .Release.Name }}{{ .Release.Name | trunc 54 | trimSuffix "-" }}{{ else }}{{ printf "%s-stoker" (.Release.Name | trunc 46 | trimSuffix "-") }}{{ end -}}
 {{- end }}
 
+{{- /* The webhook's Service, and the Secret with its certificate. */ -}}
+{{- define "stoker.webhook" -}}
+{{ include "stoker.name" . }}-webhook
+{{- end }}
+
 {{- define "stoker.selector" -}}
 app.kubernetes.io/name: stoker-operator
 app.kubernetes.io/instance: {{ .Release.Name }}
@@ -15,11 +20,46 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- end }}
 
+{{- /* An image with the registry before it, where it names none: its first part is no host. */ -}}
+{{- define "stoker.image" -}}
+{{- $first := splitList "/" .image | first -}}
+{{- $named := and (contains "/" .image) (or (contains "." $first) (contains ":" $first) (eq $first "localhost")) -}}
+{{- if and .root.Values.images.registry (not $named) }}{{ .root.Values.images.registry }}/{{ end }}{{ .image -}}
+{{- end }}
+
+{{- define "stoker.operatorImage" -}}
+{{- $tag := .Values.images.tag | default .Chart.AppVersion -}}
+{{ include "stoker.image" (dict "root" . "image" (.Values.images.operator | default (printf "stoker/operator:%s" $tag))) }}
+{{- end }}
+
 {{- /* What is laid over the operator's built-in catalogue. */ -}}
 {{- define "stoker.catalogue" -}}
-{{- $images := dict "cpu" (printf "stoker/engine-cpu:%s" .Chart.AppVersion) -}}
+{{- $images := dict -}}
 {{- range $kind, $image := .Values.images.engine }}{{ if $image }}{{ $_ := set $images $kind $image }}{{ end }}{{ end -}}
-runtimes:
-  stoker: {{ toJson $images }}
-accelerators: {{ toJson .Values.accelerators }}
+{{- $runtimes := deepCopy .Values.catalogue.runtimes -}}
+{{- $stoker := get $runtimes "stoker" | default dict -}}
+{{- range $kind, $image := $stoker }}{{ if hasKey $images $kind }}
+{{- fail (printf "images.engine.%s and catalogue.runtimes.stoker.%s both name an image; set one of them" $kind $kind) }}
+{{- end }}{{ end -}}
+{{- $default := dict "cpu" (printf "stoker/engine-cpu:%s" (.Values.images.tag | default .Chart.AppVersion)) -}}
+{{- $_ := set $runtimes "stoker" (merge dict $images $stoker $default) -}}
+accelerators: {{ toJson .Values.catalogue.accelerators }}
+supports: {{ toJson .Values.catalogue.supports }}
+releases: {{ toJson .Values.catalogue.releases }}
+runtimes: {{ toJson $runtimes }}
+{{- with .Values.images.registry }}
+registry: {{ . | quote }}
+{{- end }}
+{{- end }}
+
+{{- /* Annotations of what `helm test` makes. */ -}}
+{{- define "stoker.testHook" }}
+    helm.sh/hook: test
+    helm.sh/hook-delete-policy: before-hook-creation,hook-succeeded
+{{- end }}
+
+{{- /* Annotations of what applies the endpoints of the values. */ -}}
+{{- define "stoker.endpointsHook" }}
+    helm.sh/hook: post-install,post-upgrade
+    helm.sh/hook-delete-policy: before-hook-creation,hook-succeeded
 {{- end }}

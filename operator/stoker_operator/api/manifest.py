@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from stoker_operator.api.rule import violations
+from stoker_operator.api.rule import changes, violations
 from stoker_operator.api.v1alpha1 import API_VERSION, KIND, InferenceEndpoint
 from stoker_operator.api.violation import Refused, Violation
+
+#: How much of a wrong value is repeated.
+_SHOWN: Final = 100
+#: Fields that will have a meaning.
+RESERVED: Final = ("spec.autoscaling", "spec.gateway", "spec.adapters", "spec.prefill")
 
 
 def read(text: str) -> list[InferenceEndpoint]:
@@ -29,8 +34,13 @@ def read(text: str) -> list[InferenceEndpoint]:
     return [parse(document) for document in documents]
 
 
-def parse(document: Any) -> InferenceEndpoint:
+def parse(document: Any, before: Any = None) -> InferenceEndpoint:
     """The endpoint that `document` describes.
+
+    Args:
+        document: the manifest.
+        before: the manifest as it was, for rules about what may be changed; None where that is not known. One that
+            cannot be read, since the rules were others then, forbids no change.
 
     Raises:
         Refused: it breaks the schema, or a rule.
@@ -44,10 +54,20 @@ def parse(document: Any) -> InferenceEndpoint:
         endpoint = InferenceEndpoint.model_validate(dict(document))
     except ValidationError as error:
         raise Refused(*(_violation(dict(item)) for item in error.errors())) from None
-    broken = tuple(violations(endpoint))
+    broken = (*violations(endpoint), *_forbidden_changes(endpoint, before))
     if broken:
         raise Refused(*broken)
     return endpoint
+
+
+def _forbidden_changes(endpoint: InferenceEndpoint, before: Any) -> tuple[Violation, ...]:
+    if before is None:
+        return ()
+    try:
+        was = InferenceEndpoint.model_validate(dict(before))
+    except (ValidationError, TypeError, ValueError):
+        return ()
+    return tuple(changes(endpoint, was))
 
 
 def _violation(error: dict[str, Any]) -> Violation:
@@ -55,6 +75,8 @@ def _violation(error: dict[str, Any]) -> Violation:
     field = ""
     for step in error["loc"]:
         field += f"[{step}]" if isinstance(step, int) else f".{step}" if field else str(step)
+    if field in RESERVED:
+        return Violation(field, "this field is reserved and not available yet", "remove it")
     if error["type"] == "extra_forbidden":
         names = _fields(error["loc"][:-1])
         close = difflib.get_close_matches(str(error["loc"][-1]), names, n=1)
@@ -62,10 +84,18 @@ def _violation(error: dict[str, Any]) -> Violation:
         return Violation(field, "there is no such field", remedy)
     if error["type"] == "missing":
         return Violation(field, "this field is required", "set it")
-    message = error["msg"][0].lower() + error["msg"][1:]
+    if error["type"] in ("model_type", "dict_type"):  # pydantic would speak of Python's classes
+        return Violation(field, f"input should be a mapping, not {_shown(error['input'])}")
+    message = (error["msg"][0].lower() + error["msg"][1:]).replace(" after validation", "")
     value = error["input"]
-    shown = f", not {value!r}" if isinstance(value, str | int | float) else ""
+    shown = f", not {_shown(value)}" if isinstance(value, str | int | float) else ""
     return Violation(field, message + shown)
+
+
+def _shown(value: Any) -> str:
+    """`value` in a sentence."""
+    text = repr(value)
+    return text if len(text) <= _SHOWN else text[:_SHOWN] + "…"
 
 
 def _fields(path: tuple[Any, ...]) -> list[str]:

@@ -4,6 +4,9 @@ The schema says what one field may hold. A rule says what fields may hold togeth
 whose fields it looks at, so that `schema` can write it next to those fields in the CRD, where the API
 server judges it, and `violations` can judge it here, for `stoker up`, `stoker plan` and the operator itself. The two
 halves stand side by side and a test lets the API server and Python judge the same manifests.
+
+A `Rule` looks at an object. A `ChangeRule` looks at an object and at what it was before, and so can only be judged
+where both are known: by the API server and by the webhook.
 """
 
 from __future__ import annotations
@@ -47,14 +50,41 @@ class Rule:
 
     def validation(self) -> dict[str, str]:
         """The rule as an item of ``x-kubernetes-validations``."""
-        item = {"rule": self.cel}
-        if self.explain_cel:
-            item["messageExpression"] = self.explain_cel
-        # A static message is wanted even so: it is what is said should the expression fail.
-        item["message"] = Violation(self.field, self.message, self.remedy).sentence
-        if self.field:
-            item["fieldPath"] = f".{self.field}"
-        return item
+        # A static message is wanted also where there is an expression: it is what is said should that fail.
+        expression = {"messageExpression": self.explain_cel} if self.explain_cel else {}
+        return _validation(self.cel, self.field, self.message, self.remedy) | expression
+
+
+@dataclass(frozen=True)
+class ChangeRule:
+    """One rule about a change.
+
+    Attributes:
+        field: as of `Rule`.
+        holds: the rule in Python, of the model as it is to be and as it was.
+        cel: the rule in CEL; ``self`` is the model and ``oldSelf`` what it was.
+        message: what is wrong.
+        remedy: what to write instead.
+    """
+
+    field: str
+    holds: Callable[[Any, Any], bool]
+    cel: str
+    message: str
+    remedy: str
+
+    def violation(self, path: str) -> Violation:
+        """What to say of a change at `path` that breaks the rule."""
+        return Violation(join(path, self.field), self.message, self.remedy, reason="Immutable")
+
+    def validation(self) -> dict[str, str]:
+        """The rule as an item of ``x-kubernetes-validations``."""
+        return _validation(self.cel, self.field, self.message, self.remedy)
+
+
+def _validation(cel: str, field: str, message: str, remedy: str) -> dict[str, str]:
+    item = {"rule": cel, "message": Violation(field, message, remedy).sentence}
+    return item | ({"fieldPath": f".{field}"} if field else {})
 
 
 def violations(model: BaseModel, path: str = "") -> Iterator[Violation]:
@@ -71,6 +101,17 @@ def violations(model: BaseModel, path: str = "") -> Iterator[Violation]:
             for index, item in enumerate(value):
                 if isinstance(item, BaseModel):
                     yield from violations(item, f"{here}[{index}]")
+
+
+def changes(model: BaseModel, before: BaseModel, path: str = "") -> Iterator[Violation]:
+    """Every rule about changes that the change of `before` to `model` breaks, in them or in a model inside them."""
+    for rule in getattr(type(model), "CHANGES", ()):
+        if not rule.holds(model, before):
+            yield rule.violation(path)
+    for name, field in type(model).model_fields.items():
+        value, was = getattr(model, name), getattr(before, name)
+        if isinstance(value, BaseModel) and isinstance(was, BaseModel):
+            yield from changes(value, was, join(path, field.alias or name))
 
 
 def join(path: str, field: str) -> str:

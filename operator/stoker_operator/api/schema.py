@@ -43,6 +43,8 @@ def _convert(node: Schema, defs: Schema) -> Schema:
     if "description" in node:
         result["description"] = " ".join(node["description"].split())
     result |= {key: node[key] for key in _KEPT if key in node}
+    if "const" in node:
+        result["enum"] = [node["const"]]
     if "x-default" in node:
         result["default"] = node["x-default"]
     if "items" in node:
@@ -56,11 +58,9 @@ def _convert(node: Schema, defs: Schema) -> Schema:
 
 
 def _int_or_string(node: Schema, alternatives: list[Schema]) -> Schema:
-    text = next(option for option in alternatives if option["type"] == "string")
-    result: Schema = {"description": node["description"]} if "description" in node else {}
-    return result | {
-        "anyOf": [{"type": "integer"}, {"type": "string"}],
-        "pattern": text["pattern"],
-        "maxLength": text["maxLength"],
-        "x-kubernetes-int-or-string": True,
-    }
+    result: Schema = {"description": " ".join(node["description"].split())} if "description" in node else {}
+    result["anyOf"] = [{"type": "integer"}, {"type": "string"}]
+    # What bounds a number says nothing of a string, and the other way round, so both can stand at the node.
+    for option in alternatives:
+        result |= {key: option[key] for key in _KEPT if key in option and key != "type"}
+    return result | {"x-kubernetes-int-or-string": True}

@@ -1,4 +1,4 @@
-"""``stoker crd``: the CustomResourceDefinition, generated from the models."""
+"""``stoker crd``: the CustomResourceDefinition, generated from the models, and its reference page."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
+from stoker_operator.api.reference import reference
 from stoker_operator.api.v1alpha1.crd import crd
 from stoker_operator.cli import yaml_text
 
@@ -20,18 +21,26 @@ def main(argv: list[str]) -> int:
     parser.add_argument(
         "--output", type=Path, action="append", metavar="FILE", help="write it to FILE instead; may be repeated"
     )
+    parser.add_argument(
+        "--reference", type=Path, metavar="FILE", help="write the reference page of the resource to FILE"
+    )
     parser.add_argument("--check", action="store_true", help="write nothing; exit 1 where a FILE holds anything else")
     options = parser.parse_args(argv)
-    if options.check and not options.output:
-        parser.error("--check needs --output")
-    if not options.output:
+    wanted = dict.fromkeys(options.output or (), text())
+    if options.reference:
+        wanted[options.reference] = reference(crd())
+    if options.check and not wanted:
+        parser.error("--check needs --output or --reference")
+    if not wanted:
         print(text(), end="")
         return 0
     if not options.check:
-        for path in options.output:
-            path.write_text(text(), encoding="utf-8")
+        for path, content in wanted.items():
+            path.write_text(content, encoding="utf-8")
         return 0
-    stale = [path for path in options.output if not path.exists() or path.read_text(encoding="utf-8") != text()]
+    stale = [
+        path for path, content in wanted.items() if not path.exists() or path.read_text(encoding="utf-8") != content
+    ]
     for path in stale:
         print(f"stoker crd: {path} is stale; run `make generate`", file=sys.stderr)
     return 1 if stale else 0

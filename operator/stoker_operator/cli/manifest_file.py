@@ -12,10 +12,22 @@ from stoker_operator.api.v1alpha1 import InferenceEndpoint
 from stoker_operator.api.violation import Refused, Violation
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: argparse.ArgumentParser, *, required: bool = True) -> None:
     """Adds what every command that reads a manifest takes."""
-    parser.add_argument("-f", "--filename", required=True, metavar="FILE", help="the manifest; - is standard input")
+    parser.add_argument("-f", "--filename", required=required, metavar="FILE", help="the manifest; - is standard input")
     parser.add_argument("--catalogue", type=Path, metavar="FILE", help="laid over the built-in accelerator catalogue")
+
+
+def read_text(filename: str) -> str:
+    """The file's text.
+
+    Raises:
+        Refused: it cannot be read.
+    """
+    try:
+        return sys.stdin.read() if filename == "-" else Path(filename).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise Refused(Violation(filename, f"it cannot be read: {error}")) from None
 
 
 def load(filename: str) -> list[InferenceEndpoint]:
@@ -24,11 +36,7 @@ def load(filename: str) -> list[InferenceEndpoint]:
     Raises:
         Refused: it cannot be read, or something in it is wrong.
     """
-    try:
-        text = sys.stdin.read() if filename == "-" else Path(filename).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise Refused(Violation(filename, f"it cannot be read: {error}")) from None
-    return read(text)
+    return read(read_text(filename))
 
 
 def load_one(filename: str) -> InferenceEndpoint:

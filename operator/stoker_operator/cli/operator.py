@@ -3,34 +3,53 @@
 from __future__ import annotations
 
 import argparse
-import logging
+import signal
 import sys
 from pathlib import Path
+from typing import NamedTuple
 
+from stoker_operator import logs
+from stoker_operator.api.v1alpha1 import KIND
 from stoker_operator.api.violation import Refused
 from stoker_operator.kube import Kube, KubeError
 from stoker_operator.plan.catalogue import Catalogue
-from stoker_operator.settings import Settings
+from stoker_operator.settings import LeaseSettings, Settings, WebhookSettings
 
 CRD_MISSING = (
     "InferenceEndpoint is not known to this cluster; install it with the Helm chart, or with "
     "`stoker crd | kubectl apply -f -`"
 )
+#: Where a pod finds the namespace it runs in.
+POD_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
+
+
+class Logging(NamedTuple):
+    """How the log is written."""
+
+    format: logs.LogFormat
+    level: str
 
 
 def main(argv: list[str]) -> int:
     """Runs the command until SIGTERM or SIGINT; 1: there is no cluster to work in, 2: a wrong command line."""
-    settings, log_level = parse(argv)
-    logging.basicConfig(
-        level=log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr
-    )
-    # Every event delivered and every probe answered is told of; what becomes of them is for us to tell.
-    for chatter in ("kopf.objects", "kopf.activities", "aiohttp.access"):
-        logging.getLogger(chatter).setLevel(logging.WARNING)
+    # kopf listens to signals as soon as it runs. Until then SIGTERM would be lost on a container's first process, for
+    # which it has no default action.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        return _run(argv)
+    except KeyboardInterrupt:
+        return 0
+
+
+def _run(argv: list[str]) -> int:
+    settings, logging = parse(argv)
+    logs.configure(*logging)
+    # Reviews are answered in the event loop while threads reconcile. A fifth of Python's usual turn keeps them quick.
+    sys.setswitchinterval(0.001)
     try:
         catalogue = Catalogue.load(settings.catalogue)
         kube = Kube.connect()
-        if not kube.serves_endpoints():
+        if not kube.serves(KIND):
             print(f"stoker operator: {CRD_MISSING}", file=sys.stderr)
             return 1
     except Refused as error:
@@ -41,12 +60,59 @@ def main(argv: list[str]) -> int:
         return 1
     from stoker_operator import handlers  # kopf takes a second to load, which a wrong flag need not wait for
 
-    handlers.run(settings, kube, catalogue)
+    try:
+        handlers.run(settings, kube, catalogue)
+    except (KubeError, OSError) as error:
+        print(f"stoker operator: it cannot start: {error}", file=sys.stderr)
+        return 1
     return 0
 
 
-def parse(argv: list[str]) -> tuple[Settings, str]:
-    """The settings, and the log level."""
+def parse(argv: list[str]) -> tuple[Settings, Logging]:
+    """The settings, and how to log."""
+    parser = _parser()
+    options = parser.parse_args(argv)
+    namespace = options.operator_namespace or _pod_namespace()
+    if (options.leader_elect or options.webhook_address) and not namespace:
+        parser.error("--operator-namespace is needed outside a pod")
+    settings = Settings(
+        namespaces=tuple(options.namespace),
+        resync_seconds=options.resync_seconds,
+        catalogue=options.catalogue,
+        health_address=options.health_address,
+        lease=LeaseSettings(namespace, options.lease_name) if options.leader_elect else None,
+        webhook=_webhook(parser, options, namespace),
+    )
+    return settings, Logging(options.log_format, options.log_level)
+
+
+def _webhook(parser: argparse.ArgumentParser, options: argparse.Namespace, namespace: str) -> WebhookSettings | None:
+    """The webhook's settings; a flag that would mean nothing is an error."""
+    external = options.webhook_certificate == "external"
+    ours = {"--webhook-host": options.webhook_host, "--webhook-configuration": options.webhook_configuration}
+    if not options.webhook_address:
+        given = [flag for flag, value in {**ours, "--webhook-secret": options.webhook_secret}.items() if value]
+        if given or external:
+            parser.error(f"{(given or ['--webhook-certificate'])[0]} means nothing without --webhook-address")
+        return None
+    if not options.webhook_secret:
+        parser.error("--webhook-address needs --webhook-secret")
+    for flag, value in ours.items():
+        if external and value:
+            parser.error(f"{flag} means nothing with --webhook-certificate=external")
+        if not external and not value:
+            parser.error(f"--webhook-certificate=own needs {flag}")
+    return WebhookSettings(
+        address=options.webhook_address,
+        namespace=namespace,
+        secret=options.webhook_secret,
+        hosts=tuple(options.webhook_host),
+        configuration=options.webhook_configuration,
+        external=external,
+    )
+
+
+def _parser() -> argparse.ArgumentParser:
     defaults = Settings()
     parser = argparse.ArgumentParser(prog="stoker operator", description="Run the Kubernetes operator.")
     parser.add_argument(
@@ -59,24 +125,82 @@ def parse(argv: list[str]) -> tuple[Settings, str]:
     parser.add_argument("--catalogue", type=Path, metavar="FILE", help="laid over the built-in accelerator catalogue")
     parser.add_argument(
         "--resync-seconds",
-        type=float,
+        type=_seconds,
         default=defaults.resync_seconds,
+        metavar="SECONDS",
         help="how often every endpoint is looked at, whatever happened (default: %(default)s)",
     )
     parser.add_argument(
         "--health-address",
+        type=_address,
         default=defaults.health_address,
         metavar="HOST:PORT",
-        help="where /healthz answers (default: %(default)s)",
+        help="where /healthz, /readyz and /metrics answer (default: %(default)s)",
     )
     parser.add_argument(
         "--log-level", choices=("debug", "info", "warning", "error"), default="info", help="(default: %(default)s)"
     )
-    options = parser.parse_args(argv)
-    settings = Settings(
-        namespaces=tuple(options.namespace),
-        resync_seconds=options.resync_seconds,
-        catalogue=options.catalogue,
-        health_address=options.health_address,
+    parser.add_argument("--log-format", choices=("text", "json"), default="text", help="(default: %(default)s)")
+    parser.add_argument(
+        "--operator-namespace",
+        default="",
+        metavar="NAME",
+        help="where the operator itself is, with its Lease and its Secret (default: the pod's own)",
     )
-    return settings, options.log_level
+
+    replicas = parser.add_argument_group("several replicas", "One of them writes; all of them answer the webhook.")
+    replicas.add_argument("--leader-elect", action="store_true", help="agree on the one that writes by a Lease")
+    replicas.add_argument("--lease-name", default="stoker", metavar="NAME", help="its name (default: %(default)s)")
+
+    webhook = parser.add_argument_group("validating webhook", "Refuses endpoints before they are stored.")
+    webhook.add_argument(
+        "--webhook-address", type=_address, metavar="HOST:PORT", help="where it answers (default: nowhere)"
+    )
+    webhook.add_argument(
+        "--webhook-secret", default="", metavar="NAME", help="the Secret that holds tls.crt, tls.key and ca.crt"
+    )
+    webhook.add_argument(
+        "--webhook-certificate",
+        choices=("own", "external"),
+        default="own",
+        help="own: the operator makes it and renews it; external: somebody else does, as cert-manager "
+        "(default: %(default)s)",
+    )
+    webhook.add_argument(
+        "--webhook-host",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="what the API server calls us by, which the certificate is made for; repeatable",
+    )
+    webhook.add_argument(
+        "--webhook-configuration",
+        default="",
+        metavar="NAME",
+        help="the ValidatingWebhookConfiguration whose caBundle names the certificate's authority",
+    )
+    return parser
+
+
+def _pod_namespace() -> str:
+    try:
+        return POD_NAMESPACE.read_text(encoding="utf-8").strip()
+    except OSError:
+        return ""
+
+
+def _address(text: str) -> str:
+    host, colon, port = text.rpartition(":")
+    if not colon or not port.isdecimal() or int(port) > 65535:
+        raise argparse.ArgumentTypeError(f"{text!r} is not HOST:PORT")
+    return f"{host}:{port}"
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0
+    if not 0 < seconds < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds")
+    return seconds

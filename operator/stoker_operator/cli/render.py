@@ -21,18 +21,30 @@ def main(argv: list[str]) -> int:
         "owner references, is left out.",
     )
     add_arguments(parser)
+    parser.add_argument(
+        "--pod-monitors", action="store_true", help="the cluster has the Prometheus operator, and so knows PodMonitors"
+    )
     options = parser.parse_args(argv)
 
     def run() -> int:
         catalogue = Catalogue.load(options.catalogue)
-        objects = [each for endpoint in load(options.filename) for each in render(endpoint, catalogue)]
+        objects = [
+            each for endpoint in load(options.filename) for each in render(endpoint, catalogue, options.pod_monitors)
+        ]
         print(yaml_text.dump_all(objects), end="")
         return 0
 
     return answer("render", run)
 
 
-def render(endpoint: InferenceEndpoint, catalogue: Catalogue) -> tuple[Manifest, ...]:
-    """The objects of one endpoint."""
-    owner = Owner(endpoint.metadata.name, endpoint.metadata.namespace)
-    return children(owner, endpoint.spec, plan(endpoint.spec, catalogue))
+def render(endpoint: InferenceEndpoint, catalogue: Catalogue, pod_monitors: bool = False) -> tuple[Manifest, ...]:
+    """The objects of one endpoint.
+
+    Args:
+        endpoint: the endpoint.
+        catalogue: the accelerators there are.
+        pod_monitors: whether the cluster knows PodMonitors; a manifest that insists on one is taken at its word.
+    """
+    owner, spec = Owner(endpoint.metadata.name, endpoint.metadata.namespace), endpoint.spec
+    known = pod_monitors or spec.monitoring.mode == "Enabled"
+    return children(owner, spec, plan(spec, catalogue), pod_monitors=known)

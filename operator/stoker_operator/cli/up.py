@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import os
 import shlex
+import shutil
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,12 +20,14 @@ from stoker_operator.api.rule import violations
 from stoker_operator.api.v1alpha1 import InferenceEndpoint, Spec
 from stoker_operator.api.v1alpha1.hardware import CPU, Hardware
 from stoker_operator.api.violation import Refused, Violation
+from stoker_operator.cli.local_config import local_config
 from stoker_operator.cli.machine import lacks
 from stoker_operator.cli.manifest_file import add_arguments, answer, load_one
-from stoker_operator.manifests.engine_argv import serve_args
 from stoker_operator.manifests.variables import expand
 from stoker_operator.plan.catalogue import Catalogue
-from stoker_operator.plan.placement import place
+from stoker_operator.plan.planner import Plan, plan
+from stoker_operator.runtimes.registry import runtime
+from stoker_operator.runtimes.runtime import Runtime
 
 #: Fields that say something to a cluster and nothing to one machine.
 CLUSTER_FIELDS = (
@@ -32,9 +35,14 @@ CLUSTER_FIELDS = (
     "hardware.resources",
     "engine.image",
     "engine.image_pull_policy",
+    "template",
     "storage",
     "service",
-    "rollout",
+    "rollout.max_surge",
+    "rollout.max_unavailable",
+    "rollout.startup_timeout_seconds",
+    "rollout.image_updates",
+    "monitoring",
 )
 
 
@@ -54,9 +62,9 @@ def main(argv: list[str]) -> int:
         launch = prepare(endpoint, Catalogue.load(options.catalogue), options, os.environ)
         if launch.unused:
             print(f"Not used on one machine: {', '.join(launch.unused)}", flush=True)
-        print(f"{launch.name}: {shlex.join(['stoker', *launch.words])}", flush=True)
+        print(f"{launch.name}: {shlex.join([launch.runtime, *launch.words])}", flush=True)
         # Replaced, not wrapped: signals and the exit code are the engine's own.
-        os.execve(sys.executable, [sys.executable, "-m", "stoker", *launch.words], launch.env)
+        os.execve(launch.program[0], [*launch.program, *launch.words], launch.env)
 
     return answer("up", run)
 
@@ -67,12 +75,16 @@ class Launch:
 
     Attributes:
         name: of the endpoint.
-        words: after ``stoker``.
+        runtime: what the engine is called.
+        program: its executable, and what must follow it.
+        words: what follows that.
         env: the whole environment.
         unused: fields that were given and mean nothing here.
     """
 
     name: str
+    runtime: str
+    program: list[str]
     words: list[str]
     env: dict[str, str]
     unused: list[str]
@@ -90,16 +102,50 @@ def prepare(
     unused = [f"spec.{camel(name)}" for name in CLUSTER_FIELDS if is_given(spec, name)]
     if options.accelerator == CPU and spec.hardware.accelerator != CPU:
         given = spec.model_fields_set | {f"hardware.{name}" for name in spec.hardware.model_fields_set}
-        unused += [f"spec.{name}" for name in ("hardware.count", "parallelism") if name in given]
+        names = ("hardware.count", "hardware.nodes", "hardware.allow_idle", "parallelism")
+        unused += [f"spec.{camel(name)}" for name in names if name in given]
         spec = on_cpu(spec)
     stays_in_the_cluster(spec)
-    placement = place(spec, catalogue)
+    engine = runtime(spec.engine.runtime)
+    planned = plan_here(spec, catalogue)
+    placement = planned.placement
     problem = lacks(spec.hardware.accelerator, placement.accelerator, placement.count)
     if problem:
         raise Refused(Violation("spec.hardware.accelerator", problem, "run it on the CPU with --accelerator cpu"))
     template = spec.model.chat_template.value if spec.model.chat_template else None
-    args = serve_args(spec, placement, chat_template=template, host=options.host, port=options.port)
-    return Launch(endpoint.metadata.name, ["serve", *args.to_argv()], env(spec, environment), unused)
+    started = engine.invocation(spec, planned, chat_template=template, host=options.host, port=options.port)
+    variables = env(spec, engine, environment)
+    return Launch(endpoint.metadata.name, engine.name, program(engine), list(started.words), variables, unused)
+
+
+def plan_here(spec: Spec, catalogue: Catalogue) -> Plan:
+    """The plan, for which no image is needed here.
+
+    Raises:
+        Refused: as `plan`.
+    """
+    engine = spec.engine.model_copy(update={"image": spec.engine.image or "none"})
+    return plan(spec.model_copy(update={"engine": engine}), catalogue, local_config(spec))
+
+
+def program(engine: Runtime) -> list[str]:
+    """What runs the engine on this machine.
+
+    Raises:
+        Refused: it is not installed.
+    """
+    if not engine.command:
+        return [sys.executable, "-m", "stoker"]
+    found = shutil.which(engine.command[0])
+    if found is None:
+        raise Refused(
+            Violation(
+                "spec.engine.runtime",
+                f"there is no program {engine.command[0]} on this machine's PATH",
+                f"install {engine.name}, or use runtime stoker",
+            )
+        )
+    return [found, *engine.command[1:]]
 
 
 def on_cpu(spec: Spec) -> Spec:
@@ -133,13 +179,22 @@ def stays_in_the_cluster(spec: Spec) -> None:
         )
 
 
-def env(spec: Spec, environment: Mapping[str, str]) -> dict[str, str]:
+def env(spec: Spec, engine: Runtime, environment: Mapping[str, str]) -> dict[str, str]:
     """The environment with ``spec.engine.env`` added. What the manifest takes from the cluster, such as a token from a
     Secret, is taken from this environment.
 
     Raises:
         Refused: it is not there.
     """
+    needed = {
+        "HF_TOKEN": ("spec.model.tokenSecretRef", spec.model.token_secret_ref),
+        engine.key_variable: ("spec.auth.apiKeysSecretRef", spec.auth),
+    }
+    for name, (field, given) in needed.items():
+        if given and not environment.get(name):
+            raise Refused(
+                Violation(field, "there are no Secrets on one machine", f"set the environment variable {name}")
+            )
     result = dict(environment)
     listed: dict[str, str] = {}
     for variable in spec.engine.env or []:

@@ -4,16 +4,36 @@ from __future__ import annotations
 
 from stoker_operator.api.v1alpha1 import Spec
 from stoker_operator.manifests.deployment import deployment
+from stoker_operator.manifests.disruption_budget import disruption_budget
+from stoker_operator.manifests.network_policy import network_policy
 from stoker_operator.manifests.owner import Manifest, Owner
+from stoker_operator.manifests.pod_monitor import pod_monitor
 from stoker_operator.manifests.service import service
 from stoker_operator.manifests.service_account import service_account
+from stoker_operator.manifests.storage import claim
 from stoker_operator.plan.planner import Plan
 
 
-def children(owner: Owner, spec: Spec, plan: Plan) -> tuple[Manifest, ...]:
-    """The objects that should exist for `spec`; pods need the account, so it comes first.
+def children(owner: Owner, spec: Spec, plan: Plan, *, pod_monitors: bool = False) -> tuple[Manifest, ...]:
+    """The objects that should exist for `spec`; what pods need comes before them.
+
+    Args:
+        owner: the endpoint, whose name all of them have.
+        spec: what the user asks for.
+        plan: what was decided about it.
+        pod_monitors: whether the cluster knows PodMonitors.
 
     Raises:
-        Refused: ``spec.engine.args`` cannot be honoured.
+        Refused: ``spec.engine.args``, ``spec.template`` or ``spec.monitoring`` cannot be honoured.
     """
-    return (service_account(owner), service(owner, spec), deployment(owner, spec, plan))
+    pods = deployment(owner, spec, plan)
+    objects = (
+        service_account(owner),
+        claim(owner, spec),
+        service(owner, spec),
+        network_policy(owner, pods["spec"]["template"]["spec"]),
+        disruption_budget(owner, spec),
+        pods,
+        pod_monitor(owner, spec, pod_monitors),
+    )
+    return tuple(each for each in objects if each is not None)

@@ -2,27 +2,46 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Final
 
 from stoker_operator.api.v1alpha1 import Spec
-from stoker_operator.manifests.engine_argv import PORT, serve_args
+from stoker_operator.api.v1alpha1.template import ENGINE_CONTAINER
+from stoker_operator.api.violation import Refused, Violation
 from stoker_operator.manifests.owner import Manifest
-from stoker_operator.manifests.storage import CACHE_ENV, TEMPLATE_FILE, TEMPLATE_MOUNT, volumes
+from stoker_operator.manifests.storage import CACHE_ENV, Volume
 from stoker_operator.manifests.variables import escape
 from stoker_operator.plan.placement import Placement
 from stoker_operator.plan.planner import Plan
+from stoker_operator.runtimes.registry import runtime
+from stoker_operator.runtimes.runtime import PORT, Invocation, Probe, Runtime
+
+#: Key of the Secret that holds the API key of an engine that takes only one.
+API_KEY: Final = "api-key"
 
 
-def engine_container(spec: Spec, plan: Plan) -> Manifest:
-    """The engine's container. The image's entry point is ``stoker``."""
-    words = ["serve", *serve_args(spec, plan.placement, chat_template=_chat_template(spec)).to_argv()]
-    container: Manifest = {
-        "name": "engine",
-        "image": plan.image,
-        "args": [escape(word) for word in words],
-        "env": _env(spec),
+def engine_container(spec: Spec, plan: Plan, started: Invocation, mounted: Sequence[Volume], leaving: int) -> Manifest:
+    """The engine's container.
+
+    Args:
+        spec: what the user asks for.
+        plan: what was decided about it.
+        started: how the engine is started.
+        mounted: the pod's volumes.
+        leaving: seconds from the beginning of the pod's end in which requests are still served.
+
+    Raises:
+        Refused: an environment variable is said by two fields.
+    """
+    engine = runtime(spec.engine.runtime)
+    container: Manifest = {"name": ENGINE_CONTAINER, "image": plan.image}
+    if engine.command:
+        container["command"] = list(engine.command)
+    container |= {
+        "args": [escape(word) for word in started.words],
+        "env": _env(spec, engine),
         "ports": [{"name": "http", "containerPort": PORT, "protocol": "TCP"}],
-        **_probes(),
+        **_probes(spec, engine),
         "securityContext": {
             "allowPrivilegeEscalation": False,
             "readOnlyRootFilesystem": True,
@@ -30,8 +49,11 @@ def engine_container(spec: Spec, plan: Plan) -> Manifest:
         },
         # An engine that gives up says why in its last lines; they become the pod's and the endpoint's message.
         "terminationMessagePolicy": "FallbackToLogsOnError",
-        "volumeMounts": [volume.volume_mount() for volume in volumes(spec, plan.placement)],
+        "volumeMounts": [volume.volume_mount() for volume in mounted],
     }
+    if not engine.drains:
+        # No request is sent to a pod that is to end, and those it has are finished before the engine hears of it.
+        container["lifecycle"] = {"preStop": {"sleep": {"seconds": leaving}}}
     if spec.engine.image_pull_policy:
         container["imagePullPolicy"] = spec.engine.image_pull_policy
     resources = _resources(spec, plan.placement)
@@ -40,45 +62,68 @@ def engine_container(spec: Spec, plan: Plan) -> Manifest:
     return container
 
 
-def _chat_template(spec: Spec) -> str | None:
-    """The template's text, or the file it is mounted as."""
-    template = spec.model.chat_template
-    if template is None:
-        return None
-    return template.value or f"{TEMPLATE_MOUNT}/{TEMPLATE_FILE}"
-
-
-def _env(spec: Spec) -> list[Manifest]:
+def _env(spec: Spec, engine: Runtime) -> list[Manifest]:
+    """Ours, then the user's, which may replace what is only our default."""
+    secrets: dict[str, tuple[str, str, str]] = {}
+    token = spec.model.token_secret_ref
+    if token:
+        secrets["HF_TOKEN"] = (token.name, token.key, "spec.model.tokenSecretRef")
+    if spec.auth and not engine.reads_key_files:
+        secrets[engine.key_variable] = (spec.auth.api_keys_secret_ref.name, API_KEY, "spec.auth.apiKeysSecretRef")
     theirs = [variable.model_dump(by_alias=True, exclude_none=True) for variable in spec.engine.env or []]
+    for variable in theirs:
+        if variable["name"] in secrets:
+            field = secrets[variable["name"]][2]
+            raise Refused(
+                Violation("spec.engine.env", f"{field} says what {variable['name']} is", "remove one of them")
+            )
     # An empty value is the absence of one, and that is how the API server stores it.
     theirs = [{key: value for key, value in variable.items() if value != ""} for variable in theirs]
     names = {variable["name"] for variable in theirs}
-    ours = [{"name": name, "value": value} for name, value in CACHE_ENV.items() if name not in names]
-    return ours + theirs
+    defaults = {**CACHE_ENV, **engine.env}
+    return [
+        *({"name": name, "value": value} for name, value in defaults.items() if name not in names),
+        *(
+            {"name": name, "valueFrom": {"secretKeyRef": {"name": secret, "key": key}}}
+            for name, (secret, key, _) in secrets.items()
+        ),
+        *theirs,
+    ]
 
 
-def _probes() -> Manifest:
-    """The server answers ``/live`` from its first second, while it loads too; ``/ready`` once the model is loaded and
-    until the pod is to end."""
+def _probes(spec: Spec, engine: Runtime) -> Manifest:
+    tls = engine.speaks_tls(spec)
 
-    def get(path: str) -> Manifest:
-        return {"httpGet": {"path": path, "port": "http"}, "timeoutSeconds": 5}
+    def asked(probe: Probe) -> Manifest:
+        get: Manifest = {"path": probe.path, "port": "http"}
+        if tls:
+            get["scheme"] = "HTTPS"
+        return {
+            "httpGet": get,
+            "timeoutSeconds": 5,
+            "periodSeconds": probe.period,
+            "failureThreshold": probe.failures,
+        }
 
+    probes = engine.probes(spec)
     return {
-        "startupProbe": {**get("/live"), "periodSeconds": 2, "failureThreshold": 60},
-        "livenessProbe": {**get("/live"), "periodSeconds": 5, "failureThreshold": 3},
-        "readinessProbe": {**get("/ready"), "periodSeconds": 2, "failureThreshold": 2},
+        "startupProbe": asked(probes.startup),
+        "livenessProbe": asked(probes.liveness),
+        "readinessProbe": asked(probes.readiness),
     }
 
 
 def _resources(spec: Spec, placement: Placement) -> Manifest:
     given = spec.hardware.resources
-    resources: dict[str, dict[str, Any]] = {
+    amounts: dict[str, dict[str, Any]] = {
         "limits": dict(given.limits or {}) if given else {},
         "requests": dict(given.requests or {}) if given else {},
     }
     if placement.accelerator.resource:
-        resources["limits"][placement.accelerator.resource] = placement.count
-    return {
-        kind: {name: str(amount) for name, amount in amounts.items()} for kind, amounts in resources.items() if amounts
+        amounts["limits"][placement.accelerator.resource] = placement.count
+    resources: Manifest = {
+        kind: {name: str(amount) for name, amount in each.items()} for kind, each in amounts.items() if each
     }
+    if given and given.claims:
+        resources["claims"] = [each.model_dump(by_alias=True, exclude_none=True) for each in given.claims]
+    return resources

@@ -5,6 +5,7 @@ from __future__ import annotations
 from stoker_operator.api.v1alpha1 import Spec
 from stoker_operator.api.v1alpha1.exposure import DEFAULT_PORT
 from stoker_operator.manifests.owner import Manifest, Owner
+from stoker_operator.runtimes.registry import RUNTIMES
 
 
 def service(owner: Owner, spec: Spec) -> Manifest:
@@ -26,7 +27,9 @@ def service(owner: Owner, spec: Spec) -> Manifest:
 
 def url(owner: Owner, spec: Spec) -> str:
     """What clients in the cluster set as their base URL. Good under any cluster domain."""
-    return f"http://{owner.name}.{owner.namespace}.svc:{port(spec)}/v1"
+    engine = RUNTIMES.get(spec.engine.runtime)
+    scheme = "https" if engine and engine.speaks_tls(spec) else "http"
+    return f"{scheme}://{owner.name}.{owner.namespace}.svc:{port(spec)}/v1"
 
 
 def port(spec: Spec) -> int:

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Final
 
 from stoker_engine.contract.sources import PVC_MOUNT, ModelSource
 from stoker_operator.api.v1alpha1 import Spec
-from stoker_operator.manifests.owner import Manifest
+from stoker_operator.api.v1alpha1.claim import SHARED
+from stoker_operator.api.violation import Violation
+from stoker_operator.manifests.owner import Manifest, Owner
 from stoker_operator.plan.placement import Placement
 
 CACHE_MOUNT: Final = "/cache"
 TEMPLATE_MOUNT: Final = "/etc/stoker/chat-template"
 TEMPLATE_FILE: Final = "template.jinja"
+API_KEYS_MOUNT: Final = "/etc/stoker/api-keys"
 
 #: Where programs look for a place to write to.
 CACHE_ENV: Final = {
@@ -41,12 +45,20 @@ class Volume:
         return mount | {"readOnly": True} if self.read_only else mount
 
 
-def volumes(spec: Spec, placement: Placement) -> list[Volume]:
-    """The volumes that the pods of `spec` need."""
-    needed = [Volume("cache", CACHE_MOUNT, _cache(spec)), Volume("tmp", "/tmp", {"emptyDir": {}})]
-    if placement.tensor > 1:
-        # The processes of a split model meet in shared memory, and a container's own is only 64 MiB.
-        needed.append(Volume("shm", "/dev/shm", {"emptyDir": {"medium": "Memory"}}))
+def volumes(owner: Owner, spec: Spec, placement: Placement, *, api_keys: bool, shm: bool) -> list[Volume]:
+    """The volumes that the pods of `spec` need.
+
+    Args:
+        owner: the endpoint.
+        spec: what the user asks for.
+        placement: what a pod runs on.
+        api_keys: whether the runtime reads the API keys from files.
+        shm: whether the runtime needs shared memory even where the model is not split.
+    """
+    needed = [Volume("cache", CACHE_MOUNT, _cache(owner, spec)), Volume("tmp", "/tmp", {"emptyDir": {}})]
+    memory = _shm(spec, needed=shm or placement.tensor > 1)
+    if memory:
+        needed.append(Volume("shm", "/dev/shm", memory))
     source = ModelSource.parse(spec.model.source)
     if source.scheme == "pvc":
         claim = {"persistentVolumeClaim": {"claimName": source.name, "readOnly": True}}
@@ -56,12 +68,64 @@ def volumes(spec: Spec, placement: Placement) -> list[Volume]:
         ref = template.config_map_key_ref
         config_map = {"configMap": {"name": ref.name, "items": [{"key": ref.key, "path": TEMPLATE_FILE}]}}
         needed.append(Volume("chat-template", TEMPLATE_MOUNT, config_map, read_only=True))
+    if spec.auth and api_keys:
+        # Read by the pod's group, which is the volume's, and by nobody else.
+        secret = {"secret": {"secretName": spec.auth.api_keys_secret_ref.name, "defaultMode": 0o440}}
+        needed.append(Volume("api-keys", API_KEYS_MOUNT, secret, read_only=True))
     return needed
 
 
-def _cache(spec: Spec) -> Manifest:
+def claim(owner: Owner, spec: Spec) -> Manifest | None:
+    """The PersistentVolumeClaim that the spec describes; None where it describes none."""
+    template = spec.storage.cache.volume_claim_template if spec.storage.cache else None
+    if template is None:
+        return None
+    metadata = owner.metadata()
+    metadata["labels"] = {**(template.metadata.labels or {}), **metadata["labels"]}
+    if template.metadata.annotations:
+        metadata["annotations"] = dict(template.metadata.annotations)
+    wanted = template.spec.model_dump(by_alias=True, exclude_none=True)
+    for amounts in wanted["resources"].values():
+        amounts.update({name: str(amount) for name, amount in amounts.items()})
+    return {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": metadata, "spec": wanted}
+
+
+def sharing_problem(spec: Spec, access_modes: Collection[str]) -> Violation | None:
+    """Why the pods of `spec` cannot share the claim that its cache names and that may be mounted in `access_modes`;
+    None where they can, or where there is never more than one pod.
+
+    ReadWriteOnce lets pods of one node share a volume, but nothing keeps an endpoint's pods on one node.
+    """
     cache = spec.storage.cache
+    if cache is None or cache.persistent_volume_claim is None or SHARED in access_modes or not spec.has_two_pods:
+        return None
+    name = cache.persistent_volume_claim.claim_name
+    return Violation(
+        "spec.storage.cache.persistentVolumeClaim",
+        f"claim {name} allows {', '.join(access_modes) or 'nothing'} only, and there may be two pods at a time",
+        f"use a claim that allows {SHARED}, or replicas 1 with rollout maxSurge 0 and maxUnavailable 1",
+        reason="VolumeNotShared",
+    )
+
+
+def _shm(spec: Spec, *, needed: bool) -> Manifest | None:
+    size = spec.storage.shm_size
+    if size is not None:
+        return {"emptyDir": {"medium": "Memory", "sizeLimit": str(size)}}
+    # The processes of a split model meet in shared memory, and a container's own is only 64 MiB.
+    return {"emptyDir": {"medium": "Memory"}} if needed else None
+
+
+def _cache(owner: Owner, spec: Spec) -> Manifest:
+    cache = spec.storage.cache
+    if cache and cache.volume_claim_template:
+        return {"persistentVolumeClaim": {"claimName": owner.name}}
     if cache and cache.persistent_volume_claim:
         return {"persistentVolumeClaim": {"claimName": cache.persistent_volume_claim.claim_name}}
-    limit = cache.empty_dir.size_limit if cache and cache.empty_dir else None
-    return {"emptyDir": {} if limit is None else {"sizeLimit": str(limit)}}
+    empty_dir: Manifest = {}
+    if cache and cache.empty_dir:
+        if cache.empty_dir.medium:
+            empty_dir["medium"] = cache.empty_dir.medium
+        if cache.empty_dir.size_limit is not None:
+            empty_dir["sizeLimit"] = str(cache.empty_dir.size_limit)
+    return {"emptyDir": empty_dir}

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -19,31 +19,74 @@ from stoker_operator.api.violation import Refused, Violation
 BUILT_IN = Path(__file__).with_name("catalogue.yaml")
 
 
-class Accelerator(BaseModel):
+class _Entry(BaseModel):
+    """A part of the file: camelCase, and nothing unknown in it."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, alias_generator=to_camel)
+
+
+class Toleration(_Entry):
+    """A taint that pods are not kept away by, as in core/v1."""
+
+    key: str | None = None
+    operator: Literal["Exists", "Equal"] | None = None
+    value: str | None = None
+    effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None = None
+
+
+class Accelerator(_Entry):
     """One kind of accelerator.
 
     Attributes:
         memory_mib: memory of one, as its driver reports it; None where it is the container's.
         resource: what its device plugin calls it; None for what every node has.
         device: what the engine is told to run on.
+        arch: what `Catalogue.supports` knows it by.
         images: which kind of image serves it.
+        node_labels: by which its nodes can be told from others: key → any of these values.
+        tolerations: of the taints that keep other pods from its nodes.
     """
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, alias_generator=to_camel)
 
     memory_mib: Annotated[int | None, Field(alias="memoryMiB", ge=1)] = None
     resource: str | None = None
     device: Device = "auto"
+    arch: str | None = None
     images: str
+    node_labels: dict[str, list[str]] = {}
+    tolerations: list[Toleration] = []
+
+
+class Support(_Entry):
+    """What a runtime computes on one architecture. None: it is not known, and not judged."""
+
+    dtypes: list[str] | None = None
+    kv_cache_dtypes: list[str] | None = None
+    quantizations: list[str] | None = None
+
+
+class Release(_Entry):
+    """What the release of a runtime does, of what is planned for it. None: all of it.
+
+    Attributes:
+        devices: the most accelerators of a pod.
+    """
+
+    devices: int | None = None
+    kv_cache_dtypes: list[str] | None = None
+    quantizations: list[str] | None = None
 
 
 class Catalogue(BaseModel):
-    """The accelerators by key, and the images by runtime and kind."""
+    """The accelerators by key, what runtimes do on them, and the images by runtime and kind; `registry` is where images
+    are that name none themselves."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
     accelerators: dict[str, Accelerator]
+    supports: dict[str, dict[str, Support]] = {}
+    releases: dict[str, Release] = {}
     runtimes: dict[str, dict[str, str]]
+    registry: str = ""
 
     @classmethod
     def load(cls, override: Path | None = None) -> Catalogue:
@@ -85,19 +128,55 @@ class Catalogue(BaseModel):
         """The image that runs `runtime` on the accelerator called `key`.
 
         Raises:
-            Refused: there is none.
+            Refused: there is no such runtime, or no image of it for the accelerator.
         """
         kind = self.accelerator(key).images
-        if kind in self.runtimes[runtime]:
-            return self.runtimes[runtime][kind]
+        images = self.images_of(runtime)
+        if kind in images:
+            return _in_registry(self.registry, images[kind])
+        others = sorted(other for other, kinds in self.runtimes.items() if kind in kinds)
+        also = f", use runtime {' or '.join(others)}" if others else ""
         raise Refused(
             Violation(
                 "spec.engine.image",
                 f"the catalogue has no {kind} image of runtime {runtime} for {key}",
-                "set spec.engine.image, or name another accelerator",
+                f"set spec.engine.image{also}, or name another accelerator",
                 reason="NoImage",
             )
         )
+
+    def images_of(self, runtime: str) -> dict[str, str]:
+        """The images of `runtime`, by kind.
+
+        Raises:
+            Refused: there is no such runtime.
+        """
+        if runtime in self.runtimes:
+            return self.runtimes[runtime]
+        raise Refused(
+            Violation(
+                "spec.engine.runtime",
+                f"there is no runtime {runtime}",
+                f"use {' or '.join(sorted(self.runtimes))}",
+                reason="UnknownRuntime",
+            )
+        )
+
+    def support(self, runtime: str, key: str) -> Support:
+        """What `runtime` computes on the accelerator called `key`.
+
+        Raises:
+            Refused: there is no such accelerator.
+        """
+        arch = self.accelerator(key).arch
+        return self.supports.get(runtime, {}).get(arch or "", Support())
+
+
+def _in_registry(registry: str, image: str) -> str:
+    """The image, from `registry` unless it names one itself: its first part then looks like a host."""
+    first, slash, _ = image.partition("/")
+    names_one = bool(slash) and ("." in first or ":" in first or first == "localhost")
+    return image if names_one or not registry else f"{registry}/{image}"
 
 
 @cache

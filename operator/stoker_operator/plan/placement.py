@@ -1,18 +1,19 @@
-"""How the accelerators of a pod share a model.
+"""What a pod runs on, and how its accelerators share a model.
 
-    tensor × data = accelerators of a pod
+    tensor × pipeline × data  =  accelerators of a replica
 
-A copy of the model is split over `tensor` accelerators, and a pod holds `data` copies. What the user leaves out
-is chosen here, and goes to the status, never into the spec. The rule itself needs no outside fact, so the API
-server judges it (`api.v1alpha1.parallelism`); here is what needs the catalogue, and later the model's shape.
+Each layer of a copy is split over `tensor` accelerators, the layers are dealt among `pipeline` stages, and there are
+`data` copies. What the user leaves out follows from the rest, and goes to the status, never into the spec. That rule
+needs no outside fact, so the API server judges it (`api.v1alpha1.parallelism`); here is what needs the catalogue.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from stoker_operator.api.v1alpha1 import Spec
-from stoker_operator.api.v1alpha1.parallelism import resolve
+from stoker_operator.api.v1alpha1.hardware import CPU
+from stoker_operator.api.v1alpha1.parallelism import Sizes
+from stoker_operator.api.v1alpha1.workload import Workload
 from stoker_operator.api.violation import Refused, Violation
 from stoker_operator.plan.catalogue import Accelerator, Catalogue
 
@@ -24,48 +25,54 @@ class Placement:
     Attributes:
         accelerator: the catalogue's entry.
         count: accelerators of a pod.
-        tensor: accelerators each copy of the model is split over.
-        data: copies of the model in a pod.
+        nodes: pods of a replica.
+        tensor: accelerators each layer is split over.
+        pipeline: stages that the layers are dealt among.
+        data: copies of the model in a replica.
+        expert: whether whole experts are spread over tensor × data accelerators, instead of each being split.
+        idle: accelerators of a replica that are left unused.
     """
 
     accelerator: Accelerator
     count: int
+    nodes: int
     tensor: int
+    pipeline: int
     data: int
+    expert: bool = False
+    idle: int = 0
+
+    @property
+    def sizes(self) -> Sizes:
+        """tensor, pipeline and data."""
+        return Sizes(self.tensor, self.pipeline, self.data)
 
 
-def place(spec: Spec, catalogue: Catalogue) -> Placement:
-    """Decides the placement of a spec that obeys the rules of the API.
+def place(workload: Workload, catalogue: Catalogue) -> Placement:
+    """The placement of a workload that obeys the rules of the API.
 
     Raises:
-        Refused: the catalogue does not allow it.
+        Refused: the catalogue knows no such runtime or accelerator, or how many there are is said twice.
     """
-    _known_runtime(spec, catalogue)
-    accelerator = catalogue.accelerator(spec.hardware.accelerator)
-    _resource_is_ours(spec, accelerator)
-    count = spec.hardware.accelerators
-    given = spec.parallelism
-    sizes = resolve(count, given.tensor, given.data) if given else (count, 1)
-    assert sizes is not None, "the rules of the API let nothing else through"
-    return Placement(accelerator, count, *sizes)
+    catalogue.images_of(workload.engine.runtime)
+    hardware = workload.hardware
+    accelerator = catalogue.accelerator(hardware.accelerator)
+    _resource_is_ours(workload, accelerator)
+    sizes = Sizes(1, 1, 1) if hardware.accelerator == CPU else workload.sizes
+    given = workload.parallelism
+    return Placement(
+        accelerator,
+        hardware.accelerators,
+        hardware.pods_per_replica,
+        *sizes,
+        expert=given is not None and (given.expert or 1) > 1,
+        idle=max(hardware.gpus - sizes.used, 0),
+    )
 
 
-def _known_runtime(spec: Spec, catalogue: Catalogue) -> None:
-    runtime = spec.engine.runtime
-    if runtime not in catalogue.runtimes:
-        raise Refused(
-            Violation(
-                "spec.engine.runtime",
-                f"there is no runtime {runtime}",
-                f"use {' or '.join(sorted(catalogue.runtimes))}",
-                reason="UnknownRuntime",
-            )
-        )
-
-
-def _resource_is_ours(spec: Spec, accelerator: Accelerator) -> None:
+def _resource_is_ours(workload: Workload, accelerator: Accelerator) -> None:
     """Two fields must not say how many accelerators a pod has."""
-    resources = spec.hardware.resources
+    resources = workload.hardware.resources
     for name in ("limits", "requests"):
         amounts = getattr(resources, name, None) or {}
         if accelerator.resource in amounts:

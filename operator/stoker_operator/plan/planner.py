@@ -1,12 +1,37 @@
-"""A spec that obeys the rules → what its pods will be, or why there can be none."""
+"""A spec that obeys the rules of the API → what its pods will be, or why there can be none.
+
+What is known of the model decides how much is judged. With its config.json, everything is: heads, layers, experts,
+memory, lengths. Without, only what the catalogue says of runtime and accelerator; then the engine judges the rest by
+the same sums when it starts.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
+from stoker_engine.contract.dtype_sizes import element_bytes, kv_element_bytes
+from stoker_engine.contract.memory import Numbers
+from stoker_engine.contract.quantized_weights import usual_weights
+from stoker_engine.contract.sources import ModelSource
+from stoker_operator.api.quantity import amount
 from stoker_operator.api.v1alpha1 import Spec
+from stoker_operator.api.v1alpha1.hardware import CPU
+from stoker_operator.api.violation import Refused, Violation
+from stoker_operator.plan import remedies
 from stoker_operator.plan.catalogue import Catalogue
+from stoker_operator.plan.engine_settings import EngineSettings, engine_settings
+from stoker_operator.plan.estimate import FOREIGN_MARGIN, MARGIN, Bench, Estimate
+from stoker_operator.plan.model_shapes import Shape, shape_of
+from stoker_operator.plan.options import Layout, Option, judge, options
 from stoker_operator.plan.placement import Placement, place
+from stoker_operator.plan.support import mismatched, unsupported, warnings
+from stoker_operator.plan.unplannable import Unplannable as Unplannable
+
+_MIB = 1024**2
+#: More than any machine has; a limit may say more.
+_MOST_MEMORY = 1 << 60
 
 
 @dataclass(frozen=True)
@@ -16,18 +41,214 @@ class Plan:
     Attributes:
         placement: what each runs on.
         image: the container image each runs.
+        estimate: what will be in an accelerator's memory; None where the model's shape is not known.
+        unknown: why it is not known.
+        max_model_len: the longest sequence that the engine is told to take; None leaves it to the engine.
+        warnings: sentences on what is planned and the runtime's release does not do yet.
     """
 
     placement: Placement
     image: str
+    estimate: Estimate | None = None
+    unknown: str = ""
+    max_model_len: int | None = None
+    warnings: tuple[str, ...] = ()
 
 
-def plan(spec: Spec, catalogue: Catalogue) -> Plan:
+@dataclass(frozen=True)
+class Study:
+    """All that was considered on the way to a plan.
+
+    Attributes:
+        placement: what was asked for.
+        image: the container image; empty where there is none.
+        chosen: the verdict on what was asked for.
+        options: the ways that use all accelerators, the one that was asked for among them.
+        unknown: why the model's shape is not known; empty where it is.
+        max_model_len: what the engine is to be told.
+        refused: what the catalogue does not allow.
+        unplannable: why model and accelerators do not go together so.
+        warnings: as in `Plan`.
+    """
+
+    placement: Placement
+    image: str
+    chosen: Option
+    options: tuple[Option, ...]
+    unknown: str
+    max_model_len: int | None
+    refused: tuple[Violation, ...]
+    unplannable: tuple[Violation, ...]
+    warnings: tuple[str, ...]
+
+
+def plan(spec: Spec, catalogue: Catalogue, config: Mapping[str, Any] | None = None) -> Plan:
     """Plans the pods of `spec`.
 
+    Args:
+        spec: what is asked for.
+        catalogue: what is known of accelerators and runtimes.
+        config: the model's config.json, where somebody has it; well-known models are known without.
+
     Raises:
-        Refused: there can be none.
+        Unplannable: the model cannot run so.
+        Refused: the catalogue does not allow it.
     """
+    found = _study(spec, catalogue, config, every_way=False)
+    if found.refused:
+        raise Refused(*found.refused)
+    nodes = spec.hardware.pods_per_replica
+    unplannable = found.unplannable + (_spans_nodes(nodes) if nodes > 1 else ())
+    if unplannable:
+        raise Unplannable(*unplannable)
+    return Plan(found.placement, found.image, found.chosen.estimate, found.unknown, found.max_model_len, found.warnings)
+
+
+def study(spec: Spec, catalogue: Catalogue, config: Mapping[str, Any] | None = None) -> Study:
+    """Considers all ways in which the model can run on the accelerators of `spec`; what speaks against it is in the
+    result.
+
+    Raises:
+        Unplannable: this is no model that an engine of this kind serves.
+        Refused: there is no such runtime or accelerator.
+    """
+    return _study(spec, catalogue, config, every_way=True)
+
+
+def _study(spec: Spec, catalogue: Catalogue, config: Mapping[str, Any] | None, *, every_way: bool) -> Study:
+    """`study`; where nothing is wrong with what is asked for, other ways are considered only if `every_way`."""
     placement = place(spec, catalogue)
-    image = spec.engine.image or catalogue.image(spec.engine.runtime, spec.hardware.accelerator)
-    return Plan(placement, image)
+    refused: tuple[Violation, ...] = ()
+    image = spec.engine.image or ""
+    if not image:
+        try:
+            image = catalogue.image(spec.engine.runtime, spec.hardware.accelerator)
+        except Refused as no_image:
+            refused = no_image.violations
+    shape = shape_of(ModelSource.parse(spec.model.source), config)
+    memory = _memory_bytes(spec, placement)
+    settings = engine_settings(spec, memory, spec.hardware.accelerator)
+    unknown, bench = shape, None
+    if isinstance(shape, Shape):
+        unknown, bench = _bench(spec, shape, settings, memory)
+    layout = Layout(placement.count, placement.nodes, bench, _spreads_experts(spec, shape))
+    chosen = judge(layout, placement.sizes)
+    ways: tuple[Option, ...] = ()
+    if every_way or chosen.problem:
+        ways = options(layout, spec.parallelism.pipeline if spec.parallelism else None)
+    if all(way.sizes != chosen.sizes for way in ways):
+        ways = (chosen, *ways)
+    against = [
+        *unsupported(spec, catalogue),
+        *(mismatched(spec, shape, catalogue) if isinstance(shape, Shape) else ()),
+        *_experts(spec, shape),
+        *_length(shape, settings),
+    ]
+    if chosen.problem is not None:
+        against.append(remedies.violation(spec, catalogue, layout, chosen, ways))
+    return Study(
+        placement,
+        image,
+        chosen,
+        ways,
+        unknown if isinstance(unknown, str) else "",
+        _told_length(chosen.estimate, settings),
+        refused,
+        tuple(against),
+        tuple(warnings(spec, shape.method if isinstance(shape, Shape) else "", catalogue)),
+    )
+
+
+def _memory_bytes(spec: Spec, placement: Placement) -> int | None:
+    """The memory of one accelerator. On CPU it is the container's limit; without one the engine takes what the machine
+    has, which nobody knows beforehand."""
+    if placement.accelerator.memory_mib is not None:
+        return placement.accelerator.memory_mib * _MIB
+    limits = spec.hardware.resources.limits if spec.hardware.resources else None
+    limit = (limits or {}).get("memory")
+    return None if limit is None else min(max(int(amount(limit)), 0), _MOST_MEMORY)
+
+
+def _bench(spec: Spec, shape: Shape, settings: EngineSettings, memory: int | None) -> tuple[str, Bench | None]:
+    """What a copy is measured on; or why it cannot be measured."""
+    engine = spec.engine
+    quantized = shape.quantized
+    if engine.quantization and not shape.method:
+        quantized = usual_weights(engine.quantization)
+        if quantized is None:
+            return f"how large weights are that {engine.quantization} quantizes cannot be told", None
+    dtype = engine.dtype if engine.dtype not in (None, "auto") else shape.config.dtype
+    size = element_bytes(dtype or "bfloat16")
+    if engine.runtime != "stoker" and engine.dtype in (None, "auto"):
+        size = min(size, 2)  # vLLM loads float32 checkpoints in 16 bits, unless it is told otherwise
+    numbers = Numbers(
+        element_bytes=size,
+        kv_element_bytes=kv_element_bytes(engine.kv_cache_dtype or "auto", size),
+        block_size=settings.block_size,
+        max_num_batched_tokens=settings.max_num_batched_tokens,
+        max_num_seqs=settings.max_num_seqs,
+        quantized=quantized,
+        kv_cache_memory_bytes=settings.kv_cache_memory_bytes,
+        num_blocks=settings.num_blocks,
+    )
+    margin = MARGIN if engine.runtime == "stoker" else FOREIGN_MARGIN
+    return "", Bench(shape, numbers, settings, memory, spec.hardware.accelerator == CPU, margin)
+
+
+def _spreads_experts(spec: Spec, shape: Shape | str) -> bool:
+    """Whether experts are spread over all copies' accelerators. vLLM's copies of a mixture share its experts whether
+    whole experts are spread or each is split."""
+    if not isinstance(shape, Shape) or not shape.experts:
+        return False
+    asked = spec.parallelism is not None and (spec.parallelism.expert or 1) > 1
+    return asked or spec.engine.runtime == "vllm"
+
+
+def _experts(spec: Spec, shape: Shape | str) -> Iterator[Violation]:
+    expert = spec.parallelism.expert if spec.parallelism else None
+    if expert is None:
+        return
+    if isinstance(shape, Shape) and not shape.experts:
+        yield Violation(
+            "spec.parallelism.expert",
+            "the model is no mixture of experts",
+            "remove it",
+            reason="NotMixtureOfExperts",
+        )
+        return
+    tensor, _, data = spec.sizes
+    if expert != tensor * data:
+        yield Violation(
+            "spec.parallelism.expert",
+            f"expert {expert} is not tensor ({tensor}) × data ({data}), over which experts are spread",
+            f"use {tensor * data}, or remove it to split each expert over tensor",
+            reason="ExpertMismatch",
+        )
+
+
+def _length(shape: Shape | str, settings: EngineSettings) -> Iterator[Violation]:
+    wanted = settings.max_model_len
+    if isinstance(shape, Shape) and wanted is not None and wanted > shape.config.longest_model_len:
+        yield Violation(
+            "spec.engine.maxModelLen",
+            f"{wanted:,} is beyond the model's own {shape.config.longest_model_len:,}",
+            f"use at most {shape.config.longest_model_len}, or remove it",
+            reason="MaxModelLenTooLong",
+        )
+
+
+def _told_length(estimate: Estimate | None, settings: EngineSettings) -> int | None:
+    if settings.max_model_len is not None:
+        return settings.max_model_len
+    return None if estimate is None or settings.chooses_length else estimate.max_model_len
+
+
+def _spans_nodes(nodes: int) -> tuple[Violation, ...]:
+    return (
+        Violation(
+            "spec.hardware.nodes",
+            f"a replica of {nodes} pods cannot be run yet: `stoker plan` computes it, and nothing connects its pods",
+            "use nodes 1, with accelerators of more memory, a higher count, or quantized weights",
+            reason="NotSupported",
+        ),
+    )

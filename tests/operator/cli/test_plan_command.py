@@ -1,55 +1,285 @@
-"""``stoker plan``: a table to read, JSON to compute with."""
+"""``stoker plan``: a table to read, documents to compute with."""
 
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 
+from stoker_operator import kube
 from stoker_operator.cli.plan import main
 
 ROOT = Path(__file__).parents[3]
+LLAMA_8B = ["--model", "meta-llama/Meta-Llama-3-8B-Instruct", "--accelerator", "nvidia-a100-80gb", "--count", "4"]
+LLAMA_405B = ["--model", "meta-llama/Llama-3.1-405B", "--accelerator", "nvidia-h100-80gb", "--count", "8"]
 
 
-def test_the_options_are_shown_with_the_one_that_is_taken(capsys: Any) -> None:
-    assert main(["-f", str(ROOT / "examples/02-four-gpus.yaml")]) == 0
-    out = capsys.readouterr().out
-    assert "nvidia-a100-80gb (81,920 MiB each)" in out
-    assert "  2    2   ← chosen" in out
+@pytest.fixture
+def run(capsys: Any) -> Any:
+    """Runs the command; returns exit code, standard output and standard error."""
+
+    def call(*words: str) -> tuple[int, str, str]:
+        code = main(list(words))
+        output = capsys.readouterr()
+        return code, output.out, output.err
+
+    return call
 
 
-def test_json_says_the_same(capsys: Any) -> None:
-    assert main(["-f", str(ROOT / "examples/02-four-gpus.yaml"), "-o", "json"]) == 0
-    answer = json.loads(capsys.readouterr().out)
-    assert answer["accepted"] is True
-    assert answer["errors"] == []
-    assert [(each["tensor"], each["data"], each["verdict"]) for each in answer["options"]] == [
-        (4, 1, "possible"),
-        (2, 2, "chosen"),
-        (1, 4, "possible"),
-    ]
+@pytest.fixture
+def answer(run: Any) -> Any:
+    """The same with ``-o json``: exit code and what the document says."""
+
+    def call(*words: str) -> tuple[int, Any]:
+        code, out, _ = run(*words, "-o", "json")
+        return code, json.loads(out)
+
+    return call
 
 
-def test_a_refusal_is_json_too(tmp_path: Any, document: Any, capsys: Any) -> None:
-    hardware = {"accelerator": "nvidia-a100-80gb", "count": 4}
-    (tmp_path / "m.yaml").write_text(yaml.safe_dump(document(hardware=hardware, parallelism={"tensor": 2, "data": 3})))
-    assert main(["-f", str(tmp_path / "m.yaml"), "-o", "json"]) == 2
-    output = capsys.readouterr()
-    answer = json.loads(output.out)
-    assert answer["accepted"] is False
-    assert answer["errors"] == [
+def test_the_table_shows_every_way_and_the_one_that_is_taken(run: Any) -> None:
+    code, out, _ = run(*LLAMA_8B, "--runtime", "vllm")
+    assert code == 0
+    lines = out.splitlines()
+    assert lines[1] == "accelerator  4 × nvidia-a100-80gb (81,920 MiB each)"
+    titles = "TP  PP  DP  copies  weights/GPU  KV tokens/copy  max length  max concurrency  verdict      why"
+    assert lines[4] == titles
+    assert [line.split()[:4] for line in lines[5:8]] == [list("4111"), list("2122"), list("1144")]
+    assert lines[5].split()[4:] == ["3.7", "GiB", "2,191,456", "8,192", "267", "chosen"]
+    assert lines[7].endswith("56  recommended  the fewest accelerators that hold a copy")
+
+
+def test_the_document_has_these_fields(answer: Any) -> None:
+    code, found = answer(*LLAMA_8B, "-tp", "2")
+    assert code == 0
+    assert list(found) == ["accepted", "options", "errors", "warnings"]
+    assert found["accepted"] is True
+    assert found["errors"] == []
+    assert found["options"][1] == {
+        "tensor": 2,
+        "pipeline": 1,
+        "data": 2,
+        "weightBytesPerGpu": 8_030_527_488,
+        "kvTokensPerCopy": 1_033_600,
+        "maxModelLen": 8192,
+        "maxConcurrency": 126,
+        "verdict": "chosen",
+        "reason": "",
+    }
+    assert [way["verdict"] for way in found["options"]] == ["possible", "chosen", "recommended"]
+    assert found["warnings"][0].startswith("the stoker engine of this release drives 1 accelerator, not 4")
+
+
+def test_yaml_says_the_same(run: Any) -> None:
+    _, as_json, _ = run(*LLAMA_8B, "-o", "json")
+    _, as_yaml, _ = run(*LLAMA_8B, "-o", "yaml")
+    assert yaml.safe_load(as_yaml) == json.loads(as_json)
+
+
+def test_a_refusal_shows_the_ways_and_what_to_do(run: Any) -> None:
+    code, out, err = run(*LLAMA_405B, "-o", "json")
+    assert code == 2
+    found = json.loads(out)
+    assert found["accepted"] is False
+    assert {way["verdict"] for way in found["options"]} == {"impossible"}
+    (error,) = found["errors"]
+    assert list(error) == ["field", "message", "remedy"]
+    assert error["field"] == "spec.hardware"
+    assert "at least 16 × nvidia-h100-80gb" in error["remedy"] and "fp8" in error["remedy"]
+    assert err == f"stoker plan: {error['field']}: {error['message']}; {error['remedy']}\n"
+
+
+def test_the_flags_mean_what_the_fields_do(answer: Any) -> None:
+    code, found = answer(*LLAMA_405B, "--runtime", "vllm", "--quantization", "fp8", "--kv-cache-dtype", "fp8")
+    assert code == 0
+    fp8 = next(way for way in found["options"] if way["verdict"] == "chosen")
+    _, found = answer(*LLAMA_405B, "--runtime", "vllm", "--quantization", "fp8", "--max-model-len", "4096")
+    auto = next(way for way in found["options"] if way["verdict"] == "chosen")
+    assert fp8["kvTokensPerCopy"] == pytest.approx(2 * auto["kvTokensPerCopy"], rel=0.001)
+    assert (fp8["maxModelLen"], auto["maxModelLen"]) == (131072, 4096)
+    code, found = answer(*LLAMA_405B, "--nodes", "2", "-tp", "8", "-pp", "2", "--runtime", "vllm", "--dtype", "float16")
+    assert code == 0
+    assert next(way for way in found["options"] if way["verdict"] == "chosen")["pipeline"] == 2
+    code, found = answer(*LLAMA_8B, "-dp", "4")
+    assert [way["data"] for way in found["options"] if way["verdict"] == "chosen"] == [4]
+
+
+def test_sizes_that_do_not_come_out_even_are_shown_with_those_that_do(answer: Any) -> None:
+    code, found = answer(*LLAMA_8B, "-tp", "2", "-dp", "3")
+    assert code == 2
+    assert found["errors"] == [
         {
             "field": "spec.parallelism",
-            "message": "tensor (2) × data (3) needs 6 GPUs but hardware.count is 4",
+            "message": "tensor (2) × data (3) needs 6 GPUs, 4 available",
             "remedy": "use tensor 4, data 1 or tensor 2, data 2 or tensor 1, data 4, or set hardware.count to 6",
         }
     ]
-    assert output.err.startswith("stoker plan: spec.parallelism: tensor (2) × data (3) needs 6 GPUs")
+    assert [way["verdict"] for way in found["options"]] == ["possible", "possible", "recommended"]
+    code, found = answer(*LLAMA_405B, "--nodes", "2")  # by default a copy would span nodes
+    assert code == 2
+    assert [way["pipeline"] for way in found["options"] if way["verdict"] == "recommended"] == [2]
+
+
+@pytest.mark.parametrize("example", sorted((ROOT / "examples").glob("0*.yaml")), ids=lambda path: path.stem)
+def test_every_example_can_be_planned(answer: Any, example: Path) -> None:
+    code, found = answer("-f", str(example))
+    assert (code, found["errors"]) == (0, [])
+    assert "chosen" in {way["verdict"] for way in found["options"]}
+
+
+def test_a_manifest_is_refused_as_the_operator_would(answer: Any, document: Any, tmp_path: Path) -> None:
+    file = tmp_path / "m.yaml"
+
+    def planned(**spec: Any) -> tuple[int, list[str]]:
+        file.write_text(yaml.safe_dump(document(**spec)))
+        code, found = answer("-f", str(file))
+        return code, [error["field"] for error in found["errors"]]
+
+    assert planned() == (0, [])
+    assert planned(engine={"args": ["--no-such-flag"]}) == (2, ["spec.engine.args"])
+    assert planned(hardware={"accelerator": "nvidia-l4"}) == (2, ["spec.engine.image"])
+    assert planned(hardware={"accelerator": "nvidia-l5"}) == (2, ["spec.hardware.accelerator"])
+    assert planned(hardware={"accelerator": "cpu", "counts": 1}) == (2, ["spec.hardware.counts"])
+
+
+def test_a_folder_tells_its_shape(answer: Any, tmp_path: Path, run: Any) -> None:
+    config = {
+        "architectures": ["LlamaForCausalLM"],
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "vocab_size": 100,
+        "max_position_embeddings": 4096,
+        "torch_dtype": "float32",
+    }
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    code, found = answer("--model", str(tmp_path), "--memory", "4Gi")
+    assert code == 0
+    (way,) = found["options"]
+    # 2 × 100 × 64, two layers of 4 × 64² + 3 × 64 × 128 + 2 × 64, and the last norm; 4 bytes each.
+    assert way["weightBytesPerGpu"] == 4 * (2 * 100 * 64 + 2 * (4 * 64**2 + 3 * 64 * 128 + 2 * 64) + 64)
+    assert way["maxModelLen"] == 4096
+    (tmp_path / "config.json").write_text('{"architectures": ["BertForMaskedLM"]}')
+    code, _, err = run("--model", str(tmp_path))
+    assert code == 2
+    assert "BertForMaskedLM is not served: it is an encoder that fills masks" in err
+    (tmp_path / "config.json").write_text("no JSON")
+    code, _, err = run("--model", str(tmp_path))
+    assert code == 2 and "not valid JSON" in err
+
+
+def test_what_is_not_known_is_said(answer: Any, run: Any) -> None:
+    words = ["--model", "org/unknown", "--accelerator", "nvidia-l4", "--runtime", "vllm"]
+    code, found = answer(*words)
+    assert code == 0
+    assert found["options"][0]["weightBytesPerGpu"] is None
+    _, out, _ = run(*words)
+    assert "not known    its config.json has not been fetched" in out
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([], "give either -f FILE or --model MODEL"),
+        (["-f", "x", "--model", "y"], "give either -f FILE or --model MODEL"),
+        (["-f", "x", "--count", "2"], "--count stands in for a manifest; put it into x"),
+    ],
+)
+def test_a_manifest_or_flags(words: list[str], said: str, capsys: Any) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(words)
+    assert ended.value.code == 2
+    assert said in capsys.readouterr().err
 
 
 def test_one_endpoint_at_a_time(tmp_path: Any, document: Any, capsys: Any) -> None:
     (tmp_path / "m.yaml").write_text(yaml.safe_dump_all([document(), document()]))
     assert main(["-f", str(tmp_path / "m.yaml")]) == 2
     assert "it holds several endpoints (demo, demo); put one in a file" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("text", ["", "a: b: c", "[]", "- 1", "kind: Pod"])
+def test_what_is_no_manifest_is_refused(text: str, tmp_path: Path, answer: Any) -> None:
+    (tmp_path / "m.yaml").write_text(text)
+    code, found = answer("-f", str(tmp_path / "m.yaml"))
+    assert code == 2
+    assert found["options"] == [] and found["errors"]
+
+
+class Cluster:
+    """Answers to lists as an API server gives them."""
+
+    def __init__(self, held: int) -> None:
+        requests = {"limits": {"nvidia.com/gpu": str(held)}}
+        self.objects = {
+            "Node": [
+                {
+                    "metadata": {"name": "big", "labels": {"nvidia.com/gpu.product": "NVIDIA-A100-SXM4-80GB"}},
+                    "spec": {},
+                    "status": {
+                        "allocatable": {"nvidia.com/gpu": "4", "cpu": "8"},
+                        "conditions": [{"type": "Ready", "status": "True"}],
+                    },
+                }
+            ],
+            "Pod": [
+                {
+                    "metadata": {"name": "other", "namespace": "ns", "creationTimestamp": "2026-01-01T00:00:00Z"},
+                    "spec": {"nodeName": "big", "containers": [{"name": "c", "resources": requests}]},
+                    "status": {"phase": phase},
+                }
+                for phase in ("Running", "Succeeded")
+            ],
+        }
+
+    def list(self, kind: str) -> kube.Listing:
+        return kube.Listing(self.objects[kind], "1")
+
+
+@pytest.mark.parametrize(
+    ("held", "count", "said"),
+    [
+        (3, "4", "not now: 1 of 4 free on big, held by ns/other (3)"),
+        (3, "1", "it has room for a pod now"),
+        (0, "8", "no node can ever hold 8 × nvidia.com/gpu: the largest has 4"),
+    ],
+)
+def test_the_clusters_nodes_are_asked(
+    held: int, count: str, said: str, answer: Any, run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kube.Kube, "connect", lambda: Cluster(held))
+    words = [*LLAMA_8B[:-1], count, "--runtime", "vllm", "--cluster"]
+    _, found = answer(*words)
+    assert found["cluster"] == said
+    _, out, _ = run(*words)
+    assert f"cluster      {said}" in out
+
+
+def test_a_cluster_that_is_not_there_is_said(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KUBECONFIG", "/nonexistent")
+    code, out, _ = run(*LLAMA_8B, "--cluster")
+    assert code == 0
+    assert "cluster      not known: no cluster" in out
+
+
+def test_the_documentation_shows_what_is_printed(run: Any) -> None:
+    text = (ROOT / "docs/planning.md").read_text(encoding="utf-8")
+    shown = text.split("```")[1].strip("\n")
+    command, _, printed = shown.partition("\n")
+    _, out, _ = run(*command.removeprefix("$ stoker plan ").split())
+    assert out.rstrip("\n") == printed
+
+
+def test_every_reason_is_documented() -> None:
+    """The planner's sources name the reasons; the table of the documentation has each of them."""
+    sources = "\n".join(path.read_text() for path in (ROOT / "operator/stoker_operator/plan").glob("*.py"))
+    named = set(re.findall(r"reason=\"(\w+)\"|Problem\(\"(\w+)\"|, \"(Unsupported\w+)\"\)", sources))
+    reasons = {name for names in named for name in names if name}
+    text = (ROOT / "docs/planning.md").read_text(encoding="utf-8")
+    assert {"DoesNotFit", "HeadsNotDivisible", "UnsupportedDtype", "NoImage"} <= reasons
+    assert not {reason for reason in reasons if f"`{reason}`" not in text}

@@ -31,6 +31,8 @@ def run(monkeypatch: Any, tmp_path: Any, capsys: Any, document: Any) -> Any:
         return code, words, env, capsys.readouterr()
 
     monkeypatch.setattr(machine, "nvidia_memory", list)
+    for name in ("HF_TOKEN", "STOKER_API_KEY", "VLLM_API_KEY"):
+        monkeypatch.delenv(name, raising=False)
     return call
 
 
@@ -40,7 +42,7 @@ def test_it_runs_what_a_pod_would_run(run: Any, endpoint: Any) -> None:
         "model": {"source": "file:///m", "chatTemplate": {"value": "$(A)"}},
     }
     _, words, _, output = run(**spec)
-    deployment = render(endpoint(**spec), Catalogue.load())[-1]
+    deployment = next(each for each in render(endpoint(**spec), Catalogue.load()) if each["kind"] == "Deployment")
     args = deployment["spec"]["template"]["spec"]["containers"][0]["args"]
     assert words[:3] == [sys.executable, "-m", "stoker"]
     assert [word for word in words[3:] if word != "--host=127.0.0.1"] == [expand(word, {}) for word in args]
@@ -56,12 +58,16 @@ def test_host_and_port_are_the_commands(run: Any) -> None:
 def test_what_has_no_meaning_here_is_named(run: Any) -> None:
     hardware = {"accelerator": "nvidia-l4", "count": 4, "resources": {"limits": {"cpu": 1}}}
     engine = {"image": "x", "imagePullPolicy": "Always", "dtype": "float32"}
-    unused = {"replicas": 2, "service": {"port": 80}, "rollout": {}, "storage": {}, "parallelism": {"tensor": 4}}
+    rollout = {"maxSurge": 2, "drainSeconds": 9}
+    unused = {"replicas": 2, "service": {"port": 80}, "rollout": rollout, "storage": {}, "parallelism": {"tensor": 4}}
+    unused |= {"template": {"spec": {}}, "monitoring": {"podMonitor": "Auto"}}
     _, words, _, output = run("--accelerator=cpu", hardware=hardware, engine=engine, **unused)
     assert output.out.splitlines()[0] == (
         "Not used on one machine: spec.replicas, spec.hardware.resources, spec.engine.image, "
-        "spec.engine.imagePullPolicy, spec.storage, spec.service, spec.rollout, spec.hardware.count, spec.parallelism"
+        "spec.engine.imagePullPolicy, spec.template, spec.storage, spec.service, spec.rollout.maxSurge, "
+        "spec.monitoring, spec.hardware.count, spec.parallelism"
     )
+    assert "--shutdown-timeout=9" in words
     assert "--device=cpu" in words
     assert "--dtype=float32" in words
     assert not [word for word in words if "parallel" in word]
@@ -108,11 +114,11 @@ def test_the_environment_is_passed_on(run: Any, monkeypatch: Any) -> None:
             "spec.engine.kvCacheDtype: the engine has no fp8 key-value cache on accelerator cpu; use auto",
         ),
         ({"engine": {"kvCacheDtype": "int3"}}, [], "spec.engine.kvCacheDtype: input should be 'auto', 'fp8'"),
-        ({"engine": {"args": ["--nonsense"]}}, [], "spec.engine.args: arguments: unrecognized arguments: --nonsense"),
+        ({"engine": {"args": ["--nonsense"]}}, [], "spec.engine.args: there is no flag --nonsense; see `stoker serve"),
         (
             {"hardware": {"accelerator": "nvidia-l4", "count": 4}, "parallelism": {"tensor": 2, "data": 4}},
             [],
-            "spec.parallelism: tensor (2) × data (4) needs 8 GPUs but hardware.count is 4; use tensor 4, data 1",
+            "spec.parallelism: tensor (2) × data (4) needs 8 GPUs, 4 available; use tensor 4, data 1",
         ),
     ],
 )
@@ -121,6 +127,41 @@ def test_what_cannot_run_here_is_refused(run: Any, spec: Any, options: list[str]
     assert code == 2
     assert words == []
     assert output.err.startswith(f"stoker up: {expected}")
+
+
+@pytest.mark.parametrize(
+    ("spec", "variable", "field"),
+    [
+        ({"auth": {"apiKeysSecretRef": {"name": "s"}}}, "STOKER_API_KEY", "spec.auth.apiKeysSecretRef"),
+        (
+            {"model": {"source": "hf://org/name", "tokenSecretRef": {"name": "s", "key": "k"}}},
+            "HF_TOKEN",
+            "spec.model.tokenSecretRef",
+        ),
+    ],
+)
+def test_secrets_come_from_the_environment(run: Any, monkeypatch: Any, spec: Any, variable: str, field: str) -> None:
+    code, words, _, output = run(**spec)
+    assert (code, words) == (2, [])
+    assert output.err.startswith(f"stoker up: {field}: there are no Secrets on one machine; set the environment variab")
+    monkeypatch.setenv(variable, "secret")
+    code, words, env, _ = run(**spec)
+    assert env[variable] == "secret"
+    assert not [word for word in words if "key" in word or "secret" in word]
+
+
+def test_another_runtime_runs_where_it_is_installed(run: Any, monkeypatch: Any, tmp_path: Any) -> None:
+    spec = {"model": {"source": "hf://org/name"}, "engine": {"runtime": "vllm", "args": ["--seed=7"]}}
+    monkeypatch.setenv("PATH", str(tmp_path))
+    code, _, _, output = run(**spec)
+    assert code == 2
+    assert output.err.startswith("stoker up: spec.engine.runtime: there is no program vllm on this machine's PATH; ins")
+    (tmp_path / "vllm").write_text("#!/bin/sh\n")
+    (tmp_path / "vllm").chmod(0o755)
+    _, words, _, output = run(**spec)
+    assert words[:3] == [str(tmp_path / "vllm"), "serve", "org/name"]
+    assert words[-3:] == ["--host=127.0.0.1", "--port=8000", "--seed=7"]
+    assert output.out.startswith("demo: vllm serve org/name ")
 
 
 def test_a_gpu_with_the_memory_will_do(run: Any, monkeypatch: Any) -> None:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, WrapValidator, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, WrapValidator, model_validator
 from pydantic.alias_generators import to_camel
 from pydantic_core import PydanticCustomError
 
-from stoker_operator.api.rule import Rule
+from stoker_operator.api.rule import ChangeRule, Rule
 
-# Kubernetes' own grammar of quantities such as 500m, 4, 16Gi, 1e3.
+# Kubernetes' own grammar of quantities such as 500m, 4, 16Gi, 1e3; here none is negative.
 QUANTITY_PATTERN = (
-    r"^(\+|-)?(([0-9]+(\.[0-9]*)?)|(\.[0-9]+))(([KMGTPE]i)|[numkMGTPE]|([eE](\+|-)?(([0-9]+(\.[0-9]*)?)|(\.[0-9]+))))?$"
+    r"^\+?(([0-9]+(\.[0-9]*)?)|(\.[0-9]+))(([KMGTPE]i)|[numkMGTPE]|([eE](\+|-)?(([0-9]+(\.[0-9]*)?)|(\.[0-9]+))))?$"
 )
 
 
@@ -20,24 +20,67 @@ def _say_amount(value: Any, handler: Any) -> Any:
     try:
         return handler(value)
     except ValidationError:  # one for the number and one for the string, of which neither helps
-        raise PydanticCustomError("quantity", "this is no amount such as 500m, 4 or 16Gi") from None
+        raise PydanticCustomError("quantity", "should be an amount such as 500m, 4 or 16Gi") from None
 
+
+def _say_share(value: Any, handler: Any) -> Any:
+    try:
+        return handler(value)
+    except ValidationError:
+        raise PydanticCustomError("share", "should be a number up to 1000 or a percentage such as 25%") from None
+
+
+def _unique_names(items: list[Any]) -> list[Any]:
+    _once([item.name for item in items])
+    return items
+
+
+def _unique(items: list[Any]) -> list[Any]:
+    _once(items)
+    return items
+
+
+def _once(keys: list[Any]) -> None:
+    twice = next((key for key in keys if keys.count(key) > 1), None)
+    if twice is not None:
+        raise PydanticCustomError("duplicate", "{name} is listed twice", {"name": repr(twice)})
+
+
+#: A list of things with names, in which each name stands once; server-side apply merges it by name.
+ByName = (
+    AfterValidator(_unique_names),
+    Field(json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]}),
+)
+#: A list in which each value stands once.
+EachOnce = (AfterValidator(_unique), Field(json_schema_extra={"x-kubernetes-list-type": "set"}))
 
 #: The name of another object in the same namespace.
 ObjectName = Annotated[str, Field(min_length=1, max_length=253, pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$")]
 #: A key of a ConfigMap or Secret.
 DataKey = Annotated[str, Field(min_length=1, max_length=253, pattern=r"^[-._a-zA-Z0-9]+$")]
 Quantity = Annotated[
-    int | Annotated[str, Field(max_length=64, pattern=QUANTITY_PATTERN)],
+    Annotated[int, Field(ge=0)] | Annotated[str, Field(max_length=64, pattern=QUANTITY_PATTERN)],
     WrapValidator(_say_amount),
     # An amount may be written 4 or "4"; this is how a structural schema says so.
     Field(json_schema_extra={"x-kubernetes-int-or-string": True}),
 ]
+#: So many, or such a share of all.
+IntOrPercent = Annotated[
+    Annotated[int, Field(ge=0, le=1000)] | Annotated[str, Field(max_length=4, pattern=r"^(0|[1-9][0-9]?|100)%$")],
+    WrapValidator(_say_share),
+    Field(json_schema_extra={"x-kubernetes-int-or-string": True}),
+]
+Labels = Annotated[
+    dict[str, Annotated[str, Field(max_length=63, pattern=r"^(([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9])?$")]],
+    Field(max_length=64),
+]
+Annotations = Annotated[dict[str, Annotated[str, Field(max_length=4096)]], Field(max_length=64)]
 
 
 def _write_rules(schema: dict[str, Any], model: type[Any]) -> None:
-    if model.RULES:
-        schema["x-kubernetes-validations"] = [rule.validation() for rule in model.RULES]
+    rules = (*model.RULES, *model.CHANGES)
+    if rules:
+        schema["x-kubernetes-validations"] = [rule.validation() for rule in rules]
 
 
 class Part(BaseModel):
@@ -56,6 +99,7 @@ class Part(BaseModel):
     )
 
     RULES: ClassVar[tuple[Rule, ...]] = ()
+    CHANGES: ClassVar[tuple[ChangeRule, ...]] = ()
 
     @model_validator(mode="before")
     @classmethod

@@ -66,12 +66,13 @@ def _schema() -> dict[str, Any]:
 
 def _columns() -> list[dict[str, Any]]:
     ready = '.status.conditions[?(@.type=="Ready")]'
-    plan = ".status.workloads[0].plan"
+    workload = ".status.workloads[0]"
     columns = (
         ("Model", "string", ".spec.model.source", 0),
+        ("Runtime", "string", f"{workload}.runtime", 0),
         ("Accelerator", "string", ".spec.hardware.accelerator", 0),
-        ("TP", "integer", f"{plan}.tensor", 0),
-        ("DP", "integer", f"{plan}.data", 0),
+        ("TP", "integer", f"{workload}.plan.tensor", 0),
+        ("DP", "integer", f"{workload}.plan.data", 0),
         ("Ready", "string", f"{ready}.status", 0),
         ("URL", "string", ".status.url", 0),
         ("Reason", "string", f"{ready}.reason", 0),

@@ -9,22 +9,14 @@ from pydantic import Field
 
 from stoker_engine.contract.sources import DEMO_MODELS, SOURCE_PATTERNS
 from stoker_operator.api.rule import Rule
-from stoker_operator.api.v1alpha1.base import DataKey, ObjectName, Part
+from stoker_operator.api.v1alpha1.base import EachOnce, Part
+from stoker_operator.api.v1alpha1.references import ConfigMapKeyRef, SecretKeyRef
 
 SOURCE_PATTERN = "^(" + "|".join(SOURCE_PATTERNS.values()) + ")$"
 LEAVES_CLAIM = r"^pvc://.*/\.\.(/|$)"
 Revision = Annotated[str, Field(min_length=1, max_length=255, pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]*$")]
 ServedName = Annotated[str, Field(min_length=1, max_length=255, pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/@+-]*$")]
 DEMO_SOURCES = [f"demo://{name}" for name in DEMO_MODELS]
-
-
-class ConfigMapKeyRef(Part):
-    """A key of a ConfigMap in the endpoint's namespace."""
-
-    name: ObjectName
-    """Name of the ConfigMap."""
-    key: DataKey
-    """Key whose value is taken."""
 
 
 class ChatTemplate(Part):
@@ -55,8 +47,12 @@ class Model(Part):
     engine's image. file:///PATH: a folder or file of the machine the engine runs on; in a cluster, of its image."""
     revision: Revision | None = None
     """Branch, tag or commit of a hub repository. Absent: its default branch."""
-    served_names: Annotated[list[ServedName], Field(min_length=1, max_length=16)] | None = None
+    served_names: Annotated[list[ServedName], Field(min_length=1, max_length=16), *EachOnce] | None = None
     """Names the API answers to; the first is reported in responses and metrics. Absent: the name in the source."""
+    token_secret_ref: SecretKeyRef | None = None
+    """A Secret with the token that a gated or private hub repository asks for."""
+    trust_remote_code: bool | None = None
+    """Whether Python code that comes with the model may run in the pod. Absent: it may not."""
     chat_template: ChatTemplate | None = None
     """How a chat becomes a prompt. Absent: the template that comes with the model; chat requests to a model without
     one are answered with an error that says so."""
@@ -91,10 +87,10 @@ class Model(Part):
             remedy="remove revision, or name a hub repository",
         ),
         Rule(
-            field="servedNames",
-            holds=lambda it: it.served_names is None or len(set(it.served_names)) == len(it.served_names),
-            cel="!has(self.servedNames) || self.servedNames.all(n, self.servedNames.exists_one(m, m == n))",
-            message="a name is listed twice",
-            remedy="list each name once",
+            field="tokenSecretRef",
+            holds=lambda it: it.token_secret_ref is None or it.source.startswith("hf://"),
+            cel="!has(self.tokenSecretRef) || self.source.startsWith('hf://')",
+            message="only hf:// sources ask for a token",
+            remedy="remove tokenSecretRef, or name a hub repository",
         ),
     )

@@ -1,98 +1,192 @@
-"""tensor × data = count: the one rule of the resource that computes.
+"""tensor × pipeline × data = count × nodes: the one rule of the resource that computes.
 
-What is absent follows from what is there (`resolve`), and what does not come out whole is refused with the
-pairs that would. The same arithmetic stands here in Python and in CEL; ``self`` is the endpoint's spec.
+What is absent follows from what is there (`resolve`), and what does not come out even is refused with the sizes that
+would. The same arithmetic stands here in Python and in CEL; ``self`` is a workload.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, NamedTuple
+
+from pydantic import Field
 
 from stoker_operator.api.rule import Rule
-from stoker_operator.api.v1alpha1.hardware import CPU, MAX_COUNT
+from stoker_operator.api.v1alpha1.base import Part
+from stoker_operator.api.v1alpha1.hardware import CPU, MAX_COUNT, MAX_GPUS
 
 if TYPE_CHECKING:
-    from stoker_operator.api.v1alpha1.spec import Spec
+    from stoker_operator.api.v1alpha1.workload import Workload
+
+Size = Annotated[int, Field(ge=1, le=MAX_GPUS)]
 
 
-def resolve(count: int, tensor: int | None, data: int | None) -> tuple[int, int] | None:
-    """The tensor and data sizes that `count` accelerators are used by; None where they do not come out whole."""
-    if tensor is None and data is None:
-        return count, 1
-    if tensor is None:
-        tensor = count // (data or 1)
-    elif data is None:
-        data = count // tensor
-    assert tensor is not None and data is not None
-    return (tensor, data) if tensor * data == count else None
+class Parallelism(Part):
+    """How the accelerators of a replica share the work. tensor × pipeline × data must equal count × nodes. tensor and
+    data both absent: tensor takes all there are and data is 1; one of them given: the other is what is left."""
+
+    tensor: Size | None = None
+    """Accelerators over which each layer of a copy of the model is split."""
+    data: Size | None = None
+    """Copies of the model, each with its own accelerators and its own requests."""
+    pipeline: Size | None = None
+    """Groups of accelerators among which the layers of a copy are dealt, a stage each. Absent: 1."""
+    expert: Size | None = None
+    """Accelerators over which the experts of a mixture-of-experts model are dealt: tensor × data. Absent: each expert
+    is split as other layers are."""
 
 
-def options(count: int) -> list[tuple[int, int]]:
-    """Every (tensor, data) that uses `count` accelerators, the widest copy first."""
-    return [(tensor, count // tensor) for tensor in range(count, 0, -1) if count % tensor == 0]
+class Sizes(NamedTuple):
+    """How many accelerators each kind of parallelism takes."""
+
+    tensor: int
+    pipeline: int
+    data: int
+
+    @property
+    def used(self) -> int:
+        """Accelerators in use."""
+        return self.tensor * self.pipeline * self.data
 
 
-def remedy(count: int) -> str:
+def resolve(gpus: int, given: Parallelism | None) -> Sizes:
+    """What is `given`, with what is absent following from it. It may use more or less than the `gpus` of a replica."""
+    given = given or Parallelism()
+    pipeline = given.pipeline or 1
+    if given.tensor is None:
+        data = given.data or 1
+        return Sizes(max(1, gpus // (pipeline * data)), pipeline, data)
+    return Sizes(given.tensor, pipeline, given.data or max(1, gpus // (pipeline * given.tensor)))
+
+
+def options(gpus: int) -> list[tuple[int, int]]:
+    """Every (tensor, data) that uses `gpus` accelerators, the widest copy first."""
+    return [(tensor, gpus // tensor) for tensor in range(gpus, 0, -1) if gpus % tensor == 0]
+
+
+def remedy(gpus: int) -> str:
     """The `options`, to choose from."""
-    return "use " + " or ".join(f"tensor {tensor}, data {data}" for tensor, data in options(count))
+    return "use " + " or ".join(f"tensor {tensor}, data {data}" for tensor, data in options(gpus))
 
 
-def fills_the_pod(spec: Spec) -> bool:
-    """Whether tensor × data is what a pod has."""
-    given = spec.parallelism
-    if given is None or spec.hardware.accelerator == CPU:
+def pipelines(gpus: int) -> str:
+    """The pipeline sizes that divide `gpus`, to choose from."""
+    return "use pipeline " + " or ".join(str(size) for size in range(1, gpus + 1) if gpus % size == 0)
+
+
+def fills_the_replica(workload: Workload) -> bool:
+    """Whether tensor × pipeline × data is what a replica has, or less where that is permitted."""
+    hardware = workload.hardware
+    if hardware.accelerator == CPU or hardware.gpus > MAX_GPUS:  # there are rules for these
         return True
-    return resolve(spec.hardware.accelerators, given.tensor, given.data) is not None
+    used = workload.sizes.used
+    return used == hardware.gpus or (used < hardware.gpus and bool(hardware.allow_idle))
 
 
-def explain(spec: Spec) -> tuple[str, str]:
-    """What is wrong with tensor × data, and what would be right."""
-    count = spec.hardware.accelerators
-    given = spec.parallelism
-    assert given is not None
-    if given.tensor is None or given.data is None:
-        name, value = ("tensor", given.tensor) if given.data is None else ("data", given.data)
-        return f"{name} ({value}) does not divide hardware.count ({count})", remedy(count)
-    used = given.tensor * given.data
-    product = f"tensor ({given.tensor}) × data ({given.data})"
-    if used < count:
-        return f"{product} uses {used} of {count} GPUs, {count - used} would be idle", remedy(count)
-    more = f", or set hardware.count to {used}" if used <= MAX_COUNT else ""
-    return f"{product} needs {used} GPUs but hardware.count is {count}", remedy(count) + more
+def explain(workload: Workload) -> tuple[str, str]:
+    """What is wrong with the product, and what would be right."""
+    hardware, sizes = workload.hardware, workload.sizes
+    gpus, used = hardware.gpus, sizes.used
+    given = workload.parallelism
+    product = f"tensor ({sizes.tensor}) × data ({sizes.data})"
+    if given and given.pipeline is not None:
+        product += f" × pipeline ({sizes.pipeline})"
+    left = gpus // sizes.pipeline
+    if gpus % sizes.pipeline:
+        choice = pipelines(gpus)
+    elif hardware.pods_per_replica > 1:
+        choice = f"use a tensor of at most {hardware.accelerators}, with tensor × data {left}"
+    else:
+        choice = remedy(left)
+    if used < gpus:
+        idle = gpus - used
+        problem = f"{product} uses {used} of {gpus} GPUs, {idle} would be idle"
+        return problem, f"{choice}, or set hardware.allowIdle to true"
+    if hardware.pods_per_replica == 1 and used <= MAX_COUNT:
+        choice += f", or set hardware.count to {used}"
+    return f"{product} needs {used} GPUs, {gpus} available", choice
 
 
-# The same in CEL.
-_COUNT = "(has(self.hardware.count) ? self.hardware.count : 1)"
-_T, _D = "self.parallelism.tensor", "self.parallelism.data"
+# The same in CEL, which has no variables: a list of one item goes through `map`, and the item is the variable.
+# What an expression may cost is bounded beforehand. Strings of unknown length cannot be joined within that bound;
+# `format` and a look-up in a table are cheap.
+def _given(part: str, field: str, absent: int) -> str:
+    return f"(has(self.{part}) && has(self.{part}.{field}) ? self.{part}.{field} : {absent})"
+
+
+_COUNT, _NODES = _given("hardware", "count", 1), _given("hardware", "nodes", 1)
+_TENSOR, _DATA = _given("parallelism", "tensor", 0), _given("parallelism", "data", 0)
+_PIPELINE = _given("parallelism", "pipeline", 1)
+# [tensor, pipeline, data, gpus], after `resolve`.
+_SIZES = (
+    f"[[{_COUNT} * {_NODES}, {_PIPELINE}, {_TENSOR}, {_DATA}]].map(g, ["
+    "g[2] > 0 ? g[2] : [1, g[0] / (g[1] * [1, g[3]].max())].max(), "
+    "g[1], "
+    "g[3] > 0 ? g[3] : g[2] > 0 ? [1, g[0] / (g[1] * g[2])].max() : 1, "
+    "g[0]])"
+)
+_NOT_COUNTED = f"self.hardware.accelerator == '{CPU}' || {_COUNT} * {_NODES} > {MAX_GPUS}"
+_IDLE_ALLOWED = "has(self.hardware.allowIdle) && self.hardware.allowIdle"
 _FILLS = (
-    f"self.hardware.accelerator == '{CPU}' || !has(self.parallelism) || ("
-    f"has({_T}) && has({_D}) ? {_T} * {_D} == {_COUNT} : "
-    f"has({_T}) ? {_COUNT} % {_T} == 0 : "
-    f"has({_D}) ? {_COUNT} % {_D} == 0 : true)"
+    f"{_NOT_COUNTED} || {_SIZES}.all(s, s[0] * s[1] * s[2] == s[3] || (s[0] * s[1] * s[2] < s[3] && {_IDLE_ALLOWED}))"
 )
-# The API server bounds beforehand what an expression may cost. Joining strings of unknown length is beyond that
-# bound; `format` and a look-up in a table are cheap.
+_SPANS_NO_NODE = f"{_NOT_COUNTED} || {_NODES} == 1 || {_SIZES}.all(s, s[0] <= {_COUNT})"
+_PRODUCT = (
+    "(has(self.parallelism) && has(self.parallelism.pipeline)"
+    " ? 'tensor (%d) × data (%d) × pipeline (%d)'.format([s[0], s[2], s[1]])"
+    " : 'tensor (%d) × data (%d)'.format([s[0], s[2]]))"
+)
 _PROBLEM = (
-    f"!has({_D}) ? 'tensor (%d) does not divide hardware.count (%d)'.format([{_T}, {_COUNT}]) : "
-    f"!has({_T}) ? 'data (%d) does not divide hardware.count (%d)'.format([{_D}, {_COUNT}]) : "
-    f"{_T} * {_D} < {_COUNT} ? 'tensor (%d) × data (%d) uses %d of %d GPUs, %d would be idle'"
-    f".format([{_T}, {_D}, {_T} * {_D}, {_COUNT}, {_COUNT} - {_T} * {_D}]) : "
-    "'tensor (%d) × data (%d) needs %d GPUs but hardware.count is %d'"
-    f".format([{_T}, {_D}, {_T} * {_D}, {_COUNT}])"
+    "(s[0] * s[1] * s[2] < s[3]"
+    " ? 'uses %d of %d GPUs, %d would be idle'.format([s[0] * s[1] * s[2], s[3], s[3] - s[0] * s[1] * s[2]])"
+    " : 'needs %d GPUs, %d available'.format([s[0] * s[1] * s[2], s[3]]))"
 )
-_REMEDY = f"{ {count: remedy(count) for count in range(1, MAX_COUNT + 1)} }[{_COUNT}]"
+_CHOICE = (
+    f"(s[3] % s[1] != 0 ? { {gpus: pipelines(gpus) for gpus in range(1, MAX_GPUS + 1)} }[s[3]]"
+    f" : {_NODES} > 1 ? 'use a tensor of at most %d, with tensor × data %d'.format([{_COUNT}, s[3] / s[1]])"
+    f" : { {gpus: remedy(gpus) for gpus in range(1, MAX_COUNT + 1)} }[s[3] / s[1]])"
+)
 _MORE = (
-    f"has({_T}) && has({_D}) && {_T} * {_D} > {_COUNT} && {_T} * {_D} <= {MAX_COUNT}"
-    f" ? ', or set hardware.count to %d'.format([{_T} * {_D}]) : ''"
+    "(s[0] * s[1] * s[2] < s[3] ? ', or set hardware.allowIdle to true'"
+    f" : {_NODES} == 1 && s[0] * s[1] * s[2] <= {MAX_COUNT}"
+    " ? ', or set hardware.count to %d'.format([s[0] * s[1] * s[2]]) : '')"
 )
-_EXPLAIN = f"'%s; %s%s'.format([{_PROBLEM}, {_REMEDY}, {_MORE}])"
+_EXPLAIN = f"{_SIZES}.map(s, '%s %s; %s%s'.format([{_PRODUCT}, {_PROBLEM}, {_CHOICE}, {_MORE}]))[0]"
 
-FILLS_THE_POD = Rule(
-    field="parallelism",
-    holds=fills_the_pod,
-    cel=_FILLS,
-    message="tensor × data must equal hardware.count",
-    remedy="change one of them",
-    explain=explain,
-    explain_cel=_EXPLAIN,
+RULES = (
+    Rule(
+        field="parallelism",
+        holds=fills_the_replica,
+        cel=_FILLS,
+        message="tensor × pipeline × data must equal count × nodes",
+        remedy="change one of them",
+        explain=explain,
+        explain_cel=_EXPLAIN,
+    ),
+    Rule(
+        field="parallelism",
+        holds=lambda it: (
+            it.hardware.accelerator == CPU
+            or it.hardware.gpus > MAX_GPUS
+            or it.hardware.pods_per_replica == 1
+            or it.sizes.tensor <= it.hardware.accelerators
+        ),
+        cel=_SPANS_NO_NODE,
+        message="tensor is more than the accelerators of a node",
+        remedy="set tensor to at most hardware.count, and pipeline or data to what is left",
+    ),
+    Rule(
+        field="parallelism",
+        holds=lambda it: (
+            it.hardware.accelerator != CPU
+            or it.parallelism is None
+            or all(getattr(it.parallelism, size) in (None, 1) for size in type(it.parallelism).model_fields)
+        ),
+        cel=f"self.hardware.accelerator != '{CPU}' || !has(self.parallelism) || ("
+        + " && ".join(
+            f"(!has(self.parallelism.{size}) || self.parallelism.{size} == 1)" for size in Parallelism.model_fields
+        )
+        + ")",
+        message="accelerator cpu runs one copy of the model, unsplit",
+        remedy="remove parallelism, and use spec.replicas for more copies",
+    ),
 )

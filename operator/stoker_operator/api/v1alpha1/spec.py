@@ -2,66 +2,68 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar
+from typing import ClassVar
 
-from pydantic import Field
-
-from stoker_operator.api.rule import Rule
-from stoker_operator.api.v1alpha1.base import Part
-from stoker_operator.api.v1alpha1.engine import Engine
-from stoker_operator.api.v1alpha1.exposure import Rollout, Service
-from stoker_operator.api.v1alpha1.hardware import CPU, Hardware, Parallelism
+from stoker_operator.api.rule import ChangeRule, Rule
+from stoker_operator.api.v1alpha1.auth import Auth
+from stoker_operator.api.v1alpha1.claim import SHARED
+from stoker_operator.api.v1alpha1.exposure import Service
 from stoker_operator.api.v1alpha1.model import Model
-from stoker_operator.api.v1alpha1.parallelism import FILLS_THE_POD
+from stoker_operator.api.v1alpha1.monitoring import Monitoring
+from stoker_operator.api.v1alpha1.rollout import Rollout
 from stoker_operator.api.v1alpha1.storage import Storage
+from stoker_operator.api.v1alpha1.workload import Workload
 
 
-class Spec(Part):
+class Spec(Workload):
     """What is served, on what, and how."""
 
     model: Model
     """Which model is served, and by which names."""
-    replicas: Annotated[
-        int,
-        # The scale subresource needs a number to be there, so this default is written into the object.
-        Field(ge=0, le=10000, json_schema_extra={"x-default": 1}),
-    ] = 1
-    """Pods that serve the model. Autoscalers write it through the scale subresource."""
-    hardware: Hardware
-    """What one pod runs on."""
-    parallelism: Parallelism | None = None
-    """How the accelerators of a pod share the work. tensor × data must equal hardware.count. Both absent: tensor takes
-    all of them and data is 1; one of them given: the other is what is left."""
-    engine: Engine = Engine()
-    """The engine that runs in each pod. What is absent is left to the engine's own default."""
+    auth: Auth | None = None
+    """Who may use the API. Absent: whoever reaches the Service."""
     storage: Storage = Storage()
     """Storage of each pod."""
     service: Service = Service()
     """The Service in front of the pods. It has the endpoint's name."""
     rollout: Rollout = Rollout()
     """How pods are replaced when the spec changes."""
+    monitoring: Monitoring = Monitoring()
+    """How metrics are collected."""
 
-    RULES: ClassVar = (
-        FILLS_THE_POD,
+    RULES: ClassVar[tuple[Rule, ...]] = (
+        *Workload.RULES,
         Rule(
-            field="parallelism",
-            holds=lambda it: (
-                it.hardware.accelerator != CPU
-                or it.parallelism is None
-                or (it.parallelism.tensor in (None, 1) and it.parallelism.data in (None, 1))
-            ),
-            cel=f"self.hardware.accelerator != '{CPU}' || !has(self.parallelism) || ("
-            "(!has(self.parallelism.tensor) || self.parallelism.tensor == 1) && "
-            "(!has(self.parallelism.data) || self.parallelism.data == 1))",
-            message="accelerator cpu runs one copy of the model, unsplit",
-            remedy="remove parallelism, and use spec.replicas for more copies",
-        ),
-        Rule(
-            field="engine.kvCacheDtype",
-            holds=lambda it: it.hardware.accelerator != CPU or it.engine.kv_cache_dtype in (None, "auto"),
-            cel=f"self.hardware.accelerator != '{CPU}' || !has(self.engine) || !has(self.engine.kvCacheDtype)"
-            " || self.engine.kvCacheDtype == 'auto'",
-            message="the engine has no fp8 key-value cache on accelerator cpu",
-            remedy="use auto, or remove the field",
+            field="storage.cache",
+            holds=lambda it: not it.has_two_pods or it.can_share_its_cache,
+            cel="!has(self.storage) || !has(self.storage.cache) || !has(self.storage.cache.volumeClaimTemplate) || "
+            f"'{SHARED}' in self.storage.cache.volumeClaimTemplate.spec.accessModes || ("
+            "self.replicas < 2 && has(self.rollout) && has(self.rollout.maxSurge) && "
+            "(self.rollout.maxSurge == 0 || self.rollout.maxSurge == '0%') && "
+            "(!has(self.hardware.nodes) || self.hardware.nodes == 1))",
+            message="this claim is for one pod, and there may be two",
+            remedy=f"use access mode {SHARED}, or replicas 1 with rollout maxSurge 0 and maxUnavailable 1",
         ),
     )
+    CHANGES: ClassVar[tuple[ChangeRule, ...]] = (
+        ChangeRule(
+            field="storage.cache",
+            holds=lambda now, before: now.storage.cache == before.storage.cache,
+            cel="has(self.storage) && has(self.storage.cache)"
+            " ? has(oldSelf.storage) && has(oldSelf.storage.cache) && self.storage.cache == oldSelf.storage.cache"
+            " : !(has(oldSelf.storage) && has(oldSelf.storage.cache))",
+            message="the cache cannot be changed",
+            remedy="restore it, or delete the endpoint and create it anew",
+        ),
+    )
+
+    @property
+    def has_two_pods(self) -> bool:
+        """Whether there may be two pods at the same time, if only while they are replaced."""
+        return self.replicas > 1 or self.hardware.pods_per_replica > 1 or self.rollout.surge not in (0, "0%")
+
+    @property
+    def can_share_its_cache(self) -> bool:
+        """Whether the claim that is made for the cache may be mounted on several nodes; True where none is made."""
+        template = self.storage.cache.volume_claim_template if self.storage.cache else None
+        return template is None or template.shared

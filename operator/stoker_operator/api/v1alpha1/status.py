@@ -6,15 +6,19 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from stoker_operator.api.v1alpha1.base import Part
+from stoker_operator.api.v1alpha1.base import ByName, Part
+
+Int64 = Annotated[int, Field(ge=0, json_schema_extra={"format": "int64"})]
 
 
 class Condition(Part):
     """One aspect of the endpoint, as in meta/v1."""
 
     type: Annotated[str, Field(max_length=316)]
-    """Accepted: the spec obeys the rules. Planned: it is decided how the model is spread. Available: at least one pod
-    serves. Progressing: pods are being created or replaced. Ready: every replica serves, from the newest spec."""
+    """Accepted: the spec obeys the rules. Planned: it is decided how the model is spread; Unknown where the model's
+    shape is, and then the engine judges. Available: at least one pod serves. Progressing: pods are being created or
+    replaced. Stalled: something is wrong that waiting cannot heal. Ready: every replica serves, from the newest
+    spec."""
     status: Literal["True", "False", "Unknown"]
     """Whether it holds."""
     observed_generation: Annotated[int, Field(ge=0)] | None = None
@@ -28,23 +32,63 @@ class Condition(Part):
 
 
 class PlanStatus(Part):
-    """How the model is spread over the accelerators of a pod."""
+    """How the model is spread over the accelerators of a replica, and what is reckoned to fit."""
 
     tensor: int
-    """Accelerators each copy of the model is split over."""
+    """Accelerators over which each layer of a copy of the model is split."""
+    pipeline: int | None = None
+    """Stages of each copy."""
     data: int
-    """Copies of the model in a pod."""
+    """Copies of the model in a replica."""
+    expert: int | None = None
+    """Accelerators over which experts are dealt; absent where each expert is split as other layers are."""
+    nodes: int | None = None
+    """Pods of each replica."""
+    idle: int | None = None
+    """Accelerators of a replica that nothing runs on."""
+    weight_bytes_per_gpu: Int64 | None = None
+    """Bytes of weights on each accelerator."""
+    kv_tokens_per_copy: Int64 | None = None
+    """Tokens whose keys and values each copy of the model has room for."""
+    kv_blocks: Int64 | None = None
+    """Blocks of the key-value cache that the engine is expected to allocate."""
+    max_model_len: Int64 | None = None
+    """The longest sequence, prompt and output."""
+    max_concurrency: Int64 | None = None
+    """Sequences of that length that each copy has room for at a time."""
 
 
-class Workload(Part):
+class EngineStatus(Part):
+    """What the engine was told, and what it found."""
+
+    args: Annotated[list[str], Field(max_length=256)] | None = None
+    """Words of the engine's command line."""
+    kv_blocks: Int64 | None = None
+    """Blocks of the key-value cache that the engine allocated, as it reports them."""
+
+
+class WorkloadStatus(Part):
     """A set of like pods."""
 
     name: Annotated[str, Field(max_length=63)]
     """main: the pods that answer requests."""
+    runtime: str | None = None
+    """Which engine runs."""
     image: str
-    """Container image they are to run."""
-    plan: PlanStatus
-    """How the model is spread over the accelerators of a pod."""
+    """Container image they run."""
+    plan: PlanStatus | None = None
+    """How the model is spread over the accelerators of a replica, and what is reckoned to fit."""
+    engine: EngineStatus | None = None
+    """What the engine was told, and what it found."""
+
+
+class Address(Part):
+    """A way to reach the API."""
+
+    name: Annotated[str, Field(max_length=63)]
+    """Who it is for. cluster: clients in the cluster; loadBalancer: those who reach the Service's own address."""
+    url: str
+    """Base URL of the OpenAI-compatible API."""
 
 
 class Status(Part):
@@ -54,6 +98,8 @@ class Status(Part):
     """The generation of the spec that this status is about."""
     url: str | None = None
     """Base URL of the OpenAI-compatible API, as reached from within the cluster."""
+    addresses: Annotated[list[Address], Field(max_length=16), *ByName] | None = None
+    """Every way to reach the API."""
     replicas: Annotated[int, Field(ge=0)] | None = None
     """Pods there are, of any version of the spec."""
     ready_replicas: Annotated[int, Field(ge=0)] | None = None
@@ -64,16 +110,7 @@ class Status(Part):
     """Pods that serve."""
     selector: str | None = None
     """Label selector of the pods, for autoscalers."""
-    workloads: (
-        Annotated[
-            list[Workload],
-            Field(
-                max_length=8,
-                json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]},
-            ),
-        ]
-        | None
-    ) = None
+    workloads: Annotated[list[WorkloadStatus], Field(max_length=8), *ByName] | None = None
     """What runs, by kind of pod."""
     conditions: (
         Annotated[
@@ -85,4 +122,4 @@ class Status(Part):
         ]
         | None
     ) = None
-    """Accepted, Planned, Available, Progressing and Ready."""
+    """Accepted, Planned, Available, Progressing, Stalled and Ready."""

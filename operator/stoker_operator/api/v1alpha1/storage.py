@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from stoker_operator.api.rule import Rule
 from stoker_operator.api.v1alpha1.base import ObjectName, Part, Quantity
+from stoker_operator.api.v1alpha1.claim import VolumeClaimTemplate
 
 
 class EmptyDir(Part):
     """Space on the node, gone with the pod."""
 
+    medium: Literal["", "Memory"] | None = None
+    """Memory: in the node's memory, counted as the pod's. Absent: on the node's disk."""
     size_limit: Quantity | None = None
     """The most it may hold; a pod that stores more is evicted."""
 
@@ -23,20 +26,23 @@ class PersistentVolumeClaim(Part):
 
 
 class Cache(Part):
-    """Where downloaded and assembled weights are kept. Exactly one of the two."""
+    """Where downloaded and assembled weights are kept. Exactly one of the three. It cannot be changed later."""
 
     empty_dir: EmptyDir | None = None
     """Space on the node, gone with the pod. This is what is used when storage is absent."""
     persistent_volume_claim: PersistentVolumeClaim | None = None
     """A claim that exists, so that weights are downloaded once."""
+    volume_claim_template: VolumeClaimTemplate | None = None
+    """A claim that is made for the endpoint, has its name and is deleted with it. All pods share it."""
 
     RULES: ClassVar = (
         Rule(
             field="",
-            holds=lambda it: (it.empty_dir is None) != (it.persistent_volume_claim is None),
-            cel="has(self.emptyDir) != has(self.persistentVolumeClaim)",
+            holds=lambda it: len(it.model_fields_set) == 1,
+            cel="[has(self.emptyDir), has(self.persistentVolumeClaim), has(self.volumeClaimTemplate)]"
+            ".filter(given, given).size() == 1",
             message="the cache is in one place",
-            remedy="set either emptyDir or persistentVolumeClaim",
+            remedy="set one of emptyDir, persistentVolumeClaim and volumeClaimTemplate",
         ),
     )
 
@@ -45,4 +51,7 @@ class Storage(Part):
     """Storage of each pod."""
 
     cache: Cache | None = None
-    """Where downloaded and assembled weights are kept. Absent: space on the node."""
+    """Where downloaded and assembled weights are kept; it cannot be changed later. Absent: space on the node."""
+    shm_size: Quantity | None = None
+    """Size of /dev/shm, which is memory of the pod. Absent: as much as is needed where a model is split, and under
+    runtime vllm; else the container runtime's."""

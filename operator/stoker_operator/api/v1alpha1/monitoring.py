@@ -1,0 +1,23 @@
+"""How metrics are collected."""
+
+from __future__ import annotations
+
+from typing import Final, Literal
+
+from stoker_operator.api.v1alpha1.base import Part
+
+PodMonitorMode = Literal["Auto", "Enabled", "Disabled"]
+DEFAULT_POD_MONITOR: Final[PodMonitorMode] = "Auto"
+
+
+class Monitoring(Part):
+    """How metrics are collected."""
+
+    pod_monitor: PodMonitorMode | None = None
+    """Whether the Prometheus operator is asked, by a PodMonitor, to scrape the pods. Auto: where the cluster knows
+    PodMonitors. Enabled: it must. Disabled: never. Absent: Auto."""
+
+    @property
+    def mode(self) -> PodMonitorMode:
+        """`pod_monitor`, or what its absence means."""
+        return self.pod_monitor or DEFAULT_POD_MONITOR

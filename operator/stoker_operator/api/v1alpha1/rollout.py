@@ -1,0 +1,69 @@
+"""How pods are replaced."""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar, Final, Literal
+
+from pydantic import Field
+
+from stoker_operator.api.rule import Rule
+from stoker_operator.api.v1alpha1.base import IntOrPercent, Part
+
+ImageUpdates = Literal["OnSpecChange", "Always"]
+DEFAULT_DRAIN_SECONDS: Final = 30
+DEFAULT_STARTUP_TIMEOUT_SECONDS: Final = 3600
+
+
+class Rollout(Part):
+    """How pods are replaced when the spec changes."""
+
+    max_surge: IntOrPercent | None = None
+    """How many pods more than replicas may run meanwhile: a number, or a percentage of replicas, rounded up. Absent: 1.
+    Each needs accelerators of its own; where there are none to spare, set maxSurge 0 and maxUnavailable 1."""
+    max_unavailable: IntOrPercent | None = None
+    """How many replicas may be missing meanwhile: a number, or a percentage of replicas, rounded down. Absent: 0."""
+    drain_seconds: Annotated[int, Field(ge=0, le=86400)] | None = None
+    """How long a pod that is to end may take to finish the requests it has. Absent: 30."""
+    startup_timeout_seconds: Annotated[int, Field(ge=1, le=604800)] | None = None
+    """How long a pod may take to download and load the model before the endpoint is reported as stalled. Absent:
+    3600."""
+    image_updates: ImageUpdates | None = None
+    """When pods move to a newer image of the catalogue, or to what a newer operator makes of the same spec.
+    OnSpecChange: when the spec changes for another reason; a waiting image is reported. Always: at once. Absent:
+    OnSpecChange."""
+
+    RULES: ClassVar = (
+        Rule(
+            field="",
+            holds=lambda it: it.surge not in (0, "0%") or it.unavailable not in (0, "0%"),
+            cel="!(has(self.maxSurge) && (self.maxSurge == 0 || self.maxSurge == '0%')) || "
+            "(has(self.maxUnavailable) && self.maxUnavailable != 0 && self.maxUnavailable != '0%')",
+            message="maxSurge 0 and maxUnavailable 0 leave no way to replace a pod",
+            remedy="set maxUnavailable to 1, or maxSurge to 1",
+        ),
+    )
+
+    @property
+    def surge(self) -> int | str:
+        """`max_surge`, or what its absence means."""
+        return 1 if self.max_surge is None else self.max_surge
+
+    @property
+    def unavailable(self) -> int | str:
+        """`max_unavailable`, or what its absence means."""
+        return 0 if self.max_unavailable is None else self.max_unavailable
+
+    @property
+    def drain(self) -> int:
+        """`drain_seconds`, or what its absence means."""
+        return DEFAULT_DRAIN_SECONDS if self.drain_seconds is None else self.drain_seconds
+
+    @property
+    def startup_timeout(self) -> int:
+        """`startup_timeout_seconds`, or what its absence means."""
+        return self.startup_timeout_seconds or DEFAULT_STARTUP_TIMEOUT_SECONDS
+
+    @property
+    def follows_images(self) -> bool:
+        """Whether pods move to a newer image at once."""
+        return self.image_updates == "Always"

@@ -1,0 +1,53 @@
+"""What the user adds to the pods: a pod template that is merged onto ours."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar, Final
+
+from pydantic import Field
+
+from stoker_operator.api.rule import Rule
+from stoker_operator.api.v1alpha1.base import Annotations, Labels, Part
+
+#: The container of a pod template that is merged onto the engine's.
+ENGINE_CONTAINER: Final = "engine"
+#: Labels by which the pods of an endpoint are found; they are not the user's to set.
+OWN_LABELS: Final = (
+    "app.kubernetes.io/name",
+    "app.kubernetes.io/instance",
+    "app.kubernetes.io/managed-by",
+    "stoker.dev/workload",
+)
+
+
+class PodTemplateMetadata(Part):
+    """Labels and annotations of the pods."""
+
+    labels: Labels | None = None
+    """More labels of the pods. Those by which the operator finds them cannot be set."""
+    annotations: Annotations | None = None
+    """Annotations of the pods."""
+
+    RULES: ClassVar = (
+        Rule(
+            field="labels",
+            holds=lambda it: not any(label in (it.labels or {}) for label in OWN_LABELS),
+            cel=f"!has(self.labels) || !{list(OWN_LABELS)}.exists(label, label in self.labels)",
+            message="one of these labels is what the operator finds the pods by",
+            remedy=f"use labels other than {', '.join(OWN_LABELS)}",
+        ),
+    )
+
+
+class PodTemplate(Part):
+    """What is added to the pods: node selectors, tolerations, affinity, volumes, pull secrets, sidecars …"""
+
+    metadata: PodTemplateMetadata = PodTemplateMetadata()
+    """Labels and annotations of the pods."""
+    spec: Annotated[dict[str, Any], Field(json_schema_extra={"x-kubernetes-preserve-unknown-fields": True})] | None = (
+        None
+    )
+    """Part of a core/v1 PodSpec (`kubectl explain pod.spec`), merged onto the operator's as `kubectl patch` does: lists
+    of named things by name. The container called engine is the operator's; others run beside it. What has a field of
+    its own is refused here: the engine's image, imagePullPolicy, command, args, env and resources, and
+    terminationGracePeriodSeconds. The API server checks the rest strictly when the pods are applied."""

@@ -1,0 +1,57 @@
+"""A set of like pods: on what they run, how they share the work, which engine runs, and what is added to them."""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar
+
+from pydantic import Field
+
+from stoker_operator.api.rule import Rule
+from stoker_operator.api.v1alpha1 import parallelism as parallelism_rules
+from stoker_operator.api.v1alpha1.base import Part
+from stoker_operator.api.v1alpha1.engine import Engine
+from stoker_operator.api.v1alpha1.hardware import CPU, Hardware
+from stoker_operator.api.v1alpha1.parallelism import Parallelism, Sizes, resolve
+from stoker_operator.api.v1alpha1.template import PodTemplate
+
+
+class Workload(Part):
+    """A set of like pods."""
+
+    replicas: Annotated[
+        int,
+        # The scale subresource needs a number to be there, so this default is written into the object.
+        Field(ge=0, le=10000, json_schema_extra={"x-default": 1}),
+    ] = 1
+    """Pods that serve the model; with hardware.nodes, groups of so many pods. Autoscalers write it through the scale
+    subresource."""
+    hardware: Hardware
+    """What a replica runs on."""
+    parallelism: Parallelism | None = None
+    """How the accelerators of a replica share the work. tensor × pipeline × data must equal count × nodes. tensor and
+    data both absent: tensor takes all there are and data is 1; one of them given: the other is what is left."""
+    engine: Engine = Engine()
+    """The engine that runs in each pod. What is absent is left to the engine's own default."""
+    template: PodTemplate = PodTemplate()
+    """What is added to the pods: node selectors, tolerations, affinity, volumes, pull secrets, sidecars …"""
+
+    RULES: ClassVar[tuple[Rule, ...]] = (
+        *parallelism_rules.RULES,
+        Rule(
+            field="engine.kvCacheDtype",
+            holds=lambda it: (
+                it.hardware.accelerator != CPU
+                or it.engine.runtime != "stoker"
+                or it.engine.kv_cache_dtype in (None, "auto")
+            ),
+            cel=f"self.hardware.accelerator != '{CPU}' || !has(self.engine) || !has(self.engine.kvCacheDtype)"
+            " || self.engine.kvCacheDtype == 'auto' || (has(self.engine.runtime) && self.engine.runtime != 'stoker')",
+            message="the engine has no fp8 key-value cache on accelerator cpu",
+            remedy="use auto, or remove the field",
+        ),
+    )
+
+    @property
+    def sizes(self) -> Sizes:
+        """`parallelism` with what its absence means."""
+        return resolve(self.hardware.gpus, self.parallelism)

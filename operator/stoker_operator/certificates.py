@@ -1,0 +1,206 @@
+"""The webhook's certificate: made, and judged.
+
+The API server talks to the webhook over TLS and trusts exactly the authorities that the webhook's configuration names
+(``caBundle``). Nobody else talks to it, so each certificate is signed by an authority made for it alone, whose key is
+thrown away at once: there is no key that could sign a second one. A new certificate thus brings a new authority. While
+some replicas still serve the older certificate both must be trusted, so the newer names the older's authority as well.
+
+Pure but for the dice: time is an argument.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Final
+
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+LIFETIME: Final = timedelta(days=365)
+#: Clocks of other machines may be behind ours.
+_SKEW: Final = timedelta(hours=1)
+
+
+class Unusable(Exception):  # noqa: N818 - it is the certificate that is wrong, not we
+    """What was given is no certificate that could be served; the message says why."""
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """A certificate, its key, and who vouches for it; all PEM.
+
+    Attributes:
+        chain: the certificate that is served, and those between it and its authority.
+        key: its private key.
+        authorities: whom to trust for it, its own first; empty where somebody else sees to that.
+    """
+
+    chain: bytes
+    key: bytes
+    authorities: bytes = b""
+
+    @property
+    def leaf(self) -> x509.Certificate:
+        """The certificate that is served.
+
+        Raises:
+            Unusable: there is none.
+        """
+        return _certificates(self.chain, "tls.crt")[0]
+
+    @property
+    def expires(self) -> datetime:
+        """The end of its life."""
+        return self.leaf.not_valid_after_utc
+
+    def check(self, now: datetime) -> None:
+        """Whether a server can present it.
+
+        Raises:
+            Unusable: it cannot.
+        """
+        leaf = self.leaf
+        try:
+            key = serialization.load_pem_private_key(self.key, password=None)
+        except (ValueError, TypeError) as error:
+            raise Unusable(f"tls.key holds no key: {error}") from None
+        if _public_bytes(key.public_key()) != _public_bytes(leaf.public_key()):
+            raise Unusable("tls.key is not the key of tls.crt")
+        if now >= leaf.not_valid_after_utc:
+            raise Unusable(f"it expired on {leaf.not_valid_after_utc:%Y-%m-%d}")
+
+    def check_ours(self, hosts: Sequence[str], now: datetime) -> None:
+        """Whether it is one that `issue` made for these hosts, and is good for a while.
+
+        Raises:
+            Unusable: it is not, or is due to be renewed.
+        """
+        self.check(now)
+        leaf = self.leaf
+        authority = _certificates(self.authorities, "ca.crt")[0]
+        try:
+            leaf.verify_directly_issued_by(authority)
+        except (InvalidSignature, ValueError, TypeError):
+            raise Unusable("ca.crt did not sign tls.crt") from None
+        try:
+            names = leaf.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+        except x509.ExtensionNotFound:
+            raise Unusable("it names no host") from None
+        if missing := [host for host in hosts if _general_name(host) not in names]:
+            raise Unusable(f"it is not for {', '.join(missing)}")
+        if now >= renewal(self):
+            raise Unusable(f"it expires on {leaf.not_valid_after_utc:%Y-%m-%d}")
+
+
+def renewal(certificate: Certificate) -> datetime:
+    """When it is to be replaced: after two thirds of its life."""
+    leaf = certificate.leaf
+    return leaf.not_valid_before_utc + (leaf.not_valid_after_utc - leaf.not_valid_before_utc) * 2 / 3
+
+
+def issue(hosts: Sequence[str], now: datetime, older: bytes = b"") -> Certificate:
+    """A new certificate for `hosts`, by an authority of its own.
+
+    Args:
+        hosts: names and addresses that clients call the server by; at least one.
+        now: the time, with its zone.
+        older: the authorities of the certificate that it replaces; the first of them is trusted on.
+    """
+    authority_key, key = ec.generate_private_key(ec.SECP256R1()), ec.generate_private_key(ec.SECP256R1())
+    # Named by date, so that two authorities in one bundle are told apart.
+    authority_name = _common_name(f"stoker-webhook-ca {now:%Y-%m-%dT%H:%M:%SZ}")
+    authority_id = x509.SubjectKeyIdentifier.from_public_key(authority_key.public_key())
+    authority = (
+        _builder(authority_name, authority_name, authority_key.public_key(), now)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(_key_usage(signs_certificates=True), critical=True)
+        .add_extension(authority_id, critical=False)
+        .sign(authority_key, hashes.SHA256())
+    )
+    leaf = (
+        _builder(_common_name(hosts[0][:64]), authority_name, key.public_key(), now)
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(_key_usage(signs_certificates=False), critical=True)
+        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
+        .add_extension(x509.SubjectAlternativeName([_general_name(host) for host in hosts]), critical=False)
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(authority_id), critical=False)
+        .sign(authority_key, hashes.SHA256())
+    )
+    return Certificate(
+        chain=_pem(leaf),
+        key=key.private_bytes(
+            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+        ),
+        authorities=_pem(authority) + _still_trusted(older, now),
+    )
+
+
+def _still_trusted(older: bytes, now: datetime) -> bytes:
+    """The first of the older authorities, if it is one and still valid."""
+    try:
+        first = _certificates(older, "ca.crt")[0]
+    except Unusable:
+        return b""
+    return _pem(first) if now < first.not_valid_after_utc else b""
+
+
+def _certificates(pem: bytes, where: str) -> list[x509.Certificate]:
+    try:
+        return x509.load_pem_x509_certificates(pem)
+    except ValueError as error:
+        raise Unusable(f"{where} holds no certificate: {error}") from None
+
+
+def _builder(
+    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, now: datetime
+) -> x509.CertificateBuilder:
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(key)
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - _SKEW)
+        .not_valid_after(now + LIFETIME)
+    )
+
+
+def _key_usage(*, signs_certificates: bool) -> x509.KeyUsage:
+    return x509.KeyUsage(
+        digital_signature=not signs_certificates,
+        key_cert_sign=signs_certificates,
+        crl_sign=signs_certificates,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        encipher_only=False,
+        decipher_only=False,
+    )
+
+
+def _common_name(name: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+
+
+def _general_name(host: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(host))
+    except ValueError:
+        return x509.DNSName(host)
+
+
+def _pem(certificate: x509.Certificate) -> bytes:
+    return certificate.public_bytes(serialization.Encoding.PEM)
+
+
+def _public_bytes(key: object) -> bytes:
+    assert hasattr(key, "public_bytes")
+    encoded: bytes = key.public_bytes(serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo)
+    return encoded

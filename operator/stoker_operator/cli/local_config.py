@@ -1,0 +1,28 @@
+"""What a model's folder on this machine says of its shape."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from stoker_engine.contract.errors import ModelError
+from stoker_engine.contract.model_config import read_config
+from stoker_engine.contract.sources import ModelSource
+from stoker_operator.api.v1alpha1 import Spec
+from stoker_operator.api.violation import Refused, Violation
+
+
+def local_config(spec: Spec) -> dict[str, Any] | None:
+    """config.json of a ``file://`` source; None where this machine has no such folder.
+
+    Raises:
+        Refused: the folder has none that can be read.
+    """
+    source = ModelSource.parse(spec.model.source)
+    folder = Path(source.name)
+    if source.scheme != "file" or not folder.is_dir():
+        return None
+    try:
+        return read_config(folder)
+    except ModelError as error:
+        raise Refused(Violation("spec.model.source", str(error))) from None

@@ -1,0 +1,145 @@
+"""What ``stoker plan`` says: a document to compute with, a table to read."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from stoker_operator.api.v1alpha1 import Spec
+from stoker_operator.api.violation import Violation
+from stoker_operator.plan.estimate import gib
+from stoker_operator.plan.options import Option, recommended
+from stoker_operator.plan.planner import Study
+
+RECOMMENDED = "the fewest accelerators that hold a copy"
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What was found.
+
+    Attributes:
+        spec: what was asked for; None where it cannot be read.
+        study: what was considered; None where nothing could be.
+        asked: the sizes in the spec are among those that were considered.
+        errors: all that speaks against it.
+        cluster: what the nodes say; None where they were not asked.
+    """
+
+    spec: Spec | None
+    study: Study | None
+    asked: bool
+    errors: tuple[Violation, ...]
+    cluster: str | None = None
+
+
+def document(answer: Answer) -> dict[str, Any]:
+    """The answer as JSON and YAML have it; null is what is not known."""
+    study = answer.study
+    found: dict[str, Any] = {
+        "accepted": not answer.errors,
+        "options": [
+            {
+                "tensor": way.sizes.tensor,
+                "pipeline": way.sizes.pipeline,
+                "data": way.sizes.data,
+                **_numbers(way),
+                "verdict": verdict,
+                "reason": reason,
+            }
+            for way, verdict, reason in _judged(answer)
+        ],
+        "errors": [
+            {"field": violation.field, "message": violation.message, "remedy": violation.remedy}
+            for violation in answer.errors
+        ],
+        "warnings": list(study.warnings) if study else [],
+    }
+    return found if answer.cluster is None else {**found, "cluster": answer.cluster}
+
+
+def table(answer: Answer) -> str:
+    """The answer to read."""
+    spec, study = answer.spec, answer.study
+    if spec is None or study is None:
+        return ""
+    placement = study.placement
+    memory = placement.accelerator.memory_mib
+    nodes = f" × {placement.nodes} nodes" if placement.nodes > 1 else ""
+    head = [
+        ("model", spec.model.source),
+        ("accelerator", f"{placement.count}{nodes} × {spec.hardware.accelerator}" + _each(memory)),
+        ("runtime", spec.engine.runtime + (f", {study.image}" if study.image else "")),
+    ]
+    if study.unknown:
+        head.append(("not known", study.unknown))
+    if answer.cluster is not None:
+        head.append(("cluster", answer.cluster))
+    rows = [
+        (
+            *map(str, (way.sizes.tensor, way.sizes.pipeline, way.sizes.data, way.sizes.data)),
+            *_cells(way),
+            verdict,
+            reason,
+        )
+        for way, verdict, reason in _judged(answer)
+    ]
+    lines = [f"{name:<13}{value}" for name, value in head]
+    lines += ["", *_aligned([_TITLES, *rows])]
+    lines += ["", *(f"warning: {warning}" for warning in study.warnings)] if study.warnings else []
+    return "\n".join(lines)
+
+
+_TITLES = (
+    "TP", "PP", "DP", "copies", "weights/GPU", "KV tokens/copy", "max length", "max concurrency", "verdict", "why",
+)  # fmt: skip
+#: Columns of words, which begin on the left.
+_WORDS = 2
+
+
+def _judged(answer: Answer) -> list[tuple[Option, str, str]]:
+    """Each way with its verdict and the reason for it."""
+    study = answer.study
+    if study is None:
+        return []
+    best = recommended(study.options)
+    judged = []
+    for way in study.options:
+        reason = RECOMMENDED if way is best else ""
+        if way.problem is not None:
+            judged.append((way, "impossible", way.problem.message))
+        elif answer.asked and way.sizes == study.chosen.sizes:
+            judged.append((way, "chosen", f"recommended: {reason}" if reason else ""))
+        else:
+            judged.append((way, "recommended" if reason else "possible", reason))
+    return judged
+
+
+def _numbers(way: Option) -> dict[str, int | None]:
+    found = way.estimate
+    return {
+        "weightBytesPerGpu": found.weight_bytes_per_gpu if found else None,
+        "kvTokensPerCopy": found.kv_tokens_per_copy if found else None,
+        "maxModelLen": found.max_model_len if found else None,
+        "maxConcurrency": found.max_concurrency if found else None,
+    }
+
+
+def _cells(way: Option) -> tuple[str, ...]:
+    weights, *others = _numbers(way).values()
+    return ("?" if weights is None else gib(weights), *("?" if each is None else f"{each:,}" for each in others))
+
+
+def _each(memory: int | None) -> str:
+    return f" ({memory:,} MiB each)" if memory else ""
+
+
+def _aligned(rows: Sequence[tuple[str, ...]]) -> list[str]:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = []
+    for row in rows:
+        numbers = [cell.rjust(width) for cell, width in zip(row, widths, strict=True)][:-_WORDS]
+        words = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)][-_WORDS:]
+        lines.append("  ".join([*numbers, *words]).rstrip())
+    return lines

@@ -1,0 +1,80 @@
+"""``stoker plan --model … --accelerator …``: the manifest that somebody would write who means the same."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any, Final
+
+from stoker_engine.contract.names import DTYPES, KV_CACHE_DTYPES
+from stoker_operator.api.v1alpha1 import API_VERSION, KIND
+
+Document = dict[str, Any]
+
+_FLAGS: Final = (
+    "model", "accelerator", "count", "nodes", "tensor_parallel_size", "data_parallel_size", "pipeline_parallel_size",
+    "kv_cache_dtype", "max_model_len", "dtype", "quantization", "runtime", "memory",
+)  # fmt: skip
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """Adds what stands in for a manifest."""
+    group = parser.add_argument_group("instead of a manifest")
+    group.add_argument("--model", metavar="MODEL", help="a hub id such as ORG/NAME, or a folder with a config.json")
+    group.add_argument("--accelerator", metavar="KEY", help="key of the accelerator catalogue (default: cpu)")
+    group.add_argument("--count", type=int, metavar="N", help="accelerators of each pod")
+    group.add_argument("--nodes", type=int, metavar="N", help="pods of each replica")
+    group.add_argument(
+        "--tensor-parallel-size", "-tp", type=int, metavar="N", help="accelerators a layer is split over"
+    )
+    group.add_argument("--data-parallel-size", "-dp", type=int, metavar="N", help="copies of the model")
+    group.add_argument("--pipeline-parallel-size", "-pp", type=int, metavar="N", help="stages layers are dealt among")
+    group.add_argument("--kv-cache-dtype", choices=KV_CACHE_DTYPES, help="dtype of the KV cache")
+    group.add_argument("--max-model-len", type=int, metavar="N", help="longest sequence, prompt and output")
+    group.add_argument("--dtype", choices=DTYPES, help="dtype of weights and activations")
+    group.add_argument("--quantization", metavar="METHOD", help="how weights are quantized: fp8, awq, gptq, …")
+    group.add_argument("--runtime", metavar="NAME", help="which engine runs (default: stoker)")
+    group.add_argument("--memory", metavar="AMOUNT", help="the container's memory, for accelerator cpu: 16Gi")
+
+
+def document_of(options: argparse.Namespace) -> Document:
+    """The manifest that the flags stand for."""
+    hardware = {"accelerator": options.accelerator or "cpu", "count": options.count, "nodes": options.nodes}
+    if options.memory:
+        hardware["resources"] = {"limits": {"memory": options.memory}}
+    parallelism = {
+        "tensor": options.tensor_parallel_size,
+        "data": options.data_parallel_size,
+        "pipeline": options.pipeline_parallel_size,
+    }
+    engine = {
+        "runtime": options.runtime,
+        "kvCacheDtype": options.kv_cache_dtype,
+        "maxModelLen": options.max_model_len,
+        "dtype": options.dtype,
+        "quantization": options.quantization,
+    }
+    spec: Document = {"model": {"source": source_of(options.model)}, "hardware": _given(hardware)}
+    if _given(parallelism):
+        spec["parallelism"] = _given(parallelism)
+    if _given(engine):
+        spec["engine"] = _given(engine)
+    return {"apiVersion": API_VERSION, "kind": KIND, "metadata": {"name": "plan"}, "spec": spec}
+
+
+def source_of(model: str) -> str:
+    """The source of a hub id, a path, or a source as it is."""
+    if "://" in model:
+        return model
+    if Path(model).exists() or model.startswith(("/", "./", "../", "~")):
+        return f"file://{Path(model).expanduser().resolve()}"
+    return f"hf://{model}"
+
+
+def flags_given(options: argparse.Namespace) -> list[str]:
+    """The flags that stand in for a manifest and were given."""
+    return [f"--{name.replace('_', '-')}" for name in _FLAGS if getattr(options, name) is not None]
+
+
+def _given(values: Document) -> Document:
+    return {name: value for name, value in values.items() if value is not None}

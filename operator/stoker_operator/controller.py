@@ -1,0 +1,174 @@
+"""The operator put together: what is seen wakes endpoints' tasks, and those reconcile, where this replica leads.
+
+    kopf's watches ─► saw() ─► store ─► wake the endpoint's task ─► reconcile, in a thread ─► the cluster
+    lists ─────────────────────┘               ▲
+    clock, a model's description arriving ─────┘
+
+Every replica sees everything, so that its webhook knows the cluster and it can take over at once. Only the one that
+leads has tasks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import Counter
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+from stoker_operator import observe
+from stoker_operator.admission import Object, Verdict
+from stoker_operator.api.v1alpha1 import KIND
+from stoker_operator.apply import MANAGER, NotLeading, Writer
+from stoker_operator.endpoint_tasks import EndpointTasks
+from stoker_operator.facts import Key
+from stoker_operator.hub_configs import HubConfigs
+from stoker_operator.informer import Informer, Watched
+from stoker_operator.judge import Knowledge, judge
+from stoker_operator.kube import Kube, KubeError
+from stoker_operator.manifests.owner import INSTANCE, Owner
+from stoker_operator.metrics import Metrics
+from stoker_operator.plan.capacity import capacity
+from stoker_operator.plan.catalogue import Catalogue
+from stoker_operator.process import Process
+from stoker_operator.reconcile import Cluster, Outcome, reconcile
+from stoker_operator.settings import Settings
+from stoker_operator.store import Store
+
+logger = logging.getLogger(__name__)
+
+
+class Controller:
+    """The whole operator, from `start` to `stop`, but for the watches that tell it what happens.
+
+    Args:
+        settings: how it runs.
+        kube: the cluster.
+        catalogue: accelerators and images.
+    """
+
+    def __init__(self, settings: Settings, kube: Kube, catalogue: Catalogue) -> None:
+        self._settings = settings
+        self._catalogue = catalogue
+        self._store = Store(MANAGER, INSTANCE)
+        self._informer = Informer(kube, self._store, settings.namespaces)
+        self._metrics = Metrics()
+        self._metrics.ask_endpoints(self._conditions)
+        self._tasks = EndpointTasks(self._reconcile, settings)
+        self._configs = HubConfigs(self._config_arrived)
+        self._process = Process(
+            settings,
+            kube,
+            self._metrics,
+            self._check,
+            {"the cluster has been listed": lambda: self._informer.filled},
+            on_gain=self._wake_all,
+            on_loss=self._let_go,
+        )
+        self._cluster = Cluster(kube, self._store, Writer(kube, self._store, self._process.leading))
+        self._resync: asyncio.Task[None] | None = None
+        self._letting_go: asyncio.Task[None] | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def watched(self) -> tuple[Watched, ...]:
+        """The kinds of object to watch, of those that the cluster knows. Blocks.
+
+        Raises:
+            KubeError: the API server could not be asked, or could not answer.
+        """
+        self._informer.discover()
+        return tuple(self._informer.watched())
+
+    async def start(self) -> None:
+        """Sees all there is, and begins to work.
+
+        Raises:
+            KubeError: the API server does not answer.
+            OSError: an address cannot be listened on.
+        """
+        self._loop = asyncio.get_running_loop()
+        await asyncio.to_thread(self._informer.relist)
+        await self._process.start()
+        self._resync = asyncio.create_task(self._relist(), name="resync")
+
+    async def stop(self) -> None:
+        """Ends; what is under way is finished, and nothing begun."""
+        self._process.leave()
+        if self._resync:
+            self._resync.cancel()
+            await asyncio.gather(self._resync, return_exceptions=True)
+        await self._tasks.stop()
+        await self._process.stop()
+
+    def saw(self, kind: str, change: str | None, seen: Object) -> None:
+        """Takes in what a watch told."""
+        key = self._informer.saw(kind, change, seen)
+        if key and self._process.leading():
+            self._tasks.wake(key)
+
+    async def _reconcile(self, key: Key) -> Outcome:
+        began = time.monotonic()
+        try:
+            outcome = await asyncio.to_thread(reconcile, self._cluster, self._knowledge(), key, datetime.now(UTC))
+        except NotLeading:
+            raise  # no failure
+        except Exception as error:
+            self._metrics.failed(error.status if isinstance(error, KubeError) else "bug", time.monotonic() - began)
+            raise
+        self._metrics.reconciled(outcome.value, time.monotonic() - began)
+        return outcome
+
+    async def _relist(self) -> None:
+        """Lists everything now and then, and looks at every endpoint of which that has told something new."""
+        while True:
+            await asyncio.sleep(self._settings.resync_seconds)
+            before = self._informer.pod_monitors
+            try:
+                await asyncio.to_thread(self._informer.relist)
+            except KubeError as error:
+                logger.warning("the cluster could not be listed: %s", error)
+                continue
+            if self._process.leading():
+                known = set(self._informer.endpoints())
+                for key in known if before != self._informer.pod_monitors else known - self._tasks.keys():
+                    self._tasks.wake(key)
+
+    def _wake_all(self) -> None:
+        for key in self._informer.endpoints():
+            self._tasks.wake(key)
+
+    def _let_go(self) -> None:
+        """The tasks end; what a thread is still at cannot write any more."""
+        # Kept, since the event loop itself does not keep a task alive.
+        self._letting_go = asyncio.create_task(self._tasks.stop(), name="stop")
+
+    def _config_arrived(self, _model: str, _revision: str | None) -> None:
+        """A description that plans have waited for is there; may be called from any thread."""
+        if self._loop and self._process.leading():
+            self._loop.call_soon_threadsafe(self._wake_all)
+
+    def _knowledge(self) -> Knowledge:
+        return Knowledge(self._catalogue, self._configs.get, self._informer.pod_monitors)
+
+    def _check(self, document: Object, before: Object | None) -> Verdict:
+        """The webhook's judge."""
+        metadata = document["metadata"]
+        name = metadata.get("name") or metadata.get("generateName") or ""
+        judgement = judge(Owner(name, metadata.get("namespace")), document, self._knowledge(), before)
+        if judgement.plan is None:
+            return Verdict(judgement.violations)
+        placement = judgement.plan.placement
+        # Whoever holds accelerators now may be gone tomorrow; what no node has, is not there tomorrow either.
+        room = capacity(observe.nodes(self._store), (), placement.accelerator, placement.count)
+        return Verdict(judgement.violations, (*judgement.plan.warnings, *([room] if room else [])))
+
+    def _conditions(self) -> Mapping[tuple[str, str], int]:
+        """How many endpoints have which condition."""
+        documents: list[Any] = list(self._store.all(KIND))
+        return Counter(
+            (condition["type"], condition["status"])
+            for document in documents
+            for condition in document.get("status", {}).get("conditions", ())
+        )

@@ -1,0 +1,121 @@
+"""Keeps the store true: lists everything at the start and now and then, and takes in what watches tell.
+
+Watches alone do not suffice. A watch begins with what there is, without telling when it has told it all, and acting
+on half of it would create what exists. And one that was interrupted for long begins anew, and never tells what was
+deleted in between. A list settles both, at one request a kind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Final, NamedTuple
+
+from stoker_operator.api.v1alpha1 import GROUP, KIND, PLURAL, VERSION
+from stoker_operator.facts import Key, Object
+from stoker_operator.kube import Kube
+from stoker_operator.manifests.owner import INSTANCE, MANAGED_BY
+from stoker_operator.store import Store
+
+
+class Watched(NamedTuple):
+    """A kind of object that is watched.
+
+    Attributes:
+        ours: only those that carry the label of our objects.
+        optional: it comes with something else that a cluster may not have.
+        clusterwide: it has no namespace, so that an operator confined to some may not see it.
+    """
+
+    kind: str
+    group: str
+    version: str
+    plural: str
+    ours: bool = True
+    optional: bool = False
+    clusterwide: bool = False
+
+
+WATCHED: Final = (
+    Watched(KIND, GROUP, VERSION, PLURAL, ours=False),
+    Watched("Deployment", "apps", "v1", "deployments"),
+    Watched("Service", "", "v1", "services"),
+    Watched("ServiceAccount", "", "v1", "serviceaccounts"),
+    Watched("PersistentVolumeClaim", "", "v1", "persistentvolumeclaims"),
+    Watched("NetworkPolicy", "networking.k8s.io", "v1", "networkpolicies"),
+    Watched("PodDisruptionBudget", "policy", "v1", "poddisruptionbudgets"),
+    Watched("PodMonitor", "monitoring.coreos.com", "v1", "podmonitors", optional=True),
+    Watched("Pod", "", "v1", "pods"),
+    Watched("Node", "", "v1", "nodes", ours=False, clusterwide=True),
+)
+
+
+class Informer:
+    """What keeps the store.
+
+    Args:
+        kube: who is asked.
+        store: what is kept.
+        namespaces: those to look into; none means all.
+
+    Attributes:
+        filled: everything has been listed once.
+        pod_monitors: the cluster knows PodMonitors.
+    """
+
+    def __init__(self, kube: Kube, store: Store, namespaces: tuple[str, ...] = ()) -> None:
+        self._kube = kube
+        self._store = store
+        self._namespaces = namespaces
+        self.filled = False
+        self.pod_monitors = False
+
+    def discover(self) -> None:
+        """Asks what the cluster knows. Blocks.
+
+        Raises:
+            KubeError: the API server could not be asked, or could not answer.
+        """
+        self.pod_monitors = self._kube.serves("PodMonitor")
+
+    def relist(self) -> None:
+        """Lists everything. Blocks.
+
+        Raises:
+            KubeError: as `discover`.
+        """
+        self.discover()
+        for watched in self.watched():
+            for namespace in self._namespaces or ("",):
+                labels = MANAGED_BY if watched.ours else None
+                listing = self._kube.list(watched.kind, namespace, labels)
+                self._store.replace(watched.kind, namespace, listing.items, listing.resource_version)
+        self.filled = True
+
+    def watched(self) -> Iterator[Watched]:
+        """The kinds there are to watch."""
+        for watched in WATCHED:
+            if not (watched.optional and not self.pod_monitors) and not (watched.clusterwide and self._namespaces):
+                yield watched
+
+    def saw(self, kind: str, change: str | None, seen: Object) -> Key | None:
+        """Takes in what a watch told; the endpoint it is news for.
+
+        Args:
+            kind: the kind of object.
+            change: ``DELETED``, or anything else.
+            seen: the object.
+        """
+        live: dict[str, Any] = {**seen, "kind": kind}
+        if change == "DELETED":
+            self._store.remove(live)
+        elif not self._store.put(live):
+            return None
+        metadata = live["metadata"]
+        if kind == KIND:
+            return Key(metadata["namespace"], metadata["name"])
+        instance = (metadata.get("labels") or {}).get(INSTANCE)
+        return Key(metadata["namespace"], instance) if instance and "namespace" in metadata else None
+
+    def endpoints(self) -> list[Key]:
+        """All endpoints there are."""
+        return [Key(each["metadata"]["namespace"], each["metadata"]["name"]) for each in self._store.all(KIND)]

@@ -1,0 +1,85 @@
+"""A manifest → what its objects will be, or all that speaks against it. Pure.
+
+Admission and reconcile both judge by this, so that they cannot come to different verdicts: admission saves the user
+the wait, and reconcile needs no admission.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from stoker_engine.contract.sources import ModelSource
+from stoker_operator.api.manifest import parse
+from stoker_operator.api.v1alpha1 import InferenceEndpoint
+from stoker_operator.api.violation import Refused, Violation
+from stoker_operator.facts import Object
+from stoker_operator.manifests.children import children
+from stoker_operator.manifests.owner import Manifest, Owner
+from stoker_operator.plan.catalogue import Catalogue
+from stoker_operator.plan.planner import Plan, Unplannable, plan
+
+#: Hub id and revision → the model's config.json, where it has been fetched.
+Configs = Callable[[str, str | None], Mapping[str, Any] | None]
+
+
+@dataclass(frozen=True)
+class Knowledge:
+    """What verdicts rest on beside the manifest; all of it is in memory.
+
+    Attributes:
+        catalogue: accelerators and images.
+        configs: descriptions of hub models, as far as they have been fetched.
+        pod_monitors: the cluster knows PodMonitors.
+    """
+
+    catalogue: Catalogue
+    configs: Configs = lambda _id, _revision: None
+    pod_monitors: bool = False
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """What is made of a manifest.
+
+    Attributes:
+        parsed: the endpoint, where the manifest can be read.
+        plan: what its pods will be.
+        objects: what should exist for it; empty where something speaks against it.
+        refused: what speaks against the manifest itself.
+        unplannable: what speaks against any plan for it.
+    """
+
+    parsed: InferenceEndpoint | None = None
+    plan: Plan | None = None
+    objects: tuple[Manifest, ...] = ()
+    refused: tuple[Violation, ...] = ()
+    unplannable: tuple[Violation, ...] = ()
+
+    @property
+    def violations(self) -> tuple[Violation, ...]:
+        """All that speaks against it."""
+        return self.refused + self.unplannable
+
+
+def judge(owner: Owner, document: Object, knowledge: Knowledge, before: Object | None = None) -> Judgement:
+    """Judges the manifest `document` of the endpoint `owner`, as a change of `before` where that is given."""
+    try:
+        parsed = parse(document, before)
+    except Refused as refused:
+        return Judgement(refused=refused.violations)
+    spec = parsed.spec
+    source = ModelSource.parse(spec.model.source)
+    config = knowledge.configs(source.name, spec.model.revision) if source.scheme == "hf" else None
+    try:
+        planned = plan(spec, knowledge.catalogue, config)
+    except Unplannable as refused:
+        return Judgement(parsed, unplannable=refused.violations)
+    except Refused as refused:
+        return Judgement(parsed, refused=refused.violations)
+    try:
+        objects = children(owner, spec, planned, pod_monitors=knowledge.pod_monitors)
+    except Refused as refused:
+        return Judgement(parsed, planned, refused=refused.violations)
+    return Judgement(parsed, planned, objects)

@@ -1,0 +1,18 @@
+"""How many pods of an endpoint may be evicted at a time, by a drained node for example: one."""
+
+from __future__ import annotations
+
+from stoker_operator.api.v1alpha1 import Spec
+from stoker_operator.manifests.owner import Manifest, Owner
+
+
+def disruption_budget(owner: Owner, spec: Spec) -> Manifest | None:
+    """The endpoint's PodDisruptionBudget; None for a single pod, which nobody could ever move then."""
+    if spec.replicas < 2:
+        return None
+    return {
+        "apiVersion": "policy/v1",
+        "kind": "PodDisruptionBudget",
+        "metadata": owner.metadata(),
+        "spec": {"maxUnavailable": 1, "selector": {"matchLabels": owner.selector()}},
+    }

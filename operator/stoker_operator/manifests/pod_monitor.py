@@ -1,0 +1,44 @@
+"""What asks the Prometheus operator to scrape an endpoint's pods."""
+
+from __future__ import annotations
+
+from stoker_operator.api.v1alpha1 import Spec
+from stoker_operator.api.violation import Refused, Violation
+from stoker_operator.manifests.owner import Manifest, Owner
+from stoker_operator.runtimes.registry import runtime
+
+
+def pod_monitor(owner: Owner, spec: Spec, known: bool) -> Manifest | None:
+    """The endpoint's PodMonitor; None where there is to be none.
+
+    Args:
+        owner: the endpoint.
+        spec: what the user asks for.
+        known: whether the cluster knows PodMonitors.
+
+    Raises:
+        Refused: one is asked for that the cluster does not know.
+    """
+    mode = spec.monitoring.mode
+    if mode == "Enabled" and not known:
+        raise Refused(
+            Violation(
+                "spec.monitoring.podMonitor",
+                "this cluster does not know PodMonitors",
+                "install the Prometheus operator, or set podMonitor: Auto",
+                reason="NoPodMonitors",
+            )
+        )
+    if mode == "Disabled" or not known:
+        return None
+    engine = runtime(spec.engine.runtime)
+    scraped: Manifest = {"port": "http", "path": engine.metrics_path}
+    if engine.speaks_tls(spec):
+        # Pods are scraped by address, which no certificate names.
+        scraped |= {"scheme": "https", "tlsConfig": {"insecureSkipVerify": True}}
+    return {
+        "apiVersion": "monitoring.coreos.com/v1",
+        "kind": "PodMonitor",
+        "metadata": owner.metadata(),
+        "spec": {"selector": {"matchLabels": owner.selector()}, "podMetricsEndpoints": [scraped]},
+    }

@@ -1,0 +1,74 @@
+"""The pods of an endpoint: ours, with the user's template laid over them."""
+
+from __future__ import annotations
+
+import math
+from typing import Final
+
+from stoker_operator.api.v1alpha1 import Spec
+from stoker_operator.manifests.engine_container import engine_container
+from stoker_operator.manifests.node_affinity import node_affinity
+from stoker_operator.manifests.owner import Manifest, Owner
+from stoker_operator.manifests.pod_template_merge import merge_pod_spec
+from stoker_operator.manifests.storage import API_KEYS_MOUNT, TEMPLATE_FILE, TEMPLATE_MOUNT, volumes
+from stoker_operator.plan.planner import Plan
+from stoker_operator.runtimes.registry import runtime
+
+#: The group that volumes are writable for, whatever user the image runs as.
+GROUP: Final = 65532
+#: Seconds that a process gets to end once its requests have.
+_TO_END: Final = 5
+
+
+def pod_template(owner: Owner, spec: Spec, plan: Plan) -> Manifest:
+    """Metadata and spec of the pods.
+
+    Raises:
+        Refused: ``spec.engine.args`` or ``spec.template`` cannot be honoured.
+    """
+    engine = runtime(spec.engine.runtime)
+    started = engine.invocation(
+        spec,
+        plan,
+        chat_template=_chat_template(spec),
+        api_keys=API_KEYS_MOUNT if spec.auth and engine.reads_key_files else None,
+    )
+    # What a pod does once it is to end: serve on while traffic is led elsewhere, then finish the requests it has.
+    leaving = math.ceil(started.grace) + spec.rollout.drain
+    mounted = volumes(owner, spec, plan.placement, api_keys=engine.reads_key_files, shm=engine.needs_shm)
+    accelerator = plan.placement.accelerator
+    pod: Manifest = {
+        "serviceAccountName": owner.name,
+        "automountServiceAccountToken": False,
+        # A Service called `hf` would otherwise set HF_PORT and the like in every pod around it.
+        "enableServiceLinks": False,
+        "terminationGracePeriodSeconds": leaving + _TO_END,
+        "securityContext": {
+            "runAsNonRoot": True,
+            **({"runAsUser": engine.user} if engine.user else {}),
+            "seccompProfile": {"type": "RuntimeDefault"},
+            # Makes a claim's volume writable for whatever user the image runs as.
+            "fsGroup": GROUP,
+            "fsGroupChangePolicy": "OnRootMismatch",
+        },
+        "containers": [engine_container(spec, plan, started, mounted, leaving)],
+        "volumes": [volume.volume() for volume in mounted],
+    }
+    affinity = node_affinity(accelerator.node_labels)
+    if affinity:
+        pod["affinity"] = affinity
+    if accelerator.tolerations:
+        pod["tolerations"] = [each.model_dump(by_alias=True, exclude_none=True) for each in accelerator.tolerations]
+    theirs = spec.template
+    metadata: Manifest = {"labels": {**(theirs.metadata.labels or {}), **owner.labels()}}
+    if theirs.metadata.annotations:
+        metadata["annotations"] = dict(theirs.metadata.annotations)
+    return {"metadata": metadata, "spec": merge_pod_spec(pod, theirs.spec or {})}
+
+
+def _chat_template(spec: Spec) -> str | None:
+    """The template's text, or the file it is mounted as."""
+    template = spec.model.chat_template
+    if template is None:
+        return None
+    return template.value or f"{TEMPLATE_MOUNT}/{TEMPLATE_FILE}"

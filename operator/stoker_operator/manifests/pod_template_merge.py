@@ -1,0 +1,207 @@
+"""A user's pod template laid over ours, by the rules of Kubernetes' strategic merge.
+
+    maps                    merged key by key; theirs wins
+    lists of named things   merged by name (`_KEYS`), new things behind ours
+    other lists, values     theirs instead of ours
+
+The names are those that core/v1 declares (``x-kubernetes-patch-merge-key``). Three things differ from what
+``kubectl patch`` does, each to keep both sides' meaning. A thing that is one of several kinds, such as a volume, is
+replaced as a whole, as ``kubectl apply`` does: two kinds at a time are none. Tolerations are added to ours. Terms of
+required node affinity hold beside ours: a pod goes where both allow it.
+
+What a typed field says is not for the template to say otherwise: such fields are refused, with the field's name. The
+rest is for the API server to check, which knows every field of a pod.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from stoker_operator.api.v1alpha1.template import ENGINE_CONTAINER
+from stoker_operator.api.violation import Refused, Violation
+from stoker_operator.manifests.owner import Manifest
+
+PATH: Final = "spec.template.spec"
+
+#: What tells one thing of a list from another.
+_KEYS: Final = {
+    "containers": "name",
+    "initContainers": "name",
+    "volumes": "name",
+    "imagePullSecrets": "name",
+    "schedulingGates": "name",
+    "resourceClaims": "name",
+    "env": "name",
+    "ports": "containerPort",
+    "volumeMounts": "mountPath",
+    "volumeDevices": "devicePath",
+    "hostAliases": "ip",
+    "topologySpreadConstraints": "topologyKey",
+}
+#: Lists whose things are each of one of several kinds.
+_OF_KINDS: Final = ("volumes", "resourceClaims", "env")
+
+#: What a term of node affinity says.
+_TERM: Final = ("matchExpressions", "matchFields")
+
+#: What of the engine's container has a field of its own.
+_ENGINE_FIELDS: Final = {
+    "image": "spec.engine.image",
+    "imagePullPolicy": "spec.engine.imagePullPolicy",
+    "command": "spec.engine.runtime",
+    "args": "spec.engine.args",
+    "env": "spec.engine.env",
+    "resources": "spec.hardware.resources",
+}
+#: What of the pod has.
+_POD_FIELDS: Final = {"terminationGracePeriodSeconds": "spec.rollout.drainSeconds"}
+#: What of the engine's container cannot be otherwise.
+_ENGINE_FIXED: Final = {
+    "terminationMessagePath": "the operator reads there why the engine ended",
+    "terminationMessagePolicy": "the operator reads there why the engine ended",
+}
+
+
+def merge_pod_spec(ours: Manifest, theirs: Mapping[str, Any]) -> Manifest:
+    """Our pod with `theirs` laid over it.
+
+    Raises:
+        Refused: `theirs` is not of the form of a pod, or says what another field says.
+    """
+    theirs = _pruned(theirs, PATH)
+    _refuse(theirs, _POD_FIELDS, PATH)
+    engine: Mapping[str, Any] = {}
+    for index, container in enumerate(_list(theirs.get("containers", []), f"{PATH}.containers")):
+        if isinstance(container, Mapping) and container.get("name") == ENGINE_CONTAINER:
+            engine = container
+            here = f"{PATH}.containers[{index}]"
+            _refuse(container, _ENGINE_FIELDS, here)
+            for field, why in _ENGINE_FIXED.items():
+                if field in container:
+                    raise _refused(f"{here}.{field}", why, "remove it")
+    merged = _merge_maps(ours, theirs, PATH)
+    _keeps_port(ours, engine)
+    for kind in ("containers", "initContainers"):
+        if kind in merged:
+            merged[kind] = _with_protocols(_list(merged[kind], f"{PATH}.{kind}"), f"{PATH}.{kind}")
+    if "tolerations" in ours and "tolerations" in theirs:
+        merged["tolerations"] = ours["tolerations"] + [
+            each for each in theirs["tolerations"] if each not in ours["tolerations"]
+        ]
+    _require_both(merged, ours, theirs)
+    return merged
+
+
+def _merge(ours: Any, theirs: Any, name: str, path: str) -> Any:
+    if isinstance(ours, Mapping):
+        return _merge_maps(ours, _map(theirs, path), path)
+    if isinstance(ours, list):
+        theirs = _list(theirs, path)
+        return _merge_lists(ours, theirs, name, path) if name in _KEYS else theirs
+    return theirs
+
+
+def _merge_maps(ours: Mapping[str, Any], theirs: Mapping[str, Any], path: str) -> Manifest:
+    return {**ours} | {
+        key: _merge(ours[key], value, key, f"{path}.{key}") if key in ours else value for key, value in theirs.items()
+    }
+
+
+def _merge_lists(ours: list[Manifest], theirs: list[Any], name: str, path: str) -> list[Manifest]:
+    key = _KEYS[name]
+    merged = {each[key]: each for each in ours}
+    for index, item in enumerate(theirs):
+        here = f"{path}[{index}]"
+        own = _map(item, here).get(key)
+        if not isinstance(own, str | int):
+            raise _refused(here, f"it has no {key}", "set it")
+        keeps = own in merged and name not in _OF_KINDS
+        merged[own] = _merge_maps(merged[own], item, here) if keeps else item
+    return list(merged.values())
+
+
+def _require_both(merged: Manifest, ours: Manifest, theirs: Mapping[str, Any]) -> None:
+    """Node selector terms are alternatives, so both sides hold where each of ours is joined with each of theirs."""
+    mine, yours = _terms(ours), _terms(theirs)
+    if mine and yours:
+        required = merged["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+        required["nodeSelectorTerms"] = [
+            {kind: a.get(kind, []) + b.get(kind, []) for kind in _TERM if kind in a or kind in b}
+            for a in mine
+            for b in yours
+        ]
+
+
+def _terms(spec: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    path = PATH
+    for step in ("affinity", "nodeAffinity", "requiredDuringSchedulingIgnoredDuringExecution"):
+        path += f".{step}"
+        spec = _map(spec.get(step, {}), path)
+    path += ".nodeSelectorTerms"
+    terms: list[Any] = _list(spec.get("nodeSelectorTerms", []), path)
+    for index, term in enumerate(terms):
+        for kind in _TERM:
+            _list(_map(term, f"{path}[{index}]").get(kind, []), f"{path}[{index}].{kind}")
+    return terms
+
+
+def _with_protocols(containers: list[Any], path: str) -> list[Manifest]:
+    """The containers with every port's protocol written out: it is half of what server-side apply knows a port by."""
+    result = []
+    for index, container in enumerate(containers):
+        here = f"{path}[{index}]"
+        given = _list(_map(container, here).get("ports", []), f"{here}.ports")
+        ports = [_map(port, f"{here}.ports[{number}]") for number, port in enumerate(given)]
+        written = [{**port, "protocol": port.get("protocol", "TCP")} for port in ports]
+        result.append({**container, "ports": written} if ports else container)
+    return result
+
+
+def _keeps_port(ours: Manifest, engine: Mapping[str, Any]) -> None:
+    """Service, probes and monitors find the engine by its port's name."""
+    own = ours["containers"][0]["ports"][0]
+    for port in _list(engine.get("ports", []), f"{PATH}.containers[{ENGINE_CONTAINER}].ports"):
+        same = port.get("containerPort") == own["containerPort"]
+        if same and any(own.get(key) != value for key, value in port.items() if key in ("name", "protocol")):
+            raise _refused(
+                f"{PATH}.containers[{ENGINE_CONTAINER}].ports",
+                f"port {own['containerPort']} is the engine's and called {own['name']}",
+                "use another number for another port",
+            )
+
+
+def _refuse(given: Mapping[str, Any], fields: Mapping[str, str], path: str) -> None:
+    for field in fields:
+        if field in given:
+            raise _refused(f"{path}.{field}", f"{fields[field]} says this", f"set {fields[field]} instead")
+
+
+def _pruned(given: Any, path: str) -> Any:
+    """`given` without nulls, which say nothing here as elsewhere in the resource."""
+    if isinstance(given, Mapping):
+        for key in given:
+            if str(key).startswith("$"):
+                raise _refused(
+                    f"{path}.{key}", "this is a directive of kubectl patch, and no field of a pod", "remove it"
+                )
+        return {key: _pruned(value, f"{path}.{key}") for key, value in given.items() if value is not None}
+    if isinstance(given, list):
+        return [_pruned(value, f"{path}[{index}]") for index, value in enumerate(given)]
+    return given
+
+
+def _map(value: Any, path: str) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping):
+        raise _refused(path, f"this is {value!r}, where an object belongs")
+    return value
+
+
+def _list(value: Any, path: str) -> list[Any]:
+    if not isinstance(value, list):
+        raise _refused(path, f"this is {value!r}, where a list belongs")
+    return value
+
+
+def _refused(path: str, message: str, remedy: str = "") -> Refused:
+    return Refused(Violation(path, message, remedy))

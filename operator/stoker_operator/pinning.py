@@ -1,0 +1,106 @@
+"""Which pods an endpoint runs: those its spec was rendered to, until the spec changes. Pure.
+
+    nothing restarts a model pod but its spec
+
+A newer operator builds pods differently, and a newer catalogue names newer images. Neither may restart a model that
+serves. So what a spec was rendered to is written beside it, into an annotation of the Deployment, and applied again
+for as long as the spec says the same about pods. ``rollout.imageUpdates: Always`` asks for the newest instead.
+
+What a spec says beside pods may change meanwhile: how many there are, how they are replaced, the Service.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from stoker_operator.drift import owned_part
+from stoker_operator.facts import Endpoint, Object
+from stoker_operator.manifests.owner import Manifest
+
+ANNOTATION: Final = "stoker.dev/rendered"
+
+#: What of a spec no pod shows.
+_NOT_OF_PODS: Final = ("replicas", "service", "monitoring")
+_NOT_OF_PODS_IN_ROLLOUT: Final = ("maxSurge", "maxUnavailable", "imageUpdates")
+
+
+@dataclass(frozen=True)
+class Pinned:
+    """The Deployment to apply.
+
+    Attributes:
+        deployment: it, with the pods that are to run.
+        waiting: the image that would run if the spec changed, where it is another one than runs.
+        differs: what would run if the spec changed is not what runs.
+    """
+
+    deployment: Manifest
+    waiting: str = ""
+    differs: bool = False
+
+
+def pin(deployment: Manifest, live: Object | None, endpoint: Endpoint, manager: str, *, newest: bool) -> Pinned:
+    """The Deployment to apply, where `deployment` is what the spec is rendered to today and `live` is what there is.
+
+    Args:
+        deployment: as built by `manifests`.
+        live: the endpoint's Deployment in the cluster.
+        endpoint: whose it is.
+        manager: our field manager.
+        newest: take today's pods in any case.
+    """
+    said = digest(endpoint.document.get("spec", {}))
+    today = deployment["spec"]["template"]
+    before = None if newest or live is None else _rendered(live, said, endpoint, manager)
+    template = today if before is None else before
+    metadata = deployment["metadata"]
+    record = json.dumps({"spec": said, "template": template}, separators=(",", ":"), sort_keys=True)
+    annotations = {**metadata.get("annotations", {}), ANNOTATION: record}
+    pinned = {
+        **deployment,
+        "metadata": {**metadata, "annotations": annotations},
+        "spec": {**deployment["spec"], "template": template},
+    }
+    running, newer = image(pinned), image(deployment)
+    return Pinned(pinned, newer if newer != running else "", template != today)
+
+
+def digest(spec: Mapping[str, Any]) -> str:
+    """What a spec, as the user wrote it, says about pods, in a few characters."""
+    about = {name: value for name, value in spec.items() if name not in _NOT_OF_PODS}
+    if "rollout" in about:
+        about["rollout"] = {k: v for k, v in about["rollout"].items() if k not in _NOT_OF_PODS_IN_ROLLOUT}
+        if not about["rollout"]:
+            del about["rollout"]
+    return hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def image(deployment: Object) -> str:
+    """The image of the engine in a Deployment."""
+    return str(engine(deployment)["image"])
+
+
+def engine(deployment: Object) -> Mapping[str, Any]:
+    """The engine's container in a Deployment."""
+    containers = deployment["spec"]["template"]["spec"]["containers"]
+    found: Mapping[str, Any] = next(each for each in containers if each["name"] == "engine")
+    return found
+
+
+def _rendered(live: Object, said: str, endpoint: Endpoint, manager: str) -> Any:
+    """What the same spec was rendered to before; None where there is no such thing."""
+    record = (live["metadata"].get("annotations") or {}).get(ANNOTATION)
+    if record is None:
+        # Made by a release that kept no record. What it applied for this generation is what runs.
+        known = endpoint.status.get("observedGeneration") == endpoint.generation
+        owned = owned_part(live, manager).get("spec", {}).get("template") if known else None
+        return owned or None
+    try:
+        rendered = json.loads(record)
+        return rendered["template"] if rendered["spec"] == said else None
+    except (ValueError, TypeError, KeyError):
+        return None  # somebody else's words

@@ -1,0 +1,77 @@
+"""Whether the cluster's nodes have room for a pod's accelerators: never, or not now. Pure.
+
+    never     no node that may hold the pod has as many accelerators as the pod asks for
+    not now   one has, and other pods hold them
+
+A node may hold the pod unless a label says that its accelerators are of another kind; clusters without feature
+discovery have no such labels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final, NamedTuple
+
+from stoker_operator.facts import Node
+from stoker_operator.plan.catalogue import Accelerator
+
+#: Pods that are named; who holds the rest is seldom worth the words.
+_NAMED: Final = 5
+
+
+class Holder(NamedTuple):
+    """A pod that holds resources of a node.
+
+    Attributes:
+        name: namespace/name.
+        node: where it runs.
+        requests: what it holds, by resource.
+    """
+
+    name: str
+    node: str
+    requests: Mapping[str, int]
+
+
+def capacity(nodes: Sequence[Node], holders: Sequence[Holder], accelerator: Accelerator, count: int) -> str:
+    """Why no node takes a pod with `count` of `accelerator`; empty where accelerators are not the reason, or where
+    nothing is known of the nodes."""
+    resource = accelerator.resource
+    if resource is None or not nodes:
+        return ""
+    fit = [node for node in nodes if resource in node.allocatable and allows(node, accelerator)]
+    largest = max((node.allocatable[resource] for node in fit), default=0)
+    wanted = f"{count} × {resource}"
+    if largest == 0:
+        others = any(node.allocatable.get(resource, 0) for node in nodes)
+        why = "those that have some are labelled as another kind" if others else "none has any"
+        return f"no node can ever hold {wanted}: {why}"
+    if largest < count:
+        return f"no node can ever hold {wanted}: the largest has {largest}"
+    large = [node for node in fit if node.allocatable[resource] >= count]
+    open_ = [node for node in large if node.ready and not node.unschedulable]
+    if not open_:
+        state = "cordoned" if large[0].ready else "not ready"
+        return f"not now: {', '.join(node.name for node in large[:_NAMED])} could hold {wanted} and is {state}"
+    free = {node.name: node.allocatable[resource] - _held(holders, node.name, resource) for node in open_}
+    best = max(open_, key=lambda node: free[node.name])
+    if free[best.name] >= count:
+        return ""
+    left, total = max(free[best.name], 0), best.allocatable[resource]
+    return f"not now: {left} of {total} free on {best.name}, held by {_who(holders, best.name, resource)}"
+
+
+def allows(node: Node, accelerator: Accelerator) -> bool:
+    """Whether no label of `node` says that it has another kind of accelerator."""
+    return all(key not in node.labels or node.labels[key] in values for key, values in accelerator.node_labels.items())
+
+
+def _held(holders: Sequence[Holder], node: str, resource: str) -> int:
+    return sum(holder.requests.get(resource, 0) for holder in holders if holder.node == node)
+
+
+def _who(holders: Sequence[Holder], node: str, resource: str) -> str:
+    there = [holder for holder in holders if holder.node == node and holder.requests.get(resource, 0)]
+    there.sort(key=lambda holder: (-holder.requests[resource], holder.name))
+    names = [f"{holder.name} ({holder.requests[resource]})" for holder in there[:_NAMED]]
+    return ", ".join(names) + (f" and {len(there) - _NAMED} more" if len(there) > _NAMED else "")

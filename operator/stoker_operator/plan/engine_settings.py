@@ -1,0 +1,103 @@
+"""What an engine will be told, or choose by itself, of all that decides how it uses memory.
+
+A typed field of the spec comes first, then a word in ``spec.engine.args``, then the runtime's own default. vLLM's
+defaults of a step depend on the accelerator: they are those of ``EngineArgs.get_batch_defaults`` for its API server,
+in vLLM 0.32.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from stoker_engine.contract.argv import human_int
+from stoker_engine.contract.engine_args import EngineArgs
+from stoker_operator.api.v1alpha1.workload import Workload
+
+#: The engine's own defaults, which are also what runtimes share that are not listed below.
+_OURS: Final = EngineArgs(model="")
+_MIB: Final = 1024**2
+#: No size is as large.
+_MOST: Final = 10**16
+
+
+@dataclass(frozen=True)
+class EngineSettings:
+    """What decides how memory is used.
+
+    Attributes:
+        utilization: share of the memory that may be used.
+        max_num_seqs: most sequences of one step.
+        max_num_batched_tokens: most tokens of one step.
+        block_size: tokens of one block.
+        max_model_len: the longest sequence, where somebody said it.
+        chooses_length: a word says so in a way that only the engine understands (``--max-model-len=auto``).
+        kv_cache_memory_bytes, num_blocks: size of the KV cache, where somebody said it.
+    """
+
+    utilization: float
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    block_size: int
+    max_model_len: int | None = None
+    chooses_length: bool = False
+    kv_cache_memory_bytes: int | None = None
+    num_blocks: int | None = None
+
+
+def engine_settings(workload: Workload, memory_bytes: int | None, key: str) -> EngineSettings:
+    """The settings of a workload whose accelerator, called `key`, has `memory_bytes`."""
+    engine = workload.engine
+    words = engine.args or []
+    batched, seqs = _batch_defaults(engine.runtime, memory_bytes or 0, key)
+
+    def number(name: str, otherwise: Any) -> Any:
+        """The runtime judges its own words; those that make no sense are left out here."""
+        try:
+            value = human_int(_word(words, name) or "")
+        except argparse.ArgumentTypeError:
+            return otherwise
+        return value if 0 < value < _MOST else otherwise
+
+    said = number("max_model_len", None)
+    return EngineSettings(
+        utilization=_share(engine.gpu_memory_utilization_percent, _word(words, "gpu_memory_utilization")),
+        max_num_seqs=engine.max_num_seqs or number("max_num_seqs", seqs),
+        max_num_batched_tokens=engine.max_num_batched_tokens or number("max_num_batched_tokens", batched),
+        block_size=number("block_size", _OURS.block_size),
+        max_model_len=engine.max_model_len or said,
+        chooses_length=engine.max_model_len is None and said is None and _word(words, "max_model_len") is not None,
+        kv_cache_memory_bytes=number("kv_cache_memory_bytes", None),
+        num_blocks=number("num_gpu_blocks_override", None),
+    )
+
+
+def _batch_defaults(runtime: str, memory_bytes: int, key: str) -> tuple[int, int]:
+    """Tokens and sequences of one step."""
+    if runtime == "vllm" and memory_bytes >= 160 * 1024 * _MIB:
+        return 16384, 1024
+    if runtime == "vllm" and memory_bytes >= 70 * 1024 * _MIB and "a100" not in key:
+        return 8192, 1024
+    return _OURS.max_num_batched_tokens, _OURS.max_num_seqs
+
+
+def _share(percent: int | None, word: str | None) -> float:
+    if percent is not None:
+        return percent / 100
+    try:
+        share = float(word or "")
+    except ValueError:
+        return _OURS.gpu_memory_utilization
+    return share if 0 < share <= 1 else _OURS.gpu_memory_utilization
+
+
+def _word(words: Sequence[str], name: str) -> str | None:
+    """The value of the last flag `name` among `words`: ``--max-model-len=8`` or ``--max-model-len 8``."""
+    value = None
+    for index, word in enumerate(words):
+        flag, separator, rest = word.partition("=")
+        if flag.startswith("--") and flag[2:].replace("-", "_") == name:
+            value = rest if separator else words[index + 1] if index + 1 < len(words) else None
+    return value

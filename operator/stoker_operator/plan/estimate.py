@@ -1,0 +1,158 @@
+"""What will be in an accelerator's memory, and how long a sequence may be there.
+
+The sums are the engine's own (`stoker_engine.contract.memory`). On an accelerator they rest on allowances, so a length
+that memory limits is chosen with a margin to spare: an engine that is told a length that does not fit would not start.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from stoker_engine.contract.cache_groups import blocks_per_sequence
+from stoker_engine.contract.memory import (
+    GIB,
+    Device,
+    MemoryUse,
+    Numbers,
+    longest_sequence,
+    memory_use,
+    model_cache_groups,
+    weight_bytes,
+)
+from stoker_engine.contract.weight_sizes import Sharding
+from stoker_operator.plan.engine_settings import EngineSettings
+from stoker_operator.plan.model_shapes import Shape
+
+#: By how much a prediction on a GPU may be wrong, of our engine and of others, which count in their own ways. Logs of
+#: vLLM's have been seen with a third more room than predicted, and with a third less.
+MARGIN: Final = 0.03
+FOREIGN_MARGIN: Final = 0.10
+
+#: A length that memory limits to less than this serves nobody, unless the model's own is less.
+SHORTEST: Final = 2048
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """One copy of a model in memory. What concerns the KV cache is None where the memory is not known.
+
+    Attributes:
+        weight_bytes_per_gpu: weights on the accelerator that holds most.
+        kv_tokens_per_copy: tokens that the KV cache of a copy holds.
+        kv_blocks: blocks of that cache.
+        kv_bytes_per_gpu: what is left for it on the accelerator that has least room.
+        max_model_len: the longest sequence, prompt and output.
+        max_concurrency: sequences of that length that the cache of a copy holds at once.
+    """
+
+    weight_bytes_per_gpu: int
+    kv_tokens_per_copy: int | None = None
+    kv_blocks: int | None = None
+    max_model_len: int | None = None
+    max_concurrency: int | None = None
+    kv_bytes_per_gpu: int | None = None
+
+
+@dataclass(frozen=True)
+class Bench:
+    """What one copy is measured on.
+
+    Attributes:
+        shape: the model.
+        numbers: bytes of its numbers, and what a step may hold.
+        settings: what the engine is told.
+        memory_bytes: of one accelerator, or of the container; None where it is not known.
+        on_cpu: whether it is a CPU.
+        margin: share of the blocks that a length leaves unused where memory limits it.
+    """
+
+    shape: Shape
+    numbers: Numbers
+    settings: EngineSettings
+    memory_bytes: int | None
+    on_cpu: bool
+    margin: float = MARGIN
+
+
+class Problem(NamedTuple):
+    """Why a copy cannot run so.
+
+    Attributes:
+        reason: one CamelCase word.
+        message: a sentence.
+        length: the longest sequence that would fit; 0 where none does.
+    """
+
+    reason: str
+    message: str
+    length: int = 0
+
+
+def estimate(bench: Bench, sharding: Sharding) -> tuple[Estimate, Problem | None]:
+    """One copy in memory, and what speaks against it."""
+    config, settings, numbers = bench.shape.config, bench.settings, bench.numbers
+    if bench.memory_bytes is None:
+        weights = weight_bytes(config, numbers.element_bytes, sharding=sharding, quantized=numbers.quantized)
+        return Estimate(weights, max_model_len=settings.max_model_len), None
+    device = Device(bench.memory_bytes, settings.utilization, bench.on_cpu, sharding)
+    use = memory_use(config, numbers, device)
+    groups = model_cache_groups(config, sharding.tensor)
+    step, size = settings.max_num_batched_tokens, numbers.block_size
+
+    def longest(num_blocks: int, wanted: int) -> int:
+        return longest_sequence(groups, num_blocks, step, size, wanted)
+
+    if use.num_blocks < 1:
+        return Estimate(use.weights, 0, 0, 0, 0, 0), Problem("DoesNotFit", _too_large(use, device))
+    # What is beyond the model's own length is refused as such, whatever the memory.
+    wanted = min(settings.max_model_len or config.default_model_len, config.longest_model_len)
+    exact = bench.on_cpu or numbers.num_blocks is not None or numbers.kv_cache_memory_bytes is not None
+    spare = use.num_blocks if exact or settings.max_model_len else int(use.num_blocks * (1 - bench.margin))
+    length = longest(spare, wanted)
+    needed = blocks_per_sequence(groups, max(length, 1), step, size)
+    # Layers with a window keep less than the whole sequence, so only whole sequences can be counted.
+    tokens = use.num_blocks * size if len(groups) == 1 else use.num_blocks * length // needed
+    at_once = use.num_blocks // needed if length else 0
+    found = Estimate(use.weights, tokens, use.num_blocks, length, at_once, use.kv_cache)
+    if settings.max_model_len and length < wanted:
+        message = f"the KV cache of a copy holds {tokens:,} tokens, and one sequence of {wanted:,} does not fit"
+        return found, Problem("MaxModelLenDoesNotFit", message, length)
+    if length < min(SHORTEST, wanted):
+        message = f"{_too_large(use, device, fits=True)}: there is room for sequences of {length:,} tokens only"
+        return found, Problem("DoesNotFit", message, length)
+    return found, None
+
+
+def could_hold(bench: Bench, devices: int) -> bool:
+    """Whether the weights alone are not already too much for so many devices together; quick, and never wrong to say
+    no."""
+    if bench.memory_bytes is None:
+        return True
+    weights = weight_bytes(bench.shape.config, bench.numbers.element_bytes, quantized=bench.numbers.quantized)
+    return weights <= devices * bench.memory_bytes * bench.settings.utilization
+
+
+def needed_bytes(bench: Bench) -> int:
+    """The memory that a copy needs on one device, with a sequence of `SHORTEST` tokens."""
+    device = Device(0, 1.0, bench.on_cpu)
+    use = memory_use(bench.shape.config, bench.numbers, device)
+    groups = model_cache_groups(bench.shape.config)
+    length = min(bench.settings.max_model_len or SHORTEST, bench.shape.config.longest_model_len)
+    blocks = blocks_per_sequence(groups, length, bench.settings.max_num_batched_tokens, bench.numbers.block_size)
+    per_token = max(group.numbers_per_token for group in groups) * bench.numbers.kv_element_bytes
+    cache = blocks * bench.numbers.block_size * per_token
+    return math.ceil((use.weights + use.activations + use.allowances + cache) / bench.settings.utilization)
+
+
+def gib(size: float) -> str:
+    """Bytes to read."""
+    return f"{size / GIB:,.1f} GiB"
+
+
+def _too_large(use: MemoryUse, device: Device, *, fits: bool = False) -> str:
+    usable = f"{gib(device.memory_bytes * device.utilization)}, {device.utilization:.0%} of "
+    usable += "the container's memory" if device.on_cpu else "an accelerator's memory"
+    parts = f"weights {gib(use.weights)} + activations {gib(use.activations)} + {gib(use.allowances)} kept free"
+    return f"{parts} {'nearly fill' if fits else 'exceed'} {usable}"

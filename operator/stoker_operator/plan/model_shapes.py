@@ -1,0 +1,163 @@
+"""How large a model is, as far as it can be told without loading it.
+
+A config.json tells it: one that somebody fetched from the hub or read from a folder, or the one in the table of
+well-known models (`models.yaml`). Of other sources, such as a claim, nothing is known before a pod mounts them, and
+the engine judges by the same sums when it starts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache, lru_cache
+from pathlib import Path
+from typing import Any, Final
+
+import yaml
+
+from stoker_engine.contract.config_fields import Fields
+from stoker_engine.contract.errors import ModelError
+from stoker_engine.contract.model_config import ModelConfig
+from stoker_engine.contract.no_decoder import why_no_decoder
+from stoker_engine.contract.quantized_weights import QuantizedWeights, quantization_method, quantized_weights
+from stoker_engine.contract.sources import ModelSource
+from stoker_engine.contract.weight_sizes import weight_sizes
+from stoker_operator.api.violation import Violation
+from stoker_operator.plan.unplannable import Unplannable
+
+#: More layers, and more heads, than a model has.
+_MOST: Final = 10_000
+TABLE: Final = Path(__file__).with_name("models.yaml")
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A model whose size is known.
+
+    Attributes:
+        config: its parts.
+        method: how the checkpoint says its weights are quantized; empty: they are not.
+        quantized: how it stores matrices; None where it stores them as all other weights.
+    """
+
+    config: ModelConfig
+    method: str = ""
+    quantized: QuantizedWeights | None = None
+
+    @property
+    def experts(self) -> int:
+        """Routed experts of a layer; 0 where the model is no mixture of experts."""
+        return max((layer.moe.num_experts for layer in self.config.layers if layer.moe), default=0)
+
+    @property
+    def heads(self) -> int:
+        """Query heads."""
+        return self.config.num_attention_heads
+
+    @property
+    def kv_heads(self) -> int:
+        """Heads that the KV cache is split by; 0 for latent attention, whose cache every device holds whole."""
+        return 0 if self.config.layers[0].cache.latent else self.config.num_key_value_heads
+
+
+def shape_of(source: ModelSource, config: Mapping[str, Any] | None) -> Shape | str:
+    """The shape of a source's model; or why it is not known.
+
+    Args:
+        source: where the model comes from.
+        config: its config.json, where somebody has it.
+
+    Raises:
+        Unplannable: no engine of this kind serves such a model.
+    """
+    if config is None:
+        known = _known(f"demo://{source.name}" if source.scheme == "demo" else source.name)
+        return known or _WHY[source.scheme]
+    try:
+        return _read(config)
+    except ModelError as error:
+        return str(error)
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        # Anybody can put anything onto a hub.
+        return f"its config.json makes no sense: {type(error).__name__}: {error}"
+
+
+@lru_cache(maxsize=256)
+def _known(name: str) -> Shape | None:
+    """The shape of a model of the table."""
+    config = table().get(name)
+    shape = None if config is None else _read(config)
+    assert not isinstance(shape, str), shape
+    return shape
+
+
+def _read(config: Mapping[str, Any]) -> Shape | str:
+    """The shape that a config.json describes; or why it is not known. Other errors than these mean that it is junk.
+
+    Raises:
+        Unplannable: no engine of this kind serves such a model.
+        ModelError: we cannot describe it.
+    """
+    reason = why_no_decoder(config)
+    if reason:
+        names = ", ".join(config.get("architectures") or []) or "this model"
+        raise Unplannable(
+            Violation(
+                "spec.model.source",
+                f"{names} is not served: {reason}",
+                "name a model that generates text, such as one of architecture LlamaForCausalLM",
+                reason="NoDecoder",
+            )
+        )
+    method = quantization_method(config)
+    stored = quantized_weights(config) if method else None
+    if method and stored is None:
+        return f"how large weights are that {method} quantizes cannot be told"
+    plain = {key: value for key, value in config.items() if key != "quantization_config"}
+    _bounded(Fields(plain.get("text_config") or plain, {}))
+    shape = Shape(ModelConfig.from_dict(plain), method, stored)
+    _positive(shape.config)
+    return shape
+
+
+def _bounded(fields: Fields) -> None:
+    """Refuses counts that no model has, before as many objects are made.
+
+    Raises:
+        ValueError: naming the field.
+    """
+    for name in ("num_hidden_layers", "num_attention_heads", "num_key_value_heads"):
+        value = fields.get(name)
+        if value is not None and not 0 < int(value) <= _MOST:
+            raise ValueError(f"{name} is {value!r}")
+
+
+def _positive(config: ModelConfig) -> None:
+    """Refuses sizes that cannot be computed with.
+
+    Raises:
+        ValueError: there is one.
+    """
+    sizes = [config.hidden_size, config.vocab_size, config.longest_model_len, config.default_model_len]
+    for layer in config.layers:
+        window = layer.cache.sliding_window
+        sizes += [layer.cache.numbers_per_token, layer.mlp.size, 1 if window is None else window]
+    weights = [(size.numbers, size.units) for size in weight_sizes(config)]
+    if min(sizes) < 1 or any(numbers < 0 or units < 1 for numbers, units in weights):
+        raise ValueError("a size is below 1")
+
+
+@cache
+def table() -> dict[str, Mapping[str, Any]]:
+    """config.json of well-known models, by hub id."""
+    # libyaml's loader, where it is there, takes a tenth of the time.
+    entries = yaml.load(TABLE.read_text(encoding="utf-8"), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    return {name: entry["config"] for entry in entries for name in entry["ids"]}
+
+
+_WHY: Final = {
+    "hf": "its config.json has not been fetched, and it is not among the well-known models",
+    "pvc": "what a claim holds is not known before a pod mounts it",
+    "file": "what the image holds is not known before a pod runs it",
+    "demo": "nothing is known of this demo model",
+}

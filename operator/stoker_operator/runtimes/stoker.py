@@ -1,0 +1,146 @@
+"""Stoker's own engine. Its arguments are the contract's, so that what is written here is what it reads."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import difflib
+from functools import cache
+from typing import Any
+
+from stoker_engine.contract.argv import Parser, flag_name
+from stoker_engine.contract.engine_args import EngineArgs
+from stoker_engine.contract.errors import ArgumentError
+from stoker_engine.contract.frontend_args import FrontendArgs
+from stoker_engine.contract.serve_args import ServeArgs
+from stoker_operator.api.v1alpha1 import Spec
+from stoker_operator.plan.planner import Plan
+from stoker_operator.runtimes import vllm_flags
+from stoker_operator.runtimes.arguments import FIELDS, said
+from stoker_operator.runtimes.runtime import (
+    PORT,
+    Invocation,
+    Probe,
+    Probes,
+    Runtime,
+    contradicts,
+    refuse_unreachable,
+    refused,
+)
+
+#: A pod whose engine dies goes on listening: connections to an address that nobody listens on are refused until every
+#: node has heard of it.
+_DEFAULTS: dict[str, Any] = {"max_engine_restarts": 3}
+
+_NAMES = [field.name for cls in (EngineArgs, FrontendArgs) for field in dataclasses.fields(cls)]
+
+
+class Stoker(Runtime):
+    """Stoker's own engine. The image's entry point is ``stoker``."""
+
+    name = "stoker"
+    drains = True
+    key_variable = "STOKER_API_KEY"
+    reads_key_files = True
+
+    def invocation(
+        self,
+        spec: Spec,
+        plan: Plan,
+        *,
+        chat_template: str | None = None,
+        api_keys: str | None = None,
+        host: str = "0.0.0.0",
+        port: int = PORT,
+    ) -> Invocation:
+        """As `Runtime.invocation`."""
+        args = serve_args(spec, plan, chat_template=chat_template, api_keys=api_keys, host=host, port=port)
+        return Invocation(("serve", *args.to_argv()), args.frontend.shutdown_grace)
+
+    def arguments(self, spec: Spec) -> dict[str, Any]:
+        """As `Runtime.arguments`."""
+        return _parse(spec)
+
+    def probes(self, spec: Spec) -> Probes:
+        """The server answers ``/live`` from its first second, while it loads too; ``/ready`` once the model is loaded
+        and until the pod is to end."""
+        return Probes(
+            startup=Probe("/live", period=2, failures=60),
+            liveness=Probe("/live", period=5, failures=3),
+            readiness=Probe("/ready", period=2, failures=2),
+        )
+
+
+def serve_args(
+    spec: Spec,
+    plan: Plan,
+    *,
+    chat_template: str | None = None,
+    api_keys: str | None = None,
+    host: str = "0.0.0.0",
+    port: int = PORT,
+) -> ServeArgs:
+    """What ``stoker serve`` is started with; arguments and errors as those of `Runtime.invocation`."""
+    decided = said(spec, plan, chat_template) | {
+        "device": plan.placement.accelerator.device,
+        "shutdown_timeout": spec.rollout.drain,
+    }
+    if api_keys is not None:
+        decided["api_key_file"] = api_keys
+    more = _parse(spec)
+    for name, value in more.items():
+        if name in decided and decided[name] != value:
+            raise contradicts(flag_name(name), FIELDS[name], decided[name])
+    values = {**_DEFAULTS, **more, **decided, "host": host, "port": port}
+    try:
+        return ServeArgs(_build(EngineArgs, values), _build(FrontendArgs, values))
+    except ArgumentError as error:
+        name = error.argument.lstrip("-").replace("-", "_")
+        field = FIELDS[name] if name in decided and name in FIELDS else "spec.engine.args"
+        raise refused(str(error), field=field) from None
+
+
+@cache
+def _parser() -> Parser:
+    return ServeArgs.parser()
+
+
+def _parse(spec: Spec) -> dict[str, Any]:
+    """The arguments that ``spec.engine.args`` gives, and only those."""
+    words = spec.engine.args or []
+    if any(word in ("-h", "--help") for word in words):
+        raise refused("--help starts no engine", "remove it")
+    absent = object()
+    # argparse sets a default only where nothing is, so what is still `absent` afterwards was not given.
+    namespace = argparse.Namespace(**dict.fromkeys(_NAMES, absent))
+    try:
+        _, unknown = _parser().parse_known_args(["MODEL", *words], namespace)
+    except ArgumentError as error:
+        raise refused(str(error), "see `stoker serve --help`") from None
+    except SystemExit:
+        raise refused("--help starts no engine", "remove it") from None
+    if unknown:
+        _refuse_unknown(unknown[0])
+    given = {
+        name: tuple(value) if isinstance(value, list) else value
+        for name, value in vars(namespace).items()
+        if value is not absent and name != "model"
+    }
+    refuse_unreachable(given, {"host": "remove it", "port": "remove it; see spec.service.port"})
+    return given
+
+
+def _refuse_unknown(word: str) -> None:
+    if not word.startswith("-"):
+        raise refused(f"{word!r} belongs to no flag", "remove it")
+    flag = word.partition("=")[0]
+    if vllm_flags.find(flag):
+        raise refused(
+            f"{flag} is a flag of vLLM that runtime stoker does not have", "remove it, or set spec.engine.runtime: vllm"
+        )
+    close = difflib.get_close_matches(flag, map(flag_name, _NAMES), n=1, cutoff=0.75)
+    raise refused(f"there is no flag {flag}", f"did you mean {close[0]}?" if close else "see `stoker serve --help`")
+
+
+def _build(cls: type[Any], values: dict[str, Any]) -> Any:
+    return cls(**{field.name: values[field.name] for field in dataclasses.fields(cls) if field.name in values})

@@ -1,0 +1,163 @@
+"""vLLM, which knows most models, quantizations and accelerators.
+
+Its images' own entry point differs between versions and builds, so the program is named. They run as root unless
+told otherwise; the program does not need to, but torch asks for the name of whoever runs it. Its engine speaks with
+its workers through 160 MiB of shared memory, on CPUs also with a single one; a container's own is 64.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import math
+from typing import Any, ClassVar, Final
+
+from stoker_engine.contract.argv import flag_name, human_int
+from stoker_engine.contract.errors import ArgumentError
+from stoker_operator.api.v1alpha1 import Spec
+from stoker_operator.plan.planner import Plan
+from stoker_operator.runtimes import vllm_flags
+from stoker_operator.runtimes.arguments import FIELDS, said
+from stoker_operator.runtimes.runtime import (
+    PORT,
+    Invocation,
+    Probe,
+    Probes,
+    Runtime,
+    contradicts,
+    refuse_unreachable,
+    refused,
+)
+
+#: Flags under which the pod would not answer where it is asked, with what to do instead.
+_NOT_THE_USERS: Final = {
+    "host": "remove it",
+    "port": "remove it; see spec.service.port",
+    "uds": "remove it; see spec.service.port",
+    "headless": "remove it",
+    "grpc": "remove it",
+    "nnodes": "remove it; see spec.hardware.nodes",
+    "node_rank": "remove it; see spec.hardware.nodes",
+    "shutdown_timeout": "set spec.rollout.drainSeconds",
+}
+_SYNONYMS: Final = {"half": "float16", "float": "float32"}
+_STARTUP_PERIOD: Final = 10
+
+
+class Vllm(Runtime):
+    """vLLM."""
+
+    name = "vllm"
+    command = ("vllm",)
+    key_variable = "VLLM_API_KEY"
+    needs_shm = True
+    user = 65532
+    env: ClassVar[dict[str, str]] = {"USER": "vllm"}
+
+    def invocation(
+        self,
+        spec: Spec,
+        plan: Plan,
+        *,
+        chat_template: str | None = None,
+        api_keys: str | None = None,
+        host: str = "0.0.0.0",
+        port: int = PORT,
+    ) -> Invocation:
+        """As `Runtime.invocation`. Flags are judged by the version that `vllm_flags` knows; with an image of the
+        user's own, which may hold another, those it does not know are passed on."""
+        assert api_keys is None, "vLLM reads no key files"
+        decided = said(spec, plan, chat_template)
+        if spec.model.source.startswith("demo://"):
+            raise refused(
+                "the demo model comes inside Stoker's own image",
+                "use runtime stoker, or name a model of the hub",
+                field="spec.model.source",
+            )
+        given = _parse(spec)
+        for name, value in given.items():
+            if name in decided and _read(name, value, decided[name]) != decided[name]:
+                raise contradicts(flag_name(name), FIELDS[name], decided[name])
+        cache = _cpu_cache(plan)
+        if cache and "kv_cache_memory_bytes" not in given:
+            decided["kv_cache_memory_bytes"] = cache
+        words = (*_words(decided), f"--host={host}", f"--port={port}", *(spec.engine.args or []))
+        return Invocation(("serve", *words))
+
+    def arguments(self, spec: Spec) -> dict[str, str | bool | list[str]]:
+        """As `Runtime.arguments`."""
+        return _parse(spec)
+
+    def probes(self, spec: Spec) -> Probes:
+        """``/health`` is not answered until the model is loaded."""
+        return Probes(
+            startup=Probe("/health", _STARTUP_PERIOD, math.ceil(spec.rollout.startup_timeout / _STARTUP_PERIOD)),
+            liveness=Probe("/health", period=10, failures=3),
+            readiness=Probe("/health", period=5, failures=2),
+        )
+
+
+def _cpu_cache(plan: Plan) -> int | None:
+    """Bytes of the KV cache on a CPU, where vLLM would count with the node's memory and not with the container's."""
+    if plan.placement.accelerator.resource is not None or plan.estimate is None:
+        return None
+    return plan.estimate.kv_bytes_per_gpu
+
+
+def _words(decided: dict[str, Any]) -> list[str]:
+    """The command line that says what is decided; what is vLLM's default in every version is left out."""
+    words = [decided["model"], flag_name("served_model_name"), *decided["served_model_name"]]
+    for name, value in decided.items():
+        if name in ("model", "served_model_name") or (name != "enable_prefix_caching" and value in (False, "auto")):
+            continue
+        if name.endswith("_parallel_size") and value == 1:
+            continue
+        if isinstance(value, bool):
+            words.append(flag_name(name) if value else f"--no-{flag_name(name)[2:]}")
+        else:
+            # One word, so that a value that begins with a dash is not taken for a flag.
+            words.append(f"{flag_name(name)}={value}")
+    return words
+
+
+def _parse(spec: Spec) -> dict[str, str | bool | list[str]]:
+    """What ``spec.engine.args`` says, by argument."""
+    words = spec.engine.args or []
+    if any(word in ("-h", "--help") or word.startswith("--help=") for word in words):
+        raise refused("--help starts no engine", "remove it")
+    try:
+        given, unknown = vllm_flags.parse(words)
+    except ArgumentError as error:
+        raise refused(str(error), "see `vllm serve --help=all`") from None
+    if unknown and spec.engine.image is None:
+        _refuse_unknown(unknown[0])
+    refuse_unreachable(given, _NOT_THE_USERS)
+    if "api_key" in given and spec.auth:
+        raise refused("--api-key would be taken instead of spec.auth.apiKeysSecretRef", "remove one of the two")
+    return given
+
+
+def _refuse_unknown(word: str) -> None:
+    if not word.startswith("-"):
+        raise refused(f"{word!r} belongs to no flag", "remove it")
+    flag = word.partition("=")[0]
+    close = difflib.get_close_matches(
+        flag, [name for flag in vllm_flags.flags() for name in flag.names], n=1, cutoff=0.75
+    )
+    hint = f"did you mean {close[0]}?" if close else "see `vllm serve --help=all`"
+    raise refused(
+        f"vLLM {vllm_flags.VERSION} has no flag {flag}",
+        f"{hint} Where another version has it, name its image in spec.engine.image",
+    )
+
+
+def _read(name: str, value: str | bool | list[str], like: Any) -> Any:
+    """The value of a flag, in the type of what it is compared with."""
+    if isinstance(value, list):
+        return tuple(value)
+    if isinstance(value, bool) or isinstance(like, str):
+        return _SYNONYMS.get(str(value), value) if name == "dtype" else value
+    try:
+        return float(value) if isinstance(like, float) else human_int(value)
+    except (ValueError, argparse.ArgumentTypeError):
+        raise refused(f"{flag_name(name)}: {value!r} is not a number", f"set {FIELDS[name]}") from None

@@ -1,0 +1,100 @@
+"""The flags of ``vllm serve``, as far as it takes to read a command line without vLLM.
+
+``vllm_flags.txt`` lists them, a flag a line: how many words follow it (0, 1, ? for none or one, + for one or more),
+and its spellings. It is written from vLLM's own parser, and a test compares the two.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from stoker_engine.contract.argv import Parser
+
+#: The version of vLLM that the flags are of.
+VERSION: Final = "0.32.0"
+DATA: Final = Path(__file__).with_name("vllm_flags.txt")
+
+
+class Flag(NamedTuple):
+    """A flag.
+
+    Attributes:
+        words: how many words follow: ``0``, ``1``, ``?`` or ``+``.
+        names: its spellings, the usual one first.
+    """
+
+    words: str
+    names: tuple[str, ...]
+
+    @property
+    def argument(self) -> str:
+        """What vLLM's Python calls it: ``max_model_len``."""
+        return self.names[0].lstrip("-").replace("-", "_")
+
+
+@cache
+def flags() -> tuple[Flag, ...]:
+    """All of them."""
+    lines = (line.split() for line in DATA.read_text().splitlines() if not line.startswith("#"))
+    return tuple(Flag(words, tuple(names)) for words, *names in lines)
+
+
+def find(word: str) -> Flag | None:
+    """The flag that is spelled so; ``--max_model_len`` and ``--compilation-config.mode`` are spellings too."""
+    spelled = _spelled(word)
+    return next((flag for flag in flags() if spelled in flag.names), None)
+
+
+def parse(words: Sequence[str]) -> tuple[dict[str, str | bool | list[str]], list[str]]:
+    """What `words` say, by argument, and the words that are no flag of this version or belong to none.
+
+    Raises:
+        ArgumentError: a flag lacks its value, is ambiguous, or has a value and takes none.
+    """
+    namespace, unknown = _parser().parse_known_args(_normalized(words))
+    return vars(namespace), unknown
+
+
+@cache
+def _parser() -> Parser:
+    # vLLM lets flags be abbreviated, so that --tensor-parallel=2 says something about a field as well.
+    parser = Parser(prog="vllm serve", add_help=False, argument_default=argparse.SUPPRESS)
+    for flag in flags():
+        names = [name for name in flag.names if not name.startswith("--no-")]
+        if len(names) < len(flag.names):
+            parser.add_argument(*names, dest=flag.argument, action=argparse.BooleanOptionalAction)
+        elif flag.words == "0":
+            parser.add_argument(*names, dest=flag.argument, action="store_true")
+        else:
+            parser.add_argument(*names, dest=flag.argument, nargs=None if flag.words == "1" else flag.words)
+    return parser
+
+
+def _normalized(words: Sequence[str]) -> list[str]:
+    """The words as vLLM hands them to its parser: ``-O3`` written out, underscores of flags as dashes, and
+    ``--flag.key value`` as a value of the flag."""
+    result = []
+    for word in words:
+        optimization = re.fullmatch(r"-O=?(.+)", word)
+        if optimization:
+            result.append(f"--optimization-level={optimization[1]}")
+        elif word.startswith("--"):
+            name, equals, value = word.partition("=")
+            result.append(_spelled(name) + equals + value)
+        elif re.fullmatch(r"-[a-z]+\.[^=]*(=.*)?", word):
+            name, equals, value = word.partition("=")
+            result.append(name.partition(".")[0] + (equals and f"={json.dumps(value)}"))
+        else:
+            result.append(word)
+    return result
+
+
+def _spelled(name: str) -> str:
+    head = name.partition("=")[0].partition(".")[0]
+    return head.replace("_", "-") if head.startswith("--") else head

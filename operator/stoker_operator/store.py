@@ -1,0 +1,151 @@
+"""The cluster as it was last seen, in memory: what lists and watches told, and what our own writes were answered.
+
+    list  ──────────► replace(): what is missing from the list is gone
+    watch ──────────► put(), remove()
+    our own writes ─► put(): we see what we wrote at once, before the watch tells
+
+The three arrive in any order, so each object's ``resourceVersion`` decides which of two sightings is the newer one,
+and a deletion is remembered by it for as long as an older sighting may still arrive. (Resource versions are numbers
+that only grow: Kubernetes' KEP-5504; every API server has kept to that.)
+
+Reading costs no request, and may be done from any thread.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable
+from typing import Any, Final, NamedTuple
+
+from stoker_operator.facts import Key, Object
+
+#: So many deletions are remembered.
+_TOMBSTONES: Final = 10_000
+
+
+class Id(NamedTuple):
+    """Which object."""
+
+    kind: str
+    namespace: str
+    name: str
+
+
+class Store:
+    """The objects by kind, namespace and name.
+
+    Args:
+        manager: our field manager; who set which field is kept only as far as it was us.
+        instance: the label that names the endpoint an object belongs to.
+    """
+
+    def __init__(self, manager: str, instance: str) -> None:
+        self._manager = manager
+        self._instance = instance
+        self._lock = threading.Lock()
+        self._objects: dict[str, dict[Id, Object]] = {}  # by kind: nodes and endpoints are asked for as such
+        self._of_endpoint: dict[tuple[str, Key], set[Id]] = {}
+        self._deleted: dict[Id, int] = {}
+
+    def put(self, seen: Object) -> bool:
+        """Takes note of an object; whether that was news."""
+        with self._lock:
+            return self._put(seen)
+
+    def remove(self, seen: Object) -> None:
+        """Takes note of an object's deletion, whose last sighting this is."""
+        with self._lock:
+            there = self._find(_id(seen))
+            if there is None or _version(there) <= _version(seen):
+                self._remove(_id(seen), _version(seen))
+
+    def replace(self, kind: str, namespace: str, items: Iterable[Object], version: str) -> None:
+        """Takes note of all objects of a kind there are in a namespace (empty: in all), as of `version`."""
+        with self._lock:
+            listed = set()
+            for seen in items:
+                listed.add(_id(seen))
+                self._put(seen)
+            gone = [
+                id
+                for id, there in self._objects.get(kind, {}).items()
+                if namespace in ("", id.namespace) and id not in listed and _version(there) <= int(version)
+            ]
+            for id in gone:
+                self._remove(id, int(version))
+
+    def get(self, kind: str, namespace: str, name: str) -> Object | None:
+        """The object, or None."""
+        with self._lock:
+            return self._find(Id(kind, namespace, name))
+
+    def of_endpoint(self, kind: str, key: Key) -> list[Object]:
+        """The objects of a kind that carry the endpoint's label."""
+        with self._lock:
+            return [self._objects[kind][id] for id in self._of_endpoint.get((kind, key), ())]
+
+    def all(self, kind: str) -> list[Object]:
+        """All objects of a kind."""
+        with self._lock:
+            return list(self._objects.get(kind, {}).values())
+
+    def _find(self, id: Id) -> Object | None:
+        return self._objects.get(id.kind, {}).get(id)
+
+    def _put(self, seen: Object) -> bool:
+        id, version = _id(seen), _version(seen)
+        there = self._find(id)
+        if version <= self._deleted.get(id, -1) or (there is not None and version <= _version(there)):
+            return False
+        if there is not None:
+            self._unlink(id, there)
+        self._objects.setdefault(id.kind, {})[id] = self._slim(seen)
+        endpoint = self._endpoint(id, seen)
+        if endpoint:
+            self._of_endpoint.setdefault((id.kind, endpoint), set()).add(id)
+        return True
+
+    def _remove(self, id: Id, version: int) -> None:
+        there = self._objects.get(id.kind, {}).pop(id, None)
+        if there is not None:
+            self._unlink(id, there)
+        self._deleted[id] = max(version, self._deleted.get(id, 0))
+        if len(self._deleted) > _TOMBSTONES:
+            del self._deleted[next(iter(self._deleted))]  # the one remembered longest
+
+    def _unlink(self, id: Id, there: Object) -> None:
+        endpoint = self._endpoint(id, there)
+        if endpoint:
+            self._of_endpoint[id.kind, endpoint].discard(id)
+            if not self._of_endpoint[id.kind, endpoint]:
+                del self._of_endpoint[id.kind, endpoint]
+
+    def _endpoint(self, id: Id, seen: Object) -> Key | None:
+        name = (seen["metadata"].get("labels") or {}).get(self._instance)
+        return Key(id.namespace, name) if name else None
+
+    def _slim(self, seen: Object) -> Object:
+        """Without what nobody here reads and thousands of objects would keep in memory."""
+        metadata: dict[str, Any] = {**seen["metadata"]}
+        fields = [each for each in metadata.pop("managedFields", ()) if each["manager"] == self._manager]
+        if fields:
+            metadata["managedFields"] = fields
+        slim = {**seen, "metadata": metadata}
+        if seen["kind"] == "Pod":
+            containers = [
+                {"name": each["name"], "resources": each.get("resources", {})} for each in seen["spec"]["containers"]
+            ]
+            slim["spec"] = {"nodeName": seen["spec"].get("nodeName"), "containers": containers}
+        if seen["kind"] == "Node":
+            status = seen.get("status", {})
+            slim["status"] = {name: status.get(name, {}) for name in ("allocatable", "conditions")}
+        return slim
+
+
+def _id(seen: Object) -> Id:
+    metadata = seen["metadata"]
+    return Id(seen["kind"], metadata.get("namespace", ""), metadata["name"])
+
+
+def _version(seen: Object) -> int:
+    return int(seen["metadata"]["resourceVersion"])

@@ -1,0 +1,572 @@
+"""Specs that are right, and specs that are wrong in every way a spec can be.
+
+Two judges are given the same specimens: Python here, and a real API server in e2e/apiserver. Wrong ones come from two
+places. `RULE_BREAKERS` are written by hand, one or more for each rule. `generated` takes every field of the schema and
+puts it wrong in every way the schema knows: type, bounds, length, enum, pattern, required, unknown, twice. The rest of
+a right spec stays as it was.
+"""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+Spec = dict[str, Any]
+Schema = dict[str, Any]
+#: Steps from the spec to a field: names, and indices of lists.
+Path = tuple[str | int, ...]
+
+CPU = {"accelerator": "cpu"}
+GPUS = {"accelerator": "nvidia-h100-80gb", "count": 4}
+DEMO = {"source": "demo://gemma-3-270m"}
+
+
+@dataclass(frozen=True)
+class Wrong:
+    """A wrong spec.
+
+    Attributes:
+        name: what is wrong with it.
+        spec: the whole spec.
+        field: the field to be blamed.
+        sentence: how what both judges say of it begins; empty where each has its own words.
+    """
+
+    name: str
+    spec: Spec
+    field: str
+    sentence: str = ""
+
+
+def spec(**parts: Any) -> Spec:
+    """A minimal spec with these parts."""
+    return copy.deepcopy({"model": DEMO, "hardware": CPU, **parts})
+
+
+def claim(*modes: str) -> Spec:
+    """A cache on a claim of these access modes."""
+    template = {"spec": {"accessModes": list(modes), "resources": {"requests": {"storage": "1Gi"}}}}
+    return {"cache": {"volumeClaimTemplate": template}}
+
+
+#: Right specs by name; together they use every field.
+RIGHT: dict[str, Spec] = {
+    "minimal": spec(),
+    "no replicas": spec(replicas=0),
+    "all of them for one copy": spec(hardware=GPUS),
+    "parallelism that says nothing": spec(hardware=GPUS, parallelism={}),
+    "one copy for each": spec(hardware=GPUS, parallelism={"data": 4}),
+    "two copies of two": spec(hardware=GPUS, parallelism={"tensor": 2}),
+    "explicit sizes": spec(hardware=GPUS, parallelism={"tensor": 1, "data": 4}, engine={"kvCacheDtype": "fp8_e4m3"}),
+    "idle on purpose": spec(hardware={**GPUS, "allowIdle": True}, parallelism={"tensor": 3}),
+    "two nodes": spec(hardware={**GPUS, "nodes": 2}, parallelism={"tensor": 4, "pipeline": 2}),
+    "data over two nodes": spec(hardware={**GPUS, "nodes": 2}, parallelism={"data": 2}),
+    "experts": spec(hardware=GPUS, parallelism={"tensor": 2, "data": 2, "expert": 4, "pipeline": 1}),
+    "the most accelerators": spec(
+        hardware={**GPUS, "count": 64, "nodes": 2}, parallelism={"tensor": 64, "data": 1, "pipeline": 2}
+    ),
+    "sizes of one on a cpu": spec(
+        hardware={**CPU, "count": 1, "nodes": 1}, parallelism={"tensor": 1, "data": 1, "pipeline": 1, "expert": 1}
+    ),
+    "fp8 keys and values on a cpu by another runtime": spec(engine={"runtime": "vllm", "kvCacheDtype": "fp8"}),
+    "a claim": spec(model={"source": "pvc://claim"}),
+    "a file of a claim": spec(model={"source": "pvc://claim/folder/file.gguf"}),
+    "a template in a config map": spec(
+        model={**DEMO, "chatTemplate": {"configMapKeyRef": {"name": "templates", "key": "chat.jinja"}}}
+    ),
+    "model": spec(
+        model={
+            "source": "hf://org/name",
+            "revision": "refs/pr/1",
+            "servedNames": ["a", "b/c"],
+            "tokenSecretRef": {"name": "hugging-face", "key": "token"},
+            "trustRemoteCode": True,
+            "chatTemplate": {"value": "{{ messages }}"},
+        }
+    ),
+    "resources": spec(
+        hardware={
+            **CPU,
+            "resources": {
+                "limits": {"cpu": 4, "memory": "1.5Gi"},
+                "requests": {"cpu": "500m", "memory": "1e9"},
+                "claims": [{"name": "gpu", "request": "one"}, {"name": "nic"}],
+            },
+        }
+    ),
+    "engine": spec(
+        engine={
+            "runtime": "stoker",
+            "image": "mine:1",
+            "imagePullPolicy": "Always",
+            "dtype": "float32",
+            "quantization": "compressed-tensors",
+            "kvCacheDtype": "auto",
+            "maxNumSeqs": 8,
+            "maxNumBatchedTokens": 2048,
+            "maxModelLen": 4096,
+            "gpuMemoryUtilizationPercent": 90,
+            "enablePrefixCaching": False,
+            "args": ["--seed=1"],
+            "env": [
+                {"name": "PLAIN", "value": "x"},
+                {"name": "EMPTY"},
+                {"name": "SECRET", "valueFrom": {"secretKeyRef": {"name": "a", "key": "b", "optional": True}}},
+                {"name": "CONFIG", "valueFrom": {"configMapKeyRef": {"name": "a", "key": "b", "optional": False}}},
+                {"name": "FIELD", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name", "apiVersion": "v1"}}},
+                {
+                    "name": "RESOURCE",
+                    "valueFrom": {
+                        "resourceFieldRef": {"resource": "limits.memory", "containerName": "engine", "divisor": "1Mi"}
+                    },
+                },
+                {
+                    "name": "FILE",
+                    "valueFrom": {"fileKeyRef": {"volumeName": "v", "path": "env", "key": "K", "optional": True}},
+                },
+            ],
+        }
+    ),
+    "template": spec(
+        template={
+            "metadata": {"labels": {"team": "a.B_c-d", "empty": ""}, "annotations": {"note": "any text: ä"}},
+            "spec": {"nodeSelector": {"disk": "ssd"}, "containers": [{"name": "sidecar", "image": "x"}], "any": [1]},
+        }
+    ),
+    "auth": spec(auth={"apiKeysSecretRef": {"name": "keys"}}),
+    "a cache on a claim that exists": spec(
+        storage={"cache": {"persistentVolumeClaim": {"claimName": "weights"}}, "shmSize": "8Gi"}
+    ),
+    "a cache in memory": spec(storage={"cache": {"emptyDir": {"sizeLimit": "10Gi", "medium": "Memory"}}}),
+    "a cache on a claim that is made": spec(
+        replicas=3,
+        storage={
+            "cache": {
+                "volumeClaimTemplate": {
+                    "metadata": {"labels": {"a": "b"}, "annotations": {"c": "d"}},
+                    "spec": {
+                        "accessModes": ["ReadWriteOnce", "ReadWriteMany"],
+                        "resources": {"requests": {"storage": "10Gi"}, "limits": {"storage": "20Gi"}},
+                        "storageClassName": "fast",
+                        "volumeName": "pv-1",
+                        "volumeMode": "Filesystem",
+                        "volumeAttributesClassName": "gold",
+                        "selector": {
+                            "matchLabels": {"a": "b"},
+                            "matchExpressions": [{"key": "a", "operator": "In", "values": ["b"]}],
+                        },
+                        "dataSource": {"apiGroup": "snapshot.storage.k8s.io", "kind": "VolumeSnapshot", "name": "a"},
+                        "dataSourceRef": {
+                            "apiGroup": "snapshot.storage.k8s.io",
+                            "kind": "VolumeSnapshot",
+                            "name": "a",
+                            "namespace": "b",
+                        },
+                    },
+                }
+            }
+        },
+    ),
+    "a cache for one pod": spec(storage=claim("ReadWriteOnce"), rollout={"maxSurge": 0, "maxUnavailable": 1}),
+    "a cache for one pod, in percent": spec(
+        replicas=0, storage=claim("ReadWriteOncePod"), rollout={"maxSurge": "0%", "maxUnavailable": "100%"}
+    ),
+    "service": spec(service={"type": "LoadBalancer", "port": 80, "annotations": {"a": "b"}}),
+    "rollout": spec(
+        rollout={
+            "maxSurge": "25%",
+            "maxUnavailable": 1,
+            "drainSeconds": 0,
+            "startupTimeoutSeconds": 600,
+            "imageUpdates": "Always",
+        }
+    ),
+    "monitoring": spec(monitoring={"podMonitor": "Disabled"}),
+}
+
+_FOUR = "use tensor 4, data 1 or tensor 2, data 2 or tensor 1, data 4"
+_ONE_POD = "this claim is for one pod, and there may be two; use access mode ReadWriteMany, or replicas 1 with rollout"
+
+#: Specs that break a rule, one or more for each.
+RULE_BREAKERS = (
+    Wrong(
+        "too many",
+        spec(hardware=GPUS, parallelism={"tensor": 2, "data": 4}),
+        "spec.parallelism",
+        f"tensor (2) × data (4) needs 8 GPUs, 4 available; {_FOUR}, or set hardware.count to 8",
+    ),
+    Wrong(
+        "too many with a pipeline",
+        spec(hardware=GPUS, parallelism={"tensor": 2, "data": 2, "pipeline": 2}),
+        "spec.parallelism",
+        "tensor (2) × data (2) × pipeline (2) needs 8 GPUs, 4 available; use tensor 2, data 1 or tensor 1, data 2, or "
+        "set hardware.count to 8",
+    ),
+    Wrong(
+        "too few",
+        spec(hardware=GPUS, parallelism={"tensor": 3, "data": 1}),
+        "spec.parallelism",
+        f"tensor (3) × data (1) uses 3 of 4 GPUs, 1 would be idle; {_FOUR}, or set hardware.allowIdle to true",
+    ),
+    Wrong(
+        "too few by far",
+        spec(hardware=GPUS, parallelism={"tensor": 1, "data": 1}),
+        "spec.parallelism",
+        f"tensor (1) × data (1) uses 1 of 4 GPUs, 3 would be idle; {_FOUR}, or set hardware.allowIdle to true",
+    ),
+    Wrong(
+        "too few, explicitly not to be idle",
+        spec(hardware={**GPUS, "allowIdle": False}, parallelism={"tensor": 3}),
+        "spec.parallelism",
+        f"tensor (3) × data (1) uses 3 of 4 GPUs, 1 would be idle; {_FOUR}",
+    ),
+    Wrong(
+        "too many are not idle ones",
+        spec(hardware={**GPUS, "allowIdle": True}, parallelism={"tensor": 8}),
+        "spec.parallelism",
+        f"tensor (8) × data (1) needs 8 GPUs, 4 available; {_FOUR}",
+    ),
+    Wrong(
+        "tensor given, the rest does not come out even",
+        spec(hardware={**GPUS, "count": 8}, parallelism={"tensor": 3}),
+        "spec.parallelism",
+        "tensor (3) × data (2) uses 6 of 8 GPUs, 2 would be idle; use tensor 8, data 1 or",
+    ),
+    Wrong(
+        "data given, the rest does not come out even",
+        spec(hardware=GPUS, parallelism={"data": 3}),
+        "spec.parallelism",
+        f"tensor (1) × data (3) uses 3 of 4 GPUs, 1 would be idle; {_FOUR}",
+    ),
+    Wrong(
+        "data given, more than there are",
+        spec(hardware=GPUS, parallelism={"data": 8}),
+        "spec.parallelism",
+        f"tensor (1) × data (8) needs 8 GPUs, 4 available; {_FOUR}, or set hardware.count to 8",
+    ),
+    Wrong(
+        "a pipeline that does not come out even",
+        spec(hardware=GPUS, parallelism={"pipeline": 3}),
+        "spec.parallelism",
+        "tensor (1) × data (1) × pipeline (3) uses 3 of 4 GPUs, 1 would be idle; use pipeline 1 or 2 or 4, or set",
+    ),
+    Wrong(
+        "more than any node has",
+        spec(hardware={"accelerator": "nvidia-l4"}, parallelism={"tensor": 128, "data": 128, "pipeline": 128}),
+        "spec.parallelism",
+        "tensor (128) × data (128) × pipeline (128) needs 2097152 GPUs, 1 available; use pipeline 1",
+    ),
+    Wrong(
+        "two nodes, wrongly",
+        spec(hardware={**GPUS, "nodes": 2}, parallelism={"tensor": 4, "data": 4}),
+        "spec.parallelism",
+        "tensor (4) × data (4) needs 16 GPUs, 8 available; use a tensor of at most 4, with tensor × data 8",
+    ),
+    Wrong(
+        "two nodes, a stage each, wrongly",
+        spec(hardware={**GPUS, "nodes": 2}, parallelism={"tensor": 2, "data": 1, "pipeline": 2}),
+        "spec.parallelism",
+        "tensor (2) × data (1) × pipeline (2) uses 4 of 8 GPUs, 4 would be idle; use a tensor of at most 4, with "
+        "tensor × data 4, or set hardware.allowIdle to true",
+    ),
+    Wrong(
+        "tensor beyond a node",
+        spec(hardware={**GPUS, "nodes": 2}),
+        "spec.parallelism",
+        "tensor is more than the accelerators of a node; set tensor to at most hardware.count, and pipeline or data",
+    ),
+    Wrong(
+        "too many nodes",
+        spec(hardware={**GPUS, "count": 64, "nodes": 3}),
+        "spec.hardware.nodes",
+        "count × nodes is more than 128, the most accelerators a replica may have; lower one of them",
+    ),
+    Wrong(
+        "a split model on a cpu",
+        spec(parallelism={"tensor": 2}),
+        "spec.parallelism",
+        "accelerator cpu runs one copy of the model, unsplit; remove parallelism, and use spec.replicas for more",
+    ),
+    Wrong(
+        "experts on a cpu",
+        spec(parallelism={"expert": 2}),
+        "spec.parallelism",
+        "accelerator cpu runs one copy of the model, unsplit; remove parallelism",
+    ),
+    Wrong(
+        "cpus counted",
+        spec(hardware={**CPU, "count": 2}),
+        "spec.hardware.count",
+        "accelerator cpu is not counted: a pod is one; remove count, and size the pod with spec.hardware.resources",
+    ),
+    Wrong(
+        "a cpu on two nodes",
+        spec(hardware={**CPU, "nodes": 2}),
+        "spec.hardware.nodes",
+        "accelerator cpu does not span nodes; remove nodes, and use spec.replicas",
+    ),
+    Wrong(
+        "fp8 keys and values on a cpu",
+        spec(engine={"kvCacheDtype": "fp8"}),
+        "spec.engine.kvCacheDtype",
+        "the engine has no fp8 key-value cache on accelerator cpu; use auto, or remove the field",
+    ),
+    Wrong(
+        "a bucket", spec(model={"source": "s3://bucket"}), "spec.model.source", "this is no model source; use hf://ORG/"
+    ),
+    Wrong(
+        "half a name",
+        spec(model={"source": "hf://name"}),
+        "spec.model.source",
+        "this is no model source; use hf://ORG/",
+    ),
+    Wrong(
+        "another demo",
+        spec(model={"source": "demo://other"}),
+        "spec.model.source",
+        "there is no such demo model; use demo://gemma-3-270m",
+    ),
+    Wrong(
+        "out of the claim",
+        spec(model={"source": "pvc://a/../b"}),
+        "spec.model.source",
+        "the path leaves the claim; use a",
+    ),
+    Wrong(
+        "a revision of a file",
+        spec(model={"source": "file:///m", "revision": "main"}),
+        "spec.model.revision",
+        "only hf:// sources have revisions; remove revision, or name a hub repository",
+    ),
+    Wrong(
+        "a token for a demo",
+        spec(model={**DEMO, "tokenSecretRef": {"name": "a", "key": "b"}}),
+        "spec.model.tokenSecretRef",
+        "only hf:// sources ask for a token; remove tokenSecretRef, or name a hub repository",
+    ),
+    Wrong(
+        "no chat template in it",
+        spec(model={**DEMO, "chatTemplate": {}}),
+        "spec.model.chatTemplate",
+        "a chat template is given once; set either value or configMapKeyRef",
+    ),
+    Wrong(
+        "two chat templates",
+        spec(model={**DEMO, "chatTemplate": {"value": "x", "configMapKeyRef": {"name": "a", "key": "b"}}}),
+        "spec.model.chatTemplate",
+        "a chat template is given once; set either value or configMapKeyRef",
+    ),
+    Wrong(
+        "no cache in it",
+        spec(storage={"cache": {}}),
+        "spec.storage.cache",
+        "the cache is in one place; set one of emptyDir, persistentVolumeClaim and volumeClaimTemplate",
+    ),
+    Wrong(
+        "two caches",
+        spec(storage={"cache": {"emptyDir": {}, "persistentVolumeClaim": {"claimName": "a"}}}),
+        "spec.storage.cache",
+        "the cache is in one place; set one of emptyDir, persistentVolumeClaim and volumeClaimTemplate",
+    ),
+    Wrong(
+        "a cache that two pods need while they roll",
+        spec(storage=claim("ReadWriteOnce")),
+        "spec.storage.cache",
+        _ONE_POD,
+    ),
+    Wrong(
+        "a cache that two replicas need",
+        spec(replicas=2, storage=claim("ReadWriteOncePod"), rollout={"maxSurge": 0, "maxUnavailable": 1}),
+        "spec.storage.cache",
+        _ONE_POD,
+    ),
+    Wrong(
+        "a cache that the pods of a replica need",
+        spec(
+            hardware={**GPUS, "nodes": 2},
+            parallelism={"pipeline": 2},
+            storage=claim("ReadWriteOnce"),
+            rollout={"maxSurge": 0, "maxUnavailable": 1},
+        ),
+        "spec.storage.cache",
+        _ONE_POD,
+    ),
+    Wrong(
+        "a claim of no size",
+        spec(
+            storage={
+                "cache": {
+                    "volumeClaimTemplate": {"spec": {"accessModes": ["ReadWriteMany"], "resources": {"requests": {}}}}
+                }
+            }
+        ),
+        "spec.storage.cache.volumeClaimTemplate.spec.resources.requests",
+        "a claim asks for storage; set requests.storage, to 100Gi for example",
+    ),
+    Wrong(
+        "no way to roll",
+        spec(rollout={"maxSurge": 0}),
+        "spec.rollout",
+        "maxSurge 0 and maxUnavailable 0 leave no way to replace a pod; set maxUnavailable to 1, or maxSurge to 1",
+    ),
+    Wrong(
+        "no way to roll, in percent",
+        spec(rollout={"maxSurge": "0%", "maxUnavailable": "0%"}),
+        "spec.rollout",
+        "maxSurge 0 and maxUnavailable 0 leave no way to replace a pod; set maxUnavailable to 1, or maxSurge to 1",
+    ),
+    Wrong(
+        "a variable with two values",
+        spec(engine={"env": [{"name": "A", "value": "1", "valueFrom": {"fieldRef": {"fieldPath": "spec"}}}]}),
+        "spec.engine.env[0]",
+        "a variable has one value; set either value or valueFrom",
+    ),
+    Wrong(
+        "a variable from nowhere",
+        spec(engine={"env": [{"name": "A", "valueFrom": {}}]}),
+        "spec.engine.env[0].valueFrom",
+        "a value comes from one place; set one of secretKeyRef, configMapKeyRef, fieldRef, resourceFieldRef and file",
+    ),
+    Wrong(
+        "a label of ours",
+        spec(template={"metadata": {"labels": {"app.kubernetes.io/instance": "x"}}}),
+        "spec.template.metadata.labels",
+        "one of these labels is what the operator finds the pods by; use labels other than app.kubernetes.io/name",
+    ),
+    Wrong("autoscaling", spec(autoscaling={"minReplicas": 1}), "spec.autoscaling"),
+    Wrong("gateway", spec(gateway={}), "spec.gateway"),
+    Wrong("adapters", spec(adapters=[]), "spec.adapters"),
+    Wrong("prefill", spec(prefill={"hardware": GPUS}), "spec.prefill"),
+    Wrong("a variable twice", spec(engine={"env": [{"name": "A"}, {"name": "A", "value": "1"}]}), "spec.engine.env"),
+    Wrong("a name twice", spec(model={**DEMO, "servedNames": ["a", "b", "a"]}), "spec.model.servedNames"),
+)
+
+
+def generated(schema: Schema) -> Iterator[Wrong]:
+    """Every field of the spec's `schema`, wrong in every way; each in a right spec that has the field."""
+    seen = set()
+    for right in RIGHT.values():
+        for path, node in fields(schema, right):
+            name = dotted(path, index=False)
+            if name in seen:
+                continue
+            seen.add(name)
+            for how, change in _faults(node, at(right, path)):
+                wrong = copy.deepcopy(right)
+                blamed = change(wrong, path)
+                yield Wrong(f"{name} {how}", wrong, dotted(blamed))
+
+
+def fields(schema: Schema, value: Any, path: Path = ()) -> Iterator[tuple[Path, Schema]]:
+    """The fields that `value` has, with the schema of each."""
+    if path:
+        yield path, schema
+    if "properties" in schema:
+        for name in schema["properties"].keys() & value.keys():
+            yield from fields(schema["properties"][name], value[name], (*path, name))
+    elif "additionalProperties" in schema:
+        for name in value:
+            yield from fields(schema["additionalProperties"], value[name], (*path, name))
+    elif "items" in schema:
+        for index, item in enumerate(value):
+            yield from fields(schema["items"], item, (*path, index))
+
+
+def at(spec: Any, path: Path) -> Any:
+    """What stands at `path`."""
+    for step in path:
+        spec = spec[step]
+    return spec
+
+
+def dotted(path: Path, *, index: bool = True) -> str:
+    """`path` as both judges write it; without indices it names the field of the schema."""
+    text = "spec"
+    for step in path:
+        text += f"[{step if index else ''}]" if isinstance(step, int) else f".{step}"
+    return text
+
+
+# A fault is done to a spec at a path, and returns the path to be blamed.
+def _put(value: Any) -> Any:
+    def change(spec: Spec, path: Path) -> Path:
+        at(spec, path[:-1])[path[-1]] = value
+        return path
+
+    return change
+
+
+def _remove(name: str) -> Any:
+    def change(spec: Spec, path: Path) -> Path:
+        del at(spec, path)[name]
+        return (*path, name)
+
+    return change
+
+
+def _add(name: str) -> Any:
+    def change(spec: Spec, path: Path) -> Path:
+        at(spec, path)[name] = "x"
+        return (*path, name)
+
+    return change
+
+
+def _faults(node: Schema, value: Any) -> Iterator[tuple[str, Any]]:
+    """Every way to put a field wrong that holds `value`."""
+    for kind, other in _OTHER_TYPES.items():
+        wanted = node.get("type") or ("integer", "string")
+        if kind not in wanted and not (kind == "integer" and wanted == "number"):
+            yield f"is {kind}", _put(other)
+    if "minimum" in node:
+        yield "is too small", _put(node["minimum"] - 1)
+    if "maximum" in node:
+        yield "is too large", _put(node["maximum"] + 1)
+    if "enum" in node:
+        yield "is no such word", _put("no-such-word")
+    if "pattern" in node:
+        yield "has another pattern", _put(_mismatch(node["pattern"]))
+    if node.get("minLength"):
+        yield "is empty", _put("")
+    if "maxLength" in node and "enum" not in node:
+        yield "is too long", _put("a" * (node["maxLength"] + 1))
+    if node.get("minItems"):
+        yield "has no items", _put([])
+    if "maxItems" in node:
+        yield "has too many items", _put(list(_copies(value[0], node["maxItems"] + 1)))
+    if "maxProperties" in node:
+        filler = next(iter(value.values()))
+        yield "has too many entries", _put({f"key-{number}": filler for number in range(node["maxProperties"] + 1)})
+    if node.get("x-kubernetes-list-type") in ("map", "set"):
+        yield "has something twice", _put([value[0], value[0]])
+    for name in node.get("required", ()):
+        yield f"lacks {name}", _remove(name)
+    if "properties" in node:
+        yield "has an unknown field", _add("noSuchField")
+
+
+_OTHER_TYPES: dict[str, Any] = {
+    "boolean": True,
+    "integer": 7,
+    "number": 1.5,
+    "string": "text",
+    "array": ["text"],
+    "object": {"text": "text"},
+}
+
+
+def _mismatch(pattern: str) -> str:
+    """Something that `pattern` does not match."""
+    return next(text for text in ("!", " ", "\n") if not re.search(pattern, text))
+
+
+def _copies(item: Any, count: int) -> Iterator[Any]:
+    """So many items like `item`, no two the same."""
+    for number in range(count):
+        if isinstance(item, dict) and "name" in item:
+            yield {**item, "name": f"n{number}"}
+        else:
+            yield f"{item}{number}" if isinstance(item, str) else copy.deepcopy(item)

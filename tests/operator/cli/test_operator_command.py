@@ -1,0 +1,112 @@
+"""The command line of ``stoker operator``: what it means, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from stoker_operator.cli import operator
+from stoker_operator.cli.operator import parse
+from stoker_operator.settings import LeaseSettings, Settings, WebhookSettings
+
+HERE = ("--operator-namespace=stoker-system",)
+WEBHOOK = ("--webhook-address=:9443", "--webhook-secret=stoker-webhook")
+OWN = ("--webhook-host=stoker-webhook.stoker-system.svc", "--webhook-configuration=stoker")
+
+
+@pytest.fixture(autouse=True)
+def _outside(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(operator, "POD_NAMESPACE", tmp_path / "namespace")
+
+
+def test_on_a_laptop_nothing_is_needed() -> None:
+    settings, logging = parse([])
+    assert settings == Settings()
+    assert logging == ("text", "info")
+
+
+def test_as_the_chart_says_it() -> None:
+    settings, logging = parse(
+        [*HERE, *WEBHOOK, *OWN, "--leader-elect", "--lease-name=mine", "--log-format=json", "--namespace=a"]
+    )
+    assert settings == Settings(
+        namespaces=("a",),
+        lease=LeaseSettings("stoker-system", "mine"),
+        webhook=WebhookSettings(
+            ":9443", "stoker-system", "stoker-webhook", ("stoker-webhook.stoker-system.svc",), "stoker"
+        ),
+    )
+    assert logging.format == "json"
+
+
+def test_with_a_certificate_of_somebody_else() -> None:
+    settings, _ = parse([*HERE, *WEBHOOK, "--webhook-certificate=external"])
+    assert settings.webhook == WebhookSettings(":9443", "stoker-system", "stoker-webhook", external=True)
+
+
+def test_a_pod_knows_its_namespace() -> None:
+    operator.POD_NAMESPACE.write_text("of-the-pod\n")
+    assert parse(["--leader-elect"])[0].lease == LeaseSettings("of-the-pod", "stoker")
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        (["--leader-elect"], "--operator-namespace is needed outside a pod"),
+        (WEBHOOK, "--operator-namespace is needed outside a pod"),
+        ([*HERE, "--webhook-address=:9443"], "--webhook-address needs --webhook-secret"),
+        ([*HERE, *WEBHOOK], "--webhook-certificate=own needs --webhook-host"),
+        ([*HERE, *WEBHOOK, OWN[0]], "--webhook-certificate=own needs --webhook-configuration"),
+        ([*HERE, *WEBHOOK, *OWN, "--webhook-certificate=external"], "--webhook-host means nothing with"),
+        (["--webhook-secret=a"], "--webhook-secret means nothing without --webhook-address"),
+        (["--webhook-host=a"], "--webhook-host means nothing without --webhook-address"),
+        (["--webhook-certificate=external"], "--webhook-certificate means nothing without --webhook-address"),
+        (["--health-address=8080"], "'8080' is not HOST:PORT"),
+        (["--health-address=:99999"], "':99999' is not HOST:PORT"),
+        (["--resync-seconds=0"], "'0' is no number of seconds"),
+        (["--resync-seconds=nan"], "'nan' is no number of seconds"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(argv: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as exit_:
+        parse(list(argv))
+    assert exit_.value.code == 2
+    assert said in capsys.readouterr().err
+
+
+def test_it_can_be_ended_before_it_has_begun(tmp_path: Path) -> None:
+    """SIGTERM while it still waits for an API server; as PID 1 it would otherwise be lost."""
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        server = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        context = {"cluster": "a", "user": "a"}
+        document = {
+            "apiVersion": "v1",
+            "kind": "Config",
+            "clusters": [{"name": "a", "cluster": {"server": server}}],
+            "users": [{"name": "a", "user": {}}],
+            "contexts": [{"name": "a", "context": context}],
+            "current-context": "a",
+        }
+        (tmp_path / "kubeconfig").write_text(json.dumps(document))
+        process = subprocess.Popen(
+            [sys.executable, "-m", "stoker", "operator"],
+            env={**os.environ, "KUBECONFIG": str(tmp_path / "kubeconfig")},
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        silent.settimeout(60)
+        connection, _ = silent.accept()  # it asks, and gets no answer
+        process.send_signal(signal.SIGTERM)
+        _, said = process.communicate(timeout=20)
+        connection.close()
+    assert process.returncode == 0
+    assert "Traceback" not in said

@@ -1,0 +1,61 @@
+"""What is said of the cluster's nodes."""
+
+from __future__ import annotations
+
+import pytest
+
+from stoker_operator.facts import Node
+from stoker_operator.plan.capacity import Holder, capacity
+from stoker_operator.plan.catalogue import Catalogue
+
+GPU = "nvidia.com/gpu"
+H100 = Catalogue.load().accelerator("nvidia-h100-80gb")
+CPU = Catalogue.load().accelerator("cpu")
+
+
+def node(name: str, gpus: int, product: str = "", *, ready: bool = True, cordoned: bool = False) -> Node:
+    labels = {"nvidia.com/gpu.product": product} if product else {}
+    return Node(name, labels, {GPU: gpus} if gpus else {}, ready, cordoned)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "holders", "expected"),
+    [
+        ([], [], ""),
+        ([node("a", 8)], [], ""),
+        ([node("a", 0)], [], "no node can ever hold 8 × nvidia.com/gpu: none has any"),
+        ([node("a", 4), node("b", 2)], [], "no node can ever hold 8 × nvidia.com/gpu: the largest has 4"),
+        (
+            [node("a", 8, "NVIDIA-A10G"), node("b", 0)],
+            [],
+            "no node can ever hold 8 × nvidia.com/gpu: those that have some are labelled as another kind",
+        ),
+        ([node("a", 8, "NVIDIA-H100-80GB-HBM3")], [], ""),
+        (
+            [node("a", 8), node("b", 4)],
+            [Holder("ns/one", "a", {GPU: 1}), Holder("ns/two", "a", {GPU: 4}), Holder("ns/other", "b", {GPU: 4})],
+            "not now: 3 of 8 free on a, held by ns/two (4), ns/one (1)",
+        ),
+        (
+            [node("a", 8), node("b", 8)],
+            [Holder("ns/one", "a", {GPU: 8}), Holder("ns/two", "b", {GPU: 2})],
+            "not now: 6 of 8 free on b, held by ns/two (2)",
+        ),
+        ([node("a", 8), node("b", 8)], [Holder("ns/one", "a", {GPU: 8})], ""),
+        ([node("a", 8, ready=False)], [], "not now: a could hold 8 × nvidia.com/gpu and is not ready"),
+        ([node("a", 8, cordoned=True)], [], "not now: a could hold 8 × nvidia.com/gpu and is cordoned"),
+        ([node("a", 8)], [Holder("ns/one", "a", {"cpu": 8})], ""),
+    ],
+)
+def test_never_or_not_now(nodes: list[Node], holders: list[Holder], expected: str) -> None:
+    assert capacity(nodes, holders, H100, 8) == expected
+
+
+def test_of_many_holders_the_largest_are_named() -> None:
+    holders = [Holder(f"ns/{index}", "a", {GPU: 1}) for index in range(8)]
+    said = capacity([node("a", 8)], holders, H100, 2)
+    assert said == "not now: 0 of 8 free on a, held by " + ", ".join(f"ns/{i} (1)" for i in range(5)) + " and 3 more"
+
+
+def test_processors_are_not_counted() -> None:
+    assert capacity([node("a", 0)], [], CPU, 1) == ""

@@ -1,0 +1,156 @@
+"""The catalogue: what it holds, what it refuses, and what an administrator lays over it."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stoker_engine.contract.names import DTYPES, KV_CACHE_DTYPES
+from stoker_operator.api.violation import Refused
+from stoker_operator.plan.catalogue import Catalogue
+from stoker_operator.plan.planner import plan
+
+#: Every key that users may rely on, with the memory that drivers report, where it has been seen.
+KEYS = {
+    "nvidia-a10g": 23028,
+    "nvidia-a100-40gb": 40960,
+    "nvidia-a100-80gb": 81920,
+    "nvidia-h100-80gb": 81559,
+    "nvidia-h200": 143771,
+    "nvidia-l4": 23034,
+    "nvidia-t4": 15360,
+    "nvidia-l40s": 46068,
+    "nvidia-b200": 183359,
+    "amd-mi250": 65520,
+    "amd-mi300x": 196592,
+    "amd-mi325x": None,
+    "aws-inferentia2": None,
+    "aws-trainium": None,
+    "google-tpu-v5e": None,
+    "google-tpu-v6e": None,
+    "intel-gaudi2": None,
+    "intel-gaudi3": None,
+    "ibm-spyre": None,
+    "huawei-ascend-910b": None,
+}
+
+
+@pytest.mark.parametrize("key", KEYS)
+def test_each_accelerator_has_what_pods_and_plans_need(catalogue: Catalogue, key: str) -> None:
+    accelerator = catalogue.accelerator(key)
+    assert accelerator.resource and "/" in accelerator.resource
+    assert accelerator.memory_mib is not None
+    if KEYS[key] is not None:
+        assert accelerator.memory_mib == KEYS[key]
+    # Labels of nodes, as the API server takes them.
+    for label, values in accelerator.node_labels.items():
+        assert re.fullmatch(r"[a-z0-9.-]+/[A-Za-z0-9._-]+", label)
+        assert values
+        assert all(re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?", value) for value in values)
+    for toleration in accelerator.tolerations:
+        assert toleration.key == accelerator.resource
+
+
+def test_there_is_nothing_else(catalogue: Catalogue) -> None:
+    assert set(catalogue.accelerators) == {"cpu", *KEYS}
+    assert catalogue.accelerator("cpu").memory_mib is None
+
+
+@pytest.mark.parametrize("runtime", ["stoker", "vllm"])
+def test_what_a_runtime_computes_is_known_for_every_gpu(catalogue: Catalogue, runtime: str) -> None:
+    for key in KEYS:
+        if key.startswith(("nvidia", "amd")):
+            known = catalogue.support(runtime, key)
+            assert known.dtypes and known.kv_cache_dtypes and known.quantizations
+            assert set(known.dtypes) < set(DTYPES)
+            assert set(known.kv_cache_dtypes) <= set(KV_CACHE_DTYPES)
+
+
+def test_every_kind_of_images_is_some_accelerators(catalogue: Catalogue) -> None:
+    kinds = {accelerator.images for accelerator in catalogue.accelerators.values()}
+    architectures = {accelerator.arch for accelerator in catalogue.accelerators.values()}
+    for runtime in catalogue.runtimes.values():
+        assert set(runtime) <= kinds
+    for known in catalogue.supports.values():
+        assert set(known) <= architectures
+    assert set(catalogue.supports) <= set(catalogue.runtimes)
+    assert set(catalogue.releases) <= set(catalogue.runtimes)
+
+
+@pytest.mark.parametrize("key", ["intel-gaudi3", "aws-trainium", "ibm-spyre", "huawei-ascend-910b"])
+def test_an_accelerator_without_an_image_is_refused_by_name(catalogue: Catalogue, key: str) -> None:
+    with pytest.raises(Refused, match=f"the catalogue has no [a-z]+ image of runtime vllm for {key}"):
+        catalogue.image("vllm", key)
+
+
+def test_the_image_follows_from_the_accelerator(endpoint: Any, catalogue: Catalogue) -> None:
+    assert plan(endpoint().spec, catalogue).image == "stoker/engine-cpu:0.1.0"
+    assert plan(endpoint(engine={"image": "mine:1"}).spec, catalogue).image == "mine:1"
+
+
+@pytest.mark.parametrize(
+    ("spec", "reason", "expected"),
+    [
+        (
+            {"hardware": {"accelerator": "nvidia-h100"}},
+            "UnknownAccelerator",
+            "spec.hardware.accelerator: nvidia-h100 is not in the accelerator catalogue; use one of amd-",
+        ),
+        (
+            {"hardware": {"accelerator": "nvidia-h100-80gb"}},
+            "NoImage",
+            "spec.engine.image: the catalogue has no cuda image of runtime stoker for nvidia-h100-80gb; set",
+        ),
+        (
+            {"engine": {"runtime": "sglang"}},
+            "UnknownRuntime",
+            "spec.engine.runtime: there is no runtime sglang; use stoker or vllm",
+        ),
+        (
+            {
+                "hardware": {"accelerator": "nvidia-l4", "resources": {"limits": {"nvidia.com/gpu": 2}}},
+                "engine": {"image": "x"},
+            },
+            "Invalid",
+            "spec.hardware.resources.limits[nvidia.com/gpu]: the accelerators of a pod are said by spec.hardware.count",
+        ),
+    ],
+)
+def test_what_the_catalogue_does_not_allow_is_refused(
+    endpoint: Any, catalogue: Catalogue, spec: Any, reason: str, expected: str
+) -> None:
+    with pytest.raises(Refused) as refused:
+        plan(endpoint(**spec).spec, catalogue)
+    assert str(refused.value).startswith(expected)
+    assert refused.value.violations[0].reason == reason
+
+
+def test_a_file_extends_and_overrides_the_catalogue(endpoint: Any, tmp_path: Path) -> None:
+    file = tmp_path / "catalogue.yaml"
+    file.write_text(
+        "accelerators: {my-gpu: {resource: example.com/gpu, images: mine}, nvidia-l4: {memoryMiB: 1}}\n"
+        "supports: {stoker: {cpu: {dtypes: [float32]}}}\n"
+        "runtimes: {stoker: {mine: image:1}}\n"
+    )
+    catalogue = Catalogue.load(file)
+    assert plan(endpoint(hardware={"accelerator": "my-gpu"}).spec, catalogue).image == "image:1"
+    assert catalogue.accelerators["nvidia-l4"].memory_mib == 1
+    assert catalogue.accelerators["nvidia-l4"].resource == "nvidia.com/gpu"
+    assert catalogue.support("stoker", "cpu").dtypes == ["float32"]
+    assert catalogue.support("stoker", "cpu").kv_cache_dtypes == ["auto"]
+    assert catalogue.support("stoker", "my-gpu").dtypes is None  # nothing is known, and nothing is judged
+    assert plan(endpoint().spec, catalogue).image == "stoker/engine-cpu:0.1.0"
+
+
+@pytest.mark.parametrize("text", ["accelerators: {a: {image: b}}", "nonsense: 1", "a: b: c", "[]"])
+def test_a_file_that_is_no_catalogue_is_refused(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "catalogue.yaml"
+    file.write_text(text)
+    if text == "[]":
+        assert Catalogue.load(file) == Catalogue.load()
+        return
+    with pytest.raises(Refused, match=r"catalogue\.yaml"):
+        Catalogue.load(file)

@@ -1,0 +1,110 @@
+"""What decides how memory is used: fields, words, and the runtimes' own defaults."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from stoker_engine.contract.engine_args import EngineArgs
+from stoker_operator.api.manifest import parse
+from stoker_operator.api.violation import Refused
+from stoker_operator.plan.catalogue import Catalogue
+from stoker_operator.plan.engine_settings import EngineSettings, engine_settings
+from stoker_operator.plan.planner import plan
+
+from .conftest import LLAMA_8B, document
+
+DEFAULTS = EngineArgs(model="m")
+
+
+def settings(accelerator: str = "nvidia-l4", **engine: Any) -> EngineSettings:
+    spec = parse(document(LLAMA_8B, accelerator, **engine)).spec
+    memory = Catalogue.load().accelerator(accelerator).memory_mib
+    return engine_settings(spec, memory and memory * 1024**2, accelerator)
+
+
+def test_absent_is_the_engines_own_default() -> None:
+    found = settings(runtime="stoker")
+    assert (found.max_num_seqs, found.max_num_batched_tokens) == (
+        DEFAULTS.max_num_seqs,
+        DEFAULTS.max_num_batched_tokens,
+    )
+    assert (found.utilization, found.block_size) == (DEFAULTS.gpu_memory_utilization, DEFAULTS.block_size)
+    assert found.max_model_len is found.num_blocks is found.kv_cache_memory_bytes is None
+
+
+@pytest.mark.parametrize(
+    ("accelerator", "tokens", "sequences"),
+    [
+        ("nvidia-l4", 2048, 256),
+        ("nvidia-a100-80gb", 2048, 256),
+        ("nvidia-h100-80gb", 8192, 1024),
+        ("nvidia-h200", 8192, 1024),
+        ("nvidia-b200", 16384, 1024),
+        ("amd-mi300x", 16384, 1024),
+    ],
+)
+def test_vllms_defaults_depend_on_the_accelerator(accelerator: str, tokens: int, sequences: int) -> None:
+    found = settings(accelerator)
+    assert (found.max_num_batched_tokens, found.max_num_seqs) == (tokens, sequences)
+
+
+def test_a_field_goes_before_a_word_and_a_word_before_the_default() -> None:
+    words = ["--max-num-seqs", "7", "--block-size=32", "--gpu-memory-utilization=0.5", "--max_model_len=99"]
+    found = settings(args=words)
+    assert (found.max_num_seqs, found.block_size, found.utilization, found.max_model_len) == (7, 32, 0.5, 99)
+    found = settings(args=words, maxNumSeqs=8, gpuMemoryUtilizationPercent=80)
+    assert (found.max_num_seqs, found.utilization) == (8, 0.8)
+    found = settings(args=["--num-gpu-blocks-override=5", "--kv-cache-memory-bytes=6"])
+    assert (found.num_blocks, found.kv_cache_memory_bytes) == (5, 6)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--block-size=0"],
+        ["--block-size=-1"],
+        ["--block-size"],
+        ["--block-size=²"],
+        ["--gpu-memory-utilization=nan"],
+        ["--gpu-memory-utilization=inf"],
+        ["--gpu-memory-utilization=0"],
+        ["--num-gpu-blocks-override=" + "9" * 400],
+        ["--kv-cache-memory-bytes=" + "9" * 400],
+        ["--max-num-batched-tokens=" + "9" * 15],
+        ["--max-model-len=-1"],
+    ],
+)
+def test_words_that_make_no_sense_are_the_runtimes_to_judge(words: list[str]) -> None:
+    try:
+        plan(parse(document(LLAMA_8B, "nvidia-h100-80gb", 1, args=words)).spec, Catalogue.load())
+    except Refused as refused:
+        assert refused.violations[0].reason == "DoesNotFit"
+
+
+@pytest.mark.parametrize("memory", ["0", "9e999", "1n", "16E", 0])
+def test_odd_amounts_of_memory_have_an_answer(memory: Any) -> None:
+    hardware = {"resources": {"limits": {"memory": memory}}}
+    spec = parse(document("demo://gemma-3-270m", "cpu", hardware=hardware, runtime="stoker")).spec
+    try:
+        assert plan(spec, Catalogue.load()).max_model_len == 32768
+    except Refused as refused:
+        assert refused.violations[0].reason == "DoesNotFit"
+
+
+@pytest.mark.parametrize(
+    ("field", "word"),
+    [
+        ({"maxNumBatchedTokens": 8192}, "--max-num-batched-tokens=8K"),
+        ({"maxNumSeqs": 1000}, "--max-num-seqs=1k"),
+        ({"maxModelLen": 4096}, "--max-model-len=4K"),
+    ],
+)
+def test_sizes_are_read_as_the_engine_reads_them(field: dict[str, int], word: str) -> None:
+    def planned(**engine: Any) -> Any:
+        hardware = {"resources": {"limits": {"memory": "8Gi"}}}
+        spec = parse(document("demo://gemma-3-270m", "cpu", hardware=hardware, runtime="stoker", **engine)).spec
+        return plan(spec, Catalogue.load())
+
+    assert planned(args=[word]) == planned(**field)

@@ -1,0 +1,89 @@
+"""Whatever a hub gives for a config.json, and whatever sizes are asked for, the planner has an answer: a plan, or a
+refusal. It never fails, and never takes long."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from stoker_engine.contract.families.registry import FAMILY_CONFIGS
+from stoker_operator.api.manifest import parse
+from stoker_operator.api.violation import Refused
+from stoker_operator.plan.catalogue import Catalogue
+from stoker_operator.plan.model_shapes import table
+from stoker_operator.plan.planner import plan, study
+
+from .conftest import LLAMA_405B, document
+
+CONFIGS = [dict(config) for name, config in table().items() if "/" in name]
+JUNK = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-(10**12), 10**12),
+    st.floats(),
+    st.text(max_size=8),
+    st.lists(st.integers(-2, 2), max_size=3),
+    st.sampled_from(
+        [{}, {"quant_method": 3}, {"quant_method": "awq", "bits": "x"}, {"quant_method": "gptq", "bits": -4}]
+    ),
+)
+
+
+@settings(max_examples=400, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    config=st.sampled_from(CONFIGS),
+    changes=st.dictionaries(
+        st.sampled_from([*sorted({key for config in CONFIGS for key in config}), "quantization_config", "text_config"]),
+        JUNK,
+        max_size=3,
+    ),
+    count=st.sampled_from([1, 2, 7, 8, 64]),
+)
+def test_any_config_has_an_answer(config: dict[str, Any], changes: dict[str, Any], count: int) -> None:
+    spec = parse(document("hf://org/model", "nvidia-l4", count)).spec
+    began = time.monotonic()
+    try:
+        planned = plan(spec, Catalogue.load(), {**config, **changes})
+        assert planned.estimate or planned.unknown
+    except Refused as refused:
+        assert all(violation.field.startswith("spec.") for violation in refused.violations)
+    assert time.monotonic() - began < 5
+
+
+@pytest.mark.parametrize("architecture", sorted(FAMILY_CONFIGS))
+def test_a_config_that_says_nothing_but_its_architecture_has_an_answer(architecture: str) -> None:
+    spec = parse(document("hf://org/model", "nvidia-h100-80gb", 1)).spec
+    study(spec, Catalogue.load(), {"architectures": [architecture]})
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"num_hidden_layers": 10**9},
+        {"num_attention_heads": 10**9},
+        {"num_hidden_layers": -1},
+        {"hidden_size": 0},
+        {"max_position_embeddings": 0},
+        {"architectures": 7},
+        {"vocab_size": "many"},
+    ],
+)
+def test_junk_is_not_known_rather_than_believed(change: dict[str, Any]) -> None:
+    config = {**table()["Qwen/Qwen3-8B"], **change}
+    planned = plan(parse(document("hf://org/model", "nvidia-l4", 1)).spec, Catalogue.load(), config)
+    assert planned.estimate is None
+    assert planned.unknown
+
+
+def test_a_verdict_is_there_before_an_admission_gives_up() -> None:
+    """The slowest kind: nothing fits, so that all ways and larger machines are tried."""
+    spec = parse(document(LLAMA_405B, "nvidia-h100-80gb", 8)).spec
+    study(spec, Catalogue.load())  # reads the tables
+    began = time.process_time()
+    with pytest.raises(Refused):
+        plan(spec, Catalogue.load())
+    assert time.process_time() - began < 0.5

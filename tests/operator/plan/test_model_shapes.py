@@ -1,0 +1,133 @@
+"""The table of well-known models, against the sizes that are published of them and against transformers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from transformers import CONFIG_MAPPING
+
+from stoker_engine.contract.sources import DEMO_MODELS, ModelSource
+from stoker_engine.contract.weight_sizes import weight_sizes
+from stoker_operator.plan.model_shapes import Shape, shape_of, table
+
+#: Numbers of weights, as the hub shows them of each repository (tied heads counted once, DeepSeek-V3 without the layer
+#: that predicts a second token).
+PUBLISHED = {
+    "meta-llama/Llama-2-7b-hf": 6_738_415_616,
+    "meta-llama/Llama-2-13b-hf": 13_015_864_320,
+    "meta-llama/Llama-2-70b-hf": 68_976_648_192,
+    "meta-llama/Meta-Llama-3-8B": 8_030_261_248,
+    "meta-llama/Meta-Llama-3-70B": 70_553_706_496,
+    "meta-llama/Llama-3.1-405B": 405_853_388_800,
+    "meta-llama/Llama-3.2-1B": 1_235_814_400,
+    "meta-llama/Llama-3.2-3B": 3_212_749_824,
+    "TinyLlama/TinyLlama-1.1B-Chat-v1.0": 1_100_048_384,
+    "HuggingFaceTB/SmolLM2-135M": 134_515_008,
+    "HuggingFaceTB/SmolLM2-360M": 361_821_120,
+    "HuggingFaceTB/SmolLM2-1.7B": 1_711_376_384,
+    "Qwen/Qwen-72B": 72_287_920_128,
+    "Qwen/Qwen2.5-0.5B": 494_032_768,
+    "Qwen/Qwen2.5-1.5B": 1_543_714_304,
+    "Qwen/Qwen2.5-3B": 3_085_938_688,
+    "Qwen/Qwen2.5-7B": 7_615_616_512,
+    "Qwen/Qwen2.5-14B": 14_770_033_664,
+    "Qwen/Qwen2.5-32B": 32_763_876_352,
+    "Qwen/Qwen2.5-72B": 72_706_203_648,
+    "Qwen/Qwen3-0.6B": 596_049_920,
+    "Qwen/Qwen3-1.7B": 1_720_574_976,
+    "Qwen/Qwen3-4B": 4_022_468_096,
+    "Qwen/Qwen3-8B": 8_190_735_360,
+    "Qwen/Qwen3-14B": 14_768_307_200,
+    "Qwen/Qwen3-32B": 32_762_123_264,
+    "Qwen/Qwen3-30B-A3B": 30_532_122_624,
+    "Qwen/Qwen3-235B-A22B": 235_093_634_560,
+    "mistralai/Mistral-7B-v0.1": 7_241_732_096,
+    "mistralai/Mistral-7B-v0.3": 7_248_023_552,
+    "mistralai/Mixtral-8x7B-v0.1": 46_702_792_704,
+    "mistralai/Mixtral-8x22B-v0.1": 140_620_634_112,
+    "google/gemma-2-2b": 2_614_341_888,
+    "google/gemma-2-9b": 9_241_705_984,
+    "google/gemma-2-27b": 27_227_128_320,
+    "google/gemma-3-270m": 268_098_176,
+    "google/gemma-3-1b-pt": 999_885_952,
+    "microsoft/Phi-3-mini-4k-instruct": 3_821_079_552,
+    "microsoft/Phi-3-medium-4k-instruct": 13_960_238_080,
+    "microsoft/phi-4": 14_659_507_200,
+    "deepseek-ai/DeepSeek-V2-Lite": 15_706_484_224,
+    "deepseek-ai/DeepSeek-V3": 671_026_419_200,
+    "openai-community/gpt2": 124_439_808,
+    "facebook/opt-125m": 125_239_296,
+    "bigscience/bloom": 176_247_271_424,
+    "bigscience/bloom-560m": 559_214_592,
+}
+
+
+def source(name: str) -> ModelSource:
+    return ModelSource.parse(name if "://" in name else f"hf://{name}")
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_a_model_has_as_many_weights_as_are_published(name: str) -> None:
+    shape = shape_of(source(name), None)
+    assert isinstance(shape, Shape)
+    assert sum(size.numbers for size in weight_sizes(shape.config)) == PUBLISHED[name]
+
+
+@pytest.mark.parametrize("name", [name for name in table() if "/" in name])
+def test_every_entry_is_a_model_whose_size_is_known(name: str) -> None:
+    shape = shape_of(source(name), None)
+    assert isinstance(shape, Shape), shape
+    ours = sum(size.numbers for size in weight_sizes(shape.config))
+    # Chat models and quantized ones are as large as the model they were made from, but for padded matrices.
+    assert any(abs(ours - size) <= 0.01 * size for size in PUBLISHED.values())
+
+
+@pytest.mark.parametrize(
+    "name", ["meta-llama/Llama-3.1-8B", "Qwen/Qwen3-30B-A3B", "google/gemma-2-9b", "microsoft/phi-4"]
+)
+def test_transformers_reads_the_same_shape(name: str) -> None:
+    """What the table leaves out is what transformers' own config class leaves out."""
+    shape = shape_of(source(name), None)
+    assert isinstance(shape, Shape)
+    kind = {"LlamaForCausalLM": "llama", "Qwen3MoeForCausalLM": "qwen3_moe", "Gemma2ForCausalLM": "gemma2"}
+    architecture = shape.config.architecture
+    theirs: Any = CONFIG_MAPPING[kind.get(architecture, "phi3")](**dict(table()[name]))
+    assert theirs.num_attention_heads == shape.heads
+    assert theirs.num_key_value_heads == shape.kv_heads
+    assert theirs.num_hidden_layers == shape.config.num_hidden_layers
+    assert getattr(theirs, "head_dim", None) or theirs.hidden_size // shape.heads == shape.config.head_dim
+    assert theirs.max_position_embeddings == shape.config.longest_model_len
+
+
+def test_a_demo_model_has_the_shape_of_the_file_that_the_image_carries() -> None:
+    from stoker_engine.models.demo import demo_model
+    from stoker_engine.models.gguf import GGUFFile
+
+    for name in DEMO_MODELS:
+        shape = shape_of(source(f"demo://{name}"), None)
+        assert isinstance(shape, Shape)
+        theirs = GGUFFile(demo_model(name)).config()
+        assert list(weight_sizes(shape.config)) == list(weight_sizes(theirs))
+        assert [layer.cache for layer in shape.config.layers] == [layer.cache for layer in theirs.layers]
+        assert (shape.config.dtype, shape.config.longest_model_len) == (theirs.dtype, theirs.longest_model_len)
+
+
+@pytest.mark.parametrize(
+    ("name", "method", "bits"),
+    [
+        ("deepseek-ai/DeepSeek-R1", "fp8", 8),
+        ("Qwen/Qwen2.5-72B-Instruct-AWQ", "awq", 4),
+        ("meta-llama/Llama-3.1-405B-Instruct-FP8", "fbgemm_fp8", 8),
+    ],
+)
+def test_a_checkpoint_that_is_quantized_says_so(name: str, method: str, bits: int) -> None:
+    shape = shape_of(source(name), None)
+    assert isinstance(shape, Shape)
+    assert shape.method == method
+    assert shape.quantized is not None and shape.quantized.bits == bits
+
+
+def test_a_method_whose_size_cannot_be_told_is_not_known() -> None:
+    config = {**table()["Qwen/Qwen3-8B"], "quantization_config": {"quant_method": "torchao"}}
+    assert shape_of(source("org/model"), config) == "how large weights are that torchao quantizes cannot be told"

@@ -1,0 +1,106 @@
+"""A plan's blocks are the engine's: a manifest is planned and rendered, and the engine is started by its words.
+
+The container is pretended: its memory limit is the file that the kernel would write. All else is real.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import Gemma3ForCausalLM, Gemma3TextConfig, LlamaConfig, LlamaForCausalLM
+
+from stoker_engine.contract.model_config import read_config
+from stoker_engine.contract.serve_args import ServeArgs
+from stoker_engine.engine import Engine
+from stoker_engine.parallel import device
+from stoker_operator.api.manifest import parse
+from stoker_operator.manifests.children import children
+from stoker_operator.manifests.owner import Owner
+from stoker_operator.plan.catalogue import Catalogue
+from stoker_operator.plan.planner import plan
+
+_SIZES: dict[str, Any] = {
+    "vocab_size": 512,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_attention_heads": 4,
+    "head_dim": 128,
+    "max_position_embeddings": 65536,
+}
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny Llama whose cache is large."""
+    folder = tmp_path_factory.mktemp("llama")
+    torch.manual_seed(0)
+    LlamaForCausalLM(LlamaConfig(**_SIZES, num_hidden_layers=4, num_key_value_heads=4)).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def gemma(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same with windows, so that the cache has several groups."""
+    folder = tmp_path_factory.mktemp("gemma")
+    torch.manual_seed(0)
+    config = Gemma3TextConfig(**_SIZES, num_hidden_layers=6, num_key_value_heads=4, sliding_window=512)
+    Gemma3ForCausalLM(config).save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize("model", ["llama", "gemma"])
+@pytest.mark.parametrize(
+    ("memory", "engine"),
+    [
+        ("2Gi", {}),
+        ("1700Mi", {"dtype": "bfloat16", "gpuMemoryUtilizationPercent": 80}),
+        ("2G", {"maxNumSeqs": 8, "maxNumBatchedTokens": 512, "args": ["--block-size=32"]}),
+        ("3Gi", {"maxModelLen": 1024, "args": ["--kv-cache-memory-bytes=50000000"]}),
+    ],
+)
+def test_predicted_blocks_are_allocated_blocks(
+    model: str,
+    memory: str,
+    engine: dict[str, Any],
+    request: pytest.FixtureRequest,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    folder: Path = request.getfixturevalue(model)
+    endpoint = parse(
+        {
+            "apiVersion": "stoker.dev/v1alpha1",
+            "kind": "InferenceEndpoint",
+            "metadata": {"name": "tiny"},
+            "spec": {
+                "model": {"source": f"file://{folder}"},
+                "hardware": {"accelerator": "cpu", "resources": {"limits": {"memory": memory}}},
+                "engine": engine,
+            },
+        }
+    )
+    planned = plan(endpoint.spec, Catalogue.load(), read_config(folder))
+    assert planned.estimate is not None
+    objects = children(Owner("tiny"), endpoint.spec, planned)
+    deployment = next(each for each in objects if each["kind"] == "Deployment")
+    container = deployment["spec"]["template"]["spec"]["containers"][0]
+    limit = tmp_path / "memory.max"
+    limit.write_text(f"{_bytes(container['resources']['limits']['memory'])}\n")
+    monkeypatch.setattr(device, "_CGROUP_LIMITS", (str(limit),))
+
+    args = ServeArgs.from_argv(container["args"][1:]).engine
+    assert args.num_gpu_blocks_override is None
+    started = Engine.from_args(args)
+
+    assert started.info.num_blocks == planned.estimate.kv_blocks
+    assert started.info.max_model_len == planned.max_model_len == planned.estimate.max_model_len
+
+
+def _bytes(memory: str) -> int:
+    """The limit in bytes, as the kubelet writes it."""
+    units = {"Gi": 1024**3, "Mi": 1024**2, "G": 1000**3}
+    unit = next(unit for unit in units if memory.endswith(unit))
+    return int(memory.removesuffix(unit)) * units[unit]

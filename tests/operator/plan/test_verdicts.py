@@ -1,0 +1,304 @@
+"""What the planner refuses: each with its reason, the field to blame, and a way out that is one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from stoker_operator.api.v1alpha1 import Spec
+from stoker_operator.api.violation import Refused, Violation
+from stoker_operator.plan.catalogue import Catalogue
+from stoker_operator.plan.planner import Study, Unplannable, plan
+
+from .conftest import LLAMA_8B, LLAMA_70B, MISTRAL_7B
+
+QWEN_05B = "hf://Qwen/Qwen2.5-0.5B-Instruct"  # 14 heads, 2 of keys and values
+QWEN_MOE = "hf://Qwen/Qwen3-30B-A3B"
+QWEN_AWQ = "hf://Qwen/Qwen2.5-72B-Instruct-AWQ"
+LLAMA_31_8B = "hf://meta-llama/Llama-3.1-8B-Instruct"
+
+SpecOf = Callable[..., Spec]
+
+
+def refused(spec: Spec, config: dict[str, Any] | None = None) -> tuple[Violation, ...]:
+    with pytest.raises(Refused) as caught:
+        plan(spec, Catalogue.load(), config)
+    for violation in caught.value.violations:
+        assert violation.field.startswith("spec.")
+        assert violation.remedy
+    return caught.value.violations
+
+
+def test_a_default_that_heads_do_not_allow_names_the_recommended_sizes(spec: SpecOf) -> None:
+    (violation,) = refused(spec(QWEN_05B, "nvidia-l4", 8))
+    assert str(violation) == (
+        "spec.parallelism: tensor 8 does not divide the model's 14 attention heads; "
+        "use tensor 1, data 8 (recommended) or tensor 2, data 4"
+    )
+    assert violation.reason == "HeadsNotDivisible"
+    assert plan(spec(QWEN_05B, "nvidia-l4", 8, parallelism={"data": 8}), Catalogue.load())
+
+
+def test_kv_heads_are_divided_or_replicated(spec: SpecOf) -> None:
+    qwen = "hf://Qwen/Qwen2.5-7B-Instruct"  # 28 heads, 4 of keys and values
+    sizes = {"tensor": 7, "data": 1}
+    (violation,) = refused(spec(qwen, "nvidia-l4", 7, parallelism=sizes))
+    assert violation.message == "tensor 7 neither divides the model's 4 key-value heads nor is their multiple"
+    assert violation.reason == "KVHeadsNotDivisible"
+    phi = "hf://microsoft/Phi-3-medium-4k-instruct"  # 40 heads, 10 of keys and values
+    assert plan(spec(phi, "nvidia-l4", 20, parallelism={"tensor": 20}), Catalogue.load())
+
+
+def test_tensor_stays_within_a_node(studied: Callable[..., Study]) -> None:
+    found = studied(LLAMA_8B, "nvidia-l4", 4, hardware={"nodes": 2}, parallelism={"tensor": 4, "data": 2})
+    assert all(way.sizes.tensor <= 4 for way in found.options)
+    assert not found.unplannable
+
+
+def test_a_stage_needs_a_layer(spec: SpecOf) -> None:
+    gpt2 = "hf://openai-community/gpt2"
+    (violation,) = refused(spec(gpt2, "nvidia-l4", 16, parallelism={"pipeline": 16}))
+    assert violation.message == "pipeline 16 is more than the model's 12 layers"
+    assert violation.reason == "TooFewLayers"
+
+
+def test_replicas_of_several_pods_are_computed_and_not_run(studied: Callable[..., Study], spec: SpecOf) -> None:
+    given = {"hardware": {"nodes": 2}, "parallelism": {"tensor": 8, "pipeline": 2}}
+    assert not studied(LLAMA_70B, "nvidia-l40s", 8, **given).unplannable
+    (violation,) = refused(spec(LLAMA_70B, "nvidia-l40s", 8, **given))
+    assert (violation.field, violation.reason) == ("spec.hardware.nodes", "NotSupported")
+
+
+@pytest.mark.parametrize(
+    ("source", "parallelism", "reason", "remedy"),
+    [
+        (LLAMA_8B, {"tensor": 4, "expert": 4}, "NotMixtureOfExperts", "remove it"),
+        (QWEN_MOE, {"tensor": 2, "expert": 2}, "ExpertMismatch", "use 4, or remove it to split each expert"),
+    ],
+)
+def test_experts_are_spread_over_tensor_and_data(
+    spec: SpecOf, source: str, parallelism: dict[str, int], reason: str, remedy: str
+) -> None:
+    (violation,) = refused(spec(source, "nvidia-a100-80gb", 4, parallelism=parallelism))
+    assert (violation.field, violation.reason) == ("spec.parallelism.expert", reason)
+    assert violation.remedy.startswith(remedy)
+
+
+def test_spread_experts_are_planned(spec: SpecOf) -> None:
+    sizes = {"tensor": 2, "data": 2, "expert": 4}
+    spread = plan(spec(QWEN_MOE, "nvidia-a100-80gb", 4, parallelism=sizes), Catalogue.load())
+    split = plan(
+        spec(QWEN_MOE, "nvidia-a100-80gb", 4, parallelism={"tensor": 2}, runtime="stoker", image="x"),
+        Catalogue.load(),
+    )
+    assert spread.placement.expert and not split.placement.expert
+    assert spread.estimate and split.estimate
+    # 30.5 billion weights, of which 29 are experts': a quarter of these instead of half.
+    assert spread.estimate.weight_bytes_per_gpu < 0.6 * split.estimate.weight_bytes_per_gpu
+
+
+@pytest.mark.parametrize(
+    ("accelerator", "engine", "field", "reason", "remedy"),
+    [
+        ("nvidia-t4", {"dtype": "bfloat16"}, "dtype", "UnsupportedDtype", "use float32 or float16"),
+        ("nvidia-t4", {"kvCacheDtype": "fp8"}, "kvCacheDtype", "UnsupportedKVCacheDtype", "use auto"),
+        ("nvidia-h100-80gb", {"quantization": "bitsandbytes"}, "quantization", "UnsupportedQuantization", "use awq or"),
+        ("amd-mi300x", {"quantization": "gptq_marlin"}, "quantization", "UnsupportedQuantization", "use awq or"),
+        ("nvidia-h100-80gb", {"quantization": "awq"}, "quantization", "QuantizationMismatch", "remove it, name a"),
+        ("nvidia-l4", {"maxModelLen": 8193}, "maxModelLen", "MaxModelLenTooLong", "use at most 8192"),
+    ],
+)
+def test_what_the_runtime_does_not_do_there(
+    spec: SpecOf, accelerator: str, engine: dict[str, Any], field: str, reason: str, remedy: str
+) -> None:
+    found = {violation.reason: violation for violation in refused(spec(LLAMA_8B, accelerator, 1, **engine))}
+    assert found[reason].field == f"spec.engine.{field}"
+    assert found[reason].remedy.startswith(remedy)
+
+
+def test_cpu_has_no_quantized_weights_in_our_engine_and_says_who_may(spec: SpecOf) -> None:
+    (violation,) = refused(spec(QWEN_05B, "cpu", runtime="stoker", quantization="fp8"))
+    assert violation.message == "runtime stoker has no fp8 on cpu"
+    (violation,) = refused(spec(QWEN_AWQ, "cpu", runtime="stoker"))
+    assert (violation.field, violation.reason) == ("spec.model.source", "UnsupportedQuantization")
+    assert violation.remedy.startswith("use the unquantized model")
+
+
+def test_a_checkpoint_that_is_quantized_otherwise(spec: SpecOf) -> None:
+    (violation,) = refused(spec(QWEN_AWQ, "nvidia-h100-80gb", 1, quantization="gptq"))
+    assert violation.reason == "QuantizationMismatch"
+    assert plan(spec(QWEN_AWQ, "nvidia-h100-80gb", 1, quantization="awq_marlin"), Catalogue.load())
+    assert plan(spec(QWEN_AWQ, "nvidia-h100-80gb", 1), Catalogue.load())
+
+
+# Lengths
+
+
+@pytest.mark.parametrize(("runtime", "margin"), [("stoker", 0.03), ("vllm", 0.1)])
+def test_an_absent_length_is_the_largest_that_fits_and_is_passed_on(spec: SpecOf, runtime: str, margin: float) -> None:
+    planned = plan(spec(LLAMA_31_8B, "nvidia-l4", 1, runtime=runtime, image="x"), Catalogue.load())
+    assert planned.estimate
+    assert planned.max_model_len == planned.estimate.max_model_len
+    assert planned.max_model_len is not None and 2048 < planned.max_model_len < 131072
+    # All that there is, less what a prediction on a GPU may be wrong by.
+    assert planned.estimate.kv_tokens_per_copy is not None
+    assert planned.max_model_len / planned.estimate.kv_tokens_per_copy == pytest.approx(1 - margin, abs=0.001)
+    assert planned.estimate.max_concurrency == 1
+
+
+def test_at_most_the_models_own(spec: SpecOf) -> None:
+    assert plan(spec(LLAMA_31_8B, "nvidia-h100-80gb", 1), Catalogue.load()).max_model_len == 131072
+    assert plan(spec(LLAMA_8B, "nvidia-h100-80gb", 1), Catalogue.load()).max_model_len == 8192
+
+
+def test_a_length_that_does_not_fit_is_refused_with_the_one_that_does(spec: SpecOf) -> None:
+    (violation,) = refused(spec(LLAMA_31_8B, "nvidia-l4", 1, maxModelLen=100_000))
+    assert (violation.field, violation.reason) == ("spec.engine.maxModelLen", "MaxModelLenDoesNotFit")
+    length = int(violation.remedy.split()[3].rstrip(";"))
+    assert f"{length:,} tokens" in violation.message
+    assert plan(spec(LLAMA_31_8B, "nvidia-l4", 1, maxModelLen=length), Catalogue.load()).max_model_len == length
+    refused(spec(LLAMA_31_8B, "nvidia-l4", 1, maxModelLen=length + 16))
+
+
+def test_less_than_2048_tokens_serve_nobody(spec: SpecOf) -> None:
+    config = {
+        "architectures": ["LlamaForCausalLM"],
+        "hidden_size": 8192,
+        "intermediate_size": 28672,
+        "num_hidden_layers": 42,
+        "num_attention_heads": 64,
+        "num_key_value_heads": 64,
+        "vocab_size": 32000,
+        "max_position_embeddings": 32768,
+        "torch_dtype": "bfloat16",
+    }
+    asked = "hf://org/unknown"
+    layers = next(layers for layers in range(30, 60) if not _fits(spec(asked, "nvidia-h100-80gb", 1), config, layers))
+    (violation,) = refused(spec(asked, "nvidia-h100-80gb", 1), {**config, "num_hidden_layers": layers})
+    assert violation.reason == "DoesNotFit"
+    # A model whose own length is less may have less.
+    short = {**config, "num_hidden_layers": layers - 1, "max_position_embeddings": 512}
+    assert plan(spec(asked, "nvidia-h100-80gb", 1), Catalogue.load(), short).max_model_len == 512
+
+
+def _fits(spec: Spec, config: dict[str, Any], layers: int) -> bool:
+    try:
+        planned = plan(spec, Catalogue.load(), {**config, "num_hidden_layers": layers})
+    except Unplannable:
+        return False
+    assert planned.max_model_len is not None and planned.max_model_len >= 2048
+    return True
+
+
+@pytest.mark.parametrize(
+    ("args", "told"),
+    [(["--max-model-len=1024"], 1024), (["--max-model-len", "1024"], 1024), (["--max-model-len=auto"], None)],
+)
+def test_a_word_may_say_the_length(spec: SpecOf, args: list[str], told: int | None) -> None:
+    assert plan(spec(LLAMA_8B, "nvidia-h100-80gb", 1, args=args), Catalogue.load()).max_model_len == told
+
+
+# CPU: the memory is the container's limit
+
+
+def test_the_containers_limit_is_the_memory(spec: SpecOf) -> None:
+    def planned(memory: Any) -> Any:
+        limits = {"resources": {"limits": {"memory": memory}}}
+        return plan(spec("demo://gemma-3-270m", "cpu", hardware=limits, runtime="stoker"), Catalogue.load()).estimate
+
+    assert planned("5Gi").kv_tokens_per_copy > planned("4Gi").kv_tokens_per_copy
+    assert planned("4Gi") == planned(4 * 1024**3)
+    with pytest.raises(Unplannable) as caught:
+        planned("1Gi")
+    (violation,) = caught.value.violations
+    assert violation.field == "spec.hardware.resources.limits.memory"
+    enough = violation.remedy.split()[3]
+    assert planned(enough).max_model_len >= 2048
+
+
+def test_without_a_limit_nothing_is_known_of_the_memory(spec: SpecOf) -> None:
+    resources = {"resources": {"requests": {"memory": "1Gi"}}}
+    planned = plan(spec("demo://gemma-3-270m", "cpu", hardware=resources, runtime="stoker"), Catalogue.load())
+    assert planned.estimate is not None
+    assert planned.estimate.weight_bytes_per_gpu == 1_072_392_704
+    assert (planned.estimate.kv_blocks, planned.max_model_len) == (None, None)
+
+
+# What is not known, and what is no decoder
+
+
+@pytest.mark.parametrize(
+    ("source", "why"),
+    [
+        ("pvc://models/mine", "what a claim holds"),
+        ("hf://org/unknown", "has not been fetched"),
+        ("file:///models/mine", "what the image holds"),
+    ],
+)
+def test_an_unknown_shape_never_blocks(spec: SpecOf, source: str, why: str) -> None:
+    planned = plan(spec(source, "nvidia-h100-80gb", 8), Catalogue.load())
+    assert planned.estimate is None
+    assert why in planned.unknown
+    assert planned.placement.sizes == (8, 1, 1)
+    assert planned.max_model_len is None
+
+
+def test_an_architecture_that_we_cannot_describe_is_unknown(spec: SpecOf) -> None:
+    config = {"architectures": ["MambaForCausalLM"], "hidden_size": 8}
+    planned = plan(spec("hf://org/unknown", "nvidia-h100-80gb", 1), Catalogue.load(), config)
+    assert planned.estimate is None
+    assert "MambaForCausalLM" in planned.unknown
+
+
+@pytest.mark.parametrize(
+    ("config", "what"),
+    [
+        ({"architectures": ["BertForMaskedLM"]}, "an encoder that fills masks"),
+        ({"architectures": ["T5ForConditionalGeneration"], "is_encoder_decoder": True}, "an encoder-decoder"),
+        ({"architectures": ["ViTForImageClassification"]}, "a model of images"),
+        ({"architectures": ["CLIPModel"]}, "without a head"),
+    ],
+)
+def test_what_is_no_decoder_is_refused_saying_so(spec: SpecOf, config: dict[str, Any], what: str) -> None:
+    (violation,) = refused(spec("hf://org/unknown", "nvidia-h100-80gb", 1), config)
+    assert (violation.field, violation.reason) == ("spec.model.source", "NoDecoder")
+    assert what in violation.message and "not an autoregressive decoder" in violation.message
+
+
+def test_a_fetched_config_goes_before_the_table(spec: SpecOf) -> None:
+    config = {"architectures": ["BertForMaskedLM"]}
+    with pytest.raises(Unplannable):
+        plan(spec(LLAMA_8B, "nvidia-h100-80gb", 1), Catalogue.load(), config)
+
+
+# Catalogue matters are no matter of fit
+
+
+def test_what_the_catalogue_lacks_is_refused_before(spec: SpecOf) -> None:
+    with pytest.raises(Refused) as caught:
+        plan(spec(QWEN_05B, "nvidia-l4", 8, runtime="stoker"), Catalogue.load())
+    assert not isinstance(caught.value, Unplannable)
+    assert caught.value.violations[0].reason == "NoImage"
+
+
+def test_what_the_release_does_not_do_yet_is_said(spec: SpecOf) -> None:
+    asked = spec(LLAMA_8B, "nvidia-h100-80gb", 4, runtime="stoker", image="x", kvCacheDtype="fp8", quantization="fp8")
+    warnings = plan(asked, Catalogue.load()).warnings
+    assert warnings == tuple(
+        f"the stoker engine of this release {lack}, and will refuse to start; use runtime vllm"
+        for lack in (
+            "drives 1 accelerator, not 4",
+            "has no key-value cache of fp8",
+            "loads no weights quantized by fp8",
+        )
+    )
+    assert not plan(spec(LLAMA_8B, "nvidia-h100-80gb", 4, kvCacheDtype="fp8"), Catalogue.load()).warnings
+    assert not plan(spec("demo://gemma-3-270m", "cpu", runtime="stoker"), Catalogue.load()).warnings
+
+
+def test_all_that_is_wrong_is_said_at_once(spec: SpecOf) -> None:
+    asked = spec(MISTRAL_7B, "nvidia-t4", 1, dtype="bfloat16", kvCacheDtype="fp8", maxModelLen=100_000)
+    reasons = [violation.reason for violation in refused(asked)]
+    assert reasons == ["UnsupportedDtype", "UnsupportedKVCacheDtype", "MaxModelLenTooLong", "DoesNotFit"]

@@ -1,0 +1,229 @@
+"""One endpoint, made so: against an API server of a few lines, which counts what it is asked. (The real one is in
+e2e/apiserver; not shown here: merging, defaults, garbage collection.)"""
+
+from __future__ import annotations
+
+import copy
+import json
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from stoker_operator.api.v1alpha1 import KIND
+from stoker_operator.apply import MANAGER, NotLeading, Writer
+from stoker_operator.facts import Key
+from stoker_operator.informer import Informer
+from stoker_operator.judge import Knowledge
+from stoker_operator.kube import KubeError, Listing
+from stoker_operator.manifests.owner import INSTANCE
+from stoker_operator.pinning import ANNOTATION
+from stoker_operator.plan.catalogue import Catalogue
+from stoker_operator.reconcile import Cluster, Outcome, reconcile
+from stoker_operator.store import Store
+
+NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
+KEY = Key("default", "demo")
+
+
+class FakeKube:
+    """Objects by kind and name, and the requests that were made."""
+
+    def __init__(self) -> None:
+        self.objects: dict[tuple[str, str], dict[str, Any]] = {}
+        self.asked: list[str] = []
+        self.version = 100
+        self.refuse: dict[str, str] = {}
+
+    def seen(self, body: dict[str, Any]) -> dict[str, Any]:
+        self.version += 1
+        live: dict[str, Any] = copy.deepcopy(body)
+        live["metadata"] |= {"resourceVersion": str(self.version), "uid": f"uid-{body['kind']}"}
+        live["metadata"].setdefault("generation", 1)
+        self.objects[live["kind"], live["metadata"]["name"]] = live
+        return copy.deepcopy(live)
+
+    def get(self, kind: str, namespace: str, name: str) -> dict[str, Any] | None:
+        self.asked.append(f"get {kind}")
+        return copy.deepcopy(self.objects.get((kind, name)))
+
+    def list(self, kind: str, namespace: str = "", labels: Any = None, fields: str = "") -> Listing:
+        self.asked.append(f"list {kind}")
+        found = [copy.deepcopy(live) for (each, _), live in self.objects.items() if each == kind]
+        return Listing(found, str(self.version))
+
+    def serves(self, kind: str) -> bool:
+        return False
+
+    def apply(self, body: Any, manager: str, subresource: str = "", *, dry_run: bool = False) -> dict[str, Any]:
+        kind = body["kind"]
+        self.asked.append(f"{'check' if dry_run else 'apply'} {kind}{f'/{subresource}' if subresource else ''}")
+        if kind in self.refuse and not subresource:
+            raise KubeError(422, self.refuse[kind])
+        before = self.objects.get((kind, body["metadata"]["name"]), {})
+        if dry_run:
+            return dict(body)
+        if subresource:
+            return self.seen({**before, "status": body["status"]})
+        fields = {f"f:{name}": _fields(body[name]) for name in body.keys() & {"spec"}}
+        entry = {"manager": manager, "operation": "Apply", "fieldsV1": fields}
+        metadata = {**body["metadata"], "managedFields": [entry]}
+        return self.seen({**body, "metadata": metadata, "status": before.get("status", {})})
+
+    def create(self, body: Any) -> dict[str, Any]:
+        self.asked.append(f"create {body['kind']} {body.get('reason', '')}".rstrip())
+        return dict(body)
+
+    def delete(self, kind: str, namespace: str, name: str, uid: str) -> None:
+        self.asked.append(f"delete {kind}")
+        del self.objects[kind, name]
+
+
+def _fields(value: Any) -> Any:
+    return {f"f:{name}": _fields(inner) for name, inner in value.items()} if isinstance(value, dict) else {}
+
+
+class World:
+    """The fake, and an operator that works on it."""
+
+    def __init__(self, document: dict[str, Any]) -> None:
+        self.kube: Any = FakeKube()
+        self.document = document
+        self.leading = True
+        self.knowledge = Knowledge(Catalogue.load())
+        self.kube.seen({**document, "metadata": {**document["metadata"], "uid": "u"}})
+        self.restart()
+
+    def restart(self) -> None:
+        self.store = Store(MANAGER, INSTANCE)
+        Informer(self.kube, self.store).relist()
+        writer = Writer(self.kube, self.store, lambda: self.leading)
+        self.cluster = Cluster(self.kube, self.store, writer)
+        self.kube.asked.clear()
+
+    def reconcile(self) -> tuple[Outcome, list[str]]:
+        self.kube.asked.clear()
+        return reconcile(self.cluster, self.knowledge, KEY, NOON), list(self.kube.asked)
+
+    def change(self, kind: str, **parts: Any) -> None:
+        live = self.kube.objects[kind, "demo"]
+        self.store.put(self.kube.seen({**live, **parts}))
+
+    def spec(self, **spec: Any) -> None:
+        live = self.kube.objects[KIND, "demo"]
+        live["metadata"]["generation"] += 1
+        self.change(KIND, spec={**live["spec"], **spec})
+
+    def ready(self) -> Any:
+        return self.kube.objects[KIND, "demo"]["status"]["conditions"][-1]
+
+    def serve(self) -> None:
+        replicas = self.kube.objects["Deployment", "demo"]["spec"]["replicas"]
+        names = ("replicas", "updatedReplicas", "readyReplicas", "availableReplicas", "observedGeneration")
+        self.change("Deployment", status={**dict.fromkeys(names, replicas), "observedGeneration": 99})
+
+
+@pytest.fixture
+def world(document: Any) -> World:
+    return World(document())
+
+
+def test_it_is_made_once_and_then_nothing_is_asked(world: World) -> None:
+    outcome, asked = world.reconcile()
+    assert outcome is Outcome.MOVING
+    assert [each for each in asked if each.startswith("apply")] == [
+        "apply ServiceAccount", "apply Service", "apply NetworkPolicy", "apply Deployment",
+        f"apply {KIND}/status",
+    ]  # fmt: skip
+    assert asked[-1] == "create Event RollingOut"
+    assert world.reconcile() == (Outcome.MOVING, [])
+    world.serve()
+    outcome, asked = world.reconcile()
+    assert (outcome, asked) == (Outcome.SETTLED, [f"apply {KIND}/status", "create Event Ready"])
+    assert world.reconcile() == (Outcome.SETTLED, [])
+    world.restart()
+    assert world.reconcile() == (Outcome.SETTLED, [])
+
+
+def test_a_newer_operator_writes_nothing(world: World) -> None:
+    world.reconcile()
+    world.serve()
+    world.reconcile()
+    catalogue = world.knowledge.catalogue
+    runtimes = {**catalogue.runtimes, "stoker": {"cpu": "stoker/engine-cpu:99"}}
+    world.knowledge = Knowledge(catalogue.model_copy(update={"runtimes": runtimes}))
+    world.restart()
+    _, asked = world.reconcile()
+    assert asked == [f"apply {KIND}/status"]  # which says that a newer image waits
+    assert world.reconcile() == (Outcome.SETTLED, [])
+    world.spec(engine={"maxNumSeqs": 4})
+    world.reconcile()
+    (container,) = world.kube.objects["Deployment", "demo"]["spec"]["template"]["spec"]["containers"]
+    assert container["image"] == "stoker/engine-cpu:99"
+
+
+def test_scaling_does_not_take_the_newer_image(world: World) -> None:
+    world.reconcile()
+    world.knowledge = Knowledge(
+        world.knowledge.catalogue.model_copy(update={"runtimes": {"stoker": {"cpu": "stoker/engine-cpu:99"}}})
+    )
+    world.spec(replicas=3)
+    _, asked = world.reconcile()
+    assert "apply PodDisruptionBudget" in asked
+    deployment = world.kube.objects["Deployment", "demo"]
+    assert deployment["spec"]["replicas"] == 3
+    assert deployment["spec"]["template"]["spec"]["containers"][0]["image"] == "stoker/engine-cpu:0.1.0"
+    world.spec(replicas=1)
+    _, asked = world.reconcile()
+    assert "delete PodDisruptionBudget" in asked
+
+
+def test_who_lost_the_lead_writes_nothing(world: World) -> None:
+    world.leading = False
+    with pytest.raises(NotLeading):
+        world.reconcile()
+    assert not [each for each in world.kube.asked if not each.startswith("get")]
+
+
+def test_pods_that_the_api_server_refuses_are_the_templates_fault(document: Any) -> None:
+    world = World(document(template={"spec": {"nodeSelectr": {}}}))
+    world.kube.refuse["Deployment"] = ".spec.template.spec.nodeSelectr: field not declared in schema"
+    outcome, asked = world.reconcile()
+    assert outcome is Outcome.REFUSED
+    assert "check Deployment" in asked
+    assert not [each for each in asked if each.startswith("apply") and "status" not in each]  # nothing by halves
+    assert world.ready()["reason"] == "InvalidTemplate"
+    assert "spec.template: " in world.ready()["message"] and "nodeSelectr" in world.ready()["message"]
+    world.kube.refuse.clear()
+    world.spec(template={"spec": {"nodeSelector": {"disk": "ssd"}}})
+    world.reconcile()
+    assert world.ready()["reason"] == "RollingOut"
+
+
+def test_an_unlabelled_object_of_the_name_is_somebody_elses(world: World) -> None:
+    theirs = {"kind": "Service", "metadata": {"name": "demo", "namespace": "default"}, "spec": {"selector": {"a": "b"}}}
+    world.kube.seen(theirs)
+    outcome, asked = world.reconcile()
+    assert outcome is Outcome.MOVING  # it is looked at again
+    assert world.ready()["reason"] == "NameConflict"
+    assert not [each for each in asked if each.startswith("apply") and "status" not in each]
+    assert world.kube.objects["Service", "demo"]["spec"] == {"selector": {"a": "b"}}
+
+
+def test_what_somebody_changed_is_put_back(world: World) -> None:
+    world.reconcile()
+    live = world.kube.objects["Deployment", "demo"]
+    record = json.loads(live["metadata"]["annotations"][ANNOTATION])
+    assert record["template"] == live["spec"]["template"]
+    changed = copy.deepcopy(live["spec"])
+    changed["template"]["spec"]["containers"][0]["image"] = "theirs"
+    world.change("Deployment", spec=changed)
+    _, asked = world.reconcile()
+    assert asked == ["apply Deployment"]
+
+
+def test_an_endpoint_on_its_way_out_is_left_to_its_owner_references(world: World) -> None:
+    live = world.kube.objects[KIND, "demo"]
+    live["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+    world.change(KIND)
+    assert world.reconcile() == (Outcome.GONE, [])

@@ -1,0 +1,70 @@
+"""The tutorials that need no cluster, done; and what tutorials promise."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "docs" / "tutorials"))
+
+from tutorial import blocks, lacks, run, tutorials
+
+from stoker_operator import diagnosis
+
+ROOT = Path(__file__).parents[2]
+EVERY = [each for need in ("nothing", "apiserver", "cluster") for each in tutorials(need)]
+PATH = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+
+
+@pytest.mark.parametrize("tutorial", tutorials("nothing"), ids=lambda path: path.stem)
+def test_a_tutorial_is_true(tutorial: Path) -> None:
+    run(tutorial, {"PATH": PATH})
+
+
+@pytest.mark.parametrize("tutorial", EVERY, ids=lambda path: path.stem)
+def test_what_a_tutorial_shows_can_be_read(tutorial: Path) -> None:
+    for block in blocks(tutorial.read_text()):
+        if block.kind == "yaml":
+            assert list(yaml.safe_load_all(block.text))
+
+
+def test_a_line_that_is_not_printed_is_noticed() -> None:
+    printed = "NAME  READY\na     True\nb     False\n"
+    assert not lacks(printed, "NAME READY\nb … se\n")
+    assert lacks(printed, "b False\na True\n") == "a True"
+    assert lacks(printed, "c\n") == "c"
+
+
+#: Where a call takes the reason of a condition, if not by name.
+POSITIONS = {"Problem": 0, "Diagnosis": 0, "Verdict": 1, "judge": 3}
+
+
+def reasons(source: str) -> Iterator[str]:
+    """The reasons that a module gives, as far as they stand in it."""
+    for call in ast.walk(ast.parse(source)):
+        if not isinstance(call, ast.Call):
+            continue
+        name = call.func.id if isinstance(call.func, ast.Name) else ""
+        given = [keyword.value for keyword in call.keywords if keyword.arg == "reason"]
+        given += call.args[POSITIONS[name] :][:1] if name in POSITIONS else []
+        for expression in given:
+            for node in ast.walk(expression):
+                if isinstance(node, ast.Constant) and re.fullmatch("[A-Z][A-Za-z]+", str(node.value)):
+                    yield str(node.value)
+
+
+def test_every_reason_is_explained() -> None:
+    given = {"Invalid", *diagnosis._REMEDY}
+    for module in (ROOT / "operator" / "stoker_operator").rglob("*.py"):
+        given.update(reasons(module.read_text()))
+    (page,) = [each for each in EVERY if "troubleshooting" in each.name]
+    rows = re.findall(r"^\| (`[A-Z].*?`) \|", page.read_text(), re.MULTILINE)
+    explained = [word for row in rows for word in re.findall(r"`(\w+)`", row)]
+    assert sorted(explained) == sorted(given)
