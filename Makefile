@@ -5,10 +5,11 @@ BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 PORT   ?= 8000
 
-CRD_FILES := $(foreach folder,crds charts/stoker/files,--output $(folder)/inferenceendpoints.stoker.dev.yaml)
+CRD_FILES := $(foreach folder,crds charts/stoker/files,--output $(folder)/inferenceendpoints.stoker.dev.yaml) \
+	--reference docs/reference/inferenceendpoint.md
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-slow lint format generate verify cluster cluster-build cluster-down images e2e bench clean
+.PHONY: help setup demo test test-slow lint format generate verify cluster cluster-build cluster-down images e2e soak bench bench-operator clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-14s %s\n", $$1, $$2}'
@@ -35,14 +36,14 @@ lint: setup ## ruff, mypy --strict, import-linter
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/mypy e2e/conftest.py e2e/cluster examples/demo.py benchmarks images
+	$(BIN)/mypy e2e/conftest.py e2e/kit e2e/cluster e2e/soak e2e/run.py e2e/vllm/cuda_stand_ins.py examples/demo.py docs/tutorials/tutorial.py benchmarks images charts/stoker/files/*.py
 	$(BIN)/lint-imports
 
 format: setup ## let ruff format and mend
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-generate: setup ## write what is generated: the CRD, also into the chart
+generate: setup ## write what is generated: the CRD, also into the chart, and its reference page
 	$(BIN)/stoker crd $(CRD_FILES)
 
 verify: setup ## fail when generated files are stale
@@ -61,12 +62,20 @@ images: ## build the container images
 	images/build
 
 # The first test to ask for the images waits for their build, so the limit is a whole run's, not a test's.
-e2e: setup ## tests against a real API server and a real kind cluster
+e2e: setup ## tests against a real API server and a real kind cluster (K=rolling: those so called; KEEP=1: keep all)
 	e2e/cluster/build
-	$(BIN)/pytest e2e --timeout 2400
+	$(BIN)/python e2e/run.py --timeout 2400 $(if $(K),-k '$(K)') $(if $(RESULTS),--results $(RESULTS))
+
+soak: setup ## mixed traffic and random faults, and nothing adds up (MINUTES=30 SEED=0 RESULTS=FILE; not for CI)
+	e2e/cluster/build
+	MINUTES=$(MINUTES) SEED=$(SEED) $(BIN)/pytest e2e/soak/soak.py -s $(if $(RESULTS),--results $(RESULTS))
 
 bench: setup ## Stoker against transformers, side by side
 	$(BIN)/python benchmarks/vs_transformers.py
+
+bench-operator: setup ## the operator with 1,000 endpoints on a real API server
+	e2e/cluster/build kube helm
+	$(BIN)/python benchmarks/operator_scale.py
 
 clean: ## remove .venv and caches of the tools
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

@@ -32,7 +32,7 @@ class Machine:
         words = torch.ones(1 << 27, dtype=torch.int64)  # 1 GiB
         a, b = (torch.randn(2048, 2048, dtype=torch.bfloat16) for _ in range(2))
         read = words.nbytes / _best(lambda: words.sum())
-        return cls(_cpu_name(), os.cpu_count() or 1, read, 2 * 2048**3 / _best(lambda: a @ b))
+        return cls(cpu_name(), os.cpu_count() or 1, read, 2 * 2048**3 / _best(lambda: a @ b))
 
     def better(self, other: Machine) -> Machine:
         """The higher ceilings of two measurements: a neighbour's work lowers them, nothing raises them."""
@@ -55,7 +55,8 @@ def _best(run: Callable[[], object]) -> float:
     return min(times)
 
 
-def _cpu_name() -> str:
+def cpu_name() -> str:
+    """What the processor calls itself."""
     for line in Path("/proc/cpuinfo").read_text().splitlines():
         if line.startswith("model name"):
             return line.split(":", 1)[1].strip()

@@ -1,72 +1,48 @@
-"""What the end-to-end tests stand on: an API server alone, or a cluster with the project's images, and a namespace.
+"""What the end-to-end tests stand on: an API server alone, or a cluster with the project's images, its chart, and a
+namespace a test.
 
 `pytest e2e` makes whatever is missing and leaves the cluster running, so that the next run starts at once;
-`e2e/cluster/down` removes it. E2E_KUBECONFIG names a cluster of your own to use instead (with the images in reach of
-its nodes).
+`e2e/cluster/down` removes it. E2E_KUBECONFIG names a cluster of your own to use instead, one without Stoker; its nodes
+must reach the images, called E2E_IMAGES/operator:TAG and so on (stoker/operator:dev). KEEP=1 keeps what tests made, for
+a look. NOBUILD=1 takes the images that the nodes have. `--results FILE` writes the table that is printed at the end.
 """
 
 from __future__ import annotations
 
-import json
 import os
-import re
 import subprocess
 import sys
-import uuid
+import time
 from collections.abc import Generator, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE / "cluster"))
+sys.path[:0] = [str(HERE), str(HERE / "cluster")]
 
 from apiserver import ApiServer  # noqa: E402
+from kit import chart as release  # noqa: E402
+from kit.cluster import Cluster, Images, state_of  # noqa: E402
+from kit.namespace import KEEP, fresh  # noqa: E402
+from kit.results import Results  # noqa: E402
+
+RESULTS = pytest.StashKey[Results]()
 
 
-@dataclass(frozen=True)
-class Cluster:
-    """A running cluster, through the programs that people use on it."""
-
-    environment: dict[str, str]
-
-    @property
-    def kubeconfig(self) -> Path:
-        return Path(self.environment["KUBECONFIG"])
-
-    def kubectl(self, *arguments: str, stdin: str | None = None, check: bool = True) -> str:
-        return self._run("kubectl", *arguments, stdin=stdin, check=check)
-
-    def helm(self, *arguments: str) -> str:
-        return self._run("helm", *arguments)
-
-    def get(self, *arguments: str) -> Any:
-        """What `kubectl get ... -o json` prints, parsed."""
-        return json.loads(self.kubectl("get", *arguments, "-o", "json"))
-
-    def _run(self, *command: str, stdin: str | None = None, check: bool = True) -> str:
-        result = subprocess.run(
-            command,
-            input=stdin,
-            env=os.environ | self.environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        if check and result.returncode:
-            pytest.fail(f"{' '.join(command)} exited with {result.returncode}:\n{result.stdout}")
-        return result.stdout
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--results", metavar="FILE", type=Path, help="write the table of results to FILE")
 
 
-@dataclass(frozen=True)
-class Images:
-    """The project's images, where the cluster's nodes find them."""
+def pytest_configure(config: pytest.Config) -> None:
+    config.stash[RESULTS] = Results()
 
-    operator: str
-    engine: str
-    client: str
+
+@pytest.fixture(scope="session")
+def results(request: pytest.FixtureRequest) -> Results:
+    """Where scenarios note what they measured."""
+    return request.config.stash[RESULTS]
 
 
 @pytest.fixture(scope="session")
@@ -91,22 +67,30 @@ def cluster() -> Cluster:
 def images(cluster: Cluster) -> Images:
     """Built from this checkout and on the nodes; for a cluster of your own, only their names."""
     tag = os.environ.setdefault("TAG", "dev")
-    images = Images(*(f"stoker/{name}:{tag}" for name in ("operator", "engine-cpu", "e2e-client")))
-    if "E2E_KUBECONFIG" not in os.environ:
+    where = os.environ.get("E2E_IMAGES", "stoker")
+    images = Images(*(f"{where}/{name}:{tag}" for name in ("operator", "engine-cpu", "e2e-client")))
+    if not {"E2E_KUBECONFIG", "NOBUILD"} & set(os.environ):
         subprocess.run([HERE.parent / "images" / "build", "operator", "engine-cpu", "e2e-client"], check=True)
-        for image in (images.operator, images.engine, images.client):
+        for image in (images.operator, images.engine):
             subprocess.run([HERE / "cluster" / "load", image], check=True)
+        subprocess.run([HERE / "cluster" / "load", "--all", images.client], check=True)
     return images
+
+
+@pytest.fixture(scope="session")
+def chart(cluster: Cluster, images: Images) -> Iterator[None]:
+    """The operator, installed by its chart."""
+    release.install(cluster, images)
+    yield
+    if not KEEP:
+        release.uninstall(cluster)
 
 
 @pytest.fixture
 def namespace(request: pytest.FixtureRequest, cluster: Cluster) -> Iterator[str]:
     """A fresh namespace, deleted after the test. When the test fails, its report shows what was in it."""
-    test = re.sub(r"[^a-z0-9]+", "-", request.node.name.lower()).strip("-")[:40]
-    name = f"{test}-{uuid.uuid4().hex[:6]}"
-    cluster.kubectl("create", "namespace", name)
-    yield name
-    cluster.kubectl("delete", "namespace", name, "--wait=false")
+    with fresh(cluster, request.node.name) as name:
+        yield name
 
 
 @pytest.hookimpl(wrapper=True)
@@ -114,19 +98,19 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
     report = yield
     fixtures: dict[str, Any] = getattr(item, "funcargs", {})
     if report.when == "call" and report.failed and "namespace" in fixtures:
-        report.sections.append(("namespace", state_of(fixtures["cluster"], fixtures["namespace"])))
+        cluster = fixtures["cluster"]
+        report.sections.append(("namespace", state_of(cluster, fixtures["namespace"])))
+        report.sections.append(("operator", release.operator_logs(cluster)[-20_000:]))
     return report
 
 
-def state_of(cluster: Cluster, namespace: str) -> str:
-    """All that a person would ask first: the objects, what happened to them, and what the containers said."""
-    here = ("--namespace", namespace)
-    parts = [
-        cluster.kubectl("get", "all,inferenceendpoints.stoker.dev", *here, "-o", "wide", check=False),
-        cluster.kubectl("get", "inferenceendpoints.stoker.dev", *here, "-o", "yaml", check=False),
-        cluster.kubectl("get", "events", *here, "--sort-by=.lastTimestamp", check=False),
-    ]
-    for pod in cluster.kubectl("get", "pods", *here, "-o", "name", check=False).split():
-        log = cluster.kubectl("logs", *here, pod, "--all-containers", "--prefix", "--tail=100", check=False)
-        parts.append(f"{pod}\n{log}")
-    return "\n".join(parts)
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    results = config.stash[RESULTS]
+    if not results.rows:
+        return
+    terminalreporter.section("results")
+    terminalreporter.write_line(results.table())
+    file = config.getoption("results")
+    if file:
+        words = f"Of {time.strftime('%Y-%m-%d')}, by `make e2e`, on {os.cpu_count()} processors."
+        file.write_text(f"# Results of the end-to-end tests\n\n{words}\n\n{results.table()}\n")

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import os
-import re
 import signal
+import socket
+import ssl
 import subprocess
 import sys
 import time
+import urllib.error
+import urllib.request
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,6 +19,7 @@ from typing import Any
 
 import pytest
 import yaml
+from apiserver import ApiServer
 from kubernetes import client, config
 
 ROOT = Path(__file__).parents[2]
@@ -43,8 +48,9 @@ def wait_for(look: Callable[[], Any], what: str, timeout: float = 30) -> Any:
 class Cluster:
     """The API server, as a user with all rights sees it."""
 
-    def __init__(self, kubeconfig: Path) -> None:
-        self.kubeconfig = kubeconfig
+    def __init__(self, server: ApiServer) -> None:
+        self.server = server
+        self.kubeconfig = kubeconfig = server.kubeconfig
         self.api = config.new_client_from_config(str(kubeconfig))
         self.core = client.CoreV1Api(self.api)
         self.apps = client.AppsV1Api(self.api)
@@ -58,7 +64,7 @@ class Cluster:
         text = response.read()
         if response.status >= 400:
             raise client.ApiException(status=response.status, reason=text)
-        found: Object = yaml.safe_load(text)
+        found: Object = json.loads(text)
         return found
 
     def endpoint(self, namespace: str, name: str) -> Object:
@@ -111,16 +117,14 @@ class Cluster:
         ready = {"type": "Ready", "status": "True", "lastTransitionTime": now}
         self.set_pod_status(namespace, pod, phase="Running", conditions=[ready])
 
-    def writes(self) -> dict[str, int]:
-        """How often each kind that the operator writes has been written by server-side apply so far, whether the
-        request changed anything or not."""
-        request = self.api.param_serialize("GET", "/metrics")
-        text = self.api.call_api(*request).read().decode()
+    def writes(self, namespace: str) -> dict[str, int]:
+        """How often the operator has asked to change each kind of object in a namespace so far, whether that changed
+        anything or not."""
         counts: dict[str, int] = {}
-        for labels, value in re.findall(r'^apiserver_request_total{([^}]*verb="APPLY"[^}]*)} (\d+)', text, re.M):
-            resource = re.search(r'resource="([^"]*)"', labels)
-            if resource and resource[1] in (PLURAL, "deployments", "services", "serviceaccounts"):
-                counts[resource[1]] = counts.get(resource[1], 0) + int(value)
+        for event in self.server.requests():
+            about = event.get("objectRef", {})
+            if event["verb"] in ("create", "update", "patch", "delete") and about.get("namespace") == namespace:
+                counts[about["resource"]] = counts.get(about["resource"], 0) + 1
         return counts
 
 
@@ -132,11 +136,14 @@ def helm() -> str:
 
 
 @pytest.fixture(scope="session")
-def kube(apiserver: Any, helm: str) -> Cluster:
+def kube(apiserver: ApiServer, helm: str) -> Cluster:
     """The API server with the chart installed; its operator's pod never runs, for want of a node."""
     command = [helm, "install", "stoker", ROOT / "charts/stoker", f"--namespace={SYSTEM}", "--create-namespace"]
     subprocess.run(command, env={**os.environ, "KUBECONFIG": str(apiserver.kubeconfig)}, check=True)
-    cluster = Cluster(apiserver.kubeconfig)
+    cluster = Cluster(apiserver)
+    # The webhook's Service leads to no pod here. A test that wants it called says so, and where it listens.
+    selector = {"op": "add", "path": "/webhooks/0/namespaceSelector", "value": {"matchLabels": {"webhook": "called"}}}
+    client.AdmissionregistrationV1Api(cluster.api).patch_validating_webhook_configuration("stoker", [selector])
 
     def established() -> bool:
         crd = cluster.extensions.read_custom_resource_definition(f"{PLURAL}.{GROUP}")
@@ -146,6 +153,61 @@ def kube(apiserver: Any, helm: str) -> Cluster:
     wait_for(established, "the definition is established")
     wait_for(lambda: cluster.get(f"/apis/{GROUP}/{VERSION}"), "the resource is served")
     return cluster
+
+
+@pytest.fixture(scope="session")
+def foreign() -> Callable[..., list[Object]]:
+    """What others publish with their Go modules, as documents: ``foreign(MODULE, VERSION, "crds/a.yaml", ...)``."""
+
+    def documents(module: str, version: str, *files: str) -> list[Object]:
+        command = ["go", "mod", "download", "-json", f"{module}@{version}"]
+        # Outside of any module of ours; what was downloaded once lies in Go's own cache.
+        done = subprocess.run(command, cwd="/", stdout=subprocess.PIPE, text=True, check=True)
+        folder = Path(json.loads(done.stdout)["Dir"])
+        return [each for file in files for each in yaml.safe_load_all((folder / file).read_text()) if each]
+
+    return documents
+
+
+@pytest.fixture
+def define(kube: Cluster) -> Iterator[Callable[[list[Object]], None]]:
+    """Defines kinds of others until the end of the test."""
+    defined: list[str] = []
+
+    def make(definitions: list[Object]) -> None:
+        for each in definitions:
+            defined.append(each["metadata"]["name"])
+            kube.extensions.create_custom_resource_definition(each)
+        for name in defined:
+            wait_for(lambda name=name: served(name), f"{name} is served")
+
+    def served(name: str) -> Any:
+        crd = kube.extensions.read_custom_resource_definition(name)
+        return kube.get(f"/apis/{crd.spec.group}/{crd.spec.versions[0].name}/{crd.spec.names.plural}")
+
+    def gone() -> bool:
+        there = {each.metadata.name for each in kube.extensions.list_custom_resource_definition().items}
+        return not there & set(defined)
+
+    yield make
+    for name in defined:
+        kube.extensions.delete_custom_resource_definition(name)
+    wait_for(gone, "the definitions are gone")
+
+
+@pytest.fixture
+def define_pod_monitors(
+    foreign: Callable[..., list[Object]], define: Callable[[list[Object]], None]
+) -> Callable[[], None]:
+    """Has the API server know PodMonitors, as the Prometheus operator defines them."""
+    file = "example/prometheus-operator-crd/monitoring.coreos.com_podmonitors.yaml"
+    return lambda: define(foreign("github.com/prometheus-operator/prometheus-operator", "v0.85.0", file))
+
+
+@pytest.fixture
+def pod_monitors(define_pod_monitors: Callable[[], None]) -> None:
+    """The API server knows PodMonitors."""
+    define_pod_monitors()
 
 
 @pytest.fixture(scope="session")
@@ -172,36 +234,49 @@ class Operator:
     """``stoker operator`` as a process of its own."""
 
     def __init__(self, kubeconfig: Path, log: Path) -> None:
-        self.log = log
+        self.kubeconfig, self.log = kubeconfig, log
         self.environment = {**os.environ, "KUBECONFIG": str(kubeconfig)}
         self.process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Starts it, and returns at once."""
-        command = [sys.executable, "-m", "stoker", "operator", "--health-address=127.0.0.1:0"]
-        with self.log.open("ab") as log:
-            self.process = subprocess.Popen(command, env=self.environment, stdout=log, stderr=log)
+        """Starts it, if it does not run, and returns at once."""
+        if self.process is None:
+            command = [sys.executable, "-m", "stoker", "operator", "--health-address=127.0.0.1:0"]
+            with self.log.open("ab") as log:
+                self.process = subprocess.Popen(command, env=self.environment, stdout=log, stderr=log)
 
     def stop(self) -> int:
-        """Asks it to end, as Kubernetes does; its exit code."""
-        assert self.process is not None
+        """Asks it to end, if it runs, as Kubernetes does; its exit code."""
+        if self.process is None:
+            return 0
         self.process.send_signal(signal.SIGTERM)
-        code = self.process.wait(timeout=20)
+        code = self.process.wait(timeout=30)
         self.process = None
         return code
 
 
 @pytest.fixture(scope="session")
-def operator(operators_kubeconfig: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Operator]:
-    """The operator, running with the chart's rights. What it logged must tell of no bug and of nothing forbidden."""
-    running = Operator(operators_kubeconfig, tmp_path_factory.mktemp("operator") / "log")
-    running.start()
-    yield running
-    if running.process:
-        running.stop()
-    log = running.log.read_text()
-    assert "Traceback" not in log, log
-    assert '" cannot ' not in log, log  # as in: User "system:serviceaccount:..." cannot patch resource
+def sleeping_operator(operators_kubeconfig: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Operator]:
+    """The operator, which runs when a test wants it to. What it logged must tell of no bug and of nothing forbidden."""
+    operator = Operator(operators_kubeconfig, tmp_path_factory.mktemp("operator") / "log")
+    yield operator
+    operator.stop()
+    if operator.log.exists():
+        check_log(operator.log)
+
+
+@pytest.fixture
+def operator(sleeping_operator: Operator) -> Operator:
+    """The operator, running with the chart's rights. A test that stops it need not start it again."""
+    sleeping_operator.start()
+    return sleeping_operator
+
+
+def check_log(log: Path) -> None:
+    """What an operator logged tells of no bug and of nothing forbidden."""
+    said = log.read_text()
+    assert "Traceback" not in said, f"{log}: {said}"
+    assert '" cannot ' not in said, f"{log}: {said}"  # as in: User "system:serviceaccount:..." cannot patch resource
 
 
 @pytest.fixture
@@ -224,3 +299,137 @@ def document() -> Callable[..., Object]:
 def eventually() -> Callable[..., Any]:
     """`wait_for`."""
     return wait_for
+
+
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port: int = free.getsockname()[1]
+    return port
+
+
+class Replica:
+    """A replica as a process."""
+
+    def __init__(self, environment: dict[str, str], log: Path) -> None:
+        self.health, self.webhook = free_port(), free_port()
+        self.log, self.left = log, False
+        command = [
+            sys.executable, "-m", "stoker", "operator",
+            f"--operator-namespace={SYSTEM}", "--leader-elect", "--lease-name=stoker",
+            f"--health-address=127.0.0.1:{self.health}",
+            f"--webhook-address=127.0.0.1:{self.webhook}", "--webhook-secret=stoker-webhook",
+            "--webhook-configuration=stoker", "--webhook-host=127.0.0.1", "--log-format=json",
+        ]  # fmt: skip
+        with log.open("ab") as file:
+            self.process = subprocess.Popen(command, env=environment, stdout=file, stderr=file)
+
+    def get(self, path: str) -> tuple[int, str]:
+        """Status and text; 0 where nobody answers."""
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        try:
+            with opener.open(f"http://127.0.0.1:{self.health}{path}", timeout=5) as answer:
+                return answer.status, answer.read().decode()
+        except urllib.error.HTTPError as error:
+            return error.code, error.read().decode()
+        except OSError:
+            return 0, ""
+
+    def ready(self) -> bool:
+        return self.get("/readyz")[0] == 200
+
+    def leads(self) -> bool:
+        return "\nstoker_operator_leader 1.0\n" in self.get("/metrics")[1]
+
+    def review(self, authorities: str, review: Any) -> Any:
+        """What it answers to an AdmissionReview, as the API server would ask."""
+        tls = urllib.request.HTTPSHandler(context=ssl.create_default_context(cadata=authorities))
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), tls)
+        with opener.open(f"https://127.0.0.1:{self.webhook}/validate", json.dumps(review).encode(), 5) as answer:
+            return json.load(answer)
+
+    def leave(self) -> None:
+        """Tells it to end, as Kubernetes does: once. It answers reviews some seconds more."""
+        if not self.left:
+            self.left = True
+            self.process.send_signal(signal.SIGTERM)
+
+    def end(self) -> int:
+        """Ends as by Kubernetes; its exit code."""
+        self.leave()
+        return self.process.wait(timeout=60)
+
+    def check(self) -> None:
+        """What it logged is in order, line by line."""
+        check_log(self.log)
+        assert all(json.loads(line)["message"] for line in self.log.read_text().splitlines())
+
+
+@pytest.fixture(scope="session")
+def leaving() -> Iterator[list[Replica]]:
+    """Replicas that were told to end. They answer reviews some seconds more, for which no test waits."""
+    replicas: list[Replica] = []
+    yield replicas
+    for replica in replicas:
+        assert replica.process.wait(timeout=60) == 0, replica.log
+        replica.check()
+
+
+@pytest.fixture
+def start(
+    sleeping_operator: Operator, leaving: list[Replica], tmp_path: Path, eventually: Any
+) -> Iterator[Callable[[], Replica]]:
+    """Starts a replica and waits until it is ready. What they log must tell of no bug and of nothing forbidden."""
+    sleeping_operator.stop()
+    replicas: list[Replica] = []
+
+    def one_more() -> Replica:
+        replica = Replica(sleeping_operator.environment, tmp_path / f"{len(replicas)}.log")
+        replicas.append(replica)
+        try:
+            eventually(replica.ready, "the replica is ready", timeout=60)
+        except AssertionError:
+            print(replica.log.read_text())
+            raise
+        return replica
+
+    yield one_more
+    running = [replica for replica in replicas if replica.process.poll() is None]
+    for replica in running:
+        replica.leave()
+    for replica in running:
+        eventually(lambda replica=replica: not replica.leads(), "it has left the work to others")
+    leaving += running
+    for replica in replicas:
+        if replica not in running:
+            replica.check()
+
+
+@pytest.fixture
+def configuration(kube: Cluster, eventually: Any) -> Iterator[Any]:
+    """The chart's ValidatingWebhookConfiguration; left as it was."""
+    admission = client.AdmissionregistrationV1Api(kube.api)
+
+    class Configuration:
+        def call(self, replica: Any) -> None:
+            """Has the API server ask this replica."""
+            bundle = eventually(self.bundle, "the operator says whom to trust")
+            url = {"url": f"https://127.0.0.1:{replica.webhook}/validate", "caBundle": bundle}
+            change = [{"op": "replace", "path": "/webhooks/0/clientConfig", "value": url}]
+            admission.patch_validating_webhook_configuration("stoker", change)
+
+        def forget(self) -> None:
+            """Trusts nobody."""
+            if self.bundle():
+                change = [{"op": "remove", "path": "/webhooks/0/clientConfig/caBundle"}]
+                admission.patch_validating_webhook_configuration("stoker", change)
+
+        def bundle(self) -> Any:
+            return admission.read_validating_webhook_configuration("stoker").webhooks[0].client_config.ca_bundle
+
+    service = admission.read_validating_webhook_configuration("stoker").webhooks[0].client_config.service.to_dict()
+    here = Configuration()
+    yield here
+    restored = {"service": service} | ({"caBundle": here.bundle()} if here.bundle() else {})
+    change = [{"op": "replace", "path": "/webhooks/0/clientConfig", "value": restored}]
+    admission.patch_validating_webhook_configuration("stoker", change)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,11 @@ from typing import Any
 import pytest
 import yaml
 
+from stoker_operator import webhook as webhook_module
+from stoker_operator.api.manifest import parse as parse_endpoint
+from stoker_operator.cli.operator import parse
 from stoker_operator.plan.catalogue import Catalogue
+from stoker_operator.settings import LeaseSettings
 
 CHART = Path(__file__).parents[2] / "charts/stoker"
 
@@ -20,8 +25,18 @@ def template(helm: str, *values: str) -> list[dict[str, Any]]:
     return [document for document in yaml.safe_load_all(rendered) if document]
 
 
+def lasting(documents: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Without the hooks, which are there only while they run."""
+    return [each for each in documents if "helm.sh/hook" not in each["metadata"].get("annotations", {})]
+
+
 def only(documents: list[dict[str, Any]], kind: str) -> dict[str, Any]:
     (found,) = [document for document in documents if document["kind"] == kind]
+    return found
+
+
+def only_named(documents: list[dict[str, Any]], kind: str, name: str) -> dict[str, Any]:
+    (found,) = [each for each in documents if (each["kind"], each["metadata"]["name"]) == (kind, name)]
     return found
 
 
@@ -29,12 +44,24 @@ def test_it_is_clean(helm: str) -> None:
     subprocess.run([helm, "lint", "--strict", "--quiet", CHART], check=True)
 
 
+def granted(rules: list[dict[str, Any]]) -> set[str]:
+    return {f"{resource} {verb}" for rule in rules for resource in rule["resources"] for verb in rule["verbs"]}
+
+
 def test_the_operator_may_do_what_it_does_and_no_more(helm: str) -> None:
-    rules = only(template(helm), "ClusterRole")["rules"]
-    assert not [rule for rule in rules for word in (*rule["verbs"], *rule["resources"]) if "*" in word]
-    granted = {f"{resource} {verb}" for rule in rules for resource in rule["resources"] for verb in rule["verbs"]}
-    assert not [grant for grant in granted if grant.endswith(" delete") or grant.startswith("secrets")]
-    assert "inferenceendpoints patch" not in granted  # users' objects are theirs
+    documents = lasting(template(helm))
+    roles = {each["metadata"]["name"]: each["rules"] for each in documents if each["kind"] in ("Role", "ClusterRole")}
+    assert set(roles) == {"stoker", "stoker-self", "stoker-webhook"}
+    assert not [grant for rules in roles.values() for grant in granted(rules) if "*" in grant]
+    everywhere = granted(roles["stoker"])
+    assert {grant for grant in everywhere if grant.endswith(" delete")} == {
+        "poddisruptionbudgets delete",
+        "podmonitors delete",
+    }
+    assert not [grant for grant in everywhere if grant.startswith("secrets")]
+    assert "inferenceendpoints patch" not in everywhere  # users' objects are theirs
+    for rule in [*roles["stoker-self"], *roles["stoker-webhook"]]:
+        assert rule.get("resourceNames") or rule["verbs"] == ["create"]
 
 
 def test_its_pod_is_restricted(helm: str) -> None:
@@ -48,29 +75,204 @@ def test_its_pod_is_restricted(helm: str) -> None:
     }
 
 
-def test_images_and_accelerators_reach_the_operator(helm: str, tmp_path: Path) -> None:
+def test_its_arguments_are_the_commands(helm: str) -> None:
+    """What the chart says is what the command understands."""
+    for values in ([], ["webhook.enabled=false"], ["webhook.certificate=cert-manager", "watchNamespaces={a,b}"]):
+        documents = template(helm, *values)
+        (container,) = only(documents, "Deployment")["spec"]["template"]["spec"]["containers"]
+        assert container["args"][0] == "operator"
+        settings, _ = parse(container["args"][1:])
+        assert settings.lease == LeaseSettings("default", "stoker")
+        if settings.webhook is None:
+            assert not [each for each in documents if each["kind"] in ("ValidatingWebhookConfiguration", "Secret")]
+            continue
+        (webhook,) = only(documents, "ValidatingWebhookConfiguration")["webhooks"]
+        service = webhook["clientConfig"]["service"]
+        assert service["path"] == webhook_module.PATH
+        if not settings.webhook.external:
+            assert settings.webhook.hosts == (f"{service['name']}.{service['namespace']}.svc",)
+            assert settings.webhook.secret == only(documents, "Secret")["metadata"]["name"]
+
+
+def test_the_certificate_may_be_cert_managers(helm: str) -> None:
+    documents = template(helm, "webhook.certificate=cert-manager")
+    assert not [each for each in documents if each["kind"] == "Secret"]
+    assert "stoker-webhook" not in [each["metadata"]["name"] for each in documents if each["kind"] == "ClusterRole"]
+    certificate = only(documents, "Certificate")
+    configuration = only(documents, "ValidatingWebhookConfiguration")
+    assert configuration["metadata"]["annotations"] == {"cert-manager.io/inject-ca-from": "default/stoker-webhook"}
+    assert certificate["spec"]["dnsNames"] == ["stoker-webhook.default.svc"]
+    assert certificate["spec"]["issuerRef"] == {"name": only(documents, "Issuer")["metadata"]["name"]}
     documents = template(
-        helm, "images.operator=my/operator:1", "images.engine.cuda=my/cuda:2", "accelerators.my-gpu.images=cuda"
+        helm,
+        "webhook.certificate=cert-manager",
+        "webhook.certManager.issuerRef.name=mine",
+        "webhook.certManager.issuerRef.kind=ClusterIssuer",
+    )
+    assert only(documents, "Certificate")["spec"]["issuerRef"] == {"name": "mine", "kind": "ClusterIssuer"}
+    assert not [each for each in documents if each["kind"] == "Issuer"]
+
+
+def test_the_catalogue_reaches_the_operator(helm: str, tmp_path: Path) -> None:
+    documents = template(
+        helm,
+        "images.operator=my/operator:1",
+        "images.engine.cuda=my/cuda:2",
+        "catalogue.runtimes.stoker.rocm=my/rocm:3",
+        "catalogue.runtimes.vllm.cuda=my/vllm:4",
+        "catalogue.accelerators.my-gpu.images=cuda",
+        "catalogue.accelerators.my-gpu.arch=mine",
+        "catalogue.accelerators.my-gpu.nodeLabels.a\\.b/c={d}",
+        "catalogue.accelerators.my-gpu.tolerations[0].operator=Exists",
+        "catalogue.supports.vllm.mine.dtypes={float16}",
+        "catalogue.releases.stoker.devices=8",
     )
     file = tmp_path / "catalogue.yaml"
     file.write_text(only(documents, "ConfigMap")["data"]["catalogue.yaml"])
     catalogue = Catalogue.load(file)
     assert catalogue.image("stoker", "my-gpu") == catalogue.image("stoker", "nvidia-l4") == "my/cuda:2"
+    assert catalogue.image("stoker", "amd-mi300x") == "my/rocm:3"
+    assert catalogue.image("vllm", "my-gpu") == "my/vllm:4"
     assert catalogue.image("stoker", "cpu") == Catalogue.load().image("stoker", "cpu")
+    assert catalogue.accelerators["my-gpu"].node_labels == {"a.b/c": ["d"]}
+    assert catalogue.accelerators["nvidia-l4"] == Catalogue.load().accelerators["nvidia-l4"]
+    assert catalogue.supports["vllm"]["mine"].dtypes == ["float16"]
+    assert catalogue.releases["stoker"].devices == 8
     (container,) = only(documents, "Deployment")["spec"]["template"]["spec"]["containers"]
     assert container["image"] == "my/operator:1"
 
 
+def test_without_the_internet_images_come_from_a_registry_of_ones_own(helm: str, tmp_path: Path) -> None:
+    own = "registry.example.com:5000/mirror"
+    documents = template(
+        helm, f"images.registry={own}", "images.tag=9.9", "catalogue.runtimes.vllm.rocm=other.example.com/vllm:1"
+    )
+    (container,) = only(documents, "Deployment")["spec"]["template"]["spec"]["containers"]
+    assert container["image"] == f"{own}/stoker/operator:9.9"
+    file = tmp_path / "catalogue.yaml"
+    file.write_text(only(documents, "ConfigMap")["data"]["catalogue.yaml"])
+    catalogue = Catalogue.load(file)
+    assert catalogue.image("stoker", "cpu") == f"{own}/stoker/engine-cpu:9.9"
+    assert catalogue.image("vllm", "nvidia-l4") == f"{own}/{Catalogue.load().image('vllm', 'nvidia-l4')}"
+    assert catalogue.image("vllm", "amd-mi300x") == "other.example.com/vllm:1"
+    named = template(helm, f"images.registry={own}", "images.operator=localhost/my/operator:1")
+    (container,) = only(named, "Deployment")["spec"]["template"]["spec"]["containers"]
+    assert container["image"] == "localhost/my/operator:1"
+
+
+def test_the_definition_stays_unless_that_is_not_wanted(helm: str) -> None:
+    policy = {"helm.sh/resource-policy": "keep"}
+    kept = only(template(helm), "CustomResourceDefinition")
+    assert kept["metadata"]["annotations"] == policy
+    gone = only(template(helm, "crds.keep=false"), "CustomResourceDefinition")
+    assert "annotations" not in gone["metadata"]
+    assert gone["spec"] == kept["spec"]
+    assert "CustomResourceDefinition" not in [each["kind"] for each in template(helm, "crds.install=false")]
+
+
+def test_example_values_are_right(helm: str) -> None:
+    examples = sorted((CHART / "examples").glob("*.yaml"))
+    assert examples
+    for path in examples:
+        subprocess.run([helm, "template", "stoker", CHART, "-f", path], stdout=subprocess.PIPE, check=True)
+    demo = yaml.safe_load((CHART / "examples/demo-model.yaml").read_text())["endpoints"]["demo"]
+    parse_endpoint(
+        {
+            "apiVersion": "stoker.dev/v1alpha1",
+            "kind": "InferenceEndpoint",
+            "metadata": {"name": "demo"},
+            "spec": demo["spec"],
+        }
+    )
+
+
+def test_an_image_that_is_said_twice_is_refused(helm: str) -> None:
+    values = ("images.engine.cpu=a/b:1", "catalogue.runtimes.stoker.cpu=a/c:1")
+    command = [helm, "template", "stoker", CHART, *(f"--set={value}" for value in values)]
+    result = subprocess.run(command, capture_output=True, text=True)
+    assert result.returncode != 0
+    assert "images.engine.cpu and catalogue.runtimes.stoker.cpu both name an image" in result.stderr
+
+
 def test_rights_end_where_the_namespaces_do(helm: str) -> None:
-    documents = template(helm, "namespaces={one,two}")
-    assert not [document for document in documents if document["kind"] == "ClusterRoleBinding"]
-    bindings = [document for document in documents if document["kind"] == "RoleBinding"]
-    assert [binding["metadata"]["namespace"] for binding in bindings] == ["one", "two"]
+    documents = lasting(template(helm, "watchNamespaces={one,two}"))
+    everywhere = [each for each in documents if each["kind"] in ("ClusterRole", "ClusterRoleBinding")]
+    assert {each["metadata"]["name"] for each in everywhere} == {"stoker-webhook"}  # which names one object
+    roles = {each["metadata"]["namespace"]: each["rules"] for each in documents if each["kind"] == "Role"}
+    assert set(roles) == {"one", "two", "default"}
+    bound = [each["metadata"]["namespace"] for each in documents if each["kind"] == "RoleBinding"]
+    assert set(bound) == set(roles)
+    all_of_it = granted(only_named(template(helm), "ClusterRole", "stoker")["rules"])
+    assert granted(roles["one"]) == granted(roles["two"]) == all_of_it - {"nodes list", "nodes watch"}
     (container,) = only(documents, "Deployment")["spec"]["template"]["spec"]["containers"]
     assert {"--namespace=one", "--namespace=two"} <= set(container["args"])
+    (webhook,) = only(documents, "ValidatingWebhookConfiguration")["webhooks"]
+    (expression,) = webhook["namespaceSelector"]["matchExpressions"]
+    assert expression["values"] == ["one", "two"]
 
 
-@pytest.mark.parametrize("value", ["nonsense=1", "images.operater=x", "logLevel=loud", "accelerators.a.memory=1"])
+def test_a_single_operator_can_be_drained(helm: str) -> None:
+    assert only(template(helm), "PodDisruptionBudget")["spec"]["maxUnavailable"] == 1
+    assert not [each for each in template(helm, "replicas=1") if each["kind"] == "PodDisruptionBudget"]
+
+
+def test_it_is_monitored_where_that_is_possible(helm: str) -> None:
+    def monitors(*arguments: str) -> int:
+        command = [helm, "template", "stoker", CHART, *arguments]
+        rendered = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
+        return rendered.count("kind: PodMonitor\n")
+
+    known = "--api-versions=monitoring.coreos.com/v1/PodMonitor"
+    assert (monitors(), monitors(known), monitors(known, "--set=monitoring.podMonitor=Disabled")) == (0, 1, 0)
+    assert monitors("--set=monitoring.podMonitor=Enabled") == 1
+
+
+@pytest.mark.parametrize("name", ["default", "confined", "cert-manager"])
+def test_what_is_rendered_is_as_it_was(helm: str, name: str) -> None:
+    """STOKER_GOLDEN=write writes the files anew."""
+    values = {
+        "default": [],
+        "confined": ["watchNamespaces={one}"],
+        "cert-manager": ["webhook.certificate=cert-manager"],
+    }
+    documents = lasting(template(helm, "crds.install=false", *values[name]))
+    rendered = yaml.safe_dump_all(documents, sort_keys=False, width=120)
+    golden = Path(__file__).with_name("golden") / f"chart-{name}.yaml"
+    if os.environ.get("STOKER_GOLDEN") == "write":
+        golden.parent.mkdir(exist_ok=True)
+        golden.write_text(rendered)
+    assert rendered == golden.read_text()
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "nonsense=1",
+        "images.operater=x",
+        "logLevel=loud",
+        "logFormat=xml",
+        "replicas=0",
+        "accelerators.a.images=cuda",
+        "catalogue.accelerators.a.memory=1",
+        "catalogue.accelerators.A.images=cuda",
+        "catalogue.accelerators.a.tolerations[0].nonsense=1",
+        "catalogue.supports.vllm.sm_90.dtype={float16}",
+        "catalogue.runtimes.vllm.cuda=",
+        "webhook.enabled=maybe",
+        "webhook.failurePolicy=Perhaps",
+        "webhook.timeoutSeconds=31",
+        "webhook.certificate=none",
+        "webhook.certManager.issuerRef.kind=ClusterIssuer",
+        "monitoring.podMonitor=true",
+        "podDisruptionBudget.maxUnavailable=1",
+        "namespaces={a}",
+        "monitoring.dashboards=true",
+        "endpoints.demo.replicas=1",
+        "endpoints.Demo.spec.model.source=demo://gemma-3-270m",
+        "images.registry=registry.example.com/",
+        "crds.keep=maybe",
+    ],
+)
 def test_a_wrong_value_is_refused(helm: str, value: str) -> None:
     command = [helm, "template", "stoker", CHART, "--set", value]
     result = subprocess.run(command, capture_output=True, text=True)

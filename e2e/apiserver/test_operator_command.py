@@ -22,6 +22,7 @@ def test_without_a_cluster_it_says_so(tmp_path: Path) -> None:
     result = subprocess.run(command(), env=environment, capture_output=True, text=True, timeout=60)
     assert result.returncode == 1
     assert result.stderr.startswith("stoker operator: no cluster: ")
+    assert len((result.stdout + result.stderr).splitlines()) == 1
 
 
 def test_a_catalogue_that_is_none_is_refused(tmp_path: Path) -> None:
@@ -33,17 +34,29 @@ def test_a_catalogue_that_is_none_is_refused(tmp_path: Path) -> None:
     assert "nonsense" in result.stderr
 
 
+def test_an_address_in_use_ends_it(kube: Any, sleeping_operator: Any) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        started = command(f"--health-address={address}")
+        result = subprocess.run(started, env=sleeping_operator.environment, capture_output=True, text=True, timeout=60)
+    assert result.returncode == 1
+    assert "stoker operator: it cannot start: " in result.stderr
+    assert "Traceback" not in result.stderr
+
+
 def test_it_looks_after_the_namespaces_it_is_told(
-    kube: Any, ns: str, document: Any, eventually: Any, operator: Any
+    kube: Any, ns: str, document: Any, eventually: Any, sleeping_operator: Any
 ) -> None:
     """It sees what others do in its ns, answers probes, and ends when asked to."""
-    operator.stop()
+    sleeping_operator.stop()
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{free.getsockname()[1]}"
     process = subprocess.Popen(
         command("--namespace", ns, f"--health-address={address}"),
-        env=operator.environment,
+        env=sleeping_operator.environment,
         stderr=subprocess.PIPE,
         text=True,
     )
@@ -59,6 +72,5 @@ def test_it_looks_after_the_namespaces_it_is_told(
         process.send_signal(signal.SIGTERM)
         _, log = process.communicate(timeout=20)
         kube.delete("default", "not-mine")
-        operator.start()
     assert process.returncode == 0
     assert "Traceback" not in log

@@ -20,6 +20,13 @@ def ready(kube: Any, ns: str, reason: str, status: str = "False") -> Any:
     return condition if (condition.get("status"), condition.get("reason")) == (status, reason) else None
 
 
+def events(kube: Any, ns: str) -> list[Any]:
+    """What was told about the endpoint, the oldest first."""
+    told = kube.core.list_namespaced_event(ns).items
+    found = [each for each in told if each.involved_object.kind == "InferenceEndpoint"]
+    return sorted(found, key=lambda each: int(each.metadata.resource_version))
+
+
 def args(deployment: Any) -> Any:
     return deployment["spec"]["template"]["spec"]["containers"][0]["args"]
 
@@ -52,26 +59,32 @@ def test_an_endpoint_becomes_objects_and_reports(kube: Any, ns: str, document: A
     assert account["automountServiceAccountToken"] is False
     assert args(deployment) == [
         "serve", "demo://gemma-3-270m", "--served-model-name", "gemma-3-270m", "--dtype=float32", "--device=cpu",
-        "--max-num-seqs=8",
+        "--max-num-seqs=8", "--max-engine-restarts=3",
     ]  # fmt: skip
 
     status = kube.endpoint(ns, "demo")["status"]
     assert status["observedGeneration"] == 1
     assert status["url"] == f"http://demo.{ns}.svc:8000/v1"
-    assert status["workloads"] == [
-        {"name": "main", "image": "stoker/engine-cpu:0.1.0", "plan": {"tensor": 1, "data": 1}}
-    ]
+    (workload,) = status["workloads"]
+    assert (workload["name"], workload["runtime"], workload["image"]) == ("main", "stoker", "stoker/engine-cpu:0.1.0")
+    assert (workload["plan"]["tensor"], workload["plan"]["data"]) == (1, 1)
+    assert workload["engine"]["args"] == args(deployment)
     conditions = {each["type"]: each["status"] for each in status["conditions"]}
     assert conditions == {
-        "Accepted": "True", "Planned": "True", "Available": "False", "Progressing": "True", "Ready": "False",
+        "Accepted": "True", "Planned": "True", "Available": "False", "Progressing": "True", "Stalled": "False",
+        "Ready": "False",
     }  # fmt: skip
 
     wait_until_ready(kube, ns, eventually)
     status = kube.endpoint(ns, "demo")["status"]
     assert (status["replicas"], status["readyReplicas"], status["availableReplicas"]) == (1, 1, 1)
     assert {each["type"]: each["status"] for each in status["conditions"]} == {
-        "Accepted": "True", "Planned": "True", "Available": "True", "Progressing": "False", "Ready": "True",
+        "Accepted": "True", "Planned": "True", "Available": "True", "Progressing": "False", "Stalled": "False",
+        "Ready": "True",
     }  # fmt: skip
+    eventually(lambda: len(events(kube, ns)) == 2, "both are told")  # an Event follows the status
+    told = [(event.type, event.reason) for event in events(kube, ns)]
+    assert told == [("Normal", "RollingOut"), ("Normal", "Ready")]
 
 
 def test_the_users_object_stays_the_users(kube: Any, ns: str, document: Any, eventually: Any) -> None:
@@ -84,8 +97,6 @@ def test_the_users_object_stays_the_users(kube: Any, ns: str, document: Any, eve
     assert endpoint["spec"] == {**document()["spec"], "replicas": 1}
     ours = [each for each in endpoint["metadata"]["managedFields"] if each["manager"] == "stoker"]
     assert [each["subresource"] for each in ours] == ["status"]
-    events = kube.core.list_namespaced_event(ns).items
-    assert not [event for event in events if event.involved_object.kind == "InferenceEndpoint"]
 
 
 def test_a_new_spec_rolls(kube: Any, ns: str, document: Any, eventually: Any) -> None:
@@ -161,7 +172,7 @@ def test_a_spec_that_only_the_catalogue_refuses(kube: Any, ns: str, document: An
 
 
 def test_what_the_api_server_will_not_take_is_reported(kube: Any, ns: str, document: Any, eventually: Any) -> None:
-    resources = {"limits": {"memory": "1Gi"}, "requests": {"memory": "2Gi"}}
+    resources = {"limits": {"memory": "8Gi"}, "requests": {"memory": "9Gi"}}
     kube.create(ns, document(hardware={"accelerator": "cpu", "resources": resources}))
     condition = eventually(lambda: ready(kube, ns, "ApplyFailed"), "reported")
     assert "must be less than or equal to memory limit" in condition["message"]
@@ -193,6 +204,8 @@ def test_trouble_with_a_pod_is_named(
     kube.set_pod_status(ns, pod.metadata.name, phase="Pending", containerStatuses=[container])
     condition = eventually(lambda: ready(kube, ns, reason), "reported")
     assert words in condition["message"]
+    (told,) = eventually(lambda: [event for event in events(kube, ns) if event.reason == reason], "told")
+    assert (told.type, words in told.message) == ("Warning", True)
     wait_until_ready(kube, ns, eventually)  # and it heals
 
 
@@ -207,6 +220,66 @@ def test_scaling_goes_through_the_endpoint(kube: Any, ns: str, document: Any, ev
     assert len(kube.core.list_namespaced_pod(ns, label_selector=scale["status"]["selector"]).items) == 2
     kube.custom.patch_namespaced_custom_object_scale(*path, {"spec": {"replicas": 0}})
     eventually(lambda: ready(kube, ns, "ScaledToZero", "True"), "scaled to zero")
+
+
+def test_what_only_several_replicas_need_comes_and_goes(kube: Any, ns: str, document: Any, eventually: Any) -> None:
+    kube.create(ns, document(replicas=2))
+    budget = f"/apis/policy/v1/namespaces/{ns}/poddisruptionbudgets/demo"
+    assert eventually(lambda: kube.get(budget), "the budget")["spec"]["maxUnavailable"] == 1
+    kube.patch(ns, "demo", {"replicas": 1})
+
+    def gone() -> bool:
+        return not kube.get(budget.rpartition("/")[0])["items"]
+
+    eventually(gone, "the budget is gone")
+    policy = kube.get(f"/apis/networking.k8s.io/v1/namespaces/{ns}/networkpolicies/demo")
+    assert policy["spec"]["policyTypes"] == ["Ingress"]
+
+
+def test_a_template_is_checked_by_the_api_server(kube: Any, ns: str, document: Any, eventually: Any) -> None:
+    kube.create(ns, document(template={"spec": {"nodeSelectr": {"disk": "ssd"}}}))
+    condition = eventually(lambda: ready(kube, ns, "InvalidTemplate"), "refused")
+    assert "spec.template: " in condition["message"] and "nodeSelectr" in condition["message"]
+    assert kube.condition(ns, "demo", "Stalled")["status"] == "True"
+    assert kube.apps.list_namespaced_deployment(ns).items == []
+    kube.patch(ns, "demo", {"template": {"spec": {"nodeSelectr": None, "nodeSelector": {"disk": "ssd"}}}})
+    eventually(lambda: ready(kube, ns, "RollingOut"), "accepted")
+    assert kube.deployment(ns, "demo")["spec"]["template"]["spec"]["nodeSelector"] == {"disk": "ssd"}
+
+
+def test_rapid_edits_and_reverts_end_at_the_last(kube: Any, ns: str, document: Any, eventually: Any) -> None:
+    kube.create(ns, document())
+    wait_until_ready(kube, ns, eventually)
+    for number in (3, 4, 5, 3, 7, 6):
+        kube.patch(ns, "demo", {"engine": {"maxNumSeqs": number}})
+        assert kube.condition(ns, "demo", "Available").get("status") != "False"
+    eventually(lambda: "--max-num-seqs=6" in args(kube.deployment(ns, "demo")), "the last one")
+    wait_until_ready(kube, ns, eventually)
+
+
+def test_a_quota_is_named(kube: Any, ns: str, document: Any, eventually: Any) -> None:
+    quota = {"metadata": {"name": "team"}, "spec": {"hard": {"pods": "0"}}}
+    kube.core.create_namespaced_resource_quota(ns, quota)
+    kube.create(ns, document())
+    condition = eventually(lambda: ready(kube, ns, "QuotaExceeded"), "reported")
+    assert "exceeded quota: team" in condition["message"]
+    kube.core.delete_namespaced_resource_quota("team", ns)
+    kube.patch(ns, "demo", {"engine": {"maxNumSeqs": 2}})  # or the controller's own back-off is waited for
+    wait_until_ready(kube, ns, eventually)
+
+
+def test_a_claim_that_cannot_be_shared_is_refused(kube: Any, ns: str, document: Any, eventually: Any) -> None:
+    claim = {
+        "metadata": {"name": "weights"},
+        "spec": {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}},
+    }
+    kube.core.create_namespaced_persistent_volume_claim(ns, claim)
+    storage = {"cache": {"persistentVolumeClaim": {"claimName": "weights"}}}
+    kube.create(ns, document(replicas=2, storage=storage))
+    condition = eventually(lambda: ready(kube, ns, "VolumeNotShared"), "refused")
+    assert "ReadWriteMany" in condition["message"]
+    kube.patch(ns, "demo", {"replicas": 1, "rollout": {"maxSurge": 0, "maxUnavailable": 1}})
+    eventually(lambda: ready(kube, ns, "RollingOut"), "accepted")
 
 
 def test_deletion_leaves_nothing(kube: Any, ns: str, document: Any, eventually: Any) -> None:
@@ -236,19 +309,24 @@ def test_deletion_needs_no_operator_and_a_restart_writes_nothing(
     wait_until_ready(kube, ns, eventually)
     time.sleep(1)
     assert running.stop() == 0
-    before = kube.writes()
+    before = kube.writes(ns)
     assert before["deployments"] >= 3
 
     kube.delete(ns, "two")
     path = f"/apis/apps/v1/namespaces/{ns}/deployments"
     eventually(lambda: len(kube.get(path)["items"]) == 2, "its Deployment is gone")
 
+    running.start()
+    time.sleep(8)  # longer than the operator waits before it looks again at what is not ready
+    assert kube.writes(ns) == before
+
+    assert running.stop() == 0
     kube.patch(ns, "one", {"engine": {"maxNumSeqs": 3}})
     running.start()
     eventually(lambda: "--max-num-seqs=3" in args(kube.deployment(ns, "one")), "what was missed is made up for")
     eventually(lambda: kube.condition(ns, "one"), "and reported")
-    time.sleep(8)  # longer than the operator waits before it looks again at what is not ready
-    after = kube.writes()
+    time.sleep(4)
+    after = kube.writes(ns)
     # One Deployment for the one spec that changed, and its status: at most once a change of its Deployment.
     assert after["deployments"] - before["deployments"] == 1
     assert (after["services"], after["serviceaccounts"]) == (before["services"], before["serviceaccounts"])

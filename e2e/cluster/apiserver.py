@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import json
 import os
 import shutil
 import signal
@@ -26,9 +27,19 @@ import time
 import urllib.request
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 HERE = Path(__file__).resolve().parent
 SERVICE_RANGE = "10.96.0.0/16"
+# Requests of service accounts: of the operator, that is. The controllers run as the administrator.
+AUDIT_POLICY = """
+apiVersion: audit.k8s.io/v1
+kind: Policy
+omitStages: [RequestReceived, ResponseStarted]
+rules:
+- {level: Metadata, userGroups: ["system:serviceaccounts"]}
+- {level: None}
+"""
 
 
 class ApiServerError(RuntimeError):
@@ -78,6 +89,7 @@ class ApiServer:
         self.kubeconfig = self.folder / "super-admin.conf"
         self._make_credentials(port)
         pki = self.folder / "pki"
+        (self.folder / "audit.yaml").write_text(AUDIT_POLICY)
         self._spawn(
             "etcd",
             f"--data-dir={self.folder / 'etcd-data'}",
@@ -96,6 +108,8 @@ class ApiServer:
             f"--service-cluster-ip-range={SERVICE_RANGE}",
             "--authorization-mode=RBAC",
             "--allow-privileged",
+            f"--audit-policy-file={self.folder / 'audit.yaml'}",
+            f"--audit-log-path={self.folder / 'audit.log'}",
             f"--tls-cert-file={pki / 'apiserver.crt'}",
             f"--tls-private-key-file={pki / 'apiserver.key'}",
             f"--client-ca-file={pki / 'ca.crt'}",
@@ -112,6 +126,9 @@ class ApiServer:
                 "--bind-address=127.0.0.1",
                 f"--secure-port={manager_port}",
                 "--leader-elect=false",
+                # Its usual 20 requests a second are five Deployments a second.
+                "--kube-api-qps=1000",
+                "--kube-api-burst=1000",
                 "--controllers=*,-node-ipam-controller",  # no nodes, and no range to give them pods from
                 f"--root-ca-file={pki / 'ca.crt'}",
                 f"--service-account-private-key-file={pki / 'sa.key'}",
@@ -183,6 +200,11 @@ networking: {{serviceSubnet: {SERVICE_RANGE}}}
 
     def _log_tail(self, component: str) -> str:
         return "\n".join((self.folder / f"{component}.log").read_text().splitlines()[-20:])
+
+    def requests(self) -> list[dict[str, Any]]:
+        """What service accounts have asked for so far, as audit events (audit.k8s.io/v1); watches when they end."""
+        with (self.folder / "audit.log").open() as log:
+            return [json.loads(line) for line in log]
 
     def stop(self) -> None:
         # Killed, not asked: the data goes too, and a graceful API server waits a minute for its watches.

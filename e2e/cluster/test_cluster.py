@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import kubernetes
 
 if TYPE_CHECKING:
     from apiserver import ApiServer
-    from conftest import Cluster, Images
+    from kit.cluster import Cluster, Images
 
 
 def eventually(condition: Callable[[], bool], seconds: float = 30) -> bool:
@@ -58,3 +61,16 @@ def test_service_answers_by_its_dns_name(cluster: Cluster, images: Images, names
     cluster.kubectl("wait", "--namespace", namespace, "pods", "--all", "--for=condition=Ready", "--timeout=60s")
     fetch = f"import urllib.request as r; print(r.urlopen('http://server.{namespace}.svc.cluster.local').status)"
     assert "200" in cluster.kubectl("exec", "--namespace", namespace, "client", "--", "python", "-c", fetch)
+
+
+def test_a_cluster_that_is_slow_to_answer_is_not_made_anew(cluster: Cluster) -> None:
+    (node,) = cluster.get("nodes", "-l", "node-role.kubernetes.io/control-plane")["items"]
+    name = node["metadata"]["name"]
+    cluster.on_node(name, "pkill", "-STOP", "-f", "^kube-apiserver")
+    answers_again = threading.Timer(8, cluster.on_node, (name, "pkill", "-CONT", "-f", "^kube-apiserver"))
+    answers_again.start()
+    up = subprocess.run([Path(__file__).with_name("up")], capture_output=True, text=True)
+    answers_again.join()
+    assert up.returncode == 0
+    assert "waiting for it" in up.stderr
+    assert cluster.get("node", name)["metadata"]["uid"] == node["metadata"]["uid"]

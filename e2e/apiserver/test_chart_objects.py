@@ -1,0 +1,117 @@
+"""What the chart renders is what the API server takes, and what its scripts do there."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from apiserver import kube_binary
+
+CHART = Path(__file__).parents[2] / "charts/stoker"
+#: Kinds of others, which a bare cluster does not know.
+FOREIGN = {"PodMonitor", "Certificate", "Issuer"}
+
+VALUES: dict[str, tuple[str, ...]] = {
+    "defaults": (),
+    "confined": ("watchNamespaces={default}", "replicas=1", "crds.keep=false"),
+    "without a webhook": ("webhook.enabled=false", "crds.install=false"),
+    "cert-manager": ("webhook.certificate=cert-manager", "webhook.failurePolicy=Fail"),
+    "all of it": (
+        "monitoring.podMonitor=Enabled",
+        "monitoring.dashboards.enabled=true",
+        "endpoints.demo.namespace=default",
+        "endpoints.demo.spec.model.source=demo://gemma-3-270m",
+        "endpoints.demo.spec.hardware.accelerator=cpu",
+        "images.pullSecrets[0].name=mine",
+        "nodeSelector.a=b",
+        "tolerations[0].operator=Exists",
+        "priorityClassName=system-cluster-critical",
+        "podLabels.a=b",
+        "podAnnotations.a=b",
+        "serviceAccount.annotations.a=b",
+        "monitoring.dashboards.annotations.a=b",
+    ),
+}
+
+
+@pytest.mark.parametrize("values", VALUES.values(), ids=VALUES)
+def test_every_object_passes_a_strict_dry_run(kube: Any, helm: str, ns: str, values: tuple[str, ...]) -> None:
+    command = [helm, "template", "fresh", CHART, f"--namespace={ns}", *(f"--set={value}" for value in values)]
+    rendered = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
+    documents = [each for each in yaml.safe_load_all(rendered) if each]
+    ours = [each for each in documents if each["kind"] not in FOREIGN]
+    assert len(ours) > 5
+    for each in ours:
+        if each["kind"] == "ServiceAccount":  # a pod is taken where its account is
+            kube.core.create_namespaced_service_account(ns, each)
+    applied = subprocess.run(
+        ["kubectl", "apply", "--server-side", "--dry-run=server", "--validate=strict", "--force-conflicts", "-f", "-"],
+        executable=kube_binary(),
+        env={**os.environ, "KUBECONFIG": str(kube.kubeconfig)},
+        input=json.dumps({"apiVersion": "v1", "kind": "List", "items": ours}),
+        capture_output=True,
+        text=True,
+    )
+    assert applied.returncode == 0, applied.stderr
+    assert "Warning" not in applied.stderr, applied.stderr
+    assert len(applied.stdout.splitlines()) == len(ours)
+
+
+def script(kube: Any, name: str, *arguments: str, patience: str = "") -> subprocess.CompletedProcess[str]:
+    """Runs a script of the chart as its pod does, but for how many seconds it waits for what may come."""
+    text = (CHART / "files" / name).read_text()
+    if patience:
+        text, changed = re.subn(r"^SECONDS = \d+", f"SECONDS = {patience}", text, flags=re.MULTILINE)
+        assert changed == 1
+    return subprocess.run(
+        [sys.executable, "-c", text, *arguments],
+        env={**os.environ, "KUBECONFIG": str(kube.kubeconfig)},
+        capture_output=True,
+        text=True,
+        timeout=90,
+    )
+
+
+def test_endpoints_of_the_values_are_applied(kube: Any, helm: str, ns: str) -> None:
+    values = [f"--values={CHART / 'examples/demo-model.yaml'}", f"--set=endpoints.demo.namespace={ns}"]
+    command = [helm, "template", "stoker", CHART, *values]
+    documents = yaml.safe_load_all(subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout)
+    (job,) = [each for each in documents if each and each["metadata"]["name"] == "stoker-endpoints" and "spec" in each]
+    (container,) = job["spec"]["template"]["spec"]["containers"]
+    assert container["args"][0].strip() == (CHART / "files/apply_endpoints.py").read_text().strip()
+    for _ in range(2):  # an upgrade applies them again
+        done = script(kube, "apply_endpoints.py", container["args"][1])
+        assert (done.returncode, done.stdout) == (0, "applied demo\n"), done.stderr
+        endpoint = kube.endpoint(ns, "demo")
+        assert endpoint["metadata"]["generation"] == 1
+    assert endpoint["spec"]["model"]["source"] == "demo://gemma-3-270m"
+
+    (manifest,) = json.loads(container["args"][1])
+    manifest["spec"]["replicaz"] = 2
+    began = time.monotonic()
+    refused = script(kube, "apply_endpoints.py", json.dumps([manifest]))
+    assert refused.returncode == 1
+    assert time.monotonic() - began < 45  # without waiting for what time does not mend
+    assert "replicaz" in refused.stderr
+
+
+def test_helm_test_tells_whether_it_works(kube: Any, ns: str, start: Any, configuration: Any) -> None:
+    without = script(kube, "helm_test.py", ns, "accepts")
+    assert without.returncode == 0, without.stderr
+    kube.core.patch_namespace(ns, {"metadata": {"labels": {"webhook": "called"}}})
+    configuration.call(start())
+    works = script(kube, "helm_test.py", ns, "refuses")
+    assert works.returncode == 0, works.stderr
+    assert "refuses one for hardware that is in no catalogue" in works.stdout
+    kube.core.patch_namespace(ns, {"metadata": {"labels": {"webhook": "not-called"}}})
+    fails = script(kube, "helm_test.py", ns, "refuses", patience="3")
+    assert fails.returncode == 1
+    assert "the webhook is not asked" in fails.stderr

@@ -1,0 +1,354 @@
+"""The operator is killed right before and right after each of its writes, while it brings an endpoint up, reports it,
+changes it and shrinks it: afterwards all is as where nobody was killed. Nothing is written twice or there twice, no
+Deployment has had one version more, and what is deleted meanwhile stays gone.
+
+Endpoints in namespaces of their own go through the same phases. In each phase the first of them shows what an operator
+writes when it is left alone; beside it, each of the others has an operator that dies at one of these writes. One that
+does not die comes after that and looks after all.
+
+One thing a death costs: the Event beside a status is a courtesy, and is not told by the next operator.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+import socket
+import ssl
+import sys
+import time
+import uuid
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+from apiserver import free_ports
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from mortal import Death, Life
+
+SYSTEM = "stoker-system"
+#: Where the objects of a namespace are that are there for an endpoint, pods and endpoint included.
+KINDS = {
+    "InferenceEndpoint": "/apis/stoker.dev/v1alpha1/inferenceendpoints",
+    "ServiceAccount": "/api/v1/serviceaccounts",
+    "PersistentVolumeClaim": "/api/v1/persistentvolumeclaims",
+    "Service": "/api/v1/services",
+    "NetworkPolicy": "/apis/networking.k8s.io/v1/networkpolicies",
+    "PodDisruptionBudget": "/apis/policy/v1/poddisruptionbudgets",
+    "Deployment": "/apis/apps/v1/deployments",
+    "PodMonitor": "/apis/monitoring.coreos.com/v1/podmonitors",
+    "ReplicaSet": "/apis/apps/v1/replicasets",
+    "Pod": "/api/v1/pods",
+}
+#: What differs between two objects that are the same.
+OWN = {
+    "resourceVersion", "creationTimestamp", "lastTransitionTime", "lastUpdateTime", "time", "clusterIP", "clusterIPs",
+}  # fmt: skip
+UID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+TOGETHER = 6  # operators that live at once
+MOST_LATER = 10  # deaths of a phase that is not the first
+CACHE = {"volumeClaimTemplate": {"spec": {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": 1}}}}}
+WHOLE = {"replicas": 2, "storage": {"cache": CACHE}}
+
+
+class Phase(NamedTuple):
+    """What happens to an endpoint while no operator lives, and what it is reported as when one has lived again."""
+
+    name: str
+    act: Callable[[str], None]
+    reason: str
+    writes: set[str]
+
+
+class Cast:
+    """The endpoints and their operators."""
+
+    def __init__(self, kube: Any, operator: Any, eventually: Any, document: Any, folder: Path) -> None:
+        self.kube, self.operator, self.eventually, self.document = kube, operator, eventually, document
+        self.folder = folder
+        self.namespaces: list[str] = []
+
+    def phases(self) -> Iterator[Phase]:
+        """What happens, in this order."""
+        up = {
+            "apply ServiceAccount", "apply PersistentVolumeClaim", "apply Service", "apply NetworkPolicy",
+            "apply PodDisruptionBudget", "apply Deployment", "apply PodMonitor",
+        }  # fmt: skip
+        told = {"apply InferenceEndpoint/status", "create Event"}
+        port = {"containerPort": 9000, "name": "more", "protocol": "TCP"}
+        other_pods = {"template": {"spec": {"containers": [{"name": "engine", "ports": [port]}]}}}
+        yield Phase("brought up", self.create, "RollingOut", up | told)
+        yield Phase("ready", self.serve, "Ready", told)
+        changes = {"apply Service", "apply NetworkPolicy", "apply Deployment"}
+        change = {"service": {"port": 9000}, **other_pods}
+        yield Phase("changed", lambda ns: self.kube.patch(ns, "demo", change), "RollingOut", changes | told)
+        less = {"replicas": 1, "monitoring": {"podMonitor": "Disabled"}}
+        removals = {"apply Deployment", "delete PodDisruptionBudget", "delete PodMonitor"}
+        status = {"apply InferenceEndpoint/status"}
+        yield Phase("shrunk", lambda ns: self.kube.patch(ns, "demo", less), "RollingOut", removals | status)
+
+    def create(self, ns: str) -> None:
+        self.kube.create(ns, self.document(**WHOLE))
+
+    def serve(self, ns: str) -> None:
+        """Plays the kubelet until the Deployment has rolled out."""
+
+        def rolled_out() -> bool:
+            for pod in self.kube.pods(ns, "demo"):
+                if pod.status.phase == "Pending":
+                    self.kube.mark_ready(ns, pod.metadata.name)
+            live = self.kube.apps.read_namespaced_deployment("demo", ns)
+            counts = {live.status.replicas, live.status.updated_replicas, live.status.available_replicas}
+            return counts == {live.spec.replicas} and live.status.observed_generation == live.metadata.generation
+
+        self.eventually(rolled_out, f"{ns} has rolled out", timeout=60)
+
+    def live(self, ns: str, death: Death | None = None, *options: str) -> Life:
+        """An operator for one namespace."""
+        return Life(self.operator.kubeconfig, ns, self.folder / f"{uuid.uuid4().hex}.log", death, options)
+
+    def left_alone(self, ns: str, phase: Phase) -> list[str]:
+        """What an operator writes that nothing happens to."""
+        life = self.live(ns)
+
+        def is_done() -> bool:
+            assert not life.died(), life.log.read_text()
+            # What is written is noted down when it was answered, and may be seen before that.
+            told = self.kube.condition(ns, "demo").get("reason")
+            return bool(told == phase.reason and phase.writes <= set(life.writes))
+
+        try:
+            self.eventually(is_done, f"{ns} is {phase.name}", timeout=60)
+            time.sleep(1)  # it may have more to say
+        finally:
+            life.kill()
+        return life.writes
+
+    def die(self, deaths: Iterable[tuple[str, Death]]) -> None:
+        """Lets an operator live in each namespace, and die so."""
+        due = list(deaths)
+        for first in range(0, len(due), TOGETHER):
+            lives = [self.live(*each) for each in due[first : first + TOGETHER]]
+            try:
+                for life in lives:
+                    assert life.died(60), f"alive, though it was to die {life.death}:\n{life.log.read_text()}"
+            finally:
+                for life in lives:
+                    life.kill()
+
+    def fill(self, count: int) -> None:
+        """Makes namespaces until there are so many."""
+        while len(self.namespaces) < count:
+            self.namespaces.append(f"mortal-{uuid.uuid4().hex[:8]}")
+            self.kube.core.create_namespace({"metadata": {"name": self.namespaces[-1]}})
+
+    def keep(self, count: int) -> None:
+        """Deletes the namespaces beyond so many, and what is in them."""
+        while len(self.namespaces) > count:
+            self.kube.core.delete_namespace(self.namespaces.pop())
+
+    def state(self) -> dict[str, dict[str, Any]]:
+        """What there is in each namespace, without what differs between two objects that are the same."""
+        found: dict[str, dict[str, Any]] = {ns: {} for ns in self.namespaces}
+        for kind, path in KINDS.items():
+            for live in self.kube.get(path)["items"]:
+                ns = live["metadata"]["namespace"]
+                if ns not in found or (kind == "ServiceAccount" and live["metadata"]["name"] == "default"):
+                    continue
+                if kind in ("ReplicaSet", "Pod"):
+                    version = live["metadata"]["labels"]["pod-template-hash"]
+                    found[ns].setdefault(kind, Counter())[version] += live.get("status", {}).get("readyReplicas", 1)
+                else:
+                    found[ns].setdefault(kind, []).append(plain(kind, live, ns))
+        return found
+
+    def alike(self) -> bool:
+        """Whether there is the same in all namespaces."""
+        first, *others = self.state().values()
+        return all(each == first for each in others)
+
+    def writes(self) -> dict[str, Counter[str]]:
+        """How often each kind of object was written in each namespace, whether that changed anything or not; without
+        what is only told."""
+        counts: dict[str, Counter[str]] = {ns: Counter() for ns in self.namespaces}
+        for event in self.kube.server.requests():
+            about = event.get("objectRef", {})
+            if event["verb"] not in ("create", "update", "patch", "delete") or "dryRun=" in event["requestURI"]:
+                continue
+            if about.get("namespace") in counts and about["resource"] not in ("inferenceendpoints", "events"):
+                counts[about["namespace"]][f"{event['verb']} {about['resource']}"] += 1
+        return counts
+
+    def events(self) -> dict[str, Counter[str]]:
+        """What was told of the endpoint of each namespace."""
+        counts: dict[str, Counter[str]] = {ns: Counter() for ns in self.namespaces}
+        for event in self.kube.get("/api/v1/events")["items"]:
+            ns = event["metadata"]["namespace"]
+            if ns in counts and event["involvedObject"]["kind"] == "InferenceEndpoint":
+                counts[ns][event["reason"]] += 1
+        return counts
+
+
+def plain(kind: str, live: Any, ns: str) -> Any:
+    """Without what is an object's own, and what others noted down as theirs."""
+    metadata = live["metadata"]
+    metadata["managedFields"] = [each for each in metadata["managedFields"] if each["manager"] == "stoker"]
+    if kind == "Deployment":
+        live["status"].pop("conditions", None)  # its controller's tale, which depends on when that looked
+    text = UID.sub("UID", json.dumps(live).replace(ns, "NAMESPACE"))
+    return json.loads(text, object_hook=lambda each: {key: each[key] for key in each.keys() - OWN})
+
+
+def differences(expected: Any, there: Any, path: str = "") -> Iterator[str]:
+    """What is there otherwise than `expected`, part by part."""
+    if isinstance(expected, dict) and isinstance(there, dict):
+        for key in expected.keys() | there.keys():
+            yield from differences(expected.get(key), there.get(key), f"{path}.{key}")
+    elif isinstance(expected, list) and isinstance(there, list) and len(expected) == len(there):
+        for index, (one, other) in enumerate(zip(expected, there, strict=True)):
+            yield from differences(one, other, f"{path}[{index}]")
+    elif expected != there:
+        yield f"{path}: {there!r} instead of {expected!r}"
+
+
+@pytest.fixture
+def cast(
+    kube: Any, sleeping_operator: Any, pod_monitors: None, eventually: Any, document: Any, tmp_path: Path
+) -> Iterator[Cast]:
+    sleeping_operator.stop()
+    cast = Cast(kube, sleeping_operator, eventually, document, tmp_path)
+    yield cast
+    for ns in cast.namespaces:
+        kube.core.delete_namespace(ns)
+    for log in tmp_path.glob("*.log"):
+        said = log.read_text()
+        assert "Traceback" not in said, said
+        assert '" cannot ' not in said, said
+
+
+@pytest.mark.timeout(600)
+def test_afterwards_all_is_as_if_nobody_had_been_killed(cast: Cast, eventually: Any) -> None:
+    cast.fill(1)
+    alone = cast.namespaces[0]
+    for phase in cast.phases():
+        began = time.monotonic()
+        phase.act(alone)
+        writes = cast.left_alone(alone, phase)
+        deaths = [Death(moment, write) for write in dict.fromkeys(writes) for moment in ("before", "after")]
+        if phase.name == "brought up":
+            cast.fill(1 + len(deaths))
+        else:
+            cast.keep(1 + MOST_LATER)
+        others = cast.namespaces[1:]
+        named = dict(zip(others, deaths, strict=False))
+        assert len(named) == len(deaths)
+        with ThreadPoolExecutor(TOGETHER) as threads:
+            list(threads.map(phase.act, others))
+        cast.die(named.items())
+
+        cast.operator.start()
+        with suppress(AssertionError):
+            eventually(cast.alike, "all are alike", timeout=60)
+        cast.operator.stop()
+        state, counts, told = cast.state(), cast.writes(), cast.events()
+        for ns in others:
+            assert not list(differences(state[alone], state[ns])), (phase.name, named.get(ns))
+            assert counts[ns] == counts[alone], (phase.name, named.get(ns))
+            assert told[ns] <= told[alone], (phase.name, named.get(ns))
+        print(f"{phase.name}: {len(deaths)} deaths, {time.monotonic() - began:.1f} s")
+
+
+@pytest.mark.timeout(300)
+def test_what_is_deleted_half_made_stays_gone(cast: Cast, eventually: Any) -> None:
+    (up, *_) = cast.phases()
+    deaths = [Death("after", write) for write in sorted(up.writes)]
+    cast.fill(len(deaths))
+    for ns in cast.namespaces:
+        cast.create(ns)
+    cast.die(zip(cast.namespaces, deaths, strict=True))
+    before = cast.writes()
+    assert all(before.values())
+    for ns in cast.namespaces:
+        cast.kube.delete(ns, "demo")
+    cast.operator.start()
+    nothing: dict[str, Any] = {ns: {} for ns in cast.namespaces}
+    # The garbage collector looks every 30 s for kinds that are new to it.
+    eventually(lambda: cast.state() == nothing, "nothing is left", timeout=120)
+    time.sleep(2)
+    assert cast.state() == nothing
+    assert cast.writes() == before
+
+
+@pytest.mark.timeout(300)
+def test_one_write_a_life_is_enough(cast: Cast, eventually: Any) -> None:
+    """Each operator dies after its first write, whatever that is; the next goes on where it stopped."""
+    cast.fill(2)
+    alone, mortal = cast.namespaces
+    cast.create(alone)
+    (up, *_) = cast.phases()
+    writes = cast.left_alone(alone, up)
+    cast.create(mortal)
+    lives = 0
+    while True:
+        life = cast.live(mortal, Death("after"))
+        try:
+            eventually(
+                lambda life=life: life.died() or cast.alike(),
+                "it writes, or nothing is left to write",
+            )
+            if not life.died(1):
+                break
+        finally:
+            life.kill()
+        lives += 1
+        assert lives <= 2 * len(writes)
+    assert lives >= len({write for write in writes if write != "create Event"})
+    counts = cast.writes()
+    assert counts[mortal] == counts[alone]
+    assert cast.alike()
+
+
+@pytest.mark.timeout(300)
+def test_the_certificate_is_made_and_announced_in_the_end(cast: Cast, configuration: Any, eventually: Any) -> None:
+    """The writes of an operator about itself, beside those of the Lease: its webhook's certificate, and whom the API
+    server is to trust."""
+    cast.fill(1)
+    (ns,) = cast.namespaces
+    (port,) = free_ports(1)
+    options = [
+        f"--operator-namespace={SYSTEM}", f"--webhook-address=127.0.0.1:{port}", "--webhook-secret=stoker-webhook",
+        "--webhook-configuration=stoker", "--webhook-host=127.0.0.1",
+    ]  # fmt: skip
+
+    def is_trusted() -> bool:
+        bundle = configuration.bundle()
+        secret = cast.kube.core.read_namespaced_secret("stoker-webhook", SYSTEM)
+        if not bundle or bundle != (secret.data or {}).get("ca.crt"):
+            return False
+        trusting = ssl.create_default_context(cadata=base64.b64decode(bundle).decode())
+        with suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=5) as connection:
+            trusting.wrap_socket(connection, server_hostname="127.0.0.1").close()
+            return True
+        return False
+
+    for write in ("replace Secret", "patch ValidatingWebhookConfiguration"):
+        for moment in ("before", "after"):
+            cast.kube.core.patch_namespaced_secret("stoker-webhook", SYSTEM, {"data": None})
+            configuration.forget()
+            mortal = cast.live(ns, death := Death(moment, write), *options)
+            try:
+                assert mortal.died(60), mortal.log.read_text()
+            finally:
+                mortal.kill()
+            next_one = cast.live(ns, None, *options)
+            try:
+                eventually(is_trusted, f"its certificate is trusted, after one had died {death}", timeout=60)
+            finally:
+                next_one.kill()

@@ -1,0 +1,27 @@
+"""A real API server takes the examples, and every object that they become, strictly: it knows each of their fields."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from stoker_operator.api.manifest import parse
+from stoker_operator.cli.render import render
+from stoker_operator.kube import Kube
+from stoker_operator.plan.catalogue import Catalogue
+
+EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.yaml"))
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
+def test_an_example_is_taken(kube: Any, ns: str, example: Path) -> None:
+    document = yaml.safe_load(example.read_text())
+    document["metadata"]["namespace"] = ns
+    server = Kube(kube.api)
+    server.apply(document, "kubectl", dry_run=True)
+    for child in render(parse(document), Catalogue.load()):
+        taken = server.apply(child, "stoker", dry_run=True)
+        assert taken["metadata"]["name"] == document["metadata"]["name"], child["kind"]

@@ -1,0 +1,119 @@
+"""Upgrading from the first release: its definition is replaced with objects stored, its manifest still applies, and the
+pods that its operator made run on untouched.
+
+`first_release/` holds what that release installed, took and made, word for word.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from apiserver import ApiServer
+from kubernetes import client, config
+
+from stoker_operator.api.v1alpha1.crd import crd
+from stoker_operator.kube import Kube
+
+HERE = Path(__file__).with_name("first_release")
+ENDPOINTS = ("stoker.dev", "v1alpha1", "default", "inferenceendpoints")
+
+
+@pytest.fixture
+def before() -> Iterator[ApiServer]:
+    """A cluster in which the first release runs an endpoint: everything as its operator left it, and no operator."""
+    with ApiServer() as server:
+        api: Any = config.new_client_from_config(str(server.kubeconfig))
+        client.ApiextensionsV1Api(api).create_custom_resource_definition(read("definition.yaml")[0])
+        kube = Kube(api)
+        (manifest,) = read("endpoint.yaml")
+        manifest["metadata"]["namespace"] = "default"
+        endpoint = settled(lambda: kube.apply(manifest, "kubectl"))
+        owner = {
+            "apiVersion": endpoint["apiVersion"],
+            "kind": endpoint["kind"],
+            "name": endpoint["metadata"]["name"],
+            "uid": endpoint["metadata"]["uid"],
+            "controller": True,
+            "blockOwnerDeletion": True,
+        }
+        for made in read("objects.yaml"):
+            made["metadata"] |= {"namespace": "default", "ownerReferences": [owner]}
+            kube.apply(made, "stoker")
+        status = {"observedGeneration": 1, "replicas": 1}
+        kept = ("apiVersion", "kind")
+        metadata = {"name": endpoint["metadata"]["name"], "namespace": "default"}
+        kube.apply(
+            {name: endpoint[name] for name in kept} | {"metadata": metadata, "status": status}, "stoker", "status"
+        )
+        yield server
+
+
+def read(name: str) -> list[Any]:
+    """The documents of a file."""
+    return list(yaml.safe_load_all((HERE / name).read_text()))
+
+
+def settled(attempt: Callable[[], Any]) -> Any:
+    """What `attempt` returns once the definition is served."""
+    for _ in range(100):
+        try:
+            return attempt()
+        except Exception as error:
+            if getattr(error, "status", 0) not in (404, 503):
+                raise
+    raise AssertionError("the definition is not served")
+
+
+def test_an_upgrade_restarts_nothing(before: ApiServer, tmp_path: Path, eventually: Any) -> None:
+    api: Any = config.new_client_from_config(str(before.kubeconfig))
+    apps: Any = client.AppsV1Api(api)
+    custom: Any = client.CustomObjectsApi(api)
+    name = read("endpoint.yaml")[0]["metadata"]["name"]
+    deployed = apps.read_namespaced_deployment(name, "default")
+
+    # The definition is replaced, and what is stored can be read and written as before.
+    definition = copy.deepcopy(crd())
+    live: Any = client.ApiextensionsV1Api(api).read_custom_resource_definition(definition["metadata"]["name"])
+    definition["metadata"]["resourceVersion"] = live.metadata.resource_version
+    client.ApiextensionsV1Api(api).replace_custom_resource_definition(definition["metadata"]["name"], definition)
+    assert custom.get_namespaced_custom_object(*ENDPOINTS, name)["spec"] == read("endpoint.yaml")[0]["spec"] | {
+        "replicas": 1
+    }
+    (manifest,) = read("endpoint.yaml")
+    manifest["metadata"]["namespace"] = "default"
+    Kube(api).apply(manifest, "kubectl")
+
+    log = tmp_path / "log"
+    with log.open("wb") as said:
+        command = [sys.executable, "-m", "stoker", "operator", "--health-address=127.0.0.1:0"]
+        environment = {**os.environ, "KUBECONFIG": str(before.kubeconfig)}
+        operator = subprocess.Popen(command, env=environment, stdout=said, stderr=said)
+    try:
+        # The new operator's own objects appear, and its conditions.
+        policies: Any = client.NetworkingV1Api(api)
+        eventually(lambda: policies.list_namespaced_network_policy("default").items, "the new operator works")
+        conditions = eventually(
+            lambda: custom.get_namespaced_custom_object(*ENDPOINTS, name)["status"].get("conditions"), "and reports"
+        )
+        assert {each["type"] for each in conditions} >= {"Stalled", "Ready"}
+        after = apps.read_namespaced_deployment(name, "default")
+        assert after.spec.template.to_dict() == deployed.spec.template.to_dict()
+        assert len(apps.list_namespaced_replica_set("default").items) == 1
+
+        # Asked for something else, it builds pods its own way.
+        change = {"spec": {"engine": {"maxNumSeqs": 5}}}
+        merge = {"_content_type": "application/merge-patch+json"}
+        custom.patch_namespaced_custom_object(*ENDPOINTS, name, change, **merge)
+        eventually(lambda: len(apps.list_namespaced_replica_set("default").items) == 2, "a new template")
+    finally:
+        operator.terminate()
+        operator.wait(timeout=30)
+    assert "Traceback" not in log.read_text()

@@ -1,0 +1,116 @@
+"""Kinds that others define, as they define them: the Prometheus operator's PodMonitor, cert-manager's Certificate and
+Issuer. What the chart and the operator make of them is taken by their own schemas, and PodMonitors are made as soon as
+the cluster knows them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from kubernetes import client
+
+CHART = Path(__file__).parents[2] / "charts/stoker"
+CERT_MANAGER = "v1.21.2"
+MONITORS = "/apis/monitoring.coreos.com/v1/namespaces/{}/podmonitors"
+VALUES = {
+    ("Certificate", "Issuer"): "webhook.certificate=cert-manager",
+    ("Certificate",): (
+        "webhook.certificate=cert-manager,webhook.certManager.issuerRef.name=mine,"
+        "webhook.certManager.issuerRef.kind=ClusterIssuer,webhook.certManager.issuerRef.group=cert-manager.io"
+    ),
+    ("PodMonitor",): "monitoring.podMonitor=Enabled,monitoring.labels.release=prometheus",
+}
+
+
+@pytest.fixture
+def cert_manager(foreign: Any, define: Any) -> None:
+    """The API server knows Certificates and Issuers."""
+    files = [f"deploy/crds/cert-manager.io_{kind}.yaml" for kind in ("certificates", "issuers")]
+    define(foreign("github.com/cert-manager/cert-manager", CERT_MANAGER, *files))
+
+
+def test_the_charts_are_taken(kube: Any, helm: str, ns: str, cert_manager: None, pod_monitors: None) -> None:
+    for kinds, values in VALUES.items():
+        command = [helm, "template", "fresh", CHART, f"--namespace={ns}", "--set", values]
+        rendered = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
+        theirs = [each for each in yaml.safe_load_all(rendered) if each and each["kind"] in kinds]
+        assert len(theirs) == len(kinds)
+        for each in theirs:
+            assert dry_run(kube, ns, each) == 201
+            each["spec"]["nonsense"] = 1
+            with pytest.raises(client.ApiException, match="nonsense"):  # it is their schema that judges
+                dry_run(kube, ns, each)
+
+
+def dry_run(kube: Any, ns: str, body: Any) -> int:
+    """What a strict creation of an object would come to.
+
+    Raises:
+        ApiException: it is refused.
+    """
+    path = f"/apis/{body['apiVersion']}/namespaces/{ns}/{body['kind'].lower()}s"
+    header = {"Content-Type": "application/json", "Accept": "application/json"}
+    query = [("dryRun", "All"), ("fieldValidation", "Strict")]
+    request = kube.api.param_serialize("POST", path, header_params=header, body=body, query_params=query)
+    response = kube.api.call_api(*request)
+    text = response.read()
+    if response.status >= 400:
+        raise client.ApiException(status=response.status, reason=text.decode())
+    status: int = response.status
+    return status
+
+
+def test_the_chart_sees_what_the_cluster_knows(kube: Any, helm: str, ns: str, define_pod_monitors: Any) -> None:
+    command = [helm, "install", "fresh", CHART, f"--namespace={ns}", "--set=crds.install=false", "--dry-run=server"]
+    environment = {**os.environ, "KUBECONFIG": str(kube.kubeconfig)}
+
+    def monitors() -> int:
+        done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
+        return done.stdout.count("\nkind: PodMonitor\n")
+
+    assert monitors() == 0
+    define_pod_monitors()
+    assert monitors() == 1
+
+
+def test_monitors_are_made_as_soon_as_they_are_known(
+    kube: Any, ns: str, document: Any, eventually: Any, sleeping_operator: Any, define_pod_monitors: Any, tmp_path: Path
+) -> None:
+    """While it runs: an operator that was started before the Prometheus operator was installed."""
+    sleeping_operator.stop()
+    command = [sys.executable, "-m", "stoker", "operator", f"--namespace={ns}", "--health-address=127.0.0.1:0"]
+    with (tmp_path / "log").open("w") as log:
+        process = subprocess.Popen([*command, "--resync-seconds=2"], env=sleeping_operator.environment, stderr=log)
+    try:
+        kube.create(ns, document("plain"))
+        tls = {"runtime": "vllm", "image": "v", "args": ["--ssl-certfile=/tls/tls.crt", "--ssl-keyfile=/tls/tls.key"]}
+        model = {"source": "hf://org/name"}
+        kube.create(ns, document("tls", engine=tls, model=model, hardware={"accelerator": "nvidia-l4"}))
+        kube.create(ns, document("unwatched", monitoring={"podMonitor": "Disabled"}))
+        insists = document("insists", monitoring={"podMonitor": "Enabled"})
+        kube.create(ns, insists)
+        eventually(lambda: kube.condition(ns, "insists").get("reason") == "NoPodMonitors", "it says what is missing")
+        define_pod_monitors()
+        known = {"plain", "tls", "insists"}
+        eventually(
+            lambda: {each["metadata"]["name"] for each in kube.get(MONITORS.format(ns))["items"]} == known,
+            "there are PodMonitors",
+        )
+        eventually(lambda: kube.condition(ns, "insists").get("reason") == "RollingOut", "nothing is missing")
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.wait(timeout=20)
+    text = (tmp_path / "log").read_text()
+    assert process.returncode == 0
+    assert "Traceback" not in text, text
+    endpoints = {
+        each["metadata"]["name"]: each["spec"]["podMetricsEndpoints"] for each in kube.get(MONITORS.format(ns))["items"]
+    }
+    assert endpoints["plain"] == [{"port": "http", "path": "/metrics"}]
+    assert endpoints["tls"][0]["scheme"] == "https"

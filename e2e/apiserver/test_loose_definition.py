@@ -1,0 +1,109 @@
+"""Wrong endpoints that the API server did take, since its definition knows no schema: the operator reports each, naming
+the field, makes nothing of it, and stumbles over none.
+
+That is what a definition of another version comes to, or one whose rules were relaxed by hand.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from apiserver import ApiServer
+from kubernetes import client, config
+
+from stoker_operator.api.v1alpha1.crd import crd
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "tests/operator/api"))
+
+from specimens import RULE_BREAKERS, generated
+
+WRONG = (
+    *RULE_BREAKERS,
+    *generated(crd()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]),
+)
+ENDPOINTS = ("stoker.dev", "v1alpha1", "default", "inferenceendpoints")
+
+
+@pytest.fixture
+def loose() -> Iterator[ApiServer]:
+    """An API server that takes any spec."""
+    definition = crd()
+    version = definition["spec"]["versions"][0]
+    anything = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
+    version["schema"]["openAPIV3Schema"]["properties"]["spec"] = anything
+    del version["subresources"]["scale"]  # it insists on a number of replicas
+    with ApiServer(controller_manager=False) as server:
+        api = config.new_client_from_config(str(server.kubeconfig))
+        client.ApiextensionsV1Api(api).create_custom_resource_definition(definition)
+        yield server
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_thousand_wrong_endpoints_are_reported(loose: ApiServer, tmp_path: Path) -> None:
+    api = config.new_client_from_config(str(loose.kubeconfig))
+    custom = client.CustomObjectsApi(api)
+    bodies = [
+        {
+            "apiVersion": "stoker.dev/v1alpha1",
+            "kind": "InferenceEndpoint",
+            "metadata": {"name": f"wrong-{number}"},
+            "spec": wrong.spec,
+        }
+        for number, wrong in enumerate(WRONG)
+    ]
+    _created(custom, bodies[0])
+    with ThreadPoolExecutor(8) as threads:
+        list(threads.map(lambda body: _created(custom, body), bodies[1:]))
+    log = tmp_path / "log"
+    command = [sys.executable, "-m", "stoker", "operator", "--health-address=127.0.0.1:0"]
+    with log.open("wb") as said:
+        environment = {**os.environ, "KUBECONFIG": str(loose.kubeconfig)}
+        operator = subprocess.Popen(command, env=environment, stdout=said, stderr=said)
+    try:
+        verdicts = _verdicts(custom, deadline=time.monotonic() + 600)
+    finally:
+        operator.terminate()
+        operator.wait(timeout=30)
+    for number, wrong in enumerate(WRONG):
+        status, message = verdicts[f"wrong-{number}"]
+        assert status == "False", wrong.name
+        assert wrong.field in message, wrong.name
+    assert "Traceback" not in log.read_text()
+    assert not client.AppsV1Api(api).list_deployment_for_all_namespaces().items
+    assert not client.CoreV1Api(api).list_persistent_volume_claim_for_all_namespaces().items
+
+
+def _created(custom: Any, body: Any) -> None:
+    """Creates the endpoint; the resource is served a moment after its definition is made."""
+    deadline = time.monotonic() + 30
+    while True:
+        try:
+            custom.create_namespaced_custom_object(*ENDPOINTS, body)
+            return
+        except client.ApiException as error:
+            if error.status != 404 or time.monotonic() > deadline:
+                raise
+            time.sleep(0.1)
+
+
+def _verdicts(custom: Any, deadline: float) -> dict[str, tuple[str, str]]:
+    """Status and message of every endpoint's condition Accepted, once all have one."""
+    while True:
+        found = {}
+        for item in custom.list_namespaced_custom_object(*ENDPOINTS)["items"]:
+            for condition in item.get("status", {}).get("conditions", ()):
+                if condition["type"] == "Accepted":
+                    found[item["metadata"]["name"]] = (condition["status"], condition["message"])
+        if len(found) == len(WRONG):
+            return found
+        assert time.monotonic() < deadline, f"{len(found)} of {len(WRONG)} are reported"
+        time.sleep(3)

@@ -1,0 +1,109 @@
+"""The rights that the chart grants are those that the operator uses: found by letting it do everything it can do, and
+reading the API server's audit log."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import yaml
+from kubernetes import client
+
+CHART = Path(__file__).parents[2] / "charts/stoker"
+SYSTEM = "stoker-system"
+ACCOUNT = f"system:serviceaccount:{SYSTEM}:stoker"
+
+#: What is granted and not seen here, and why.
+UNSEEN = {
+    # Asked only of clusters that check who may block an owner's deletion (OwnerReferencesPermissionEnforcement).
+    ("stoker.dev", "inferenceendpoints/finalizers", "update"),
+}
+
+
+def granted(helm: str) -> set[tuple[str, str, str]]:
+    """(group, resource, verb) of all roles of the operator."""
+    command = [helm, "template", "stoker", CHART, f"--namespace={SYSTEM}"]
+    documents = yaml.safe_load_all(subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout)
+    return {
+        (group, resource, verb)
+        for document in documents
+        if document and document["kind"] in ("Role", "ClusterRole") and "helm.sh/hook" not in str(document["metadata"])
+        for rule in document["rules"]
+        for group in rule["apiGroups"]
+        for resource in rule["resources"]
+        for verb in rule["verbs"]
+    }
+
+
+def used(kube: Any) -> set[tuple[str, str, str]]:
+    """(group, resource, verb) of all that the operator has asked for."""
+    found = set()
+    for event in kube.server.requests():
+        if event["user"]["username"] == ACCOUNT and "resource" in event.get("objectRef", {}):
+            about = event["objectRef"]
+            resource = "/".join(filter(None, (about["resource"], about.get("subresource"))))
+            found.add((about.get("apiGroup", ""), resource, event["verb"]))
+            if event["verb"] == "patch" and event["responseStatus"]["code"] == 201:
+                found.add((about.get("apiGroup", ""), resource, "create"))  # server-side apply of what was not there
+    return found
+
+
+def test_what_is_granted_is_what_is_used(
+    kube: Any, helm: str, ns: str, document: Any, start: Any, pod_monitors: None, eventually: Any
+) -> None:
+    claim = {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": "1Gi"}}}
+    kube.core.create_namespaced_persistent_volume_claim(ns, {"metadata": {"name": "weights"}, "spec": claim})
+    replica = start()
+    template = {"volumeClaimTemplate": {"spec": claim}}
+    kube.create(ns, document("all", replicas=2, storage={"cache": template}))
+    existing = {"persistentVolumeClaim": {"claimName": "weights"}}
+    kube.create(ns, document("claims", replicas=0, storage={"cache": existing}))
+
+    objects = {
+        "deployments": "apps/v1",
+        "networkpolicies": "networking.k8s.io/v1",
+        "poddisruptionbudgets": "policy/v1",
+        "podmonitors": "monitoring.coreos.com/v1",
+    }
+    paths = {kind: f"/apis/{version}/namespaces/{ns}/{kind}/all" for kind, version in objects.items()}
+    for kind, path in paths.items():
+        eventually(lambda path=path: kube.get(path), f"it has its {kind}")
+    eventually(lambda: kube.condition(ns, "all"), "it is reported")
+
+    # A pod that has been being created for a while: its node's Events say what is missing.
+    node = f"node-{ns}"
+    kube.core.create_node({"metadata": {"name": node}})
+    pod = eventually(lambda: kube.pods(ns, "all"), "it has pods")[0].metadata.name
+    binding = {"metadata": {"name": pod}, "target": {"kind": "Node", "name": node}}
+    kube.core.create_namespaced_pod_binding(pod, ns, binding, _preload_content=False)
+    waiting = {"name": "engine", "image": "x", "imageID": "", "ready": False, "restartCount": 0}
+    waiting["state"] = {"waiting": {"reason": "ContainerCreating"}}
+    eventually(lambda: kube.set_pod_status(ns, pod, containerStatuses=[waiting]) or True, "it is being created")
+    eventually(lambda: ("", "events", "list") in used(kube), "the operator looks for the reason")
+
+    # What an endpoint ceases to need goes; what somebody else changed is put right.
+    kube.patch(ns, "all", {"replicas": 1, "monitoring": {"podMonitor": "Disabled"}})
+    for kind in ("poddisruptionbudgets", "podmonitors"):
+        eventually(lambda kind=kind: is_gone(kube, paths[kind]), f"its {kind} are gone")
+    spoil(kube, ns)
+    eventually(lambda: ("", "services", "patch") in used(kube), "what was spoilt is put right")
+    kube.core.delete_node(node)
+    assert replica.end() == 0  # a watch is in the audit log when it has ended
+
+    asked = used(kube)
+    assert sorted(asked - granted(helm)) == [], "asked for and not granted"
+    assert sorted(granted(helm) - asked - UNSEEN) == [], "granted and not asked for"
+
+
+def is_gone(kube: Any, path: str) -> bool:
+    try:
+        kube.get(path)
+    except client.ApiException as error:
+        return error.status == 404
+    return False
+
+
+def spoil(kube: Any, ns: str) -> None:
+    """Changes something in each object that the operator keeps as it should be."""
+    kube.core.patch_namespaced_service("all", ns, {"spec": {"ports": [{"port": 8000, "name": "spoilt"}]}})

@@ -1,0 +1,104 @@
+"""A running cluster, through the programs that people use on it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+Object = dict[str, Any]
+
+_TOOLS = Path(__file__).resolve().parents[1] / "cluster"
+
+
+@dataclass(frozen=True)
+class Images:
+    """The project's images, where the cluster's nodes find them."""
+
+    operator: str
+    engine: str
+    client: str
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """A cluster.
+
+    Attributes:
+        environment: what kubectl and helm need to find it.
+    """
+
+    environment: dict[str, str]
+
+    @property
+    def kubeconfig(self) -> Path:
+        return Path(self.environment["KUBECONFIG"])
+
+    def kubectl(self, *arguments: str, stdin: str | None = None, check: bool = True) -> str:
+        """What kubectl prints; the test fails where kubectl does and `check` says so."""
+        return self._run("kubectl", *arguments, stdin=stdin, check=check)
+
+    def helm(self, *arguments: str, check: bool = True) -> str:
+        """What helm prints."""
+        return self._run("helm", *arguments, check=check)
+
+    def get(self, *arguments: str) -> Any:
+        """What `kubectl get ... -o json` prints, parsed."""
+        return json.loads(self.kubectl("get", *arguments, "-o", "json"))
+
+    def find(self, *arguments: str) -> Any:
+        """As `get`; None where there is no such object."""
+        text = self.kubectl("get", *arguments, "-o", "json", "--ignore-not-found")
+        return json.loads(text) if text.strip() else None
+
+    def apply(self, namespace: str, *documents: Object, check: bool = True) -> str:
+        """Applies manifests."""
+        items = {"apiVersion": "v1", "kind": "List", "items": list(documents)}
+        return self.kubectl("apply", "--namespace", namespace, "-f", "-", stdin=json.dumps(items), check=check)
+
+    def on_node(self, node: str, *command: str, check: bool = True) -> str:
+        """Runs a command as root on a node of a kind cluster; skips the test where the cluster is somebody's own."""
+        if "E2E_KUBECONFIG" in os.environ:
+            pytest.skip("needs a kind cluster, whose nodes are ours")
+        return self._run(str(_TOOLS / "on"), node, *command, check=check)
+
+    def tag(self, image: str, name: str) -> None:
+        """Gives an image another name on the nodes that have it."""
+        if "E2E_KUBECONFIG" in os.environ:
+            pytest.skip("needs a kind cluster, whose nodes are ours")
+        self._run(str(_TOOLS / "tag"), image, name)
+
+    def _run(self, *command: str, stdin: str | None = None, check: bool = True) -> str:
+        result = subprocess.run(
+            command,
+            input=stdin,
+            env=os.environ | self.environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        if check and result.returncode:
+            pytest.fail(f"{' '.join(command)} exited with {result.returncode}:\n{result.stdout}")
+        return result.stdout
+
+
+def state_of(cluster: Cluster, namespace: str) -> str:
+    """All that a person would ask first: the objects, what happened to them, and what the containers said."""
+    here = ("--namespace", namespace)
+    parts = [
+        cluster.kubectl("get", "all,pvc,inferenceendpoints.stoker.dev", *here, "-o", "wide", check=False),
+        cluster.kubectl("get", "inferenceendpoints.stoker.dev", *here, "-o", "yaml", check=False),
+        cluster.kubectl("get", "events", *here, "--sort-by=.lastTimestamp", check=False),
+    ]
+    for pod in cluster.kubectl("get", "pods", *here, "-o", "name", check=False).split():
+        said = ("logs", *here, pod, "--all-containers", "--prefix", "--tail=100")
+        before = cluster.kubectl(*said, "--previous", check=False)
+        if not before.startswith("Error"):
+            parts.append(f"{pod}, before its restart\n{before}")
+        parts.append(f"{pod}\n{cluster.kubectl(*said, check=False)}")
+    return "\n".join(parts)

@@ -1,0 +1,136 @@
+"""An InferenceEndpoint in the cluster, as its user sees it."""
+
+from __future__ import annotations
+
+import copy
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from kit.cluster import Cluster, Object
+from kit.waiting import wait_for
+
+ROOT = Path(__file__).resolve().parents[2]
+
+#: A pod of the demo model loads in seconds where it has a processor to itself; three at once on two take longer.
+START = 300
+
+
+def example(file: str) -> Object:
+    """A manifest of examples/."""
+    document: Object = yaml.safe_load((ROOT / "examples" / file).read_text())
+    return document
+
+
+def demo(name: str = "demo", **changes: Any) -> Object:
+    """examples/01-demo.yaml with parts of its spec changed: ``demo(replicas=2, engine={"maxNumSeqs": 4})``."""
+    document = example("01-demo.yaml")
+    document["metadata"]["name"] = name
+    document["spec"] = merged(document["spec"], changes)
+    return document
+
+
+def merged(spec: Object, changes: Object) -> Object:
+    """`spec` with `changes` laid over it; None removes a field (as a JSON merge patch does)."""
+    result = copy.deepcopy(spec)
+    for key, value in changes.items():
+        if value is None:
+            result.pop(key, None)
+        elif isinstance(value, dict):
+            result[key] = merged(result.get(key, {}), value)
+        else:
+            result[key] = value
+    return result
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """One endpoint, whether or not it exists."""
+
+    cluster: Cluster
+    namespace: str
+    name: str = "demo"
+
+    def apply(self, document: Object) -> None:
+        """Creates or changes it."""
+        assert document["metadata"]["name"] == self.name
+        self.cluster.apply(self.namespace, document)
+
+    def patch(self, **spec: Any) -> None:
+        """Changes fields of its spec; None removes one."""
+        patch = json.dumps({"spec": spec})
+        self._kubectl("patch", "inferenceendpoint", self.name, "--type=merge", "-p", patch)
+
+    def delete(self) -> None:
+        """Deletes it, and waits only for itself."""
+        self._kubectl("delete", "inferenceendpoint", self.name, "--ignore-not-found")
+
+    def get(self) -> Object:
+        """The object."""
+        found: Object = self.cluster.get("inferenceendpoint", self.name, "--namespace", self.namespace)
+        return found
+
+    def condition(self, kind: str = "Ready") -> Object:
+        """A condition; empty where it is not reported, or about an older spec."""
+        endpoint = self.get()
+        for each in endpoint.get("status", {}).get("conditions", ()):
+            if each["type"] == kind and each["observedGeneration"] == endpoint["metadata"]["generation"]:
+                found: Object = each
+                return found
+        return {}
+
+    def ready(self) -> Object | None:
+        """Its status, if that is about the newest spec and says Ready."""
+        return self.get()["status"] if self.condition().get("status") == "True" else None
+
+    def wait_ready(self, timeout: float = START) -> Object:
+        """Its status, once it is ready."""
+        return wait_for(self.ready, f"{self.name} is ready; {self.condition()}", timeout)
+
+    def wait_reason(self, reason: str, kind: str = "Ready", status: str = "False", timeout: float = 60) -> Object:
+        """The condition `kind`, once it has this status and reason."""
+
+        def told() -> Object | None:
+            found = self.condition(kind)
+            return found if (found.get("status"), found.get("reason")) == (status, reason) else None
+
+        return wait_for(told, f"{kind} is {status}, {reason}; {self.condition(kind)}", timeout)
+
+    def pods(self) -> list[Object]:
+        """Its pods, but for those that are ending."""
+        selector = f"app.kubernetes.io/instance={self.name}"
+        items = self.cluster.get("pods", "--namespace", self.namespace, "-l", selector)["items"]
+        return [pod for pod in items if "deletionTimestamp" not in pod["metadata"] and _lives(pod)]
+
+    def lives(self) -> dict[str, int]:
+        """By pod, how often its engine has been restarted: equal before and after, nothing was touched."""
+        return {
+            pod["metadata"]["uid"]: sum(each["restartCount"] for each in pod["status"].get("containerStatuses", ()))
+            for pod in self.pods()
+        }
+
+    def serving(self) -> set[str]:
+        """The addresses that its Service leads to."""
+        selector = f"kubernetes.io/service-name={self.name}"
+        slices = self.cluster.get("endpointslices", "--namespace", self.namespace, "-l", selector)["items"]
+        return {
+            address
+            for each in slices
+            for endpoint in each.get("endpoints") or ()
+            if endpoint["conditions"].get("ready")
+            for address in endpoint["addresses"]
+        }
+
+    def run(self, pod: str, code: str) -> str:
+        """Runs a Python program in the engine's container of a pod; what it prints."""
+        return self._kubectl("exec", pod, "--container", "engine", "--", "python3", "-c", code)
+
+    def _kubectl(self, *arguments: str) -> str:
+        return self.cluster.kubectl(arguments[0], "--namespace", self.namespace, *arguments[1:])
+
+
+def _lives(pod: Object) -> bool:
+    return pod["status"].get("phase") not in ("Failed", "Succeeded")

@@ -1,0 +1,103 @@
+"""A model hub in the cluster: the one that the engine's tests pretend (tests/engine/models/fake_hub.py), in a pod."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from kit.cluster import Cluster, Object
+from kit.traffic import client_pod
+from kit.waiting import wait_for
+
+_PROGRAM = Path(__file__).resolve().parents[2] / "tests/engine/models/fake_hub.py"
+_PORT = 8080
+
+#: Its arguments: the token, the size of a file of padding in MiB, and seconds to rest after each 64 KiB of a file.
+_SERVE = f"""
+import json, pathlib, random, signal, sys, time
+sys.path.insert(0, "/hub/program")
+from fake_hub import FakeHub
+files = {{path.name: path.read_bytes() for path in pathlib.Path("/hub/files").iterdir() if path.is_file()}}
+if padding := int(sys.argv[2]):
+    files["padding.txt"] = random.Random(0).randbytes(padding * 1024**2)
+hub = FakeHub(files, ("0.0.0.0", {_PORT}), token=sys.argv[1])
+hub.pause_s = float(sys.argv[3])
+print("serving", sorted(files), flush=True)
+signal.signal(signal.SIGTERM, lambda *_: sys.exit())
+told = 0
+while True:
+    for fetched in hub.fetched[told:]:
+        print(json.dumps(fetched), flush=True)
+        told += 1
+    time.sleep(0.2)
+"""
+
+
+@dataclass(frozen=True)
+class Hub:
+    """A hub that has one model, ``org/model``.
+
+    Attributes:
+        url: for HF_ENDPOINT.
+    """
+
+    url: str
+    cluster: Cluster
+    namespace: str
+    pod: str
+
+    def fetched(self) -> list[tuple[str, int]]:
+        """The files that were asked for: path, and the byte from which on."""
+        log = self.cluster.kubectl("logs", self.pod, "--namespace", self.namespace)
+        return [tuple(json.loads(line)) for line in log.splitlines() if line.startswith("[")]
+
+
+def start(
+    cluster: Cluster,
+    namespace: str,
+    image: str,
+    files: Mapping[str, bytes],
+    token: str = "",
+    *,
+    padding: int = 0,
+    pause: float = 0,
+) -> Hub:
+    """Starts a hub.
+
+    Args:
+        image: has Python.
+        files: the model's, less than a megabyte together.
+        token: the one that may read; none: everybody may.
+        padding: MiB of a further file, padding.txt, which no engine reads.
+        pause: seconds after each 64 KiB of a file.
+    """
+    name = "hub-private" if token else "hub"
+    pod = client_pod(name, image, ["python", "-c", _SERVE, token, str(padding), str(pause)])
+    pod["metadata"]["labels"] = {"app": name}
+    pod["spec"]["volumes"] = [
+        {"name": "program", "configMap": {"name": name}},
+        {"name": "files", "configMap": {"name": f"{name}-files"}},
+    ]
+    pod["spec"]["containers"][0]["volumeMounts"] = [
+        {"name": "program", "mountPath": "/hub/program"},
+        {"name": "files", "mountPath": "/hub/files"},
+    ]
+    program: Object = {"kind": "ConfigMap", "data": {"fake_hub.py": _PROGRAM.read_text()}}
+    content: Object = {
+        "kind": "ConfigMap",
+        "binaryData": {path: base64.b64encode(data).decode() for path, data in files.items()},
+    }
+    service: Object = {"kind": "Service", "spec": {"selector": {"app": name}, "ports": [{"port": _PORT}]}}
+    for document, its_name in ((program, name), (content, f"{name}-files"), (service, name)):
+        document |= {"apiVersion": "v1", "metadata": {"name": its_name}}
+        cluster.apply(namespace, document)
+    cluster.apply(namespace, pod)
+
+    def serves() -> bool:
+        return "serving" in cluster.kubectl("logs", name, "--namespace", namespace, check=False)
+
+    wait_for(serves, f"{name} serves", 120)
+    return Hub(f"http://{name}.{namespace}.svc:{_PORT}", cluster, namespace, name)

@@ -1,0 +1,172 @@
+"""Traffic: an application in a pod of the cluster talks to an endpoint while the test disturbs it.
+
+with traffic(cluster, namespace, image, url) as flow:
+    ...                       # what should not, or should, disturb
+flow.result.unbroken()
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import uuid
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from kit.cluster import Cluster, Object
+from kit.waiting import wait_for
+
+_CLIENT = Path(__file__).with_name("traffic_client.py")
+
+
+@dataclass(frozen=True)
+class Request:
+    """A request; times are seconds since 1970 on the node's clock."""
+
+    start: float
+    end: float
+    kind: str
+    outcome: str
+    error: str
+    tokens: int
+
+
+@dataclass(frozen=True)
+class Result:
+    """What became of all requests."""
+
+    requests: tuple[Request, ...]
+
+    @property
+    def sent(self) -> int:
+        return len(self.requests)
+
+    @property
+    def failed(self) -> list[Request]:
+        """Those that got no answer."""
+        return [each for each in self.requests if each.outcome == "failed"]
+
+    @property
+    def cut(self) -> list[Request]:
+        """Those whose answer did not come to its end."""
+        return [each for each in self.requests if each.outcome == "cut"]
+
+    @property
+    def longest_gap(self) -> float:
+        """The most seconds without a request that came to its end."""
+        ends = sorted(each.end for each in self.requests if each.outcome == "ok")
+        first = min((each.start for each in self.requests), default=0)
+        return max((after - before for before, after in zip([first, *ends], ends, strict=False)), default=0)
+
+    def unbroken(self) -> None:
+        """Every request was answered, to the end."""
+        assert self.sent > 20, f"{self.sent} requests are too few to tell"
+        broken = [*self.failed, *self.cut]
+        assert not broken, f"{len(broken)} of {self.sent} requests failed or were cut, such as\n" + "\n".join(
+            map(str, broken[:10])
+        )
+
+
+@dataclass
+class Flow:
+    """Traffic that flows; `result` is there once it has ended."""
+
+    cluster: Cluster
+    namespace: str
+    pod: str
+    _ended: list[Result] = field(default_factory=list)
+
+    @property
+    def result(self) -> Result:
+        return self._ended[0]
+
+    def so_far(self) -> Result:
+        """What was told until now."""
+        return _read(self.cluster.kubectl("logs", self.pod, "--namespace", self.namespace))
+
+    def wait_for(self, more: int, timeout: float = 120) -> None:
+        """Waits until `more` further requests have been answered."""
+        before = self.so_far().sent
+        wait_for(lambda: self.so_far().sent >= before + more, f"{more} more requests", timeout)
+
+    def end(self) -> None:
+        """Lets requests in flight finish, and reads what was told."""
+        here = ("--namespace", self.namespace)
+        self.cluster.kubectl("exec", self.pod, *here, "--", "sh", "-c", "kill -TERM 1")
+
+        def ended() -> bool:
+            phase: str = self.cluster.get("pod", self.pod, *here)["status"]["phase"]
+            return phase in ("Succeeded", "Failed")
+
+        wait_for(ended, "the requests in flight have ended", 180)
+        log = self.cluster.kubectl("logs", self.pod, *here)
+        assert log.splitlines()[-1].startswith('{"ended"'), log[-2000:]
+        self._ended.append(_read(log))
+
+
+@contextlib.contextmanager
+def traffic(
+    cluster: Cluster,
+    namespace: str,
+    image: str,
+    url: str,
+    workers: int = 2,
+    api_key: str = "none",
+    program: Path = _CLIENT,
+    arguments: Sequence[str] = (),
+) -> Iterator[Flow]:
+    """Traffic from a pod to `url`. It flows when the block begins; it has ended, and `result` is there, afterwards.
+
+    Args:
+        program: what asks, if not `traffic_client.py`; it tells of each request as that one does.
+        arguments: more of them, after those that both know.
+    """
+    name = f"traffic-{uuid.uuid4().hex[:6]}"
+    command = ["python", "-c", program.read_text(), url, str(workers), api_key, *arguments]
+    cluster.apply(namespace, client_pod(name, image, command))
+    flow = Flow(cluster, namespace, name)
+    try:
+        phase = ("pod", name, "--namespace", namespace)
+        wait_for(lambda: cluster.get(*phase)["status"]["phase"] != "Pending", "the client has started", 120)
+        wait_for(lambda: flow.so_far().sent >= 5, "the client is answered", 90)
+        yield flow
+        flow.end()
+    finally:
+        cluster.kubectl("delete", "pod", name, "--namespace", namespace, "--grace-period=1", "--wait=false")
+
+
+def client_pod(name: str, image: str, command: list[str]) -> Object:
+    """A pod of the application, which a namespace with restricted PodSecurity takes. It prefers the control plane, so
+    that draining a worker does not drain it."""
+    control_plane = "node-role.kubernetes.io/control-plane"
+    prefers = {
+        "weight": 1,
+        "preference": {"matchExpressions": [{"key": control_plane, "operator": "Exists"}]},
+    }
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": name, "labels": {"app": "application"}},
+        "spec": {
+            "restartPolicy": "Never",
+            "automountServiceAccountToken": False,
+            "securityContext": {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}},
+            "tolerations": [{"key": control_plane, "operator": "Exists", "effect": "NoSchedule"}],
+            "affinity": {"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": [prefers]}},
+            "containers": [
+                {
+                    "name": "application",
+                    "image": image,
+                    "imagePullPolicy": "IfNotPresent",
+                    "command": command,
+                    "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
+                }
+            ],
+        },
+    }
+
+
+def _read(log: str) -> Result:
+    records = [json.loads(line) for line in log.splitlines() if line.startswith('{"start"')]
+    return Result(tuple(Request(**each) for each in records))

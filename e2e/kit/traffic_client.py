@@ -1,0 +1,108 @@
+"""An application that never rests: N workers ask an endpoint one thing after another, and each request is told of.
+
+    python traffic_client.py URL WORKERS API_KEY
+
+It runs in a pod of the cluster. Nothing is retried. A line of JSON a request:
+
+    {"start", "end": seconds since 1970, "kind", "outcome": "ok" | "failed" | "cut", "error", "tokens": chunks of text}
+
+failed: no answer; cut: an answer that began and did not come to its end. On SIGTERM the workers finish what they are
+at, and a last line says {"requests": N}.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from openai import OpenAI
+
+#: A worker keeps its connection for so many requests, then opens another, which the Service may lead elsewhere.
+_REQUESTS_A_CONNECTION = 8
+_TOKENS = 8
+_PROMPT = "The three laws of robotics are as follows."
+_MESSAGES: Any = [{"role": "user", "content": "Hello!"}]
+
+_stop = threading.Event()
+_print = threading.Lock()
+
+
+def completion(client: OpenAI, model: str) -> Iterator[tuple[str, str | None]]:
+    """Text and, at the end, why it ended."""
+    stream = client.completions.create(
+        model=model, prompt=_PROMPT, max_tokens=_TOKENS, stream=True, extra_body={"ignore_eos": True}
+    )
+    for chunk in stream:
+        for choice in chunk.choices:
+            yield choice.text, choice.finish_reason
+
+
+def chat(client: OpenAI, model: str) -> Iterator[tuple[str, str | None]]:
+    """As `completion`."""
+    stream: Any = client.chat.completions.create(
+        model=model, messages=_MESSAGES, max_completion_tokens=_TOKENS, stream=True
+    )
+    for chunk in stream:
+        for choice in chunk.choices:
+            yield choice.delta.content or "", choice.finish_reason
+
+
+def whole(client: OpenAI, model: str) -> Iterator[tuple[str, str | None]]:
+    """As `completion`, in one piece."""
+    answer = client.chat.completions.create(model=model, messages=_MESSAGES, max_completion_tokens=_TOKENS)
+    yield answer.choices[0].message.content or "", answer.choices[0].finish_reason
+
+
+def ask(kind: str, client: OpenAI, model: str) -> None:
+    """One request, told of."""
+    start, chunks, finished, error = time.time(), 0, None, ""
+    try:
+        for text, finish_reason in {"completion": completion, "chat": chat, "whole": whole}[kind](client, model):
+            chunks += bool(text)
+            finished = finish_reason or finished
+    except Exception as problem:  # whatever it is, it is the test's to judge
+        cause = f" ({problem.__cause__!r})" if problem.__cause__ else ""
+        error = f"{type(problem).__name__}: {problem}{cause}"
+    if not error and not finished:
+        error = "the stream ended without a finish_reason"
+    outcome = "ok" if not error else "cut" if chunks else "failed"
+    record = {"start": start, "end": time.time(), "kind": kind, "outcome": outcome, "error": error, "tokens": chunks}
+    with _print:
+        print(json.dumps(record), flush=True)
+
+
+def work(url: str, api_key: str, model: str, kinds: Iterator[str]) -> None:
+    """Asks until told to stop."""
+    while not _stop.is_set():
+        with OpenAI(base_url=url, api_key=api_key, max_retries=0, timeout=60) as client:
+            for _ in range(_REQUESTS_A_CONNECTION):
+                ask(next(kinds), client, model)
+                if _stop.is_set():
+                    return
+
+
+def main() -> None:
+    url, workers, api_key = sys.argv[1:]
+    signal.signal(signal.SIGTERM, lambda *_: _stop.set())
+    with OpenAI(base_url=url, api_key=api_key) as client:
+        model = client.models.list().data[0].id
+    threads = []
+    for number in range(int(workers)):
+        kinds = itertools.cycle(["completion", "chat", "completion", "whole"])
+        for _ in range(number):  # not all the same at once
+            next(kinds)
+        threads.append(threading.Thread(target=work, args=(url, api_key, model, kinds)))
+        threads[-1].start()
+    for thread in threads:
+        thread.join()
+    print(json.dumps({"ended": time.time()}), flush=True)
+
+
+if __name__ == "__main__":
+    main()

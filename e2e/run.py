@@ -1,0 +1,45 @@
+"""Runs the end-to-end tests: `python e2e/run.py [PYTEST OPTION...]`.
+
+Those that need an API server alone run beside those on a cluster. Both wait for most of their time, so that together
+they take little longer than one of them. What the cluster's say is shown at once, what the others say after it; the
+exit status is that of pytest where either failed. A Ctrl-C reaches both from the terminal, and both clean up.
+"""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+E2E = Path(__file__).resolve().parent
+ALONE = E2E / "apiserver"
+
+
+def main(options: list[str]) -> int:
+    """The exit status of pytest: 0, that of the first part to fail, or 5 where no test is so called."""
+    command = [sys.executable, "-P", "-m", "pytest", "--durations=20", "--durations-min=15", *options]
+    with tempfile.TemporaryFile() as said:
+        parts = [
+            subprocess.Popen([*command, E2E, f"--ignore={ALONE}"]),
+            subprocess.Popen([*command, ALONE], stdout=said, stderr=subprocess.STDOUT),
+        ]
+        try:
+            statuses = [part.wait() for part in parts]
+        except KeyboardInterrupt:
+            statuses = [part.wait() for part in parts]
+        finally:
+            for part in parts:
+                part.terminate()  # where this process was told to end, and they were not
+        said.seek(0)
+        sys.stdout.buffer.write(b"\nMeanwhile, on an API server alone:\n\n" + said.read())
+    failed = [status for status in statuses if status not in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED)]
+    return failed[0] if failed else min(statuses)
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,1 @@
+"""Half an hour of everything at once: see `soak.py`."""

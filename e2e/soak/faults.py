@@ -1,0 +1,313 @@
+"""What goes wrong, or is changed, while the traffic flows: one thing at a time, in an order drawn by a seed.
+
+A fault is gentle or harsh. A gentle one costs no request. A harsh one kills or freezes an engine without a word: what
+was in flight on its pod fails. If the pod's server goes down with it, so does what the Service still leads there until
+it has heard of that; if the server stays, and has the engine loaded again, nothing else does.
+
+After each, all must be as it should be before the next one comes (`Site.recovered`), and a change that nobody expected
+must have arrived, so that an operator that only seems to live is noticed.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import pytest
+from kit.chart import SYSTEM
+from kit.cluster import Cluster, Object
+from kit.endpoint import Endpoint
+from kit.waiting import wait_for
+
+T = TypeVar("T")
+
+REPLICAS = 2
+#: Seconds until a Service has heard that a pod does not serve: see test_pod_death.py; twice that, on a busy machine.
+HEARSAY = 12
+#: Seconds until a pod whose engine does not answer is told as not ready, at the latest.
+NOTICED = 20
+#: Seconds for everything to be well again. Three models that load on two processors take their time.
+RECOVERY = 420
+_ETCD_PAUSE = 15
+
+# The engine is the server's child.
+_SIGNAL = """
+import os, pathlib, signal
+for stat in pathlib.Path("/proc").glob("[0-9]*/stat"):
+    pid, parent = int(stat.parent.name), int(stat.read_text().rpartition(")")[2].split()[1])
+    if parent == 1 and b"resource_tracker" not in (stat.parent / "cmdline").read_bytes() and pid != os.getpid():
+        os.kill(pid, signal.{signal})
+        print(pid)
+"""
+
+
+@dataclass
+class Site:
+    """Where the faults strike.
+
+    Attributes:
+        endpoint: the one whose pods are struck; it has `REPLICAS` of them.
+        sheltered: the node that is not drained.
+        dice: decides who is struck.
+    """
+
+    cluster: Cluster
+    endpoint: Endpoint
+    sheltered: str
+    dice: random.Random
+    _turns: Iterator[int] = field(default_factory=lambda: itertools.count(1))
+
+    def turn(self) -> int:
+        """A number that was not there before."""
+        return next(self._turns)
+
+    @property
+    def control_plane(self) -> str:
+        """The name of the node that the API server runs on."""
+        (node,) = self.cluster.get("nodes", "-l", "node-role.kubernetes.io/control-plane")["items"]
+        name: str = node["metadata"]["name"]
+        return name
+
+    def operator_pods(self) -> list[Object]:
+        """The operator's pods, those that are ending too."""
+        which = ("--namespace", SYSTEM, "-l", "app.kubernetes.io/name=stoker-operator")
+        found: list[Object] = self.cluster.get("pods", *which)["items"]
+        return found
+
+    def leases(self) -> list[Object]:
+        """The Leases in the operator's namespace."""
+        found: list[Object] = self.cluster.get("leases", "--namespace", SYSTEM)["items"]
+        return found
+
+    def leader(self) -> str | None:
+        """The operator's pod that leads; None while none that exists does."""
+        (lease,) = self.leases()
+        holder = (lease["spec"].get("holderIdentity") or "").partition("_")[0]
+        names = {pod["metadata"]["name"] for pod in self.operator_pods()}
+        return holder if holder in names else None
+
+    def model_pods(self) -> list[Object]:
+        """The endpoint's pods, those that are ending too."""
+        which = ("--namespace", self.endpoint.namespace, "-l", f"app.kubernetes.io/instance={self.endpoint.name}")
+        found: list[Object] = self.cluster.get("pods", *which)["items"]
+        return found
+
+    def all_is_well(self) -> bool:
+        """Whether nodes, operator and endpoint are what they should be, with nothing on its way."""
+        nodes = self.cluster.get("nodes")["items"]
+        operator = self.cluster.get("deployment", "stoker", "--namespace", SYSTEM)
+        return (
+            all(_condition(node, "Ready") and not node["spec"].get("unschedulable") for node in nodes)
+            and operator["status"].get("readyReplicas") == operator["spec"]["replicas"] == REPLICAS
+            and len(self.operator_pods()) == REPLICAS
+            and self.leader() is not None
+            and self.endpoint.ready() is not None
+            and len(self.model_pods()) == len(self.endpoint.serving()) == REPLICAS
+        )
+
+    def recovered(self) -> None:
+        """Waits until all is well and a change arrives.
+
+        Raises:
+            AssertionError: that takes longer than it may.
+        """
+        note = f"turn-{self.turn()}"
+
+        def changed() -> bool:
+            self.endpoint.patch(service={"annotations": {"example.com/soak": note}})
+            return True
+
+        def arrived() -> bool:
+            service = self.cluster.get("service", self.endpoint.name, "--namespace", self.endpoint.namespace)
+            return bool(service["metadata"].get("annotations", {}).get("example.com/soak") == note)
+
+        wait_for(patient(changed), "the API server takes a change", RECOVERY)
+        wait_for(patient(arrived), "the change arrives", RECOVERY)
+        wait_for(patient(self.all_is_well), "all is well again", RECOVERY)
+
+    def struck_pod(self) -> str:
+        """Any pod of the endpoint's."""
+        name: str = self.dice.choice(self.endpoint.pods())["metadata"]["name"]
+        return name
+
+
+@dataclass(frozen=True)
+class Blow:
+    """A harsh fault that happened; moments in seconds since 1970.
+
+    Attributes:
+        struck: what began before this may have been in flight.
+        heard: what began before this may have been led to a server that was down.
+    """
+
+    struck: float
+    heard: float
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What happens.
+
+    Attributes:
+        strike: lets it happen. Returns the blow, where it is harsh.
+        restarts: whether pods of the endpoint may be other ones, or restarted, afterwards.
+        needs_root: whether it needs root on a node, which there is on nodes that are ours.
+    """
+
+    name: str
+    strike: Callable[[Site], Blow | None]
+    restarts: bool = False
+    needs_root: bool = False
+
+
+def patient(look: Callable[[], T | None]) -> Callable[[], T | None]:
+    """`look`, which sees nothing while the API server is away."""
+
+    def looked() -> T | None:
+        try:
+            return look()
+        except (pytest.fail.Exception, ValueError, KeyError):  # kubectl failed, or said less than it should
+            return None
+
+    return looked
+
+
+def _pod_deleted(site: Site) -> None:
+    pod = site.struck_pod()
+    site.cluster.kubectl("delete", "pod", pod, "--namespace", site.endpoint.namespace, "--wait=false")
+    wait_for(patient(lambda: pod not in _names(site.endpoint.pods())), "it is ending", 60)
+
+
+def _engine_signalled(site: Site, signal: str) -> Blow:
+    pod = site.struck_pod()
+    address = next(each["status"]["podIP"] for each in site.endpoint.pods() if each["metadata"]["name"] == pod)
+    lives = site.endpoint.lives()
+    assert site.endpoint.run(pod, _SIGNAL.format(signal=signal)).strip(), "no engine to strike"
+    struck = time.time()
+
+    def heard() -> bool:
+        return address not in site.endpoint.serving() or site.endpoint.lives() != lives
+
+    while time.time() < struck + NOTICED and not patient(heard)():
+        time.sleep(0.5)
+    return Blow(struck, time.time() + HEARSAY)
+
+
+def _engine_killed(site: Site) -> Blow:
+    return _engine_signalled(site, "SIGKILL")
+
+
+def _engine_frozen(site: Site) -> Blow:
+    """Recovered is who answers again: its pod may still count as ready for a moment."""
+    blow = _engine_signalled(site, "SIGSTOP")
+    wait_for(patient(lambda: len(site.endpoint.serving()) == REPLICAS), "it serves again", RECOVERY)
+    return blow
+
+
+def _operator_deleted(site: Site) -> None:
+    pod = site.dice.choice(sorted(_names(site.operator_pods())))
+    site.cluster.kubectl("delete", "pod", pod, "--namespace", SYSTEM)
+
+
+def _leader_killed(site: Site) -> None:
+    leader = site.leader()
+    assert leader, "nobody leads"
+    site.cluster.kubectl("delete", "pod", leader, "--namespace", SYSTEM, "--grace-period=0", "--force")
+    wait_for(patient(lambda: leader != site.leader() is not None), "another one leads", 120)
+
+
+def _api_server_killed(site: Site) -> None:
+    site.cluster.on_node(site.control_plane, "pkill", "-KILL", "-f", "^kube-apiserver")
+
+
+def _etcd_paused(site: Site) -> None:
+    """A disk that answers nobody."""
+    node = site.control_plane
+    site.cluster.on_node(node, "pkill", "-STOP", "-f", "^etcd")
+    try:
+        time.sleep(_ETCD_PAUSE)
+    finally:
+        site.cluster.on_node(node, "pkill", "-CONT", "-f", "^etcd")
+
+
+def _webhook_down(site: Site) -> None:
+    """No operator at all; what is written meanwhile is taken in, and done later."""
+    here = ("--namespace", SYSTEM)
+    site.cluster.kubectl("scale", "deployment/stoker", "--replicas=0", *here)
+    try:
+        wait_for(patient(lambda: not site.operator_pods()), "the operators have ended", 120)
+        site.endpoint.patch(service={"annotations": {"example.com/unseen": f"turn-{site.turn()}"}})
+    finally:
+        site.cluster.kubectl("scale", "deployment/stoker", f"--replicas={REPLICAS}", *here)
+
+
+def _node_drained(site: Site) -> None:
+    """One that model pods are on, where there is one that is not sheltered."""
+    nodes = [pod["spec"]["nodeName"] for pod in site.endpoint.pods()]
+    others = [
+        each["metadata"]["name"]
+        for each in site.cluster.get("nodes", "-l", "!node-role.kubernetes.io/control-plane")["items"]
+        if each["metadata"]["name"] != site.sheltered
+    ]
+    node = next((node for node in nodes if node in others), others[0])
+    how = ("--ignore-daemonsets", "--delete-emptydir-data", "--force", f"--timeout={RECOVERY}s")
+    try:
+        site.cluster.kubectl("drain", node, *how)
+    finally:
+        site.cluster.kubectl("uncordon", node)
+
+
+def _scaled(site: Site) -> None:
+    site.endpoint.patch(replicas=REPLICAS + 1)
+    wait_for(patient(lambda: len(site.endpoint.serving()) == REPLICAS + 1), "one more serves", RECOVERY)
+    site.endpoint.patch(replicas=REPLICAS)
+    wait_for(patient(lambda: len(site.model_pods()) == REPLICAS), "it has gone again", RECOVERY)
+
+
+def _rolled_out(site: Site, **spec: Any) -> None:
+    before = _names(site.endpoint.pods())
+    site.endpoint.patch(**spec)
+    wait_for(patient(lambda: not before & _names(site.model_pods())), "all pods are new ones", RECOVERY)
+
+
+def _flag_changed(site: Site) -> None:
+    _rolled_out(site, engine={"maxNumSeqs": 8 + site.turn()})
+
+
+def _label_changed(site: Site) -> None:
+    _rolled_out(site, template={"metadata": {"labels": {"example.com/soak": f"turn-{site.turn()}"}}})
+
+
+FAULTS = (
+    Fault("pod deleted", _pod_deleted, restarts=True),
+    Fault("engine SIGKILLed", _engine_killed, restarts=True),
+    Fault("engine frozen", _engine_frozen, restarts=True),
+    Fault("operator pod deleted", _operator_deleted),
+    Fault("leading operator killed", _leader_killed),
+    Fault("API server killed", _api_server_killed, needs_root=True),
+    Fault(f"etcd paused for {_ETCD_PAUSE} s", _etcd_paused, needs_root=True),
+    Fault("no operator, no webhook", _webhook_down),
+    Fault("node drained", _node_drained, restarts=True),
+    Fault("scaled to 3 and back", _scaled, restarts=True),
+    Fault("rolling change: maxNumSeqs", _flag_changed, restarts=True),
+    Fault("rolling change: a label", _label_changed, restarts=True),
+)
+
+
+def schedule(dice: random.Random, nodes_are_ours: bool = True) -> Iterator[Fault]:
+    """Faults without end: each once, in random order, then all again."""
+    possible = [fault for fault in FAULTS if nodes_are_ours or not fault.needs_root]
+    while True:
+        yield from dice.sample(possible, len(possible))
+
+
+def _names(pods: list[Object]) -> set[str]:
+    return {pod["metadata"]["name"] for pod in pods}
+
+
+def _condition(thing: Object, kind: str) -> bool:
+    return any(each["type"] == kind and each["status"] == "True" for each in thing["status"].get("conditions", ()))

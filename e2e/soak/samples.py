@@ -1,0 +1,185 @@
+"""What the processes of pods take, looked at every few seconds.
+
+A probe runs in each container and tells of every process there (``/proc``) and of the numbers that the program itself
+tells (``/metrics``). A process is known by its pod, its pid and the moment it was started: another one in the same
+container has a life of its own.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from kit.cluster import Cluster, Object
+
+EVERY_S = 10
+
+#: Arguments: the port of /metrics, and the API key for /load (none: there is no /load).
+_PROBE = """
+import http.client, json, os, sys
+
+def ask(path, **headers):
+    connection = http.client.HTTPConnection("127.0.0.1", int(sys.argv[1]), timeout=5)
+    try:
+        connection.request("GET", path, headers={"Connection": "close", **headers})
+        return connection.getresponse().read().decode()
+    except OSError:
+        return ""
+    finally:
+        connection.close()
+
+processes = []
+for pid in map(int, filter(str.isdigit, os.listdir("/proc"))):
+    try:
+        stat = open(f"/proc/{pid}/stat").read().rpartition(")")[2].split()
+        role = "tracker" if "resource_tracker" in open(f"/proc/{pid}/cmdline").read() else "child"
+        fds = len(os.listdir(f"/proc/{pid}/fd"))
+    except OSError:
+        continue
+    if pid != os.getpid() and int(stat[21]):
+        processes.append({
+            "pid": pid, "started": int(stat[19]), "rss": int(stat[21]) * os.sysconf("SC_PAGE_SIZE"), "fds": fds,
+            "threads": int(stat[17]), "role": "main" if pid == 1 else role,
+        })
+told = {}
+for line in ask("/metrics").splitlines():
+    if not line.startswith("#"):
+        name = line.partition("{")[0].partition(" ")[0]
+        told[name] = told.get(name, 0) + float(line.rpartition(" ")[2])
+if told and sys.argv[2:]:
+    load = ask("/load", Authorization=f"Bearer {sys.argv[2]}")
+    told["load"] = json.loads(load)["server_load"] if load else -1
+print(json.dumps({"processes": processes, "told": {name: told[name] for name in told if name in NAMES}}))
+"""
+_HELD = ("vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc", "load")
+_TOLD = (*_HELD, "stoker_operator_leader")
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A process at a moment. Memory in bytes, moments in seconds since 1970."""
+
+    when: float
+    rss: int
+    fds: int
+    threads: int
+    at_rest: bool
+
+
+@dataclass
+class Life:
+    """A process, from the first look at it to the last.
+
+    Attributes:
+        owner: the endpoint, or the release, that the pod belongs to.
+        role: "server", "engine", "operator" …
+        samples: never empty.
+    """
+
+    owner: str
+    pod: str
+    role: str
+    samples: list[Sample] = field(default_factory=list)
+
+    @property
+    def seconds(self) -> float:
+        return self.samples[-1].when - self.samples[0].when
+
+    @property
+    def at_rest(self) -> list[Sample]:
+        """Samples of moments when nobody asked for anything."""
+        return [sample for sample in self.samples if sample.at_rest]
+
+
+@dataclass(frozen=True)
+class Watched:
+    """Containers to look into: those of the pods that a selector picks.
+
+    Attributes:
+        roles: what the container's first process is called, and its children.
+    """
+
+    namespace: str
+    selector: str
+    container: str
+    port: int
+    roles: tuple[str, str]
+    api_key: str = ""
+
+
+class Watch:
+    """Looks at `watched` every few seconds, in a thread of its own, while the context lasts.
+
+    A pod that cannot be asked, because it ends or because the API server is down, is asked the next time.
+    """
+
+    def __init__(self, cluster: Cluster, *watched: Watched) -> None:
+        self.lives: dict[tuple[str, int, int], Life] = {}
+        self._cluster, self._watched = cluster, watched
+        self._looking = threading.Lock()
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def __enter__(self) -> Watch:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join(60)
+
+    def look(self, at_rest: bool = False) -> dict[str, dict[str, float]]:
+        """Takes a sample of all there is; by pod, what its program tells."""
+        with self._looking:
+            return dict(self._look(at_rest))
+
+    def _run(self) -> None:
+        while not self._stop.wait(EVERY_S):
+            self.look()
+
+    def _look(self, at_rest: bool) -> Iterator[tuple[str, dict[str, float]]]:
+        for watched in self._watched:
+            for pod, owner in self._pods(watched):
+                arguments = [str(watched.port), *([watched.api_key] if watched.api_key else [])]
+                program = _PROBE.replace("NAMES", repr(_TOLD))
+                probe = ("python3", "-I", "-S", "-c", program, *arguments)
+                here = ("--namespace", watched.namespace, "--request-timeout=20s")
+                said = self._cluster.kubectl(
+                    "exec", pod, *here, "--container", watched.container, "--", *probe, check=False
+                )
+                if seen := _parsed(said):
+                    self._take(watched, owner, pod, seen["processes"], at_rest)
+                    yield pod, seen["told"]
+
+    def _pods(self, watched: Watched) -> list[tuple[str, str]]:
+        """Names of pods that run, and whose they are."""
+        which = ("--namespace", watched.namespace, "-l", watched.selector, "--request-timeout=10s")
+        running = ("--field-selector", "status.phase=Running")
+        listed = self._cluster.kubectl("get", "pods", *which, *running, "-o", "json", check=False)
+        found = [pod["metadata"] for pod in (_parsed(listed) or {}).get("items", ())]
+        return [(pod["name"], pod["labels"]["app.kubernetes.io/instance"]) for pod in found]
+
+    def _take(self, watched: Watched, owner: str, pod: str, processes: list[Object], at_rest: bool) -> None:
+        when = time.time()
+        main, child = watched.roles
+        for each in processes:
+            role = {"main": main, "child": child, "tracker": "tracker"}[each["role"]]
+            life = self.lives.setdefault((pod, each["pid"], each["started"]), Life(owner, pod, role))
+            life.samples.append(Sample(when, each["rss"], each["fds"], each["threads"], at_rest))
+
+
+def _parsed(text: str) -> Object | None:
+    """The object; None where something else was said."""
+    try:
+        found: Object = json.loads(text)
+    except ValueError:
+        return None
+    return found
+
+
+def at_rest(told: dict[str, float]) -> bool:
+    """Whether an engine has nothing to do, and holds nothing for anybody."""
+    return all(told.get(name) == 0 for name in _HELD)

@@ -1,0 +1,104 @@
+"""The chart's life: installed on a bare cluster, upgraded, rolled back, uninstalled; typos are errors.
+
+Asserted: an endpoint made by the first release's manifest still applies after the definition was replaced, and stored
+objects stay readable; what runs is not touched by any of it; after uninstalling, the definition and its objects are
+there and nothing else is. `helm test` finds that it works, and the example values bring a model that answers.
+"""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from kit import chart as release
+from kit.chart import CHART, RELEASE, SYSTEM
+from kit.cluster import Cluster, Images, Object
+from kit.endpoint import Endpoint
+from kit.waiting import wait_for
+
+#: What the first release's example said, with every field that it knew.
+FIRST_RELEASE: Object = {
+    "apiVersion": "stoker.dev/v1alpha1",
+    "kind": "InferenceEndpoint",
+    "metadata": {"name": "first"},
+    "spec": {
+        "model": {"source": "demo://gemma-3-270m", "servedNames": ["demo"]},
+        "replicas": 0,
+        "hardware": {"accelerator": "cpu", "count": 1, "resources": {"limits": {"memory": "4Gi"}}},
+        "parallelism": {"tensor": 1, "data": 1},
+        "engine": {"dtype": "float32", "maxNumSeqs": 4, "args": [], "env": [{"name": "A", "value": "b"}]},
+        "service": {"port": 8000},
+        "rollout": {"maxSurge": 1, "maxUnavailable": 0},
+    },
+}
+
+
+def test_a_typo_is_an_error(cluster: Cluster) -> None:
+    said = cluster.helm("template", RELEASE, str(CHART), "--set", "replica=3", check=False)
+    assert "replica" in said and "rror" in said
+
+
+def test_helm_test_says_that_it_works(cluster: Cluster, chart: None) -> None:
+    said = cluster.helm("test", RELEASE, "--namespace", SYSTEM, "--logs", "--timeout", "2m")
+    assert "refuses one for hardware that is in no catalogue" in said
+
+
+@pytest.mark.timeout(600)
+def test_a_model_comes_with_the_chart(cluster: Cluster, images: Images, chart: None, namespace: str) -> None:
+    example = CHART / "examples/demo-model.yaml"
+    release.install(cluster, images, f"endpoints.demo.namespace={namespace}", values_files=[example])
+    endpoint = Endpoint(cluster, namespace)
+    url = endpoint.wait_ready()["url"] + "/models"
+    (pod,) = endpoint.pods()
+    said = endpoint.run(
+        pod["metadata"]["name"], f"import urllib.request as u; print(u.urlopen({url!r}).read().decode())"
+    )
+    assert json.loads(said)["data"][0]["id"] == "gemma-3-270m"
+    release.install(cluster, images)  # without the values: the model is not the release's
+    assert endpoint.ready()
+
+
+@pytest.mark.timeout(600)
+def test_install_upgrade_rollback_uninstall(cluster: Cluster, images: Images, chart: None, namespace: str) -> None:
+    endpoint = Endpoint(cluster, namespace, "first")
+    endpoint.apply(FIRST_RELEASE)
+    assert endpoint.wait_reason("ScaledToZero", status="True")
+    uid = cluster.get("deployment", "first", "--namespace", namespace)["metadata"]["uid"]
+    revision = len(history(cluster))
+
+    release.install(cluster, images, "logLevel=debug", "replicas=1")
+    cluster.helm("rollback", RELEASE, str(revision), "--namespace", SYSTEM, "--wait", "--timeout", "3m")
+    assert len(history(cluster)) == revision + 2
+    deployment = cluster.get("deployment", RELEASE, "--namespace", SYSTEM)
+    assert deployment["status"]["readyReplicas"] == 2
+    assert "--log-level=info" in deployment["spec"]["template"]["spec"]["containers"][0]["args"]
+
+    release.uninstall(cluster)
+    try:
+        wait_for(lambda: not left(cluster), "nothing of the release is left", 90)
+        assert cluster.find("crd", "inferenceendpoints.stoker.dev")
+        assert cluster.get("deployment", "first", "--namespace", namespace)["metadata"]["uid"] == uid
+        assert endpoint.get()["status"]["conditions"]
+        endpoint.apply(FIRST_RELEASE | {"spec": FIRST_RELEASE["spec"] | {"replicas": 0, "service": {"port": 8001}}})
+    finally:
+        release.install(cluster, images)
+    wait_for(
+        lambda: cluster.get("service", "first", "--namespace", namespace)["spec"]["ports"][0]["port"] == 8001,
+        "what changed meanwhile is done",
+        60,
+    )
+
+
+def history(cluster: Cluster) -> list[Object]:
+    """The release's revisions."""
+    revisions: list[Object] = json.loads(cluster.helm("history", RELEASE, "--namespace", SYSTEM, "-o", "json"))
+    return revisions
+
+
+def left(cluster: Cluster) -> str:
+    """The release's objects in its namespace."""
+    kinds = "all,secrets,configmaps,poddisruptionbudgets,roles,rolebindings"
+    selector = ("-l", f"app.kubernetes.io/instance={RELEASE}", "-o", "name")
+    return cluster.kubectl("get", kinds, "--namespace", SYSTEM, *selector, check=False).replace(
+        "No resources found", ""
+    )

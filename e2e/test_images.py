@@ -1,0 +1,172 @@
+"""The images: built twice they are the same, they hold one half each, run as nobody on a read-only file system, and as
+process 1 end when they are told to.
+
+They are looked at with Docker alone; pods of the cluster run them in the other tests.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import time
+import tomllib
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kit.waiting import wait_for
+
+ROOT = Path(__file__).parents[1]
+TAG = os.environ.get("TAG", "dev")
+OPERATOR, ENGINE = f"stoker/operator:{TAG}", f"stoker/engine-cpu:{TAG}"
+BOTH = pytest.mark.parametrize("image", [OPERATOR, ENGINE])
+
+#: What a pod of the demo gets, in little memory.
+SERVE = ("serve", "demo://gemma-3-270m", "--max-model-len=128", "--num-gpu-blocks-override=64")
+#: The server ends in this time once its requests are done: pods have as long beyond their drain.
+SECONDS_TO_END = 20
+SIGTERM_BIT = 1 << 14
+
+FIND = "import importlib.util as u, sys; print(*[name for name in sys.argv[1:] if u.find_spec(name)])"
+HEALTHY = "import urllib.request as u; u.urlopen('http://127.0.0.1:8000/health', timeout=5)"
+
+
+class Docker:
+    """The Docker that built the images."""
+
+    def __init__(self) -> None:
+        shell = '. "$0" && use_docker >&2 && exec python3 -c "import json, os; print(json.dumps(dict(os.environ)))"'
+        printed = subprocess.run(
+            ["bash", "-c", shell, ROOT / "e2e/cluster/common.sh"], stdout=subprocess.PIPE, text=True, check=True
+        )
+        self.environment: dict[str, str] = json.loads(printed.stdout)
+
+    def __call__(self, *arguments: str, stdin: str = "", status: int | None = 0) -> str:
+        """What `docker ARGUMENTS` prints; the test fails unless it exits with `status` (None: whatever it is)."""
+        return self.run("docker", *arguments, stdin=stdin, status=status)
+
+    def works(self, *arguments: str) -> bool:
+        """Whether `docker ARGUMENTS` succeeds."""
+        return not subprocess.run(("docker", *arguments), env=self.environment, capture_output=True).returncode
+
+    def run(self, *command: str, stdin: str = "", status: int | None = 0, **environment: str) -> str:
+        """What a command prints that uses this Docker."""
+        done = subprocess.run(
+            command,
+            input=stdin,
+            env=self.environment | environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        if status is not None and done.returncode != status:
+            pytest.fail(f"{' '.join(command)} exited with {done.returncode}, not {status}:\n{done.stdout}")
+        return done.stdout
+
+
+@pytest.fixture(scope="module")
+def docker() -> Docker:
+    if "E2E_KUBECONFIG" in os.environ:
+        pytest.skip("the images of a cluster of your own are yours to build")
+    docker = Docker()
+    if "NOBUILD" not in os.environ:
+        docker.run(str(ROOT / "images/build"), "operator", "engine-cpu")
+    return docker
+
+
+@pytest.fixture
+def engine(docker: Docker) -> Iterator[str]:
+    """A container that starts to serve the demo model; no network, and nothing to write to but /cache and /dev/shm."""
+    name = f"stoker-engine-{uuid.uuid4().hex[:6]}"
+    docker("run", "--detach", "--name", name, "--read-only", "--network=none", "--shm-size=256m", ENGINE, *SERVE)
+    yield name
+    docker("rm", "--force", "--volumes", name)
+
+
+def test_a_second_build_makes_the_same_files(docker: Docker) -> None:
+    docker.run(str(ROOT / "images/build"), "operator", NO_CACHE="1", TAG="again")
+    try:
+        docker.run(str(ROOT / "images/compare.py"), OPERATOR, "stoker/operator:again")
+    finally:
+        docker("rmi", "stoker/operator:again")
+
+
+@BOTH
+def test_what_it_says_of_itself(docker: Docker, image: str) -> None:
+    (found,) = json.loads(docker("inspect", image))
+    config: dict[str, Any] = found["Config"]
+    assert config["User"] == "65532:65532"
+    assert config["Entrypoint"] == ["stoker"]
+    assert list(config["Volumes"]) == ["/cache"]
+    said = {key.removeprefix("org.opencontainers.image."): value for key, value in config["Labels"].items()}
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert (said["version"], said["licenses"]) == (project["version"], project["license"])
+    assert said["title"].startswith("stoker ")
+    assert said["description"]
+    if (ROOT / ".git").exists():
+        assert re.fullmatch("[0-9a-f]{40}(-dirty)?", said["revision"])
+        assert re.match(r"20\d\d-\d\d-\d\dT", said["created"])
+
+
+@pytest.mark.parametrize(
+    ("image", "has", "lacks"),
+    [(OPERATOR, "kopf", {"torch", "transformers"}), (ENGINE, "torch", {"kopf", "kubernetes"})],
+)
+def test_it_has_one_half(docker: Docker, image: str, has: str, lacks: set[str]) -> None:
+    found = docker("run", "--rm", "--entrypoint=python", image, "-c", FIND, has, "pip", *lacks)
+    assert found.split() == [has]  # pip neither: nothing is installed into a running container
+
+
+@BOTH
+def test_who_runs_it_cannot_change_it(docker: Docker, image: str) -> None:
+    writable = ("find", "/", "-xdev", "-writable", "-not", "-type", "l")
+    places = docker("run", "--rm", f"--entrypoint={writable[0]}", image, *writable[1:], status=None).splitlines()
+    places = [place for place in places if not place.startswith("find: ")]
+    assert {place for place in places if not place.startswith(("/cache", "/dev"))} <= {"/tmp", "/var/tmp", "/run/lock"}
+
+
+def test_the_operator_on_a_read_only_file_system(docker: Docker) -> None:
+    sandbox = ("run", "--rm", "--interactive", "--read-only", "--network=none", "--cap-drop=ALL", OPERATOR)
+    plan = docker(*sandbox, "plan", "-f", "/dev/stdin", stdin=(ROOT / "examples/02-four-gpus.yaml").read_text())
+    assert "nvidia" in plan
+    said = docker(*sandbox, status=1)  # nowhere to work
+    assert said.splitlines()[-1].startswith("stoker operator: no cluster")
+    assert "Traceback" not in said
+
+
+@pytest.mark.timeout(600)
+def test_the_engine_ends_when_it_is_told_to(docker: Docker, engine: str) -> None:
+    def serves() -> bool:
+        if docker("inspect", "--format={{.State.Running}}", engine).strip() != "true":
+            pytest.fail(docker("logs", engine))
+        return docker.works("exec", engine, "python", "-c", HEALTHY)
+
+    wait_for(serves, "the engine serves", 120)
+    _ends(docker, engine)
+
+
+@pytest.mark.timeout(600)
+def test_the_engine_ends_while_it_starts(docker: Docker, engine: str) -> None:
+    # Before a program takes SIGTERM up, process 1 does not get it at all.
+    def taken_up() -> bool:
+        status = docker("exec", engine, "cat", "/proc/1/status", status=None)
+        caught = re.search(r"SigCgt:\s*(\w+)", status)
+        return bool(caught and int(caught[1], 16) & SIGTERM_BIT)
+
+    wait_for(taken_up, "the engine takes SIGTERM up", 60)
+    _ends(docker, engine)
+
+
+def _ends(docker: Docker, container: str) -> None:
+    started = time.monotonic()
+    docker("kill", "--signal=TERM", container)
+    code = docker("wait", container).strip()
+    took = time.monotonic() - started
+    log = docker("logs", container)
+    assert code == "0", log
+    assert took < SECONDS_TO_END, f"{took:.0f} s\n{log}"
+    assert "Traceback" not in log

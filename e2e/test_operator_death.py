@@ -1,0 +1,192 @@
+"""Whatever happens to the operator or the control plane: afterwards all is as it should be, nothing twice, and no
+model pod was restarted.
+
+Asserted for: the operator killed at many moments of its work; an API server that restarts; an etcd that is paused; a
+webhook that nobody answers; a namespace that is deleted while no operator runs.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+from kit import chart as release
+from kit.chart import SYSTEM, operator_pods
+from kit.cluster import Cluster, Images
+from kit.endpoint import Endpoint, demo
+from kit.results import Results
+from kit.traffic import traffic
+from kit.waiting import wait_for
+
+#: Of an endpoint without a volume claim, in a cluster without Prometheus' resources. With more than one replica it also
+#: has a PodDisruptionBudget.
+CHILDREN = ("deployment", "service", "serviceaccount", "networkpolicy")
+
+
+def kill_operator(cluster: Cluster) -> None:
+    """All of the operator's pods, at once and without a word."""
+    pods = operator_pods(cluster)
+    cluster.kubectl("delete", "pods", *pods, "--namespace", SYSTEM, "--grace-period=0", "--force")
+
+
+def scale_operator(cluster: Cluster, replicas: int) -> None:
+    """Lets so many pods of the operator run, and waits for them."""
+    here = ("--namespace", SYSTEM)
+    cluster.kubectl("scale", "deployment/stoker", f"--replicas={replicas}", *here)
+    if replicas:
+        cluster.kubectl("rollout", "status", "deployment/stoker", "--timeout=120s", *here)
+    else:
+        # Those that are ending still answer the webhook.
+        pods = ("pods", "-l", "app.kubernetes.io/name=stoker-operator", *here)
+        wait_for(lambda: not cluster.get(*pods)["items"], "the operator has ended", 90)
+
+
+def complete(cluster: Cluster, namespace: str, name: str, *more: str) -> bool:
+    """Whether all objects of an endpoint exist, and its status is about its newest spec."""
+    kinds = (*CHILDREN, *more)
+    which = ("--namespace", namespace, "--field-selector", f"metadata.name={name}", "-o", "name")
+    found = cluster.kubectl("get", ",".join(kinds), *which).split()
+    return len(found) == len(kinds) and bool(Endpoint(cluster, namespace, name).condition())
+
+
+def replica_sets(cluster: Cluster, namespace: str) -> dict[str, Any]:
+    """By endpoint, the ReplicaSets of its Deployment."""
+    sets: dict[str, Any] = {}
+    for each in cluster.get("replicasets", "--namespace", namespace)["items"]:
+        sets.setdefault(each["metadata"]["ownerReferences"][0]["name"], []).append(each["metadata"]["name"])
+    return sets
+
+
+@pytest.mark.timeout(600)
+def test_killed_at_any_moment(cluster: Cluster, chart: None, namespace: str, results: Results) -> None:
+    """Endpoints that need two pods on nodes that there are not: their pods never start, so that this is quick."""
+    nowhere = {"spec": {"nodeSelector": {"nowhere": "at-all"}}}
+    names = []
+    began = time.monotonic()
+    for number, moment in enumerate((0.0, 0.1, 0.2, 0.4, 0.8, 1.6)):
+        names.append(f"at-{number}")
+        cluster.apply(namespace, demo(names[-1], replicas=2, template=nowhere))
+        time.sleep(moment)
+        kill_operator(cluster)
+        # A change that nobody sees happen.
+        Endpoint(cluster, namespace, names[-1]).patch(replicas=3)
+        wait_for(lambda: operator_pods(cluster), "an operator is started", 60)
+    wait_for(
+        lambda: all(complete(cluster, namespace, name, "poddisruptionbudget") for name in names),
+        "every endpoint has its objects",
+        180,
+    )
+    results.add("operator killed 6 times", recovery=time.monotonic() - began)
+    for name in names:
+        assert cluster.get("deployment", name, "--namespace", namespace)["spec"]["replicas"] == 3
+    assert all(len(each) == 1 for each in replica_sets(cluster, namespace).values())
+
+
+@pytest.mark.timeout(900)
+def test_the_control_plane_fails_under_traffic(
+    cluster: Cluster, images: Images, chart: None, namespace: str, results: Results
+) -> None:
+    endpoint = Endpoint(cluster, namespace)
+    endpoint.apply(demo(replicas=1))
+    url = endpoint.wait_ready()["url"]
+    lives = endpoint.lives()
+    (node,) = (
+        each["metadata"]["name"]
+        for each in cluster.get("nodes", "-l", "node-role.kubernetes.io/control-plane")["items"]
+    )
+
+    def answers() -> bool:
+        return cluster.kubectl("get", "--raw", "/readyz", "--request-timeout=2s", check=False) == "ok"
+
+    def recovered() -> bool:
+        """Whether the operator takes notice again: of a change that restarts nothing."""
+        return bool(endpoint.ready()) and complete(cluster, namespace, "demo")
+
+    for what, disturb in (
+        ("operator killed", lambda: kill_operator(cluster)),
+        ("API server killed", lambda: cluster.on_node(node, "pkill", "-KILL", "-f", "^kube-apiserver")),
+        ("etcd paused for 20 s", lambda: pause_etcd(cluster, node)),
+    ):
+        with traffic(cluster, namespace, images.client, url) as flow:
+            began = time.monotonic()
+            disturb()
+            wait_for(answers, "the API server answers", 120)
+            endpoint.patch(service={"annotations": {"example.com/after": what.replace(" ", "-")}}, replicas=1)
+            wait_for(
+                lambda what=what: annotation(cluster, namespace) == what.replace(" ", "-") and recovered(),
+                f"{what}: a change arrives",
+                180,
+            )
+            recovery = time.monotonic() - began
+            flow.wait_for(10)
+        results.add(what, flow.result, recovery)
+        flow.result.unbroken()
+        assert endpoint.lives() == lives, what
+        assert len(replica_sets(cluster, namespace)["demo"]) == 1
+
+
+def pause_etcd(cluster: Cluster, node: str) -> None:
+    """A disk that answers nobody."""
+    cluster.on_node(node, "pkill", "-STOP", "-f", "^etcd")
+    time.sleep(20)
+    cluster.on_node(node, "pkill", "-CONT", "-f", "^etcd")
+
+
+def annotation(cluster: Cluster, namespace: str) -> str:
+    """What the Service was last told."""
+    service = cluster.get("service", "demo", "--namespace", namespace)
+    told: str = service["metadata"].get("annotations", {}).get("example.com/after", "")
+    return told
+
+
+@pytest.mark.timeout(600)
+def test_no_operator_answers(cluster: Cluster, chart: None, namespace: str) -> None:
+    """The webhook: what it would have refused is taken in, and refused in its status once an operator is back. A
+    namespace: deleted, it goes."""
+    nowhere = {"spec": {"nodeSelector": {"nowhere": "at-all"}}}
+    endpoint = Endpoint(cluster, namespace, "no-such-accelerator")
+    document = demo(endpoint.name)
+    document["spec"]["hardware"] = {"accelerator": "nvidia-a1000"}
+    said = cluster.apply(namespace, document, check=False)
+    assert "nvidia-a1000" in said and not cluster.find("ie", endpoint.name, "--namespace", namespace), said
+
+    gone = f"{namespace}-gone"
+    cluster.kubectl("create", "namespace", gone)
+    cluster.apply(gone, demo(template=nowhere))
+    wait_for(lambda: cluster.find("deployment", "demo", "--namespace", gone), "a Deployment", 60)
+
+    scale_operator(cluster, 0)
+    try:
+        endpoint.apply(document)
+        cluster.kubectl("delete", "namespace", gone, "--timeout=90s")
+        assert not endpoint.condition()
+    finally:
+        scale_operator(cluster, 2)
+    assert "nvidia-a1000" in endpoint.wait_reason("UnknownAccelerator", kind="Accepted", timeout=60)["message"]
+
+
+@pytest.mark.timeout(900)
+def test_uninstalled_with_live_endpoints(
+    cluster: Cluster, images: Images, chart: None, namespace: str, results: Results
+) -> None:
+    endpoint = Endpoint(cluster, namespace)
+    endpoint.apply(demo())
+    url = endpoint.wait_ready()["url"]
+    lives = endpoint.lives()
+    with traffic(cluster, namespace, images.client, url) as flow:
+        began = time.monotonic()
+        release.uninstall(cluster)
+        assert cluster.find("crd", "inferenceendpoints.stoker.dev")
+        assert not cluster.find("validatingwebhookconfiguration", "stoker")
+        endpoint.patch(replicas=1, engine={"maxNumSeqs": 16})  # taken in, though nobody looks
+        flow.wait_for(10)
+        assert endpoint.lives() == lives
+        endpoint.patch(engine={"maxNumSeqs": None})
+        release.install(cluster, images)
+        endpoint.wait_ready()
+        recovery = time.monotonic() - began
+        flow.wait_for(10)
+    results.add("chart uninstalled and installed", flow.result, recovery)
+    flow.result.unbroken()
+    assert endpoint.lives() == lives

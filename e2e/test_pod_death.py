@@ -1,0 +1,109 @@
+"""Deaths of model pods under continuous traffic.
+
+Asserted: a pod that is deleted gracefully costs no request. When an engine is killed, only requests that were in flight
+on its pod fail, at once; its server loads it again, and who comes meanwhile waits. When an engine is frozen, its health
+notices, the pod takes no more traffic, and the kubelet restarts it. All the while the other pod serves.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import pytest
+from kit.cluster import Cluster, Images, Object
+from kit.endpoint import Endpoint, demo
+from kit.namespace import fresh
+from kit.results import Results
+from kit.traffic import traffic
+from kit.waiting import wait_for
+
+#: Seconds until a Service has heard that a container has ended: the kubelet looks for such each second, then the
+#: endpoints, then every node's rules are written.
+HEARSAY = 6
+
+# The engine is the server's child.
+SIGNAL = """
+import os, pathlib, signal
+for stat in pathlib.Path("/proc").glob("[0-9]*/stat"):
+    pid, parent = int(stat.parent.name), int(stat.read_text().rpartition(")")[2].split()[1])
+    words = (stat.parent / "cmdline").read_bytes()
+    if parent == 1 and b"resource_tracker" not in words and pid != os.getpid():
+        print(pid, words)
+        os.kill(pid, signal.{signal})
+"""
+
+
+@pytest.fixture(scope="module")
+def endpoint(cluster: Cluster, chart: None) -> Iterator[Endpoint]:
+    """One endpoint for all of these: each leaves it serving with two pods."""
+    with fresh(cluster, "pod-death") as namespace:
+        endpoint = Endpoint(cluster, namespace)
+        endpoint.apply(demo(replicas=2, rollout={"drainSeconds": 20}))
+        endpoint.wait_ready()
+        yield endpoint
+
+
+@pytest.fixture
+def namespace(endpoint: Endpoint) -> str:
+    """What is shown when a test fails."""
+    return endpoint.namespace
+
+
+def busy_pod(endpoint: Endpoint) -> Object:
+    """A pod of the endpoint."""
+    return endpoint.pods()[0]
+
+
+@pytest.mark.timeout(600)
+def test_graceful_deletion(endpoint: Endpoint, images: Images, results: Results, namespace: str) -> None:
+    url = endpoint.wait_ready()["url"]
+    with traffic(endpoint.cluster, namespace, images.client, url) as flow:
+        pod = busy_pod(endpoint)["metadata"]["name"]
+        began = time.monotonic()
+        endpoint.cluster.kubectl("delete", "pod", pod, "--namespace", namespace)
+        wait_for(lambda: len(endpoint.serving()) == 2, "two pods serve again", 180)
+        recovery = time.monotonic() - began
+        flow.wait_for(10)
+    results.add("pod deleted", flow.result, recovery)
+    flow.result.unbroken()
+
+
+@pytest.mark.timeout(600)
+def test_engine_killed(endpoint: Endpoint, images: Images, results: Results, namespace: str) -> None:
+    url = endpoint.wait_ready()["url"]
+    lives = endpoint.lives()
+    with traffic(endpoint.cluster, namespace, images.client, url, workers=3) as flow:
+        pod = busy_pod(endpoint)["metadata"]["name"]
+        assert endpoint.run(pod, SIGNAL.format(signal="SIGKILL")).strip()
+        struck = time.time()
+        log = ("logs", pod, "--namespace", namespace, "--since=5m")
+        wait_for(lambda: "serving again" in endpoint.cluster.kubectl(*log), "the engine is loaded again", 180)
+        wait_for(lambda: len(endpoint.serving()) == 2, "two pods serve again", 60)
+        recovery = time.time() - struck
+        flow.wait_for(10)
+    results.add("engine SIGKILLed", flow.result, recovery)
+    failed = [each for each in flow.result.requests if each.outcome != "ok"]
+    assert len(failed) <= 3
+    assert all(each.start < struck and each.end < struck + 2 for each in failed), failed
+    assert endpoint.lives() == lives  # neither replaced nor restarted
+
+
+@pytest.mark.timeout(600)
+def test_engine_frozen(endpoint: Endpoint, images: Images, results: Results, namespace: str) -> None:
+    url = endpoint.wait_ready()["url"]
+    lives = endpoint.lives()
+    with traffic(endpoint.cluster, namespace, images.client, url) as flow:
+        pod = busy_pod(endpoint)
+        frozen = time.time()
+        assert endpoint.run(pod["metadata"]["name"], SIGNAL.format(signal="SIGSTOP")).strip()
+        wait_for(lambda: len(endpoint.serving()) == 1, "the frozen pod takes no more traffic", 30)
+        noticed = time.time() - frozen
+        wait_for(lambda: endpoint.lives()[pod["metadata"]["uid"]] > lives[pod["metadata"]["uid"]], "a restart", 120)
+        wait_for(lambda: len(endpoint.serving()) == 2, "two pods serve again", 180)
+        recovery = time.time() - frozen
+        flow.wait_for(10)
+    results.add(f"engine frozen (noticed after {noticed:.0f} s)", flow.result, recovery)
+    began = [each.start - frozen for each in flow.result.requests if each.outcome != "ok"]
+    assert all(each < noticed + HEARSAY for each in began), flow.result
+    assert set(endpoint.lives()) == set(lives)

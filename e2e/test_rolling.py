@@ -1,0 +1,193 @@
+"""Changes under continuous traffic: 0 failed requests and 0 cut streams.
+
+Two replicas; streams shorter than `drainSeconds`; clients do not retry. Asserted for each of: another flag, another
+maxModelLen, another image, more and fewer replicas, a drained node (its PodDisruptionBudget honoured), and an upgrade
+of the chart to one with a newer engine image and an operator that builds pods differently, which restarts no pod until
+the spec asks for it.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from kit import chart as release
+from kit.cluster import Cluster, Images
+from kit.endpoint import Endpoint, demo
+from kit.namespace import fresh
+from kit.results import Results
+from kit.traffic import Flow, traffic
+from kit.waiting import wait_for
+
+Disturbed = Callable[[str, Callable[[Flow], None]], None]
+
+
+@pytest.fixture(scope="module")
+def endpoint(cluster: Cluster, chart: None) -> Iterator[Endpoint]:
+    """One endpoint for all of these: each leaves it serving."""
+    with fresh(cluster, "rolling") as namespace:
+        endpoint = Endpoint(cluster, namespace)
+        endpoint.apply(demo(replicas=2, rollout={"drainSeconds": 20}))
+        endpoint.wait_ready()
+        yield endpoint
+
+
+@pytest.fixture
+def namespace(endpoint: Endpoint) -> str:
+    """What is shown when a test fails."""
+    return endpoint.namespace
+
+
+@pytest.fixture
+def undisturbed(endpoint: Endpoint, images: Images, results: Results, namespace: str) -> Disturbed:
+    """``undisturbed(scenario, change)``: `change` happens under traffic, which does not notice."""
+
+    def run(scenario: str, change: Callable[[Flow], None]) -> None:
+        url = endpoint.wait_ready()["url"]
+        with traffic(endpoint.cluster, endpoint.namespace, images.client, url) as flow:
+            began = time.monotonic()
+            change(flow)
+            recovery = time.monotonic() - began
+            flow.wait_for(10)
+        results.add(scenario, flow.result, recovery)
+        flow.result.unbroken()
+
+    return run
+
+
+def rolled_out(endpoint: Endpoint, before: set[str], replicas: int = 2) -> None:
+    """Waits until every pod is a new one, and the old ones are gone."""
+    endpoint.wait_ready(420)
+    assert len(endpoint.lives()) == replicas
+    assert not before & set(endpoint.lives())
+    ended(endpoint, replicas)
+
+
+def ended(endpoint: Endpoint, replicas: int) -> None:
+    """Waits until pods that were to end have ended, so that their drain was under traffic too."""
+    selector = ("-l", "app.kubernetes.io/instance=demo", "--namespace", endpoint.namespace)
+    wait_for(lambda: len(endpoint.cluster.get("pods", *selector)["items"]) == replicas, "old pods have ended", 90)
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(
+    ("what", "engine", "argument"),
+    [
+        ("a flag", {"maxNumSeqs": 8}, "--max-num-seqs=8"),
+        ("maxModelLen", {"maxModelLen": 4096}, "--max-model-len=4096"),
+    ],
+)
+def test_rolling_update(endpoint: Endpoint, undisturbed: Disturbed, what: str, engine: dict, argument: str) -> None:  # type: ignore[type-arg]
+    def change(flow: Flow) -> None:
+        before = set(endpoint.lives())
+        endpoint.patch(engine=engine)
+        rolled_out(endpoint, before)
+        assert all(argument in pod["spec"]["containers"][0]["args"] for pod in endpoint.pods())
+
+    undisturbed(f"rolling update: {what}", change)
+
+
+@pytest.mark.timeout(900)
+def test_rolling_update_of_the_image(
+    cluster: Cluster, images: Images, endpoint: Endpoint, undisturbed: Disturbed
+) -> None:
+    other = f"{images.engine}-other"
+    cluster.tag(images.engine, other)
+
+    def change(flow: Flow) -> None:
+        before = set(endpoint.lives())
+        endpoint.patch(engine={"image": other})
+        rolled_out(endpoint, before)
+        assert endpoint.get()["status"]["workloads"][0]["image"] == other
+
+    undisturbed("rolling update: image", change)
+
+
+@pytest.mark.timeout(900)
+def test_scale(endpoint: Endpoint, undisturbed: Disturbed) -> None:
+    def change(flow: Flow) -> None:
+        before = set(endpoint.lives())
+        endpoint.cluster.kubectl("scale", "ie/demo", "--replicas=3", "--namespace", endpoint.namespace)
+        endpoint.wait_ready()
+        assert len(endpoint.serving()) == 3
+        assert before < set(endpoint.lives())
+        endpoint.cluster.kubectl("scale", "ie/demo", "--replicas=2", "--namespace", endpoint.namespace)
+        endpoint.wait_ready()
+        ended(endpoint, 2)
+        assert len(endpoint.serving()) == 2
+
+    undisturbed("scale up and down", change)
+
+
+@pytest.mark.timeout(900)
+def test_node_drain(cluster: Cluster, endpoint: Endpoint, undisturbed: Disturbed) -> None:
+    node = endpoint.pods()[0]["spec"]["nodeName"]
+    budget = cluster.get("poddisruptionbudget", "demo", "--namespace", endpoint.namespace)
+    assert budget["spec"]["maxUnavailable"] == 1
+    least: list[int] = []
+
+    def change(flow: Flow) -> None:
+        drain = subprocess.Popen(
+            ["kubectl", "drain", node, "--ignore-daemonsets", "--delete-emptydir-data", "--timeout=300s", "--force"],
+            env=os.environ | cluster.environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        while drain.poll() is None:
+            least.append(len(endpoint.serving()))
+            time.sleep(1)
+        assert drain.returncode == 0, drain.stdout.read() if drain.stdout else ""
+        endpoint.wait_ready()
+        assert node not in {pod["spec"]["nodeName"] for pod in endpoint.pods()}
+
+    try:
+        undisturbed("node drain", change)
+    finally:
+        cluster.kubectl("uncordon", node)
+    assert min(least) >= 1
+
+
+@pytest.fixture
+def next_release(cluster: Cluster, images: Images, tmp_path: Path) -> Iterator[Images]:
+    """The images of a next release: the engine's under another name, and an operator that builds pods differently."""
+    if "E2E_KUBECONFIG" in os.environ:
+        pytest.skip("needs a kind cluster, whose nodes are ours")
+    later = Images(f"{images.operator}-next", f"{images.engine}-next", images.client)
+    cluster.tag(images.engine, later.engine)
+    subprocess.run(
+        [release.CHART.parents[1] / "e2e/cluster/next-operator", images.operator, later.operator], check=True
+    )
+    yield later
+    release.install(cluster, images)
+
+
+@pytest.mark.timeout(1200)
+def test_helm_upgrade(cluster: Cluster, endpoint: Endpoint, undisturbed: Disturbed, next_release: Images) -> None:
+    endpoint.patch(engine={"image": None})  # the catalogue's
+    endpoint.wait_ready(420)
+    ended(endpoint, 2)
+    before = endpoint.lives()
+
+    def upgrade(flow: Flow) -> None:
+        release.install(cluster, next_release)
+        told = endpoint.wait_reason("NewerImageWaiting", kind="Progressing", timeout=120)
+        assert next_release.engine in told["message"]
+        assert endpoint.ready()
+        flow.wait_for(20)
+        assert endpoint.lives() == before
+
+    undisturbed("helm upgrade: newer image, other pods", upgrade)
+
+    def ask(flow: Flow) -> None:
+        endpoint.patch(rollout={"imageUpdates": "Always"})
+        wait_for(lambda: endpoint.get()["status"]["workloads"][0]["image"] == next_release.engine, "the new image", 60)
+        rolled_out(endpoint, set(before))
+        (grace,) = {pod["spec"]["terminationGracePeriodSeconds"] for pod in endpoint.pods()}
+        assert grace == 31  # the next operator's is a second longer
+
+    undisturbed("the newer image, asked for", ask)

@@ -1,0 +1,100 @@
+"""Weights on a shared volume: pods that start together download them once, and what a killed one had is continued.
+
+Asserted by what the hub was asked for: two pods of one claim, of which the one that downloads is killed in the middle;
+the other goes on from where it got to, and both serve. A pod that starts later asks for nothing, even without a hub.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from kit import hub as hubs
+from kit.cluster import Cluster, Images, Object
+from kit.endpoint import Endpoint
+from kit.results import Results
+from kit.tiny import tiny, tiny_llama
+from kit.waiting import wait_for
+
+#: MiB that take a while, and are written down 10 at a time.
+_PADDING = 48
+_PAUSE_S = 0.03
+_FOLDER = "/var/lib/stoker-e2e"
+
+
+@pytest.fixture
+def claim(cluster: Cluster, namespace: str) -> Iterator[str]:
+    """A claim of a volume that many pods may use, since it lies on one node."""
+    selector = "!node-role.kubernetes.io/control-plane"
+    node: str = cluster.get("nodes", "-l", selector)["items"][0]["metadata"]["name"]
+    folder = f"{_FOLDER}/{namespace}"
+    cluster.on_node(node, "mkdir", "-p", folder)
+    size = {"storage": "1Gi"}
+    terms = [{"matchExpressions": [{"key": "kubernetes.io/hostname", "operator": "In", "values": [node]}]}]
+    common: Object = {"accessModes": ["ReadWriteMany"], "storageClassName": "", "volumeMode": "Filesystem"}
+    volume: Object = {
+        "apiVersion": "v1",
+        "kind": "PersistentVolume",
+        "metadata": {"name": namespace},
+        "spec": {
+            **common,
+            "capacity": size,
+            "persistentVolumeReclaimPolicy": "Retain",
+            "local": {"path": folder},
+            "nodeAffinity": {"required": {"nodeSelectorTerms": terms}},
+        },
+    }
+    wanted: Object = {
+        "apiVersion": "v1",
+        "kind": "PersistentVolumeClaim",
+        "metadata": {"name": "weights"},
+        "spec": {**common, "resources": {"requests": size}, "volumeName": namespace},
+    }
+    cluster.apply(namespace, volume, wanted)
+    yield "weights"
+    cluster.on_node(node, "rm", "-rf", folder)
+    cluster.kubectl("delete", "persistentvolume", namespace, "--wait=false")
+
+
+def test_downloaded_once_and_continued_after_a_kill(
+    cluster: Cluster,
+    images: Images,
+    chart: None,
+    namespace: str,
+    claim: str,
+    results: Results,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    here = ("--namespace", namespace)
+    files = tiny_llama(tmp_path_factory.mktemp("model"))
+    hub = hubs.start(cluster, namespace, images.client, files, padding=_PADDING, pause=_PAUSE_S)
+    endpoint = Endpoint(cluster, namespace)
+    storage = {"cache": {"persistentVolumeClaim": {"claimName": claim}}}
+    endpoint.apply(tiny(hub.url, replicas=2, storage=storage))
+
+    def waiting() -> set[str]:
+        """Pods that wait for another one's download."""
+        logs = {
+            pod["metadata"]["name"]: cluster.kubectl("logs", pod["metadata"]["name"], *here, check=False)
+            for pod in endpoint.pods()
+        }
+        return {name for name, log in logs.items() if "another process downloads org/model" in log}
+
+    wait_for(lambda: len(waiting()) == 1 and hub.fetched(), "one downloads, one waits", 180)
+    (loading,) = {pod["metadata"]["name"] for pod in endpoint.pods()} - waiting()
+    find = "import pathlib; print(*(p.stat().st_size for p in pathlib.Path('/cache').rglob('*.incomplete')))"
+    wait_for(lambda: any(int(size) for size in endpoint.run(loading, find).split()), "a part of it is there", 60)
+    cluster.kubectl("delete", "pod", loading, *here, "--grace-period=0", "--force")
+
+    endpoint.wait_ready(300)
+    asked = hub.fetched()
+    assert len(endpoint.serving()) == 2
+    assert sum(path == "model.safetensors" for path, _ in asked) == 1
+    first, second = [start for path, start in asked if path == "padding.txt"]
+    assert first == 0
+    assert second >= 10 * 1024**2, "it was continued"
+    results.add(f"download of {_PADDING} MiB, killed: continued at {second / 1024**2:.0f} MiB by the pod that waited")
+
+    cluster.kubectl("delete", "pod,service", hub.pod, *here, "--grace-period=1")
+    endpoint.patch(engine={"maxNumSeqs": 4})
+    endpoint.wait_ready(300)

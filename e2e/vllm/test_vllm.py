@@ -1,0 +1,272 @@
+"""vLLM itself in pods: what docs/tutorials/06-from-vllm.md tells, done under traffic, and what is special to its pods.
+
+Asserted: a plain `vllm serve` Deployment, the same arguments as an endpoint of runtime vllm, and that endpoint with
+runtime stoker take over from each other while an application asks: 0 failed requests, 0 cut. A pod of vLLM runs as
+nobody on a read-only root, wants the API key, tells its KV cache, and what keeps it from serving is said by its name.
+
+Runs where VLLM_IMAGE names an image of vLLM for CPUs (`build` beside this file makes one); it takes minutes, most of
+them vLLM's start.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import time
+from typing import Any
+
+import pytest
+from kit import hub as hubs
+from kit.cluster import Cluster, Images, Object
+from kit.endpoint import Endpoint, merged
+from kit.results import Results
+from kit.tiny import tiny_llama
+from kit.traffic import traffic
+from kit.waiting import wait_for
+
+IMAGE = os.environ.get("VLLM_IMAGE", "")
+pytestmark = pytest.mark.skipif(
+    not IMAGE, reason="VLLM_IMAGE names no image of vLLM for CPUs; e2e/vllm/build makes one"
+)
+
+#: vLLM imports for a minute where others use the processors too, in each of its three processes.
+_START_S = 600
+_KEY = "key-of-the-application"
+#: The least that vLLM has an attention kernel for.
+_SHAPE = {"head_dim": 32, "num_attention_heads": 2, "num_key_value_heads": 1}
+_TEMPLATE = "{% for message in messages %}{{ message.content }}{% endfor %}"
+_CACHE_BYTES = 64 * 2**20
+#: What no field of an endpoint says. Without a compiler in the image nothing can be compiled.
+_FLAGS = ["--enforce-eager", f"--kv-cache-memory-bytes={_CACHE_BYTES}"]
+_RESOURCES = {"requests": {"cpu": "300m", "memory": "1Gi"}, "limits": {"memory": "4Gi"}}
+_METRICS = "from urllib.request import urlopen; print(urlopen('http://127.0.0.1:8000/metrics').read().decode())"
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    """The files of a tiny Llama."""
+    return tiny_llama(tmp_path_factory.mktemp("model"), **_SHAPE)
+
+
+@pytest.fixture(scope="module")
+def placed(cluster: Cluster) -> Object:
+    """A node selector: the image is large, and perhaps on one node only. A node tells of the images that it has."""
+    for node in cluster.get("nodes")["items"]:
+        if any(IMAGE in name for each in node["status"].get("images", ()) for name in each["names"] or ()):
+            return {"kubernetes.io/hostname": node["metadata"]["name"]}
+    return {}
+
+
+def secret() -> Object:
+    """The API key, where both engines find it."""
+    return {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "keys"}, "stringData": {"api-key": _KEY}}
+
+
+def plain(hub: str, placed: Object) -> list[Object]:
+    """`vllm serve` and a Service in front of it, as people write them."""
+    labels = {"app": "plain"}
+    key = {"secretKeyRef": {"name": "keys", "key": "api-key"}}
+    container = {
+        "name": "vllm",
+        "image": IMAGE,
+        "command": ["vllm", "serve"],
+        "args": [
+            "org/model",
+            "--served-model-name=tiny",
+            "--max-model-len=1024",
+            f"--chat-template={_TEMPLATE}",
+            *_FLAGS,
+        ],
+        "env": [{"name": "HF_ENDPOINT", "value": hub}, {"name": "VLLM_API_KEY", "valueFrom": key}],
+        "ports": [{"name": "http", "containerPort": 8000}],
+        "readinessProbe": {"httpGet": {"path": "/health", "port": "http"}, "periodSeconds": 2},
+        "resources": _RESOURCES,
+        "volumeMounts": [{"name": "shm", "mountPath": "/dev/shm"}],
+    }
+    shm = {"name": "shm", "emptyDir": {"medium": "Memory"}}
+    pods = {
+        "metadata": {"labels": labels},
+        "spec": {"nodeSelector": placed, "containers": [container], "volumes": [shm]},
+    }
+    return [
+        {
+            "apiVersion": "apps/v1",
+            "kind": "Deployment",
+            "metadata": {"name": "plain"},
+            "spec": {"selector": {"matchLabels": labels}, "template": pods},
+        },
+        {
+            "apiVersion": "v1",
+            "kind": "Service",
+            "metadata": {"name": "llm"},
+            "spec": {"selector": labels, "ports": [{"port": 8000, "targetPort": "http"}]},
+        },
+    ]
+
+
+def same(hub: str, placed: Object, **changes: Any) -> Object:
+    """The endpoint that says what `plain` says."""
+    spec: Object = {
+        "model": {"source": "hf://org/model", "servedNames": ["tiny"], "chatTemplate": {"value": _TEMPLATE}},
+        "hardware": {"accelerator": "cpu", "resources": _RESOURCES},
+        "engine": {
+            "runtime": "vllm",
+            "image": IMAGE,
+            "maxModelLen": 1024,
+            "args": _FLAGS,
+            "env": [{"name": "HF_ENDPOINT", "value": hub}],
+        },
+        "auth": {"apiKeysSecretRef": {"name": "keys"}},
+        "rollout": {"startupTimeoutSeconds": _START_S},
+        "template": {"spec": {"nodeSelector": placed}},
+    }
+    return {
+        "apiVersion": "stoker.dev/v1alpha1",
+        "kind": "InferenceEndpoint",
+        "metadata": {"name": "demo"},
+        "spec": merged(spec, changes),
+    }
+
+
+@pytest.mark.timeout(2400)
+def test_a_move_loses_no_request(
+    cluster: Cluster,
+    images: Images,
+    chart: None,
+    namespace: str,
+    results: Results,
+    placed: Object,
+    model: dict[str, bytes],
+) -> None:
+    here = ("--namespace", namespace)
+    hub = hubs.start(cluster, namespace, images.client, model).url
+    cluster.apply(namespace, secret(), *plain(hub, placed))
+    began = time.monotonic()
+    cluster.kubectl("rollout", "status", "deployment/plain", *here, f"--timeout={_START_S}s")
+    results.add("vLLM: start of a plain Deployment", recovery=time.monotonic() - began)
+    endpoint = Endpoint(cluster, namespace)
+
+    with traffic(cluster, namespace, images.client, f"http://llm.{namespace}.svc:8000/v1", api_key=_KEY) as flow:
+        began = time.monotonic()
+        endpoint.apply(same(hub, placed))
+        status = endpoint.wait_ready(_START_S)
+        results.add("vLLM: start of an endpoint beside it", recovery=time.monotonic() - began)
+        selector = {"app.kubernetes.io/instance": "demo"}
+        replace = [{"op": "replace", "path": "/spec/selector", "value": selector}]
+        cluster.kubectl("patch", "service", "llm", *here, "--type=json", "-p", json.dumps(replace))
+        wait_for(lambda: rests(cluster, namespace), "the old pod has no more to do", 300, every=5)
+        cluster.kubectl("delete", "deployment", "plain", *here)
+        gone = ("pods", *here, "-l", "app=plain")
+        wait_for(lambda: not cluster.get(*gone)["items"], "the plain pods have ended", 300)
+        flow.wait_for(5)
+    results.add("vLLM: move from a plain Deployment to runtime vllm", flow.result)
+    flow.result.unbroken()
+
+    like_any_other_pod(endpoint, status)
+    assert asked(endpoint, "wrong") == 401
+    assert asked(endpoint, _KEY) == 200
+
+    with traffic(cluster, namespace, images.client, f"http://llm.{namespace}.svc:8000/v1", api_key=_KEY) as flow:
+        old = {pod["metadata"]["name"] for pod in endpoint.pods()}
+        began = time.monotonic()
+        endpoint.patch(engine={"runtime": "stoker", "image": images.engine, "args": [_FLAGS[1]]})
+        endpoint.wait_ready(_START_S)
+
+        def ended() -> bool:
+            names = {pod["metadata"]["name"] for pod in cluster.get("pods", *here)["items"]}
+            return not old & names
+
+        wait_for(ended, "vLLM's pods have ended", 300)
+        seconds = time.monotonic() - began
+        flow.wait_for(5)
+    results.add("vLLM: runtime vllm to runtime stoker", flow.result, seconds)
+    flow.result.unbroken()
+    (pod,) = endpoint.pods()
+    assert pod["spec"]["containers"][0]["image"] == images.engine
+
+
+def rests(cluster: Cluster, namespace: str) -> bool:
+    """Whether the plain pod has nobody to answer any more: no request now, and for some seconds no new answer."""
+    (pod,) = cluster.get("pods", "--namespace", namespace, "-l", "app=plain")["items"]
+    metrics = f"/api/v1/namespaces/{namespace}/pods/{pod['metadata']['name']}:8000/proxy/metrics"
+
+    def told(metric: str) -> float:
+        text = cluster.kubectl("get", "--raw", metrics)
+        return sum(map(float, re.findall(rf"^{metric}\{{.*\}} (.*)$", text, re.MULTILINE)))
+
+    before = told("vllm:request_success_total")
+    time.sleep(5)
+    busy = told("vllm:num_requests_running") + told("vllm:num_requests_waiting")
+    return not busy and told("vllm:request_success_total") == before
+
+
+def like_any_other_pod(endpoint: Endpoint, status: Object) -> None:
+    """What holds of every engine's pod holds of vLLM's."""
+    (pod,) = endpoint.pods()
+    name = pod["metadata"]["name"]
+    probe = """
+import os, pathlib
+def writes(folder):
+    try:
+        pathlib.Path(folder, "x").touch()
+        return True
+    except OSError:
+        return False
+print(os.getuid(), writes("/opt"), writes("/var/tmp"), writes(os.environ["HOME"]))
+"""
+    assert endpoint.run(name, probe).split() == ["65532", "False", "False", "True"]
+    metrics = endpoint.run(name, _METRICS)
+    blocks = re.search(r'^vllm:cache_config_info\{.*num_gpu_blocks="(\d+)"', metrics, re.M)
+    assert blocks
+    workload = status["workloads"][0]
+    assert (workload["runtime"], workload["image"]) == ("vllm", IMAGE)
+    measured = wait_for(lambda: endpoint.get()["status"]["workloads"][0]["engine"].get("kvBlocks"), "kvBlocks", 60)
+    assert measured == int(blocks[1])
+    assert set(_FLAGS) <= set(workload["engine"]["args"])
+    assert _KEY not in json.dumps(endpoint.get()) + json.dumps(pod)
+
+
+def asked(endpoint: Endpoint, key: str) -> int:
+    """The status of an answer to a request with this key."""
+    (pod,) = endpoint.pods()
+    code = f"""
+import urllib.error, urllib.request
+request = urllib.request.Request("http://demo:8000/v1/models", headers={{"Authorization": "Bearer {key}"}})
+try:
+    print(urllib.request.urlopen(request).status)
+except urllib.error.HTTPError as error:
+    print(error.code)
+"""
+    return int(endpoint.run(pod["metadata"]["name"], code))
+
+
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize(
+    ("changes", "reason", "says"),
+    [
+        ({"model": {"source": "hf://org/nothing"}}, "ModelNotFound", "spec.model.source"),
+        ({"engine": {"maxModelLen": 8192}}, "CrashLoopBackOff", "max_model_len (8192)"),
+    ],
+    ids=["no-such-model", "beyond-the-model"],
+)
+def test_what_is_wrong_is_said(
+    cluster: Cluster,
+    images: Images,
+    chart: None,
+    namespace: str,
+    results: Results,
+    placed: Object,
+    model: dict[str, bytes],
+    changes: Object,
+    reason: str,
+    says: str,
+) -> None:
+    hub = hubs.start(cluster, namespace, images.client, model).url
+    cluster.apply(namespace, secret())
+    endpoint = Endpoint(cluster, namespace)
+    began = time.monotonic()
+    endpoint.apply(same(hub, placed, **changes))
+    condition = endpoint.wait_reason(reason, timeout=_START_S)
+    results.add(f"vLLM: {', '.join(changes)} told as {reason}", recovery=time.monotonic() - began)
+    assert says in condition["message"], condition["message"]

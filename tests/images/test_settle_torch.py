@@ -1,0 +1,30 @@
+"""An image gets a torch that can serve on its device, or none."""
+
+from __future__ import annotations
+
+import runpy
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+settle = SimpleNamespace(**runpy.run_path(str(Path(__file__).parents[2] / "images/engine/settle_torch.py")))
+
+
+@pytest.mark.parametrize(
+    ("device", "cuda", "hip", "said"),
+    [
+        ("cpu", None, None, ""),
+        ("cpu", "13.2", None, ""),
+        ("cuda", "13.2", None, ""),
+        ("rocm", None, "7.0", ""),
+        ("cuda", None, "7.0", "built for ROCm (HIP 7.0), not for cuda"),
+        ("cuda", None, None, "built for CPUs, not for cuda"),
+        ("rocm", "13.2", None, "built for CUDA 13.2, not for rocm"),
+        ("tpu", None, None, "'tpu'; cpu, cuda and rocm are known"),
+    ],
+)
+def test_torch_is_built_for_the_device(device: str, cuda: str | None, hip: str | None, said: str) -> None:
+    problem = settle.problem(device, cuda=cuda, hip=hip)
+    assert said in problem
+    assert bool(problem) == bool(said)
