@@ -56,6 +56,7 @@ def test_what_needs_the_model_is_told_to_wait(client: TestClient, engine: FakeEn
         body = {"tokens": [1]}
     response = client.post(path, json=body)
     assert response.status_code == 503
+    assert response.headers["connection"] == "close", "kept open, it would lead the next request here too"
     assert int(response.headers["retry-after"]) > 0
     assert response.json()["error"]["type"] == "service_unavailable_error"
     assert client.get("/v1/models").status_code == 503
