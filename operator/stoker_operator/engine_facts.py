@@ -1,4 +1,5 @@
-"""What a running engine says of itself that was only predicted before: one request to one pod after a roll-out.
+"""What a running engine says of itself that was only predicted before: one request to one pod after a roll-out, and
+some more where that is not answered.
 
 The number of KV-cache blocks is in vLLM's metric ``vllm:cache_config_info``, which Stoker's engine has as well. That
 it cannot be asked, because a policy keeps the operator from reaching pods, say, costs nothing but the number.

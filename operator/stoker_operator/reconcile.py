@@ -7,9 +7,9 @@ times, after lost events and after a restart.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from enum import Enum
-from typing import Any
+from typing import Any, Final
 
 from stoker_operator import observe
 from stoker_operator.api.violation import Violation
@@ -25,6 +25,9 @@ from stoker_operator.pinning import engine
 from stoker_operator.plan.capacity import Holder, capacity
 from stoker_operator.status import Seen, status, told_args
 from stoker_operator.store import Store
+
+#: How long an endpoint that has become ready is asked again for what its engine did not tell at once.
+_ASK_FOR: Final = timedelta(minutes=2)
 
 
 class Outcome(Enum):
@@ -77,13 +80,16 @@ def reconcile(cluster: Cluster, knowledge: Knowledge, key: Key, now: datetime) -
     rollout = observe.rollout(deployment) if deployment and is_ours(owner, deployment) else None
     moving = rollout is not None and not rollout.complete
     pods = observe.pods(cluster.store, key) if rollout else ()
-    trouble = _trouble(cluster, decision, key, rollout, pods, now) if rollout and moving else None
+    # Before the Deployment has taken the newest spec up, its pods' troubles may be those that it mends.
+    trouble = _trouble(cluster, decision, key, rollout, pods, now) if rollout and moving and rollout.current else None
     blocks = _kv_blocks(decision, endpoint, pods, moving)
     seen = Seen(applied.live, applied.refusal, rollout, trouble, blocks)
-    cluster.writer.apply_status(endpoint, status(endpoint, decision, seen, now), now)
+    told = status(endpoint, decision, seen, now)
+    cluster.writer.apply_status(endpoint, told, now)
     if applied.refusal:
         return Outcome.REFUSED
-    return Outcome.MOVING if moving or decision.conflict else Outcome.SETTLED
+    untold = blocks is None and any(pod.ready for pod in pods) and _became_ready(told) > now - _ASK_FOR
+    return Outcome.MOVING if moving or decision.conflict or untold else Outcome.SETTLED
 
 
 def _access_modes(cluster: Cluster, key: Key, judgement: Judgement) -> tuple[str, ...] | None:
@@ -106,7 +112,7 @@ def _trouble(
 
 
 def _kv_blocks(decision: Decision, endpoint: Endpoint, pods: tuple[Pod, ...], moving: bool) -> int | None:
-    """What the engine was found to have allocated: asked once for each way it is started."""
+    """What the engine was found to have allocated: asked, until it tells, for each way it is started."""
     if decision.pinned is None:
         return None
     container = engine(decision.pinned.deployment)
@@ -116,3 +122,11 @@ def _kv_blocks(decision: Decision, endpoint: Endpoint, pods: tuple[Pod, ...], mo
         return int(before["kvBlocks"])
     pod = next((pod for pod in pods if pod.ready and pod.address), None)
     return None if moving or pod is None else kv_blocks(metrics_url(container, pod.address))
+
+
+def _became_ready(told: dict[str, Any]) -> datetime:
+    """When it did, of a status that is reported; long ago, if it is not ready."""
+    ready = next(each for each in told["conditions"] if each["type"] == "Ready")
+    if ready["status"] != "True":
+        return datetime.min.replace(tzinfo=UTC)
+    return datetime.fromisoformat(ready["lastTransitionTime"])

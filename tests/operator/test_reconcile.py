@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import copy
 import json
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -68,6 +68,8 @@ class FakeKube:
         fields = {f"f:{name}": _fields(body[name]) for name in body.keys() & {"spec"}}
         entry = {"manager": manager, "operation": "Apply", "fieldsV1": fields}
         metadata = {**body["metadata"], "managedFields": [entry]}
+        if before:
+            metadata["generation"] = before["metadata"]["generation"] + (before.get("spec") != body.get("spec"))
         return self.seen({**body, "metadata": metadata, "status": before.get("status", {})})
 
     def create(self, body: Any) -> dict[str, Any]:
@@ -90,6 +92,7 @@ class World:
         self.kube: Any = FakeKube()
         self.document = document
         self.leading = True
+        self.now = NOON
         self.knowledge = Knowledge(Catalogue.load())
         self.kube.seen({**document, "metadata": {**document["metadata"], "uid": "u"}})
         self.restart()
@@ -103,11 +106,25 @@ class World:
 
     def reconcile(self) -> tuple[Outcome, list[str]]:
         self.kube.asked.clear()
-        return reconcile(self.cluster, self.knowledge, KEY, NOON), list(self.kube.asked)
+        return reconcile(self.cluster, self.knowledge, KEY, self.now), list(self.kube.asked)
 
     def change(self, kind: str, **parts: Any) -> None:
         live = self.kube.objects[kind, "demo"]
         self.store.put(self.kube.seen({**live, **parts}))
+
+    def pod(self, **status: Any) -> None:
+        """The endpoint's pod has this status."""
+        template = self.kube.objects["Deployment", "demo"]["spec"]["template"]
+        labels = {**template["metadata"]["labels"], "pod-template-hash": "1"}
+        metadata = {
+            "name": "demo-1",
+            "namespace": "default",
+            "labels": labels,
+            "creationTimestamp": "2026-01-01T12:00:00Z",
+        }
+        self.store.put(
+            self.kube.seen({"kind": "Pod", "metadata": metadata, "spec": template["spec"], "status": status})
+        )
 
     def spec(self, **spec: Any) -> None:
         live = self.kube.objects[KIND, "demo"]
@@ -143,6 +160,34 @@ def test_it_is_made_once_and_then_nothing_is_asked(world: World) -> None:
     assert world.reconcile() == (Outcome.SETTLED, [])
     world.restart()
     assert world.reconcile() == (Outcome.SETTLED, [])
+
+
+def test_an_engine_that_does_not_tell_its_blocks_is_asked_again_for_a_while(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    blocks: int | None = None
+    monkeypatch.setattr(reconcile.__module__ + ".kv_blocks", lambda url: blocks)
+    world.reconcile()
+    world.pod(conditions=[{"type": "Ready", "status": "True"}], podIP="10.0.0.9")
+    world.serve()
+    assert world.reconcile()[0] is Outcome.MOVING
+    world.now += timedelta(minutes=3)
+    assert world.reconcile()[0] is Outcome.SETTLED
+    blocks = 1234
+    assert world.reconcile()[0] is Outcome.SETTLED
+    assert world.kube.objects[KIND, "demo"]["status"]["workloads"][0]["engine"]["kvBlocks"] == 1234
+
+
+def test_what_is_wrong_with_pods_of_an_older_spec_is_not_told_of_the_new_one(world: World) -> None:
+    world.reconcile()
+    waiting = {"reason": "ErrImagePull", "message": "no such image"}
+    world.pod(containerStatuses=[{"name": "engine", "state": {"waiting": waiting}}])
+    world.change("Deployment", status={"observedGeneration": 1, "replicas": 1})
+    world.reconcile()
+    assert world.ready()["reason"] == "ImagePullError"
+    world.spec(engine={"image": "another"})
+    world.reconcile()
+    assert world.ready()["reason"] == "RollingOut"
 
 
 def test_a_newer_operator_writes_nothing(world: World) -> None:
