@@ -83,6 +83,7 @@ class AsyncLLM:
         self._start = partial(EngineProcess, log_format, program)
         self._process = self._start()
         self._serving = False
+        self._path: Path | None = None
         self._info: EngineInfo | None = None
         self._tokenizer: Tokenizer | None = None
         self._inputs: InputProcessor | None = None
@@ -109,7 +110,7 @@ class AsyncLLM:
         self._process.listen(self._receive, self._receive_death)
         self._watch()
         try:
-            path = await self._locate()
+            path = self._path = self._path or await self._locate()  # another engine has the same weights
             self._process.send(dataclasses.replace(self.args, model=str(path), revision=None))
             tokenizer = asyncio.to_thread(self._load_tokenizer, path)
             info, loaded = await asyncio.gather(self._loaded, tokenizer)
@@ -143,6 +144,11 @@ class AsyncLLM:
             and self._process.is_running
             and self._process.status.busy_for <= self._step_timeout
         )
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether its process is there, but stopped, or with a step that takes too long."""
+        return self._process.is_stopped or self._process.status.busy_for > self._step_timeout
 
     @property
     def is_ready(self) -> bool:
@@ -312,7 +318,7 @@ class AsyncLLM:
         stopped_for = 0.0
         while self._dead_of is None and (not self._serving or self._streams):
             await asyncio.sleep(_WATCH_INTERVAL_S)
-            stopped_for = 0.0 if self._process.is_running else stopped_for + _WATCH_INTERVAL_S
+            stopped_for = stopped_for + _WATCH_INTERVAL_S if self._process.is_stopped else 0.0
             if stopped_for >= STOPPED_TIMEOUT_S:
                 self._process.kill(f"it was stopped for {stopped_for:.0f} s, and killed")
             elif self._process.status.busy_for > self._step_timeout:

@@ -80,13 +80,21 @@ class EngineProcess:
 
     @property
     def is_running(self) -> bool:
-        """Whether the process lives and is not stopped (SIGSTOP, a debugger, a frozen container), right now."""
+        """Whether the process lives and is not stopped, right now."""
+        return self._state() not in (b"T", b"t", b"Z", b"X", b"x")
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether the process lives and is stopped (SIGSTOP, a debugger, a frozen container), right now."""
+        return self._state() in (b"T", b"t")
+
+    def _state(self) -> bytes:
+        """The process's state as Linux writes it; X also where there is none any more."""
         try:
             stat = Path(f"/proc/{self.pid}/stat").read_bytes()
         except OSError:
-            return sys.platform != "linux" and self._process.poll() is None
-        state = stat.rpartition(b")")[2].split()[0]
-        return state not in (b"T", b"t", b"Z", b"X", b"x")
+            return b"R" if sys.platform != "linux" and self._process.poll() is None else b"X"
+        return stat.rpartition(b")")[2].split()[0]
 
     def kill(self, because: str) -> None:
         """Ends the process, whatever it does."""

@@ -92,6 +92,11 @@ class EngineClient(Protocol):
         ...
 
     @property
+    def is_stuck(self) -> bool:
+        """Whether it is there and does nothing, so that nobody knows whether it will answer again."""
+        ...
+
+    @property
     def is_ready(self) -> bool:
         """Whether it is loaded and live."""
         ...

@@ -76,7 +76,7 @@ def response(error: Exception) -> Response:
     headers = dict(error.headers or {}) if isinstance(error, HTTPException) else {}
     if isinstance(error, UnavailableError | OverloadedError):
         headers["retry-after"] = str(error.retry_after_s)
-    if isinstance(error, UnavailableError):
+    if isinstance(error, UnavailableError | EngineDeadError):
         headers["connection"] = "close"  # the next request finds another server
     if isinstance(error, UnauthorizedError):
         headers["www-authenticate"] = "Bearer"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field
 
@@ -51,6 +51,7 @@ class Generation:
     Choice ``prompt × n + i`` is the i-th sequence of a prompt.
 
     Attributes:
+        wait_ready: waits while an engine that died, since the prompts were tokenized, is loaded again.
         id: of the answer; the engine's requests are named after it.
         running: where it is to be found while it runs.
         field_names: what the client calls the engine's fields, for errors, where that is something else.
@@ -61,6 +62,7 @@ class Generation:
     """
 
     client: EngineClient
+    wait_ready: Callable[[], Awaitable[None]]
     admission: Admission
     running: set[Generation]
     id: str
@@ -84,9 +86,11 @@ class Generation:
         The first error ends all of them. Closing the generator aborts all that still run.
 
         Raises:
+            UnavailableError: the engine died meanwhile, and another one is not there in time; raised first.
             OverloadedError: a queue's limit is reached; raised first.
             RequestError: what the engine raised.
         """
+        await self.wait_ready()
         ticket = self.admission.admit([len(prompt) for prompt in self.prompts], self.n)
         self.running.add(self)
         pumps = [asyncio.create_task(self._pump(index)) for index in range(len(self.prompts))]

@@ -15,6 +15,7 @@ import logging
 import signal
 import socket
 import threading
+import time
 from collections.abc import Iterator
 
 import uvicorn
@@ -150,32 +151,46 @@ class Server(uvicorn.Server):
             with service.restarts.one():
                 await service.client.load()
             logger.info("serving again")
+        service.restarts.give_up()
         raise type(death)(f"the engine died: {death}")
 
     async def _leave(self, engine: asyncio.Task[None]) -> None:
-        """Serves through the grace, then lets what is in flight finish."""
+        """Serves through the grace, then lets what is in flight finish. Both together take no more than they may, and
+        the grace, where it begins anew, no more than half of what is for those in flight."""
         service, lifecycle = self._service, self._service.lifecycle
-        logger.info("stopping: requests are served for another %g s", self._grace_s)
-        await self._wait({engine}, self._grace_s)
-        lifecycle.closed = True
         timeout = service.args.frontend.shutdown_timeout
+        logger.info("stopping: requests are served for another %g s", self._grace_s)
+        grace_ends = time.monotonic() + self._grace_s
+        end, latest = grace_ends + timeout, grace_ends + timeout / 2
+        while await self._wait({engine}, grace_ends - time.monotonic()):
+            again = min(lifecycle.last_came + self._grace_s, latest)
+            if again <= grace_ends:
+                break
+            grace_ends = again
+        lifecycle.closed = True
+        for connection in list(self.server_state.connections):
+            connection.shutdown()  # at once where it is idle, else with the end of its answer
+        left = end - time.monotonic()
         if lifecycle.in_flight:
-            logger.info("stopping: %d requests in flight may take another %g s", lifecycle.in_flight, timeout)
+            logger.info("stopping: %d requests in flight may take another %g s", lifecycle.in_flight, round(left))
         idle = asyncio.create_task(lifecycle.wait_idle())
-        await self._wait({engine, idle}, timeout)
+        await self._wait({engine, idle}, left)
         idle.cancel()
         if service.running:
             logger.warning("stopping: ending %d requests that took too long", len(service.running))
         for generation in list(service.running):
             generation.fail(UnavailableError("the server stops, and this request took too long to finish"))
 
-    async def _wait(self, tasks: set[asyncio.Task[None]], seconds: float) -> None:
-        """Waits for one of `tasks`, unless it takes too long or someone is in a hurry."""
+    async def _wait(self, tasks: set[asyncio.Task[None]], seconds: float) -> bool:
+        """Waits for one of `tasks`, unless it takes too long, which is returned, or someone is in a hurry."""
         hurried = asyncio.create_task(self._hurried.wait())
         try:
-            await asyncio.wait({*tasks, hurried}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+            done, _ = await asyncio.wait(
+                {*tasks, hurried}, timeout=max(seconds, 0), return_when=asyncio.FIRST_COMPLETED
+            )
         finally:
             hurried.cancel()
+        return not done
 
 
 def uvicorn_config(service: Service) -> uvicorn.Config:

@@ -5,12 +5,15 @@
                          requests are served,    new requests get 503;
                          connections closed      those in flight finish
 
-A cluster needs some seconds to learn that a pod is leaving; until then new requests keep coming, and are served.
+A cluster needs some seconds to learn that a pod is leaving; until then new requests keep coming, and are served. One
+that comes late shows that the cluster has not heard yet, so the grace begins anew with it.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
+import time
 from dataclasses import dataclass, field
 
 from stoker_engine.server.unavailable import UnavailableError
@@ -24,11 +27,13 @@ class Lifecycle:
         leaving: it has been told to stop.
         closed: it takes no new requests.
         in_flight: requests being answered, probes not counted.
+        last_came: when the newest of them came, by the monotonic clock.
     """
 
     leaving: bool = False
     closed: bool = False
     in_flight: int = 0
+    last_came: float = -math.inf
     _idle: asyncio.Event = field(default_factory=asyncio.Event)
 
     def check_open(self) -> None:
@@ -41,6 +46,7 @@ class Lifecycle:
     def enter(self) -> None:
         """A request has come."""
         self.in_flight += 1
+        self.last_came = time.monotonic()
         self._idle.clear()
 
     def leave(self) -> None:

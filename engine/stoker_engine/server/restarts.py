@@ -17,16 +17,13 @@ import asyncio
 import contextlib
 import time
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterator
-from typing import Any, Final
+from collections.abc import Callable, Iterator
+from typing import Final
 
 from stoker_engine.contract.errors import EngineDeadError, EngineOutOfMemoryError, EngineStuckError
 
-#: Seconds that a request waits for an engine that is loaded again.
-PATIENCE_S: Final = 30.0
-
-#: Seconds until a death is noticed.
-_NOTICE_S: Final = 1.0
+#: Seconds that a request waits for an engine that is loaded again: a little less than proxies wait for an answer.
+PATIENCE_S: Final = 55.0
 
 _HOUR_S: Final = 3600.0
 
@@ -42,7 +39,7 @@ class Restarts:
         self._clock = clock
         self._most = most
         self._began: deque[float] = deque()
-        self._under_way = asyncio.Event()
+        self._begun = asyncio.Event()
         self._over = asyncio.Event()
 
     def allowed(self, death: EngineDeadError) -> bool:
@@ -56,22 +53,24 @@ class Restarts:
         """While the engine is loaded again."""
         self._began.append(self._clock())
         self._over.clear()
-        self._under_way.set()
+        self._begun.set()
         try:
             yield
         finally:
-            self._under_way.clear()
+            self._begun.clear()
             self._over.set()
 
+    def give_up(self) -> None:
+        """There will be no more."""
+        self._begun.set()
+        self._over.set()
+
     async def wait(self) -> None:
-        """Waits for the end of the restart that is under way or about to be, if there is any; `PATIENCE_S` at most."""
+        """Waits for the end of the restart that is under way or about to be; `PATIENCE_S` at most. To be called where
+        the engine is dead, also if nobody has been told yet: a process with much memory takes a while to be gone."""
         if not self._most:
             return
-        await _within(_NOTICE_S, self._under_way.wait())
-        if self._under_way.is_set():
-            await _within(PATIENCE_S, self._over.wait())
-
-
-async def _within(seconds: float, work: Coroutine[Any, Any, Any]) -> None:
-    with contextlib.suppress(TimeoutError):
-        await asyncio.wait_for(work, seconds)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(PATIENCE_S):
+                await self._begun.wait()
+                await self._over.wait()

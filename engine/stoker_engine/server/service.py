@@ -82,7 +82,7 @@ class Service:
         Raises:
             UnavailableError: nothing can be generated now.
         """
-        if self.is_loaded and not self.client.is_ready:
+        if self.is_loaded and not self.client.is_ready and not self.client.is_stuck:
             await self.restarts.wait()
         if not self.client.is_ready:
             raise UnavailableError(f"the model cannot answer now: {self.client.status}")
@@ -148,6 +148,7 @@ class Service:
             self._requests.on_received(answer_id, prompt, its_params, self.client.tokenizer)
         return Generation(
             self.client,
+            self.wait_ready,
             self._admission,
             self.running,
             answer_id,

@@ -116,11 +116,13 @@ class FakeEngine:
             seed=0,
         )
         self.is_live = self.is_ready = True
+        self.is_stuck = False
         self.status = "stepping"
         self.answer = "hello world"
         self.error: Exception | None = None
         self.breaks_with: Exception | None = None
         self.hangs_at: int | None = None
+        self.released = asyncio.Event()
         self.alive: set[str] = set()
         self.asked: list[tuple[list[int], SamplingParams]] = []
         self.options: list[dict[str, Any]] = []
@@ -164,7 +166,7 @@ class FakeEngine:
                 if position == 3 and self.breaks_with is not None:
                     raise self.breaks_with
                 if position == self.hangs_at:
-                    await asyncio.Event().wait()
+                    await self.released.wait()
                 await asyncio.sleep(0)
                 for index in range(n):
                     yield self._delta(request_id, prompt_token_ids, params, answer, position, index)

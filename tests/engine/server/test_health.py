@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
+
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from starlette.testclient import TestClient
 
+from stoker_engine.server import restarts
 from stoker_engine.server.app import create_app
+from stoker_engine.server.unavailable import UnavailableError
 
 from .conftest import FakeEngine, MakeService
 
@@ -61,6 +66,20 @@ def test_what_needs_the_model_is_told_to_wait(client: TestClient, engine: FakeEn
     assert response.json()["error"]["type"] == "service_unavailable_error"
     assert client.get("/v1/models").status_code == 503
     assert not engine.asked
+
+
+@pytest.mark.parametrize("stuck", [True, False])
+def test_only_a_dead_engine_is_waited_for(
+    make_service: MakeService, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch, stuck: bool
+) -> None:
+    """One that is stuck may never end, and so never be loaded again."""
+    monkeypatch.setattr(restarts, "PATIENCE_S", 2.0)
+    service = make_service(max_engine_restarts=3)
+    engine.is_ready, engine.is_stuck = False, stuck
+    began = time.monotonic()
+    with pytest.raises(UnavailableError):
+        asyncio.run(service.wait_ready())
+    assert (time.monotonic() - began < 2) == stuck
 
 
 def test_http_is_measured_with_the_instrumentators_names(client: TestClient) -> None:

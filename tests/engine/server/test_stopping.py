@@ -9,6 +9,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
@@ -36,7 +37,7 @@ def serving(engine: FakeEngine, **frontend: Any) -> Iterator[Serving]:
 
 
 def _post(url: str, **fields: Any) -> httpx.Response:
-    return httpx.post(f"{url}/v1/completions", json={"prompt": "a", **fields}, timeout=20)
+    return httpx.post(f"{url}/v1/completions", json={"prompt": "a", **fields}, timeout=60)
 
 
 class Asked:
@@ -51,7 +52,7 @@ class Asked:
         self.response = _post(url, **fields)
 
     def answer(self) -> httpx.Response:
-        self._thread.join(20)
+        self._thread.join(60)
         assert self.response is not None, "no answer"
         return self.response
 
@@ -93,19 +94,22 @@ def test_told_to_stop_while_it_loads_it_ends_at_once(engine: FakeEngine) -> None
 def test_the_way_out(engine: FakeEngine) -> None:
     """In flight before, arriving in the grace, arriving after it."""
     engine.hangs_at = 3
-    with serving(engine, shutdown_grace=1.5, shutdown_timeout=20) as server:
+    with (
+        serving(engine, shutdown_grace=5, shutdown_timeout=60) as server,
+        httpx.Client(base_url=server.url, timeout=60) as kept,
+    ):
         before = Asked(server.url)
         wait_until(lambda: len(engine.alive) == 1)
-        kept = httpx.Client()
-        assert kept.get(f"{server.url}/ready").status_code == 200
-        server.call(server.server.stop, signal.SIGTERM)
-        wait_until(lambda: httpx.get(f"{server.url}/ready").status_code == 503, 1)
-        assert httpx.get(f"{server.url}/health").status_code == 200
+        assert kept.get("/ready").status_code == 200
         engine.hangs_at = None
-        in_grace = kept.post(f"{server.url}/v1/completions", json={"prompt": "a"})
+        server.call(server.server.stop, signal.SIGTERM)
+        in_grace = kept.post("/v1/completions", json={"prompt": "a"})  # first, as the grace begins anew with it
         assert in_grace.status_code == 200
         assert in_grace.headers["connection"] == "close"
-        wait_until(lambda: server.service.lifecycle.closed, 5)
+        assert kept.get("/ready").status_code == 503
+        assert kept.get("/health").status_code == 200
+        assert not server.service.lifecycle.closed, "all of that was in the grace"
+        wait_until(lambda: server.service.lifecycle.closed)
         after = _post(server.url)
         assert after.status_code == 503
         assert int(after.headers["retry-after"]) > 0
@@ -117,6 +121,47 @@ def test_the_way_out(engine: FakeEngine) -> None:
         (running,) = server.service.running
         server.call(running.fail, ModelError("let go by this test"))
         assert before.answer().status_code == 500
+        server.join()
+    assert server.server.failure is None
+
+
+def test_the_grace_begins_anew_with_each_request_but_not_for_ever(engine: FakeEngine) -> None:
+    """Who still sends requests here has not heard that the server leaves."""
+    engine.hangs_at = 3
+    with (
+        serving(engine, shutdown_grace=3, shutdown_timeout=12) as server,
+        httpx.Client(base_url=server.url, timeout=60) as client,
+    ):
+        before = Asked(server.url)
+        wait_until(lambda: len(engine.alive) == 1)
+        engine.hangs_at = None
+        began = time.monotonic()
+        server.call(server.server.stop, signal.SIGTERM)
+        while client.post("/v1/completions", json={"prompt": "a"}).status_code == 200:
+            time.sleep(0.1)
+        assert time.monotonic() - began >= 3 + 12 / 2
+        assert before.answer().status_code == 503, "what was in flight had its time"
+        assert time.monotonic() - began >= 3 + 12
+        server.join()
+    assert server.server.failure is None
+
+
+def test_a_connection_ends_with_the_stream_that_began_before_the_end(engine: FakeEngine) -> None:
+    """Its head promised to keep the connection, where the next request would meet a closed server."""
+    engine.hangs_at = 3
+    with serving(engine, shutdown_grace=0, shutdown_timeout=300) as server:
+        server.call(server.service.lifecycle.enter)  # another request, for which the server stays
+        body = b'{"prompt": "a", "stream": true}'
+        head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n"
+        head += "Content-Type: application/json"
+        with ThreadPoolExecutor() as pool:
+            streamed = pool.submit(_talk, server.url, head.encode() + b"\r\n\r\n" + body)  # reads until it is closed
+            wait_until(lambda: len(engine.alive) == 1)
+            server.call(server.server.stop, signal.SIGTERM)
+            wait_until(lambda: server.service.lifecycle.closed)
+            server.call(engine.released.set)
+            assert b"data: [DONE]" in streamed.result(60)
+        server.call(server.service.lifecycle.leave)
         server.join(5)
     assert server.server.failure is None
 
@@ -142,8 +187,8 @@ def test_without_requests_it_ends_with_the_grace(engine: FakeEngine) -> None:
         wait_until(lambda: httpx.get(f"{server.url}/ready").status_code == 200)
         began = time.monotonic()
         server.call(server.server.stop, signal.SIGTERM)
-        server.join(5)
-        assert 0.5 <= time.monotonic() - began < 3
+        server.join()
+        assert 0.5 <= time.monotonic() - began < 20
 
 
 def test_a_second_signal_ends_it_at_once(engine: FakeEngine) -> None:
