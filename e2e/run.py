@@ -2,11 +2,13 @@
 
 Those that need an API server alone run beside those on a cluster. Both wait for most of their time, so that together
 they take little longer than one of them. What the cluster's say is shown at once, what the others say after it; the
-exit status is that of pytest where either failed. A Ctrl-C reaches both from the terminal, and both clean up.
+exit status is that of pytest where either failed. A Ctrl-C reaches both from the terminal, and both clean up; a
+SIGTERM is handed on to them as one.
 """
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import subprocess
 import sys
@@ -17,6 +19,8 @@ import pytest
 
 E2E = Path(__file__).resolve().parent
 ALONE = E2E / "apiserver"
+#: Seconds for a part that is told to end to clean up.
+CLEAN_UP = 180
 
 
 def main(options: list[str]) -> int:
@@ -31,9 +35,16 @@ def main(options: list[str]) -> int:
             statuses = [part.wait() for part in parts]
         except KeyboardInterrupt:
             statuses = [part.wait() for part in parts]
+        except SystemExit:  # this process was told to end, and they were not
+            for part in parts:
+                part.send_signal(signal.SIGINT)
+            for part in parts:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    part.wait(CLEAN_UP)
+            raise
         finally:
             for part in parts:
-                part.terminate()  # where this process was told to end, and they were not
+                part.terminate()
         said.seek(0)
         sys.stdout.buffer.write(b"\nMeanwhile, on an API server alone:\n\n" + said.read())
     failed = [status for status in statuses if status not in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED)]
@@ -41,5 +52,6 @@ def main(options: list[str]) -> int:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job, and its children, ignore it
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     sys.exit(main(sys.argv[1:]))

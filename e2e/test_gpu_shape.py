@@ -43,7 +43,7 @@ def gpus(name: str, count: int, images: Images, **parallelism: int) -> Object:
     return document
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_a_plan_gets_its_gpus(cluster: Cluster, images: Images, chart: None, gpu_node: str, namespace: str) -> None:
     endpoint = Endpoint(cluster, namespace, "four")
     endpoint.apply(gpus("four", 4, images, tensor=2))

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from kit.endpoint import START
 from kit.waiting import wait_for
 
 ROOT = Path(__file__).parents[1]
@@ -145,7 +146,7 @@ def test_the_engine_ends_when_it_is_told_to(docker: Docker, engine: str) -> None
             pytest.fail(docker("logs", engine))
         return docker.works("exec", engine, "python", "-c", HEALTHY)
 
-    wait_for(serves, "the engine serves", 120)
+    wait_for(serves, "the engine serves", START)
     _ends(docker, engine)
 
 
@@ -157,7 +158,7 @@ def test_the_engine_ends_while_it_starts(docker: Docker, engine: str) -> None:
         caught = re.search(r"SigCgt:\s*(\w+)", status)
         return bool(caught and int(caught[1], 16) & SIGTERM_BIT)
 
-    wait_for(taken_up, "the engine takes SIGTERM up", 60)
+    wait_for(taken_up, "the engine takes SIGTERM up", START)
     _ends(docker, engine)
 
 

@@ -104,7 +104,8 @@ def test_main_job(cluster: Cluster, images: Images, chart: None, namespace: str,
     here = ("--namespace", namespace)
     cluster.kubectl("label", "namespace", namespace, "pod-security.kubernetes.io/enforce=restricted")
     cluster.apply(namespace, {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "keys"}, "stringData": KEYS})
-    wait_for(lambda: "serviceaccount/default" in everything(cluster, namespace), "the namespace is furnished", 30)
+    furniture = {"serviceaccount/default", "configmap/kube-root-ca.crt"}
+    wait_for(lambda: furniture <= everything(cluster, namespace), "the namespace is furnished", 60)
     before = everything(cluster, namespace)
 
     endpoint = Endpoint(cluster, namespace)

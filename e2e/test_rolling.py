@@ -113,12 +113,12 @@ def test_scale(endpoint: Endpoint, undisturbed: Disturbed) -> None:
         before = set(endpoint.lives())
         endpoint.cluster.kubectl("scale", "ie/demo", "--replicas=3", "--namespace", endpoint.namespace)
         endpoint.wait_ready()
-        assert len(endpoint.serving()) == 3
+        wait_for(lambda: len(endpoint.serving()) == 3, "three serve", 60)
         assert before < set(endpoint.lives())
         endpoint.cluster.kubectl("scale", "ie/demo", "--replicas=2", "--namespace", endpoint.namespace)
         endpoint.wait_ready()
         ended(endpoint, 2)
-        assert len(endpoint.serving()) == 2
+        wait_for(lambda: len(endpoint.serving()) == 2, "two serve", 60)
 
     undisturbed("scale up and down", change)
 

@@ -11,14 +11,15 @@ from collections.abc import Iterator
 import pytest
 from kit import hub as hubs
 from kit.cluster import Cluster, Images, Object
-from kit.endpoint import Endpoint
+from kit.endpoint import START, Endpoint
 from kit.results import Results
 from kit.tiny import tiny, tiny_llama
 from kit.waiting import wait_for
 
-#: MiB that take a while, and are written down 10 at a time.
+#: MiB, written down 10 at a time; the first transfer does not come to its end.
 _PADDING = 48
-_PAUSE_S = 0.03
+_HELD_AT = 24
+_WRITTEN = 10 * 1024**2
 _FOLDER = "/var/lib/stoker-e2e"
 
 
@@ -67,7 +68,7 @@ def test_downloaded_once_and_continued_after_a_kill(
 ) -> None:
     here = ("--namespace", namespace)
     files = tiny_llama(tmp_path_factory.mktemp("model"))
-    hub = hubs.start(cluster, namespace, images.client, files, padding=_PADDING, pause=_PAUSE_S)
+    hub = hubs.start(cluster, namespace, images.client, files, padding=_PADDING, hold_at=_HELD_AT)
     endpoint = Endpoint(cluster, namespace)
     storage = {"cache": {"persistentVolumeClaim": {"claimName": claim}}}
     endpoint.apply(tiny(hub.url, replicas=2, storage=storage))
@@ -80,21 +81,26 @@ def test_downloaded_once_and_continued_after_a_kill(
         }
         return {name for name, log in logs.items() if "another process downloads org/model" in log}
 
-    wait_for(lambda: len(waiting()) == 1 and hub.fetched(), "one downloads, one waits", 180)
+    wait_for(lambda: len(waiting()) == 1 and hub.fetched(), "one downloads, one waits", START)
     (loading,) = {pod["metadata"]["name"] for pod in endpoint.pods()} - waiting()
     find = "import pathlib; print(*(p.stat().st_size for p in pathlib.Path('/cache').rglob('*.incomplete')))"
-    wait_for(lambda: any(int(size) for size in endpoint.run(loading, find).split()), "a part of it is there", 60)
+
+    def partly_there() -> bool:  # of the padding: all else has arrived
+        sizes = endpoint.run(loading, find).split()
+        return len(sizes) == 1 and int(sizes[0]) >= _WRITTEN
+
+    wait_for(partly_there, "a part of it is there", START)
     cluster.kubectl("delete", "pod", loading, *here, "--grace-period=0", "--force")
 
-    endpoint.wait_ready(300)
+    endpoint.wait_ready()
+    wait_for(lambda: len(endpoint.serving()) == 2, "both serve", 60)
     asked = hub.fetched()
-    assert len(endpoint.serving()) == 2
     assert sum(path == "model.safetensors" for path, _ in asked) == 1
     first, second = [start for path, start in asked if path == "padding.txt"]
     assert first == 0
-    assert second >= 10 * 1024**2, "it was continued"
+    assert second >= _WRITTEN, "it was continued"
     results.add(f"download of {_PADDING} MiB, killed: continued at {second / 1024**2:.0f} MiB by the pod that waited")
 
     cluster.kubectl("delete", "pod,service", hub.pod, *here, "--grace-period=1")
     endpoint.patch(engine={"maxNumSeqs": 4})
-    endpoint.wait_ready(300)
+    endpoint.wait_ready()

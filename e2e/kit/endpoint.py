@@ -75,16 +75,12 @@ class Endpoint:
 
     def condition(self, kind: str = "Ready") -> Object:
         """A condition; empty where it is not reported, or about an older spec."""
-        endpoint = self.get()
-        for each in endpoint.get("status", {}).get("conditions", ()):
-            if each["type"] == kind and each["observedGeneration"] == endpoint["metadata"]["generation"]:
-                found: Object = each
-                return found
-        return {}
+        return _condition(self.get(), kind)
 
     def ready(self) -> Object | None:
         """Its status, if that is about the newest spec and says Ready."""
-        return self.get()["status"] if self.condition().get("status") == "True" else None
+        endpoint = self.get()
+        return endpoint["status"] if _condition(endpoint, "Ready").get("status") == "True" else None
 
     def wait_ready(self, timeout: float = START) -> Object:
         """Its status, once it is ready."""
@@ -130,6 +126,14 @@ class Endpoint:
 
     def _kubectl(self, *arguments: str) -> str:
         return self.cluster.kubectl(arguments[0], "--namespace", self.namespace, *arguments[1:])
+
+
+def _condition(endpoint: Object, kind: str) -> Object:
+    for each in endpoint.get("status", {}).get("conditions", ()):
+        if each["type"] == kind and each["observedGeneration"] == endpoint["metadata"]["generation"]:
+            found: Object = each
+            return found
+    return {}
 
 
 def _lives(pod: Object) -> bool:

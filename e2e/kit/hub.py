@@ -15,7 +15,8 @@ from kit.waiting import wait_for
 _PROGRAM = Path(__file__).resolve().parents[2] / "tests/engine/models/fake_hub.py"
 _PORT = 8080
 
-#: Its arguments: the token, the size of a file of padding in MiB, and seconds to rest after each 64 KiB of a file.
+#: Its arguments: the token, the size of a file of padding in MiB, and after how many MiB the first transfer of a file
+#: is held; 0: of neither.
 _SERVE = f"""
 import json, pathlib, random, signal, sys, time
 sys.path.insert(0, "/hub/program")
@@ -24,7 +25,8 @@ files = {{path.name: path.read_bytes() for path in pathlib.Path("/hub/files").it
 if padding := int(sys.argv[2]):
     files["padding.txt"] = random.Random(0).randbytes(padding * 1024**2)
 hub = FakeHub(files, ("0.0.0.0", {_PORT}), token=sys.argv[1])
-hub.pause_s = float(sys.argv[3])
+if hold_at := int(sys.argv[3]):
+    hub.hold_at = hold_at * 1024**2
 print("serving", sorted(files), flush=True)
 signal.signal(signal.SIGTERM, lambda *_: sys.exit())
 told = 0
@@ -63,7 +65,7 @@ def start(
     token: str = "",
     *,
     padding: int = 0,
-    pause: float = 0,
+    hold_at: int = 0,
 ) -> Hub:
     """Starts a hub.
 
@@ -72,10 +74,10 @@ def start(
         files: the model's, less than a megabyte together.
         token: the one that may read; none: everybody may.
         padding: MiB of a further file, padding.txt, which no engine reads.
-        pause: seconds after each 64 KiB of a file.
+        hold_at: after so many MiB of a file, the first transfer of it only trickles until its connection ends.
     """
     name = "hub-private" if token else "hub"
-    pod = client_pod(name, image, ["python", "-c", _SERVE, token, str(padding), str(pause)])
+    pod = client_pod(name, image, ["python", "-c", _SERVE, token, str(padding), str(hold_at)])
     pod["metadata"]["labels"] = {"app": name}
     pod["spec"]["volumes"] = [
         {"name": "program", "configMap": {"name": name}},

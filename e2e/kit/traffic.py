@@ -10,14 +10,17 @@ from __future__ import annotations
 import contextlib
 import json
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from kit.cluster import Cluster, Object
+from kit.endpoint import START
 from kit.waiting import wait_for
 
 _CLIENT = Path(__file__).with_name("traffic_client.py")
+#: Requests; fewer tell nothing.
+_ENOUGH = 21
 
 
 @dataclass(frozen=True)
@@ -53,6 +56,11 @@ class Result:
         return [each for each in self.requests if each.outcome == "cut"]
 
     @property
+    def broken(self) -> list[Request]:
+        """Those that failed or were cut."""
+        return [*self.failed, *self.cut]
+
+    @property
     def longest_gap(self) -> float:
         """The most seconds without a request that came to its end."""
         ends = sorted(each.end for each in self.requests if each.outcome == "ok")
@@ -61,11 +69,14 @@ class Result:
 
     def unbroken(self) -> None:
         """Every request was answered, to the end."""
-        assert self.sent > 20, f"{self.sent} requests are too few to tell"
-        broken = [*self.failed, *self.cut]
-        assert not broken, f"{len(broken)} of {self.sent} requests failed or were cut, such as\n" + "\n".join(
-            map(str, broken[:10])
-        )
+        assert self.sent >= _ENOUGH, f"{self.sent} requests are too few to tell"
+        broken = self.broken
+        assert not broken, f"{len(broken)} of {self.sent} requests failed or were cut, such as\n{listed(broken[:10])}"
+
+
+def listed(requests: Iterable[Request]) -> str:
+    """One a line: a text, which pytest does not shorten."""
+    return "\n".join(map(str, requests))
 
 
 @dataclass
@@ -85,7 +96,7 @@ class Flow:
         """What was told until now."""
         return _read(self.cluster.kubectl("logs", self.pod, "--namespace", self.namespace))
 
-    def wait_for(self, more: int, timeout: float = 120) -> None:
+    def wait_for(self, more: int, timeout: float = START) -> None:
         """Waits until `more` further requests have been answered."""
         before = self.so_far().sent
         wait_for(lambda: self.so_far().sent >= before + more, f"{more} more requests", timeout)
@@ -128,9 +139,10 @@ def traffic(
     flow = Flow(cluster, namespace, name)
     try:
         phase = ("pod", name, "--namespace", namespace)
-        wait_for(lambda: cluster.get(*phase)["status"]["phase"] != "Pending", "the client has started", 120)
-        wait_for(lambda: flow.so_far().sent >= 5, "the client is answered", 90)
+        wait_for(lambda: cluster.get(*phase)["status"]["phase"] != "Pending", "the client has started", START)
+        wait_for(lambda: flow.so_far().sent >= 5, "the client is answered", START)
         yield flow
+        wait_for(lambda: flow.so_far().sent >= _ENOUGH, "enough requests to tell", START)
         flow.end()
     finally:
         cluster.kubectl("delete", "pod", name, "--namespace", namespace, "--grace-period=1", "--wait=false")

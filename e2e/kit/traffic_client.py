@@ -25,6 +25,8 @@ from openai import OpenAI
 
 #: A worker keeps its connection for so many requests, then opens another, which the Service may lead elsewhere.
 _REQUESTS_A_CONNECTION = 8
+#: The server holds a request for up to 55 s while a killed engine is loaded again.
+_TIMEOUT_S = 120
 _TOKENS = 8
 _PROMPT = "The three laws of robotics are as follows."
 _MESSAGES: Any = [{"role": "user", "content": "Hello!"}]
@@ -80,7 +82,7 @@ def ask(kind: str, client: OpenAI, model: str) -> None:
 def work(url: str, api_key: str, model: str, kinds: Iterator[str]) -> None:
     """Asks until told to stop."""
     while not _stop.is_set():
-        with OpenAI(base_url=url, api_key=api_key, max_retries=0, timeout=60) as client:
+        with OpenAI(base_url=url, api_key=api_key, max_retries=0, timeout=_TIMEOUT_S) as client:
             for _ in range(_REQUESTS_A_CONNECTION):
                 ask(next(kinds), client, model)
                 if _stop.is_set():

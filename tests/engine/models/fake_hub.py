@@ -20,6 +20,8 @@ from typing import NamedTuple
 COMMIT = "c0ffee" + "0" * 34
 #: What a transfer is made of.
 _PIECE = 64 * 1024
+#: Seconds between pieces of a transfer that is held: so few that nobody thinks the hub is gone.
+_TRICKLE_S = 5
 
 
 class Refusal(NamedTuple):
@@ -54,6 +56,7 @@ class FakeHub:
         refusal: answers everything, while it is set.
         failures: so many requests get 503 first.
         pause_s: after each piece of a file.
+        hold_at: after so many bytes of a file, the first transfer of it only trickles until its connection ends.
         fetched: files as they were asked for, in order.
         tokens: authorization headers seen.
     """
@@ -66,6 +69,7 @@ class FakeHub:
         self.refusal: Refusal | None = None
         self.failures = 0
         self.pause_s = 0.0
+        self.hold_at: int | None = None
         self.fetched: list[Fetched] = []
         self.tokens: set[str | None] = set()
         self.lock = threading.Lock()
@@ -139,6 +143,7 @@ class FakeHub:
             return
         start = int(re.findall(r"bytes=(\d+)-", request.headers.get("range", "bytes=0-"))[0])
         with self.lock:
+            held_at = self.hold_at if path not in {fetched.path for fetched in self.fetched} else None
             self.fetched.append(Fetched(path, start))
         headers["Content-Length"] = str(len(data) - start)
         if start:
@@ -149,7 +154,7 @@ class FakeHub:
         request.end_headers()
         for at in range(start, len(data), _PIECE):
             request.wfile.write(data[at : at + _PIECE])
-            time.sleep(self.pause_s)
+            time.sleep(_TRICKLE_S if held_at is not None and at >= held_at else self.pause_s)
 
 
 @contextmanager
