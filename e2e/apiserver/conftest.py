@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import ssl
 import subprocess
 import sys
@@ -15,12 +14,14 @@ import urllib.request
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 import pytest
 import yaml
-from apiserver import ApiServer
+from apiserver import ApiServer, free_ports
 from kubernetes import client, config
+from prometheus_client.parser import text_string_to_metric_families
 
 ROOT = Path(__file__).parents[2]
 SYSTEM = "stoker-system"
@@ -230,20 +231,75 @@ def ns(kube: Cluster) -> Iterator[str]:
     kube.core.delete_namespace(name)
 
 
-class Operator:
-    """``stoker operator`` as a process of its own."""
+def get(port: int, path: str) -> tuple[int, str]:
+    """Status and text of what is answered on a port of this machine; 0 where nobody answers."""
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    try:
+        with opener.open(f"http://127.0.0.1:{port}{path}", timeout=30) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read().decode()
+    except OSError as error:
+        if not isinstance(getattr(error, "reason", error), ConnectionError):
+            raise  # it is there, and slow
+        return 0, ""
 
-    def __init__(self, kubeconfig: Path, log: Path) -> None:
-        self.kubeconfig, self.log = kubeconfig, log
+
+class Operator:
+    """``stoker operator`` as a process of its own. As a context manager it runs until the end of the block, and what it
+    logged must then tell of no bug and of nothing forbidden.
+
+    Args:
+        kubeconfig: the cluster, and who it is there.
+        log: what it says is added to this file.
+        options: more words of its command line.
+    """
+
+    def __init__(self, kubeconfig: Path, log: Path, *options: str) -> None:
+        self.kubeconfig, self.log, self.options = kubeconfig, log, options
         self.environment = {**os.environ, "KUBECONFIG": str(kubeconfig)}
         self.process: subprocess.Popen[bytes] | None = None
+        self.health = 0
+
+    def __enter__(self) -> Operator:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        code = self.stop()
+        check_log(self.log)
+        assert code == 0, self.log.read_text()
 
     def start(self) -> None:
-        """Starts it, if it does not run, and returns at once."""
+        """Starts it, if it does not run, and waits until it is ready: what tests wait for begins then."""
         if self.process is None:
-            command = [sys.executable, "-m", "stoker", "operator", "--health-address=127.0.0.1:0"]
+            (self.health,) = free_ports(1)
+            address = f"--health-address=127.0.0.1:{self.health}"
+            command = [sys.executable, "-m", "stoker", "operator", address, *self.options]
             with self.log.open("ab") as log:
                 self.process = subprocess.Popen(command, env=self.environment, stdout=log, stderr=log)
+            try:
+                wait_for(self._is_ready, "the operator is ready", timeout=120)
+            except BaseException:
+                self.process.kill()
+                self.process.wait()
+                self.process = None
+                raise
+
+    def _is_ready(self) -> bool:
+        assert self.process and self.process.poll() is None, self.log.read_text()
+        return get(self.health, "/readyz")[0] == 200
+
+    def reconciles(self) -> float:
+        """How often it has looked at an endpoint since it was started."""
+        return sum(
+            sample.value
+            for family in text_string_to_metric_families(get(self.health, "/metrics")[1])
+            for sample in family.samples
+            if sample.name == "stoker_operator_reconciles_total"
+        )
 
     def stop(self) -> int:
         """Asks it to end, if it runs, as Kubernetes does; its exit code."""
@@ -301,18 +357,11 @@ def eventually() -> Callable[..., Any]:
     return wait_for
 
 
-def free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port: int = free.getsockname()[1]
-    return port
-
-
 class Replica:
     """A replica as a process."""
 
     def __init__(self, environment: dict[str, str], log: Path) -> None:
-        self.health, self.webhook = free_port(), free_port()
+        self.health, self.webhook = free_ports(2)
         self.log, self.left = log, False
         command = [
             sys.executable, "-m", "stoker", "operator",
@@ -326,14 +375,7 @@ class Replica:
 
     def get(self, path: str) -> tuple[int, str]:
         """Status and text; 0 where nobody answers."""
-        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-        try:
-            with opener.open(f"http://127.0.0.1:{self.health}{path}", timeout=5) as answer:
-                return answer.status, answer.read().decode()
-        except urllib.error.HTTPError as error:
-            return error.code, error.read().decode()
-        except OSError:
-            return 0, ""
+        return get(self.health, path)
 
     def ready(self) -> bool:
         return self.get("/readyz")[0] == 200
@@ -345,7 +387,7 @@ class Replica:
         """What it answers to an AdmissionReview, as the API server would ask."""
         tls = urllib.request.HTTPSHandler(context=ssl.create_default_context(cadata=authorities))
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), tls)
-        with opener.open(f"https://127.0.0.1:{self.webhook}/validate", json.dumps(review).encode(), 5) as answer:
+        with opener.open(f"https://127.0.0.1:{self.webhook}/validate", json.dumps(review).encode(), 30) as answer:
             return json.load(answer)
 
     def leave(self) -> None:
@@ -387,7 +429,7 @@ def start(
         replica = Replica(sleeping_operator.environment, tmp_path / f"{len(replicas)}.log")
         replicas.append(replica)
         try:
-            eventually(replica.ready, "the replica is ready", timeout=60)
+            eventually(replica.ready, "the replica is ready", timeout=120)
         except AssertionError:
             print(replica.log.read_text())
             raise
@@ -412,10 +454,13 @@ def configuration(kube: Cluster, eventually: Any) -> Iterator[Any]:
 
     class Configuration:
         def call(self, replica: Any) -> None:
-            """Has the API server ask this replica."""
+            """Has the API server ask this replica, and be patient: it would soon take a slow answer for none."""
             bundle = eventually(self.bundle, "the operator says whom to trust")
             url = {"url": f"https://127.0.0.1:{replica.webhook}/validate", "caBundle": bundle}
-            change = [{"op": "replace", "path": "/webhooks/0/clientConfig", "value": url}]
+            change = [
+                {"op": "replace", "path": "/webhooks/0/clientConfig", "value": url},
+                {"op": "replace", "path": "/webhooks/0/timeoutSeconds", "value": 30},
+            ]
             admission.patch_validating_webhook_configuration("stoker", change)
 
         def forget(self) -> None:
@@ -427,9 +472,13 @@ def configuration(kube: Cluster, eventually: Any) -> Iterator[Any]:
         def bundle(self) -> Any:
             return admission.read_validating_webhook_configuration("stoker").webhooks[0].client_config.ca_bundle
 
-    service = admission.read_validating_webhook_configuration("stoker").webhooks[0].client_config.service.to_dict()
+    before = admission.read_validating_webhook_configuration("stoker").webhooks[0]
+    service = before.client_config.service.to_dict()
     here = Configuration()
     yield here
     restored = {"service": service} | ({"caBundle": here.bundle()} if here.bundle() else {})
-    change = [{"op": "replace", "path": "/webhooks/0/clientConfig", "value": restored}]
+    change = [
+        {"op": "replace", "path": "/webhooks/0/clientConfig", "value": restored},
+        {"op": "replace", "path": "/webhooks/0/timeoutSeconds", "value": before.timeout_seconds},
+    ]
     admission.patch_validating_webhook_configuration("stoker", change)

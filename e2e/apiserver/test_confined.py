@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,13 +11,15 @@ from typing import Any
 import pytest
 import yaml
 
+from .conftest import Operator
+
 CHART = Path(__file__).parents[2] / "charts/stoker"
 NAME = "confined-stoker"
 
 
 @pytest.fixture
-def confined(kube: Any, helm: str, ns: str, tmp_path: Path) -> Iterator[dict[str, str]]:
-    """The environment of a second operator, installed beside the first and confined to the test's namespace."""
+def confined(kube: Any, helm: str, ns: str, tmp_path: Path) -> Iterator[Path]:
+    """The kubeconfig of a second operator, installed beside the first and confined to the test's namespace."""
     environment = {**os.environ, "KUBECONFIG": str(kube.kubeconfig)}
     values = f"crds.install=false,webhook.enabled=false,watchNamespaces={{{ns}}}"
     here = f"--namespace={ns}"
@@ -28,37 +28,30 @@ def confined(kube: Any, helm: str, ns: str, tmp_path: Path) -> Iterator[dict[str
     document = yaml.safe_load(kube.kubeconfig.read_text())
     document["users"] = [{"name": each["name"], "user": {"token": token.status.token}} for each in document["users"]]
     (tmp_path / "kubeconfig").write_text(yaml.safe_dump(document))
-    yield {**os.environ, "KUBECONFIG": str(tmp_path / "kubeconfig")}
+    yield tmp_path / "kubeconfig"
     subprocess.run([helm, "uninstall", "confined", here], env=environment, check=True)
 
 
 def test_it_works_there_and_sees_nothing_else(
-    kube: Any, ns: str, document: Any, eventually: Any, sleeping_operator: Any, confined: dict[str, str], tmp_path: Path
+    kube: Any, ns: str, document: Any, eventually: Any, sleeping_operator: Any, confined: Path, tmp_path: Path
 ) -> None:
     sleeping_operator.stop()
     options = [
         f"--namespace={ns}", "--leader-elect", f"--lease-name={NAME}", f"--operator-namespace={ns}",
-        "--health-address=127.0.0.1:0", "--resync-seconds=5",
+        "--resync-seconds=5",
     ]  # fmt: skip
-    with (tmp_path / "log").open("w") as log:
-        process = subprocess.Popen([sys.executable, "-m", "stoker", "operator", *options], env=confined, stderr=log)
+    kube.create("default", document("elsewhere"))
     try:
-        kube.create("default", document("elsewhere"))
-        kube.create(ns, document("here", replicas=2))
-        eventually(lambda: kube.condition(ns, "here"), "its own is looked after")
-        budget = f"/apis/policy/v1/namespaces/{ns}/poddisruptionbudgets/here"
-        eventually(lambda: kube.get(budget), "two pods have a budget")
-        kube.patch(ns, "here", {"replicas": 1})
-        eventually(lambda: not exists(kube, budget), "one has none")
-        assert kube.condition("default", "elsewhere") == {}
+        with Operator(confined, tmp_path / "log", *options):
+            kube.create(ns, document("here", replicas=2))
+            eventually(lambda: kube.condition(ns, "here"), "its own is looked after")
+            budget = f"/apis/policy/v1/namespaces/{ns}/poddisruptionbudgets/here"
+            eventually(lambda: kube.get(budget), "two pods have a budget")
+            kube.patch(ns, "here", {"replicas": 1})
+            eventually(lambda: not exists(kube, budget), "one has none")
+            assert kube.condition("default", "elsewhere") == {}
     finally:
-        process.send_signal(signal.SIGTERM)
-        process.wait(timeout=20)
         kube.delete("default", "elsewhere")
-    text = (tmp_path / "log").read_text()
-    assert process.returncode == 0
-    assert "Traceback" not in text, text
-    assert '" cannot ' not in text, text
 
 
 def exists(kube: Any, path: str) -> bool:

@@ -22,7 +22,7 @@ import uuid
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -114,8 +114,10 @@ class Cast:
         """An operator for one namespace."""
         return Life(self.operator.kubeconfig, ns, self.folder / f"{uuid.uuid4().hex}.log", death, options)
 
-    def left_alone(self, ns: str, phase: Phase) -> list[str]:
-        """What an operator writes that nothing happens to."""
+    @contextmanager
+    def left_alone(self, ns: str, phase: Phase) -> Iterator[list[str]]:
+        """What an operator writes that nothing happens to. It lives until the end of the block, since it may have more
+        to say: its first report may be of pods that its Deployment does not have yet."""
         life = self.live(ns)
 
         def is_done() -> bool:
@@ -125,11 +127,10 @@ class Cast:
             return bool(told == phase.reason and phase.writes <= set(life.writes))
 
         try:
-            self.eventually(is_done, f"{ns} is {phase.name}", timeout=60)
-            time.sleep(1)  # it may have more to say
+            self.eventually(is_done, f"{ns} is {phase.name}", timeout=180)
+            yield life.writes
         finally:
             life.kill()
-        return life.writes
 
     def die(self, deaths: Iterable[tuple[str, Death]]) -> None:
         """Lets an operator live in each namespace, and die so."""
@@ -138,7 +139,7 @@ class Cast:
             lives = [self.live(*each) for each in due[first : first + TOGETHER]]
             try:
                 for life in lives:
-                    assert life.died(60), f"alive, though it was to die {life.death}:\n{life.log.read_text()}"
+                    assert life.died(180), f"alive, though it was to die {life.death}:\n{life.log.read_text()}"
             finally:
                 for life in lives:
                     life.kill()
@@ -240,22 +241,22 @@ def test_afterwards_all_is_as_if_nobody_had_been_killed(cast: Cast, eventually: 
     for phase in cast.phases():
         began = time.monotonic()
         phase.act(alone)
-        writes = cast.left_alone(alone, phase)
-        deaths = [Death(moment, write) for write in dict.fromkeys(writes) for moment in ("before", "after")]
-        if phase.name == "brought up":
-            cast.fill(1 + len(deaths))
-        else:
-            cast.keep(1 + MOST_LATER)
-        others = cast.namespaces[1:]
-        named = dict(zip(others, deaths, strict=False))
-        assert len(named) == len(deaths)
-        with ThreadPoolExecutor(TOGETHER) as threads:
-            list(threads.map(phase.act, others))
-        cast.die(named.items())
+        with cast.left_alone(alone, phase) as writes:
+            deaths = [Death(moment, write) for write in dict.fromkeys(writes) for moment in ("before", "after")]
+            if phase.name == "brought up":
+                cast.fill(1 + len(deaths))
+            else:
+                cast.keep(1 + MOST_LATER)
+            others = cast.namespaces[1:]
+            named = dict(zip(others, deaths, strict=False))
+            assert len(named) == len(deaths)
+            with ThreadPoolExecutor(TOGETHER) as threads:
+                list(threads.map(phase.act, others))
+            cast.die(named.items())
 
         cast.operator.start()
         with suppress(AssertionError):
-            eventually(cast.alike, "all are alike", timeout=60)
+            eventually(cast.alike, "all are alike", timeout=180)
         cast.operator.stop()
         state, counts, told = cast.state(), cast.writes(), cast.events()
         for ns in others:
@@ -293,22 +294,23 @@ def test_one_write_a_life_is_enough(cast: Cast, eventually: Any) -> None:
     alone, mortal = cast.namespaces
     cast.create(alone)
     (up, *_) = cast.phases()
-    writes = cast.left_alone(alone, up)
-    cast.create(mortal)
-    lives = 0
-    while True:
-        life = cast.live(mortal, Death("after"))
-        try:
-            eventually(
-                lambda life=life: life.died() or cast.alike(),
-                "it writes, or nothing is left to write",
-            )
-            if not life.died(1):
-                break
-        finally:
-            life.kill()
-        lives += 1
-        assert lives <= 2 * len(writes)
+    with cast.left_alone(alone, up) as writes:
+        cast.create(mortal)
+        lives = 0
+        while True:
+            life = cast.live(mortal, Death("after"))
+            try:
+                eventually(
+                    lambda life=life: life.died() or cast.alike(),
+                    "it writes, or nothing is left to write",
+                    timeout=120,
+                )
+                if not life.died(1):
+                    break
+            finally:
+                life.kill()
+            lives += 1
+            assert lives <= 2 * len(writes)
     assert lives >= len({write for write in writes if write != "create Event"})
     counts = cast.writes()
     assert counts[mortal] == counts[alone]
@@ -344,11 +346,11 @@ def test_the_certificate_is_made_and_announced_in_the_end(cast: Cast, configurat
             configuration.forget()
             mortal = cast.live(ns, death := Death(moment, write), *options)
             try:
-                assert mortal.died(60), mortal.log.read_text()
+                assert mortal.died(180), mortal.log.read_text()
             finally:
                 mortal.kill()
             next_one = cast.live(ns, None, *options)
             try:
-                eventually(is_trusted, f"its certificate is trusted, after one had died {death}", timeout=60)
+                eventually(is_trusted, f"its certificate is trusted, after one had died {death}", timeout=180)
             finally:
                 next_one.kill()

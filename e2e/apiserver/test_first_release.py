@@ -7,9 +7,6 @@ pods that its operator made run on untouched.
 from __future__ import annotations
 
 import copy
-import os
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,7 +17,9 @@ from apiserver import ApiServer
 from kubernetes import client, config
 
 from stoker_operator.api.v1alpha1.crd import crd
-from stoker_operator.kube import Kube
+from stoker_operator.kube import Kube, KubeError
+
+from .conftest import Operator, wait_for
 
 HERE = Path(__file__).with_name("first_release")
 ENDPOINTS = ("stoker.dev", "v1alpha1", "default", "inferenceendpoints")
@@ -53,6 +52,14 @@ def before() -> Iterator[ApiServer]:
         kube.apply(
             {name: endpoint[name] for name in kept} | {"metadata": metadata, "status": status}, "stoker", "status"
         )
+        apps: Any = client.AppsV1Api(api)
+
+        def rolled_out() -> bool:
+            deployed = apps.read_namespaced_deployment(metadata["name"], "default")
+            seen = deployed.status.observed_generation == deployed.metadata.generation
+            return seen and len(apps.list_namespaced_replica_set("default").items) == 1
+
+        wait_for(rolled_out, "its Deployment has a ReplicaSet")
         yield server
 
 
@@ -63,13 +70,16 @@ def read(name: str) -> list[Any]:
 
 def settled(attempt: Callable[[], Any]) -> Any:
     """What `attempt` returns once the definition is served."""
-    for _ in range(100):
+
+    def look() -> Any:
         try:
             return attempt()
-        except Exception as error:
-            if getattr(error, "status", 0) not in (404, 503):
+        except KubeError as error:
+            if error.status not in (404, 503):
                 raise
-    raise AssertionError("the definition is not served")
+            return None
+
+    return wait_for(look, "the definition is served")
 
 
 def test_an_upgrade_restarts_nothing(before: ApiServer, tmp_path: Path, eventually: Any) -> None:
@@ -91,12 +101,7 @@ def test_an_upgrade_restarts_nothing(before: ApiServer, tmp_path: Path, eventual
     manifest["metadata"]["namespace"] = "default"
     Kube(api).apply(manifest, "kubectl")
 
-    log = tmp_path / "log"
-    with log.open("wb") as said:
-        command = [sys.executable, "-m", "stoker", "operator", "--health-address=127.0.0.1:0"]
-        environment = {**os.environ, "KUBECONFIG": str(before.kubeconfig)}
-        operator = subprocess.Popen(command, env=environment, stdout=said, stderr=said)
-    try:
+    with Operator(before.kubeconfig, tmp_path / "log"):
         # The new operator's own objects appear, and its conditions.
         policies: Any = client.NetworkingV1Api(api)
         eventually(lambda: policies.list_namespaced_network_policy("default").items, "the new operator works")
@@ -113,7 +118,3 @@ def test_an_upgrade_restarts_nothing(before: ApiServer, tmp_path: Path, eventual
         merge = {"_content_type": "application/merge-patch+json"}
         custom.patch_namespaced_custom_object(*ENDPOINTS, name, change, **merge)
         eventually(lambda: len(apps.list_namespaced_replica_set("default").items) == 2, "a new template")
-    finally:
-        operator.terminate()
-        operator.wait(timeout=30)
-    assert "Traceback" not in log.read_text()

@@ -5,15 +5,15 @@ the cluster knows them."""
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 from kubernetes import client
+
+from .conftest import Operator
 
 CHART = Path(__file__).parents[2] / "charts/stoker"
 CERT_MANAGER = "v1.21.2"
@@ -84,10 +84,7 @@ def test_monitors_are_made_as_soon_as_they_are_known(
 ) -> None:
     """While it runs: an operator that was started before the Prometheus operator was installed."""
     sleeping_operator.stop()
-    command = [sys.executable, "-m", "stoker", "operator", f"--namespace={ns}", "--health-address=127.0.0.1:0"]
-    with (tmp_path / "log").open("w") as log:
-        process = subprocess.Popen([*command, "--resync-seconds=2"], env=sleeping_operator.environment, stderr=log)
-    try:
+    with Operator(sleeping_operator.kubeconfig, tmp_path / "log", f"--namespace={ns}", "--resync-seconds=2"):
         kube.create(ns, document("plain"))
         tls = {"runtime": "vllm", "image": "v", "args": ["--ssl-certfile=/tls/tls.crt", "--ssl-keyfile=/tls/tls.key"]}
         model = {"source": "hf://org/name"}
@@ -103,12 +100,6 @@ def test_monitors_are_made_as_soon_as_they_are_known(
             "there are PodMonitors",
         )
         eventually(lambda: kube.condition(ns, "insists").get("reason") == "RollingOut", "nothing is missing")
-    finally:
-        process.send_signal(signal.SIGTERM)
-        process.wait(timeout=20)
-    text = (tmp_path / "log").read_text()
-    assert process.returncode == 0
-    assert "Traceback" not in text, text
     endpoints = {
         each["metadata"]["name"]: each["spec"]["podMetricsEndpoints"] for each in kube.get(MONITORS.format(ns))["items"]
     }

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import signal
 import socket
 import subprocess
 import sys
-import urllib.request
 from pathlib import Path
 from typing import Any
+
+from .conftest import Operator, get
 
 
 def command(*options: str) -> list[str]:
@@ -47,30 +47,16 @@ def test_an_address_in_use_ends_it(kube: Any, sleeping_operator: Any) -> None:
 
 
 def test_it_looks_after_the_namespaces_it_is_told(
-    kube: Any, ns: str, document: Any, eventually: Any, sleeping_operator: Any
+    kube: Any, ns: str, document: Any, eventually: Any, sleeping_operator: Any, tmp_path: Path
 ) -> None:
     """It sees what others do in its ns, answers probes, and ends when asked to."""
     sleeping_operator.stop()
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{free.getsockname()[1]}"
-    process = subprocess.Popen(
-        command("--namespace", ns, f"--health-address={address}"),
-        env=sleeping_operator.environment,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    kube.create("default", document("not-mine"))
     try:
-        kube.create(ns, document("mine"))
-        kube.create("default", document("not-mine"))
-        eventually(lambda: kube.condition(ns, "mine"), "its own is looked after")
-        assert kube.condition("default", "not-mine") == {}
-        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-        with opener.open(f"http://{address}/healthz", timeout=5) as answer:
-            assert answer.status == 200
+        with Operator(sleeping_operator.kubeconfig, tmp_path / "log", "--namespace", ns) as operator:
+            kube.create(ns, document("mine"))
+            eventually(lambda: kube.condition(ns, "mine"), "its own is looked after")
+            assert kube.condition("default", "not-mine") == {}
+            assert get(operator.health, "/healthz")[0] == 200
     finally:
-        process.send_signal(signal.SIGTERM)
-        _, log = process.communicate(timeout=20)
         kube.delete("default", "not-mine")
-    assert process.returncode == 0
-    assert "Traceback" not in log

@@ -181,6 +181,16 @@ def test_what_is_merged_is_a_pod_and_stays_as_it_is(kube: Any, ns: str) -> None:
 def test_pods_are_admitted_where_restricted_ones_only_are(kube: Any, ns: str) -> None:
     kube.core.patch_namespace(ns, {"metadata": {"labels": {"pod-security.kubernetes.io/enforce": "restricted"}}})
     wait_for(lambda: kube.core.read_namespaced_service_account("default", ns), "the namespace's service account")
+
+    def restricted() -> bool:
+        exposed = {"hostNetwork": True, "containers": [{"name": "engine", "image": "i"}]}
+        try:
+            kube.core.create_namespaced_pod(ns, {"metadata": {"name": "demo"}, "spec": exposed}, dry_run="All")
+        except client.ApiException as error:
+            return "violates PodSecurity" in error.body
+        return False
+
+    wait_for(restricted, "the API server has heard of the label")
     vllm = {"model": {"source": "hf://org/name"}, "engine": {"runtime": "vllm", "image": "v"}}
     keys = {"auth": {"apiKeysSecretRef": {"name": "s"}}, "storage": {"shmSize": "1Gi"}}
     for spec in ({}, keys, {**vllm, "hardware": {"accelerator": "nvidia-l4"}}):

@@ -31,6 +31,14 @@ def args(deployment: Any) -> Any:
     return deployment["spec"]["template"]["spec"]["containers"][0]["args"]
 
 
+def one_replica(kube: Any, ns: str, name: str) -> bool:
+    """Whether its Deployment has one, and the endpoint says so."""
+    live, endpoint = kube.deployment(ns, name), kube.endpoint(ns, name)
+    counts = {each.get("status", {}).get("replicas") for each in (live, endpoint)}
+    seen = live.get("status", {}).get("observedGeneration") == live["metadata"]["generation"]
+    return seen and counts == {1}
+
+
 def wait_until_ready(kube: Any, ns: str, eventually: Any, replicas: int = 1) -> None:
     """Plays the kubelet until the endpoint is ready."""
 
@@ -260,6 +268,7 @@ def test_rapid_edits_and_reverts_end_at_the_last(kube: Any, ns: str, document: A
 def test_a_quota_is_named(kube: Any, ns: str, document: Any, eventually: Any) -> None:
     quota = {"metadata": {"name": "team"}, "spec": {"hard": {"pods": "0"}}}
     kube.core.create_namespaced_resource_quota(ns, quota)
+    eventually(lambda: kube.core.read_namespaced_resource_quota("team", ns).status.hard, "the quota counts")
     kube.create(ns, document())
     condition = eventually(lambda: ready(kube, ns, "QuotaExceeded"), "reported")
     assert "exceeded quota: team" in condition["message"]
@@ -307,6 +316,9 @@ def test_deletion_needs_no_operator_and_a_restart_writes_nothing(
         kube.create(ns, document(name))
         eventually(lambda name=name: kube.condition(ns, name), "reported")  # type: ignore[misc]
     wait_until_ready(kube, ns, eventually)
+    # What is told last is how many pods there are: an operator that ended before would tell it when it is back.
+    for name in ("one", "two", "demo"):
+        eventually(lambda name=name: one_replica(kube, ns, name), "nothing is left to report")  # type: ignore[misc]
     time.sleep(1)
     assert running.stop() == 0
     before = kube.writes(ns)
@@ -317,7 +329,9 @@ def test_deletion_needs_no_operator_and_a_restart_writes_nothing(
     eventually(lambda: len(kube.get(path)["items"]) == 2, "its Deployment is gone")
 
     running.start()
+    looked = eventually(running.reconciles, "it looks at what is there")
     time.sleep(8)  # longer than the operator waits before it looks again at what is not ready
+    eventually(lambda: running.reconciles() > looked, "it has looked again")
     assert kube.writes(ns) == before
 
     assert running.stop() == 0

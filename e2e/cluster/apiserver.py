@@ -84,7 +84,7 @@ class ApiServer:
             raise
 
     def _start(self) -> None:
-        etcd, etcd_peer, port, manager_port = free_ports(4)
+        etcd, etcd_peer, port = free_ports(3)
         self.url = f"https://127.0.0.1:{port}"
         self.kubeconfig = self.folder / "super-admin.conf"
         self._make_credentials(port)
@@ -119,6 +119,7 @@ class ApiServer:
         )
         self._wait("kube-apiserver", f"{self.url}/readyz")
         if self.controller_manager:
+            (manager_port,) = free_ports(1)  # only now, since a free port may not stay so
             self._spawn(
                 "kube-controller-manager",
                 # As the administrator: with an account for each controller they take 10 s to start.
@@ -176,7 +177,7 @@ networking: {{serviceSubnet: {SERVICE_RANGE}}}
                 command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
             )
 
-    def _wait(self, component: str, url: str, *, verify: bool = True, timeout: float = 60) -> None:
+    def _wait(self, component: str, url: str, *, verify: bool = True, timeout: float = 180) -> None:
         context = ssl.create_default_context(cafile=str(self.folder / "pki" / "ca.crt"))
         if not verify:  # the controller manager signs its own certificate
             context.check_hostname = False
@@ -204,7 +205,8 @@ networking: {{serviceSubnet: {SERVICE_RANGE}}}
     def requests(self) -> list[dict[str, Any]]:
         """What service accounts have asked for so far, as audit events (audit.k8s.io/v1); watches when they end."""
         with (self.folder / "audit.log").open() as log:
-            return [json.loads(line) for line in log]
+            # The last line may be half written.
+            return [json.loads(line) for line in log if line.endswith("\n")]
 
     def stop(self) -> None:
         # Killed, not asked: the data goes too, and a graceful API server waits a minute for its watches.

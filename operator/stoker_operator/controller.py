@@ -122,9 +122,9 @@ class Controller:
 
     async def _relist(self) -> None:
         """Lists everything now and then, and looks at every endpoint of which that has told something new."""
+        acted_on = self._informer.pod_monitors
         while True:
             await asyncio.sleep(self._settings.resync_seconds)
-            before = self._informer.pod_monitors
             try:
                 await asyncio.to_thread(self._informer.relist)
             except KubeError as error:
@@ -132,8 +132,10 @@ class Controller:
                 continue
             if self._process.leading():
                 known = set(self._informer.endpoints())
-                for key in known if before != self._informer.pod_monitors else known - self._tasks.keys():
+                for key in known if acted_on != self._informer.pod_monitors else known - self._tasks.keys():
                     self._tasks.wake(key)
+            # Only now: a round that learned of it may have failed further on. Who begins to lead looks at all anyway.
+            acted_on = self._informer.pod_monitors
 
     def _wake_all(self) -> None:
         for key in self._informer.endpoints():

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import os
 import signal
 import sys
 from pathlib import Path
 from typing import NamedTuple
 
 from stoker_operator import logs
-from stoker_operator.api.v1alpha1 import KIND
-from stoker_operator.api.violation import Refused
-from stoker_operator.kube import Kube, KubeError
-from stoker_operator.plan.catalogue import Catalogue
 from stoker_operator.settings import LeaseSettings, Settings, WebhookSettings
 
 CRD_MISSING = (
@@ -33,8 +30,9 @@ class Logging(NamedTuple):
 def main(argv: list[str]) -> int:
     """Runs the command until SIGTERM or SIGINT; 1: there is no cluster to work in, 2: a wrong command line."""
     # kopf listens to signals as soon as it runs. Until then SIGTERM would be lost on a container's first process, for
-    # which it has no default action.
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    # which it has no default action. So what takes long to load is loaded further down. Nothing is begun yet that had
+    # to be ended, and an exception could be swallowed by what is being loaded.
+    signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
     try:
         return _run(argv)
     except KeyboardInterrupt:
@@ -46,6 +44,11 @@ def _run(argv: list[str]) -> int:
     logs.configure(*logging)
     # Reviews are answered in the event loop while threads reconcile. A fifth of Python's usual turn keeps them quick.
     sys.setswitchinterval(0.001)
+    from stoker_operator.api.v1alpha1 import KIND
+    from stoker_operator.api.violation import Refused
+    from stoker_operator.kube import Kube, KubeError
+    from stoker_operator.plan.catalogue import Catalogue
+
     try:
         catalogue = Catalogue.load(settings.catalogue)
         kube = Kube.connect()

@@ -41,7 +41,7 @@ def test_chat(server: str, command: Any) -> None:
     quick = command("chat", f"--url={server}/v1", "--quick=hello", "--max-tokens=5", "--temperature=0")
     assert quick.returncode == 0, quick.stderr
     body = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 5, "temperature": 0}
-    answer = httpx.post(f"{server}/v1/chat/completions", json=body).json()
+    answer = httpx.post(f"{server}/v1/chat/completions", json=body, timeout=60).json()
     assert quick.stdout == answer["choices"][0]["message"]["content"] + "\n"
     talk = command("chat", f"--url={server}/v1", "--max-tokens=5", "--temperature=0", stdin="hello\n")
     assert talk.returncode == 0, talk.stderr
@@ -119,10 +119,10 @@ def test_bench_throughput_and_latency(command: Any, tiny_llama: Path, tmp_path: 
 
 
 def _becomes(url: str, status: int) -> bool:
-    """Whether a probe answers with `status` within 2 seconds."""
-    deadline = time.monotonic() + 2
+    """Whether a probe answers with `status` within a minute."""
+    deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
-        if httpx.get(url).status_code == status:
+        if httpx.get(url, timeout=60).status_code == status:
             return True
         time.sleep(0.02)
     return False
@@ -140,13 +140,13 @@ def test_a_stopped_engine_fails_its_probes_and_a_killed_one_ends_streams_and_the
             for path in ("/health", "/ready", "/live"):
                 assert _becomes(f"{url}{path}", health), f"{path} after {signum.name}"
         body = {"prompt": "a", "max_tokens": 400, "ignore_eos": True, "stream": True}
-        with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=30) as answer:
+        with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=60) as answer:
             events = answer.iter_lines()
             next(events)
             os.kill(int(engine), signal.SIGKILL)
             rest = list(events)
             assert '"error"' in "".join(rest), "a stream that breaks off must say so"
-        _, log = process.communicate(timeout=20)
+        _, log = process.communicate(timeout=60)
     assert process.returncode == 1
     assert "SIGKILL" in log
     assert "Traceback" not in log

@@ -230,7 +230,7 @@ def test_errors_are_the_clients_own(openai_client: OpenAI) -> None:
 )
 def test_extreme_parameters_hurt_nobody(address: str, sampling: dict[str, object]) -> None:
     body = {"prompt": "the", "max_tokens": 4, **sampling}
-    answer = httpx.post(f"{address}/v1/completions", json=body)
+    answer = httpx.post(f"{address}/v1/completions", json=body, timeout=60)
     assert answer.status_code == 200, answer.text
     assert httpx.get(f"{address}/health").status_code == 200
 
@@ -269,8 +269,9 @@ def test_metrics_tell_what_happened(address: str) -> None:
         ]
 
     before = values()
-    httpx.post(f"{address}/v1/completions", json={"prompt": [5, 6, 7], "max_tokens": 10, "ignore_eos": True})
-    wait_until(lambda: sample(address, "vllm:num_requests_running") == 0, 5)
+    body = {"prompt": [5, 6, 7], "max_tokens": 10, "ignore_eos": True}
+    httpx.post(f"{address}/v1/completions", json=body, timeout=60)
+    wait_until(lambda: sample(address, "vllm:num_requests_running") == 0)
     assert [after - b for after, b in zip(values(), before, strict=True)] == [3, 10, 1, 1, 9]
     assert sample(address, "vllm:kv_cache_usage_perc") == 0
 

@@ -1,0 +1,64 @@
+"""The operator put together: whom a round of lists wakes."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from stoker_operator.api.v1alpha1 import KIND
+from stoker_operator.controller import Controller
+from stoker_operator.facts import Key
+from stoker_operator.kube import KubeError, Listing
+from stoker_operator.plan.catalogue import Catalogue
+from stoker_operator.settings import Settings
+
+ENDPOINT = {"kind": KIND, "metadata": {"name": "demo", "namespace": "ns", "resourceVersion": "1"}, "spec": {}}
+
+
+class Kube:
+    """A cluster with one endpoint; its lists may fail."""
+
+    def __init__(self) -> None:
+        self.pod_monitors = self.broken = False
+        self.failures = 0
+
+    def serves(self, kind: str) -> bool:
+        return kind != "PodMonitor" or self.pod_monitors
+
+    def list(self, kind: str, namespace: str, labels: Any) -> Listing:
+        if self.broken:
+            self.failures += 1
+            raise KubeError(500, "not now")
+        return Listing([ENDPOINT] if kind == KIND else [], "50")
+
+
+async def until(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.01)
+
+
+def test_pod_monitors_found_in_a_round_that_failed_are_acted_on_in_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        kube: Any = Kube()
+        controller = Controller(Settings(health_address="127.0.0.1:0", resync_seconds=0.02), kube, Catalogue.load())
+        woken: list[Key] = []
+        monkeypatch.setattr(controller._tasks, "wake", woken.append)
+        monkeypatch.setattr(controller._tasks, "keys", lambda: {Key("ns", "demo")})
+        await controller.start()
+        assert woken == [Key("ns", "demo")]  # it leads
+        kube.broken = kube.pod_monitors = True
+        await until(lambda: kube.failures >= 2)
+        assert len(woken) == 1
+        kube.broken = False
+        await until(lambda: len(woken) == 2)
+        await asyncio.sleep(0.1)
+        assert len(woken) == 2, "and once"
+        await controller.stop()
+
+    asyncio.run(main())
