@@ -5,6 +5,7 @@ Where it ends because it cannot serve, it leaves its last words behind (`contrac
 
 from __future__ import annotations
 
+import os
 import signal
 
 from stoker_engine import logs
@@ -16,8 +17,9 @@ from stoker_engine.contract.serve_args import ServeArgs
 
 def main(argv: list[str]) -> int:
     """Runs the command; returns its exit code (2: a wrong argument or MODEL, 1: it cannot serve, 0: told to stop)."""
-    # As PID 1 of a container a process that does not handle SIGTERM cannot be stopped before it serves.
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    # As PID 1 of a container a process that does not handle SIGTERM cannot be stopped before it serves. Nobody is served
+    # yet, the engine's process ends with this one, and an exception could be swallowed by what is being imported.
+    signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
     try:
         return command_line.run("stoker serve", lambda: _serve_or_say_why(argv))
     except KeyboardInterrupt:
