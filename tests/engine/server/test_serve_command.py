@@ -154,6 +154,27 @@ def test_stopped_while_it_loads(tiny_llama: Path) -> None:
     assert "Traceback" not in log
 
 
+def test_stopped_where_exceptions_are_swallowed() -> None:
+    """As in callbacks that run while modules are imported."""
+    program = """
+import os, signal, sys, weakref
+from stoker_engine.cli import serve
+
+class Module: pass
+
+def import_something(argv):
+    module = Module()
+    callback = weakref.ref(module, lambda _: (os.kill(os.getpid(), signal.SIGTERM), sum(range(10_000))))
+    del module
+    return 3
+
+serve._serve_or_say_why = import_something
+sys.exit(serve.main([]))
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+
+
 def test_a_dead_engine_ends_the_process(tiny_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     last_words = tmp_path / "termination-log"
     monkeypatch.setenv("STOKER_TERMINATION_LOG", str(last_words))
