@@ -89,11 +89,19 @@ def engine(docker: Docker) -> Iterator[str]:
 
 
 def test_a_second_build_makes_the_same_files(docker: Docker) -> None:
+    before = _dangling(docker)
     docker.run(str(ROOT / "images/build"), "operator", NO_CACHE="1", TAG="again")
     try:
         docker.run(str(ROOT / "images/compare.py"), OPERATOR, "stoker/operator:again")
     finally:
         docker("rmi", "stoker/operator:again")
+        # Its stages too: a next build would begin with these, being the newest, and find nothing built upon them.
+        if stages := _dangling(docker) - before:
+            docker("rmi", *stages, status=None)
+
+
+def _dangling(docker: Docker) -> set[str]:
+    return set(docker("images", "--quiet", "--filter", "dangling=true").split())
 
 
 @BOTH
