@@ -11,12 +11,14 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 from stoker_engine import SamplingParams
 from stoker_engine.async_llm import AsyncLLM
 from stoker_engine.contract.errors import EngineDeadError, EngineOutOfMemoryError, ModelError
+from stoker_engine.processes.engine_process import EngineProcess
 
 LONG = SamplingParams(temperature=0, max_tokens=400, ignore_eos=True)
 SLOW_STEP = "time.sleep(0.02)"
@@ -59,6 +61,32 @@ def test_killed(make_llm: Any) -> None:
             await anext(llm.generate("late", [5], LONG))
 
     asyncio.run(run())
+
+
+def test_loaded_again_it_has_the_same_files(make_llm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The hub may have newer ones by now, or be gone."""
+
+    async def run() -> None:
+        llm = make_llm()
+        await llm.load()
+        asked = Mock(side_effect=AssertionError("it asks again"))
+        monkeypatch.setattr("stoker_engine.async_llm.locate_model", asked)
+        os.kill(llm._process.pid, signal.SIGKILL)
+        await asyncio.wait_for(llm.wait_dead(), 60)
+        await llm.load()
+        assert llm.is_ready
+
+    asyncio.run(run())
+
+
+def test_dead_is_not_stopped() -> None:
+    """A process that has ended is there until somebody has asked of what; with much memory it takes a while."""
+    process = object.__new__(EngineProcess)
+    with subprocess.Popen(["true"]) as ended:
+        process.pid = ended.pid
+        os.waitid(os.P_PID, ended.pid, os.WEXITED | os.WNOWAIT)
+        assert not process.is_running
+        assert not process.is_stopped
 
 
 def test_stopped(make_llm: Any) -> None:

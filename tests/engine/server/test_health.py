@@ -82,6 +82,20 @@ def test_only_a_dead_engine_is_waited_for(
     assert (time.monotonic() - began < 2) == stuck
 
 
+def test_an_engine_that_dies_while_the_prompt_is_tokenized_is_not_asked(
+    client: TestClient, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encode = engine.tokenizer.encode
+
+    def dying(text: str, add_special_tokens: bool = True) -> list[int]:
+        engine.is_ready = False
+        return encode(text, add_special_tokens)
+
+    monkeypatch.setattr(engine.tokenizer, "encode", dying)
+    assert client.post("/v1/completions", json={"prompt": "a"}).status_code == 503
+    assert not engine.asked
+
+
 def test_http_is_measured_with_the_instrumentators_names(client: TestClient) -> None:
     client.post("/v1/completions", json={"prompt": "a"})
     client.post("/v1/completions", json={"prompt": 5})
