@@ -8,13 +8,13 @@ webhook that nobody answers; a namespace that is deleted while no operator runs.
 from __future__ import annotations
 
 import time
-from datetime import datetime
 from typing import Any
 
 import pytest
 from kit import chart as release
 from kit.chart import SYSTEM, operator_pods
 from kit.cluster import Cluster, Images
+from kit.controllers import controllers_live
 from kit.endpoint import Endpoint, demo
 from kit.results import Results
 from kit.traffic import traffic
@@ -136,16 +136,6 @@ def pause_etcd(cluster: Cluster, node: str) -> None:
         time.sleep(20)
     finally:
         cluster.on_node(node, "pkill", "-CONT", "-f", "^etcd")
-
-
-def controllers_live(cluster: Cluster, since: float) -> bool:
-    """Whether those that end when they cannot renew their Lease have renewed it; a cluster of yours may hide them."""
-    leases = cluster.get("leases", "--namespace", "kube-system")["items"]
-    return all(
-        lease["spec"].get("holderIdentity") and datetime.fromisoformat(lease["spec"]["renewTime"]).timestamp() > since
-        for lease in leases
-        if lease["metadata"]["name"] in ("kube-controller-manager", "kube-scheduler")
-    )
 
 
 def annotation(cluster: Cluster, namespace: str) -> str:

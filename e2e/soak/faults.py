@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 import pytest
 from kit.chart import SYSTEM
 from kit.cluster import Cluster, Object
+from kit.controllers import controllers_live
 from kit.endpoint import Endpoint
 from kit.waiting import wait_for
 
@@ -115,7 +116,7 @@ class Site:
         Raises:
             AssertionError: that takes longer than it may.
         """
-        note = f"turn-{self.turn()}"
+        note, began = f"turn-{self.turn()}", time.time()
 
         def changed() -> bool:
             self.endpoint.patch(service={"annotations": {"example.com/soak": note}})
@@ -127,6 +128,8 @@ class Site:
 
         wait_for(patient(changed), "the API server takes a change", RECOVERY)
         wait_for(patient(arrived), "the change arrives", RECOVERY)
+        # Before they are back, a pod that has gone may seem to serve.
+        wait_for(patient(lambda: controllers_live(self.cluster, began)), "the controllers live", RECOVERY)
         wait_for(patient(self.all_is_well), "all is well again", RECOVERY)
 
     def struck_pod(self) -> str:
