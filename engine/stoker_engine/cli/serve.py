@@ -17,8 +17,8 @@ from stoker_engine.contract.serve_args import ServeArgs
 
 def main(argv: list[str]) -> int:
     """Runs the command; returns its exit code (2: a wrong argument or MODEL, 1: it cannot serve, 0: told to stop)."""
-    # As PID 1 of a container a process that does not handle SIGTERM cannot be stopped before it serves. Nobody is served
-    # yet, the engine's process ends with this one, and an exception could be swallowed by what is being imported.
+    # As PID 1 of a container a process that does not handle SIGTERM cannot be stopped before it serves. Nobody is
+    # served yet, the engine's process ends with this one, and an exception could be swallowed by what is imported.
     signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
     try:
         return command_line.run("stoker serve", lambda: _serve_or_say_why(argv))
