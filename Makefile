@@ -4,12 +4,14 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 PORT   ?= 8000
+# A file's tests share models and servers, so they stay together.
+PYTEST := $(BIN)/pytest -n auto --maxprocesses 4 --dist loadfile --durations 25 --durations-min 3
 
 CRD_FILES := $(foreach folder,crds charts/stoker/files,--output $(folder)/inferenceendpoints.stoker.dev.yaml) \
 	--reference docs/reference/inferenceendpoint.md
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-slow lint format generate verify cluster cluster-build cluster-down images e2e soak bench bench-operator clean
+.PHONY: help setup demo test test-all lint format generate verify cluster cluster-build cluster-down images e2e e2e-all soak bench bench-operator clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-14s %s\n", $$1, $$2}'
@@ -26,11 +28,11 @@ $(READY): pyproject.toml constraints.txt
 demo: setup ## serve the demo manifest on this machine and talk to it (ONCE=1: end afterwards)
 	$(BIN)/python examples/demo.py --port $(PORT) $(if $(ONCE),--once)
 
-test: setup ## unit and component tests
-	$(BIN)/pytest -m 'not slow'
+test: setup ## unit and component tests; of the slow ones none, or a fixed part of their cases (SLOW=drawn)
+	$(PYTEST) --slow $(or $(SLOW),none)
 
-test-slow: setup ## the slow ones, too long for every save
-	$(BIN)/pytest -m slow
+test-all: setup ## all of them, every case; half an hour
+	$(PYTEST)
 
 lint: setup ## ruff, mypy --strict, import-linter
 	$(BIN)/ruff check .
@@ -62,9 +64,16 @@ images: ## build the container images
 	images/build
 
 # The first test to ask for the images waits for their build, so the limit is a whole run's, not a test's.
-e2e: setup ## tests against a real API server and a real kind cluster (K=rolling: those so called; KEEP=1: keep all)
+E2E_OPTIONS = --timeout 2400 $(if $(K),-k '$(K)') $(if $(RESULTS),--results $(RESULTS))
+
+e2e: setup ## what each change must pass on a real API server and a kind cluster (K=rolling: those so called; KEEP=1: keep all)
 	e2e/cluster/build
-	$(BIN)/python e2e/run.py --timeout 2400 $(if $(K),-k '$(K)') $(if $(RESULTS),--results $(RESULTS))
+	$(BIN)/python e2e/run.py -m 'not further' $(E2E_OPTIONS)
+
+e2e-all: setup ## all of it: the further scenarios, vLLM's own pods, five minutes of soak
+	e2e/cluster/build
+	VLLM_IMAGE=$${VLLM_IMAGE:-$$(e2e/vllm/build)} $(BIN)/python e2e/run.py $(E2E_OPTIONS)
+	$(MAKE) soak MINUTES=$(or $(MINUTES),5)
 
 soak: setup ## mixed traffic and random faults, and nothing adds up (MINUTES=30 SEED=0 RESULTS=FILE; not for CI)
 	e2e/cluster/build

@@ -57,6 +57,7 @@ def claim(cluster: Cluster, namespace: str) -> Iterator[str]:
     cluster.kubectl("delete", "persistentvolume", namespace, "--wait=false")
 
 
+@pytest.mark.further
 def test_downloaded_once_and_continued_after_a_kill(
     cluster: Cluster,
     images: Images,

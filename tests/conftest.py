@@ -1,9 +1,54 @@
-"""What all tests share."""
+"""What all tests share: hypothesis' settings, and how many of the slow tests run.
+
+``--slow none|drawn|all``: slow tests are those that `slow` marks. Of a slow test with many cases, `drawn` keeps a fixed
+part of the cases, drawn by the hash of each one's name: the same in every run, and unmoved by a case that is added. A
+slow test that counts by itself asks `part_of` how much to do.
+"""
 
 from __future__ import annotations
 
+import hashlib
+from collections import defaultdict
+from collections.abc import Callable
+
+import pytest
 from hypothesis import settings
 
 # The same examples in each run, and no limit on the time of one: time is noisy.
 settings.register_profile("stoker", deadline=None, derandomize=True)
 settings.load_profile("stoker")
+
+#: Of so many cases one is drawn, but never fewer than the least of a test's cases.
+_ONE_OF = 6
+_LEAST = 2
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--slow", choices=("none", "drawn", "all"), default="all", help="how many of the slow tests run")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    slow = config.getoption("--slow")
+    if slow == "all":
+        return
+    cases: dict[str, list[pytest.Item]] = defaultdict(list)
+    for item in items:
+        if item.get_closest_marker("slow"):
+            cases[item.nodeid.partition("[")[0]].append(item)
+    left_out = {item for items in cases.values() for item in items}
+    if slow == "drawn":
+        left_out -= {item for items in cases.values() for item in _drawn(items)}
+    config.hook.pytest_deselected(items=list(left_out))
+    items[:] = [item for item in items if item not in left_out]
+
+
+def _drawn(items: list[pytest.Item]) -> list[pytest.Item]:
+    """A fixed part of a test's cases."""
+    by_hash = sorted(items, key=lambda item: hashlib.sha256(item.nodeid.encode()).digest())
+    return by_hash[: max(_LEAST, len(items) // _ONE_OF)]
+
+
+@pytest.fixture(scope="session")
+def part_of(pytestconfig: pytest.Config) -> Callable[[int], int]:
+    """How many of so many a slow test is to do."""
+    return lambda whole: whole // _ONE_OF if pytestconfig.getoption("--slow") == "drawn" else whole

@@ -2,7 +2,8 @@
 
     python traffic_client.py URL WORKERS API_KEY
 
-It runs in a pod of the cluster. Nothing is retried. A line of JSON a request:
+It runs in a pod of the cluster. Nothing is retried. Prompts of completions have a long-tailed distribution of lengths,
+up to all that the model takes. A line of JSON a request:
 
     {"start", "end": seconds since 1970, "kind", "outcome": "ok" | "failed" | "cut", "error", "tokens": chunks of text}
 
@@ -14,11 +15,14 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
+import random
 import signal
 import sys
 import threading
 import time
 from collections.abc import Iterator
+from statistics import NormalDist
 from typing import Any
 
 from openai import OpenAI
@@ -28,40 +32,57 @@ _REQUESTS_A_CONNECTION = 8
 #: The server holds a request for up to 55 s while a killed engine is loaded again.
 _TIMEOUT_S = 120
 _TOKENS = 8
-_PROMPT = "The three laws of robotics are as follows."
+#: Lengths of prompts are log-normal: half are below 48 tokens, 1 in 10 is beyond 500, 1 in 50 beyond 2,000.
+_LENGTHS = NormalDist(math.log(48), 1.8)
+#: Ids that every model has, and that are no special tokens.
+_WORDS = range(10, 250)
 _MESSAGES: Any = [{"role": "user", "content": "Hello!"}]
 
 _stop = threading.Event()
 _print = threading.Lock()
 
 
-def completion(client: OpenAI, model: str) -> Iterator[tuple[str, str | None]]:
+_numbers = itertools.count(1)
+
+
+def prompt(most: int) -> list[int]:
+    """Token ids, at most so many. Steps of the golden ratio spread the lengths evenly: any 25 have a long one."""
+    number = next(_numbers)
+    length = round(math.exp(_LENGTHS.inv_cdf(number * 0.618034 % 1)))
+    return random.Random(number).choices(_WORDS, k=max(1, min(length, most)))
+
+
+def completion(client: OpenAI, model: Any) -> Iterator[tuple[str, str | None]]:
     """Text and, at the end, why it ended."""
     stream = client.completions.create(
-        model=model, prompt=_PROMPT, max_tokens=_TOKENS, stream=True, extra_body={"ignore_eos": True}
+        model=model.id,
+        prompt=prompt(model.max_model_len - _TOKENS),
+        max_tokens=_TOKENS,
+        stream=True,
+        extra_body={"ignore_eos": True},
     )
     for chunk in stream:
         for choice in chunk.choices:
             yield choice.text, choice.finish_reason
 
 
-def chat(client: OpenAI, model: str) -> Iterator[tuple[str, str | None]]:
+def chat(client: OpenAI, model: Any) -> Iterator[tuple[str, str | None]]:
     """As `completion`."""
     stream: Any = client.chat.completions.create(
-        model=model, messages=_MESSAGES, max_completion_tokens=_TOKENS, stream=True
+        model=model.id, messages=_MESSAGES, max_completion_tokens=_TOKENS, stream=True
     )
     for chunk in stream:
         for choice in chunk.choices:
             yield choice.delta.content or "", choice.finish_reason
 
 
-def whole(client: OpenAI, model: str) -> Iterator[tuple[str, str | None]]:
+def whole(client: OpenAI, model: Any) -> Iterator[tuple[str, str | None]]:
     """As `completion`, in one piece."""
-    answer = client.chat.completions.create(model=model, messages=_MESSAGES, max_completion_tokens=_TOKENS)
+    answer = client.chat.completions.create(model=model.id, messages=_MESSAGES, max_completion_tokens=_TOKENS)
     yield answer.choices[0].message.content or "", answer.choices[0].finish_reason
 
 
-def ask(kind: str, client: OpenAI, model: str) -> None:
+def ask(kind: str, client: OpenAI, model: Any) -> None:
     """One request, told of."""
     start, chunks, finished, error = time.time(), 0, None, ""
     try:
@@ -79,7 +100,7 @@ def ask(kind: str, client: OpenAI, model: str) -> None:
         print(json.dumps(record), flush=True)
 
 
-def work(url: str, api_key: str, model: str, kinds: Iterator[str]) -> None:
+def work(url: str, api_key: str, model: Any, kinds: Iterator[str]) -> None:
     """Asks until told to stop."""
     while not _stop.is_set():
         with OpenAI(base_url=url, api_key=api_key, max_retries=0, timeout=_TIMEOUT_S) as client:
@@ -93,7 +114,7 @@ def main() -> None:
     url, workers, api_key = sys.argv[1:]
     signal.signal(signal.SIGTERM, lambda *_: _stop.set())
     with OpenAI(base_url=url, api_key=api_key) as client:
-        model = client.models.list().data[0].id
+        model = client.models.list().data[0]
     threads = []
     for number in range(int(workers)):
         kinds = itertools.cycle(["completion", "chat", "completion", "whole"])

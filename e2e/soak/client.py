@@ -2,7 +2,8 @@
 
     python client.py URL WORKERS API_KEY SEED PAUSE
 
-Each worker draws what to ask from its own seeded generator, and rests PAUSE seconds after each request. What
+Each worker draws what to ask from its own seeded generator, and rests PAUSE seconds after each request. Lengths of
+prompts have a long tail, up to all that the model takes. What
 `traffic_client.py` says of its output and of SIGTERM holds here too, and a request is "ok" when what was due came:
 
     plain kinds        an answer, whole or streamed to its end
@@ -14,6 +15,7 @@ Each worker draws what to ask from its own seeded generator, and rests PAUSE sec
 from __future__ import annotations
 
 import json
+import math
 import random
 import signal
 import sys
@@ -29,6 +31,8 @@ _REQUESTS_A_CONNECTION = 8
 _TIMEOUT_S = 120
 #: Larger than the endpoints' --max-request-bytes.
 _TOO_MANY_BYTES = 1_200_000
+#: Ids that every model has, and that are no special tokens.
+_WORDS = range(10, 250)
 
 _SYSTEM = "You are the stoker of a steam engine. You answer in short sentences, and you never leave the fire alone. "
 _TOPICS = ("coal", "water", "pressure", "the whistle", "the boiler", "the night shift", "signals", "rust")
@@ -47,9 +51,10 @@ class Asking:
     """One worker's way of asking: its client, the model, its dice. Each method is a kind of request, and yields the
     text that arrives; it raises when something else comes than is due."""
 
-    def __init__(self, url: str, api_key: str, model: str, dice: random.Random) -> None:
+    def __init__(self, url: str, api_key: str, model: Any, dice: random.Random) -> None:
         self.client = OpenAI(base_url=url, api_key=api_key, max_retries=0, timeout=_TIMEOUT_S)
-        self.model = model
+        self.model: str = model.id
+        self.max_model_len: int = model.max_model_len
         self.dice = dice
 
     # What an application asks.
@@ -77,6 +82,14 @@ class Asking:
         """A long beginning that others have too, and an end of its own."""
         prompt = _SYSTEM * self.dice.choice((4, 8, 16)) + self._prompt()
         yield from _told(self._complete(prompt=prompt, max_tokens=4, stream=True), _text)
+
+    def any_length(self) -> Iterator[str]:
+        """Half are shorter than 64 tokens, 1 in 12 is longer than 500, and 1 in 70 longer than 2,000."""
+        tokens = self._few()
+        length = max(1, min(round(self.dice.lognormvariate(math.log(64), 1.5)), self.max_model_len - tokens))
+        prompt = self.dice.choices(_WORDS, k=length)
+        answer = self._complete(prompt=prompt, max_tokens=tokens, stream=True, n=self.dice.choice((1, 1, 3)))
+        yield from _told(answer, _text)
 
     def several_choices(self) -> Iterator[str]:
         n = self.dice.choice((2, 3))
@@ -210,9 +223,9 @@ class Asking:
 
 _USUAL: tuple[Callable[[Asking], Iterator[str]], ...] = (
     Asking.chat, Asking.chat_streamed, Asking.chat_streamed, Asking.completion, Asking.completion_streamed,
-    Asking.completion_streamed, Asking.long_prompt, Asking.long_prompt, Asking.several_choices,
-    Asking.several_prompts, Asking.beam_search, Asking.stop_string, Asking.logprobs, Asking.scoring, Asking.penalties,
-    Asking.repeated, Asking.repeated, Asking.tokenize,
+    Asking.completion_streamed, Asking.long_prompt, Asking.any_length, Asking.any_length, Asking.any_length,
+    Asking.several_choices, Asking.several_prompts, Asking.beam_search, Asking.stop_string, Asking.logprobs,
+    Asking.scoring, Asking.penalties, Asking.repeated, Asking.repeated, Asking.tokenize,
 )  # fmt: skip
 _UNUSUAL: tuple[Callable[[Asking], Iterator[str]], ...] = (
     Asking.unknown_field, Asking.wrong_value, Asking.no_such_format, Asking.too_long, Asking.too_large,
@@ -267,7 +280,7 @@ def ask(asking: Asking, kind: Callable[[Asking], Iterator[str]]) -> None:
         print(json.dumps(record), flush=True)
 
 
-def work(url: str, api_key: str, model: str, dice: random.Random, pause: float) -> None:
+def work(url: str, api_key: str, model: Any, dice: random.Random, pause: float) -> None:
     """Asks until told to stop."""
     while not _stop.is_set():
         asking = Asking(url, api_key, model, dice)
@@ -282,7 +295,7 @@ def main() -> None:
     url, workers, api_key, seed, pause = sys.argv[1:]
     signal.signal(signal.SIGTERM, lambda *_: _stop.set())
     with OpenAI(base_url=url, api_key=api_key) as client:
-        model = client.models.list().data[0].id
+        model = client.models.list().data[0]
     threads = [
         threading.Thread(target=work, args=(url, api_key, model, random.Random(f"{seed} {number}"), float(pause)))
         for number in range(int(workers))

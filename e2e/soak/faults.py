@@ -27,7 +27,7 @@ from kit.waiting import wait_for
 T = TypeVar("T")
 
 REPLICAS = 2
-#: Seconds until a Service has heard that a pod does not serve: see test_pod_death.py; twice that, on a busy machine.
+#: Seconds until a Service has heard that a pod does not serve: see under_traffic/test_pod_death.py; here twice that.
 HEARSAY = 12
 #: Seconds until a pod whose engine does not answer is told as not ready, at the latest.
 NOTICED = 20

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -58,18 +59,21 @@ def test_a_base_model_cannot_chat_without_a_template(llm: LLM) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-def test_twenty_prompts_alone_together_chunked_and_cached(demo_gguf: Path, assert_greedy: Any) -> None:
+def test_twenty_prompts_alone_together_chunked_and_cached(
+    demo_gguf: Path, assert_greedy: Any, part_of: Callable[[int], int]
+) -> None:
+    prompts = PROMPTS[-part_of(len(PROMPTS)) :]
     greedy = SamplingParams(temperature=0, max_tokens=64, ignore_eos=True)
     options = {"dtype": "float32", "kv_cache_memory_bytes": 512 << 20}
     llm = LLM("demo://gemma-3-270m", **options)
-    ways = {"alone": [llm.generate(prompt, greedy, use_tqdm=False)[0] for prompt in PROMPTS]}
+    ways = {"alone": [llm.generate(prompt, greedy, use_tqdm=False)[0] for prompt in prompts]}
     fresh = LLM("demo://gemma-3-270m", **options)  # whose cache holds none of them
-    ways["together in one batch"] = fresh.generate(PROMPTS, greedy, use_tqdm=False)
+    ways["together in one batch"] = fresh.generate(prompts, greedy, use_tqdm=False)
     del llm, fresh
     chunked = LLM("demo://gemma-3-270m", max_num_batched_tokens=16, **options)
-    ways["together, in chunks of 16"] = chunked.generate(PROMPTS, greedy, use_tqdm=False)
+    ways["together, in chunks of 16"] = chunked.generate(prompts, greedy, use_tqdm=False)
     shared = "This text is shared by all the prompts, and long enough to fill several blocks of the cache. "
-    prefixed = [shared + prompt for prompt in PROMPTS]
+    prefixed = [shared + prompt for prompt in prompts]
     chunked.generate(prefixed[0], greedy, use_tqdm=False)
     ways["with prefix hits"] = chunked.generate(prefixed, greedy, use_tqdm=False)
     assert all(output.num_cached_tokens >= 16 for output in ways["with prefix hits"])

@@ -17,7 +17,7 @@ import socket
 import string
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -426,11 +426,11 @@ def test_a_few_hundred_odd_requests(fuzzed: Fuzzed) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)  # against hanging only
-def test_ten_thousand_odd_requests(fuzzed: Fuzzed) -> None:
-    _by_schema(fuzzed, 1500)
-    _combined(fuzzed, 2500, seed=10_000)
-    _hanging_up(fuzzed, 1000, seed=10_000)
-    _mutated(fuzzed, 4500, seed=10_000)
-    _almost_http(fuzzed, 1800, seed=10_000)
+def test_ten_thousand_odd_requests(fuzzed: Fuzzed, part_of: Callable[[int], int]) -> None:
+    _by_schema(fuzzed, part_of(1500))
+    _combined(fuzzed, part_of(2500), seed=10_000)
+    _hanging_up(fuzzed, part_of(1000), seed=10_000)
+    _mutated(fuzzed, part_of(4500), seed=10_000)
+    _almost_http(fuzzed, part_of(1800), seed=10_000)
     print(dict(fuzzed.statuses))  # noqa: T201
-    assert fuzzed.statuses.total() >= 10_000
+    assert fuzzed.statuses.total() >= part_of(10_000)

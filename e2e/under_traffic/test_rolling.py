@@ -17,29 +17,12 @@ from pathlib import Path
 import pytest
 from kit import chart as release
 from kit.cluster import Cluster, Images
-from kit.endpoint import Endpoint, demo
-from kit.namespace import fresh
+from kit.endpoint import Endpoint
 from kit.results import Results
 from kit.traffic import Flow, traffic
 from kit.waiting import wait_for
 
 Disturbed = Callable[[str, Callable[[Flow], None]], None]
-
-
-@pytest.fixture(scope="module")
-def endpoint(cluster: Cluster, chart: None) -> Iterator[Endpoint]:
-    """One endpoint for all of these: each leaves it serving."""
-    with fresh(cluster, "rolling") as namespace:
-        endpoint = Endpoint(cluster, namespace)
-        endpoint.apply(demo(replicas=2, rollout={"drainSeconds": 20}))
-        endpoint.wait_ready()
-        yield endpoint
-
-
-@pytest.fixture
-def namespace(endpoint: Endpoint) -> str:
-    """What is shown when a test fails."""
-    return endpoint.namespace
 
 
 @pytest.fixture
@@ -77,8 +60,8 @@ def ended(endpoint: Endpoint, replicas: int) -> None:
 @pytest.mark.parametrize(
     ("what", "engine", "argument"),
     [
-        ("a flag", {"maxNumSeqs": 8}, "--max-num-seqs=8"),
-        ("maxModelLen", {"maxModelLen": 4096}, "--max-model-len=4096"),
+        pytest.param("a flag", {"maxNumSeqs": 8}, "--max-num-seqs=8", marks=pytest.mark.further),
+        ("maxModelLen", {"maxModelLen": 1536}, "--max-model-len=1536"),
     ],
 )
 def test_rolling_update(endpoint: Endpoint, undisturbed: Disturbed, what: str, engine: dict, argument: str) -> None:  # type: ignore[type-arg]

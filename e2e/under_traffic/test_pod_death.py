@@ -9,12 +9,10 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
 
 import pytest
 from kit.cluster import Cluster, Images, Object
-from kit.endpoint import Endpoint, demo
-from kit.namespace import fresh
+from kit.endpoint import Endpoint
 from kit.results import Results
 from kit.traffic import listed, traffic
 from kit.waiting import wait_for
@@ -33,22 +31,6 @@ for stat in pathlib.Path("/proc").glob("[0-9]*/stat"):
         print(pid, words)
         os.kill(pid, signal.{signal})
 """
-
-
-@pytest.fixture(scope="module")
-def endpoint(cluster: Cluster, chart: None) -> Iterator[Endpoint]:
-    """One endpoint for all of these: each leaves it serving with two pods."""
-    with fresh(cluster, "pod-death") as namespace:
-        endpoint = Endpoint(cluster, namespace)
-        endpoint.apply(demo(replicas=2, rollout={"drainSeconds": 20}))
-        endpoint.wait_ready()
-        yield endpoint
-
-
-@pytest.fixture
-def namespace(endpoint: Endpoint) -> str:
-    """What is shown when a test fails."""
-    return endpoint.namespace
 
 
 def busy_pod(endpoint: Endpoint) -> Object:
