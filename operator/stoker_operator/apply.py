@@ -16,8 +16,9 @@ from typing import Any, Final
 
 from stoker_operator.api.v1alpha1 import API_VERSION, KIND
 from stoker_operator.drift import differs
-from stoker_operator.facts import Endpoint, Key, Object
+from stoker_operator.facts import Child, Endpoint, Key, Object
 from stoker_operator.kube import Kube, KubeError
+from stoker_operator.manifests.owner import INSTANCE
 from stoker_operator.store import Store
 
 MANAGER: Final = "stoker"
@@ -34,14 +35,14 @@ class Applied:
     """What came of applying.
 
     Attributes:
-        live: the objects as they are now, by kind.
+        live: the objects as they are now.
         refusal: what the API server said of one that it will not take; those after it were not tried.
-        refused: that object's kind.
+        refused: which one.
     """
 
-    live: Mapping[str, Object]
+    live: Mapping[Child, Object]
     refusal: str = ""
-    refused: str = ""
+    refused: Child | None = None
 
 
 class Writer:
@@ -59,37 +60,42 @@ class Writer:
         self._may_write = may_write
 
     def apply(
-        self, objects: Iterable[Object], live: Mapping[str, Object], unwanted: Iterable[Object] = (), *, check: str = ""
+        self,
+        objects: Iterable[Object],
+        live: Mapping[Child, Object],
+        unwanted: Iterable[Child] = (),
+        *,
+        check: str = "",
     ) -> Applied:
         """Makes the objects so, asking for nothing that already is.
 
         Args:
             objects: what should exist.
-            live: what exists, by kind.
-            unwanted: what should not.
-            check: the kind of object that the API server is to judge before anything is written.
+            live: what exists.
+            unwanted: what of it should not.
+            check: the kind of objects that the API server is to judge before anything is written.
 
         Raises:
             KubeError: the API server could not be asked, or could not answer.
             NotLeading: another replica writes now.
         """
         now = dict(live)
-        due = [each for each in objects if each["kind"] not in now or differs(each, now[each["kind"]], MANAGER)]
-        checks = [(each, True) for each in due if each["kind"] == check]
-        for wanted, dry_run in [*checks, *((each, False) for each in due)]:
-            kind = wanted["kind"]
+        children = {Child.of(each): each for each in objects}
+        due = [child for child, each in children.items() if child not in now or differs(each, now[child], MANAGER)]
+        checks = [(child, True) for child in due if child.kind == check]
+        for child, dry_run in [*checks, *((child, False) for child in due)]:
+            wanted = children[child]
             try:
                 answer = self._apply(wanted, dry_run=dry_run)
             except KubeError as error:
                 if not error.refused:
                     raise
-                return Applied(now, str(error), kind)
+                return Applied(now, str(error), child)
             if not dry_run:
-                _log(wanted, f"{kind} {'changed' if kind in live else 'created'}")
-                now[kind] = answer
-        for each in unwanted:
-            self._delete(each)
-            now.pop(each["kind"], None)
+                _log(wanted, f"{child.kind} {'changed' if child in live else 'created'}")
+                now[child] = answer
+        for child in unwanted:
+            self._delete(now.pop(child))
         return Applied(now)
 
     def apply_status(self, endpoint: Endpoint, status: Mapping[str, Any], now: datetime) -> None:
@@ -173,6 +179,7 @@ def _is_trouble(ready: Mapping[str, str]) -> bool:
 
 
 def _log(body: Object, message: str) -> None:
-    """Tells what happened to an endpoint; its objects have its name."""
+    """Says what happened to an endpoint, or to an object that carries its label."""
     metadata = body["metadata"]
-    logger.info(message, extra=Key(metadata["namespace"], metadata["name"]).reference)
+    endpoint = (metadata.get("labels") or {}).get(INSTANCE, metadata["name"])
+    logger.info(message, extra=Key(metadata["namespace"], endpoint).reference)

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 Object = Mapping[str, Any]
+
+#: The workload whose pods answer requests, and whose objects have the endpoint's name.
+MAIN: Final = "main"
+#: The label that names the workload an object belongs to.
+WORKLOAD: Final = "stoker.dev/workload"
 
 
 class Key(NamedTuple):
@@ -22,6 +27,18 @@ class Key(NamedTuple):
     def reference(self) -> dict[str, str]:
         """What a log record about the endpoint carries (``extra=``)."""
         return {"namespace": self.namespace, "endpoint": self.name}
+
+
+class Child(NamedTuple):
+    """Which of an endpoint's objects: a workload, a set of like pods, has at most one of a kind."""
+
+    kind: str
+    workload: str = MAIN
+
+    @classmethod
+    def of(cls, manifest: Object) -> Child:
+        """Which one a manifest of ours makes."""
+        return cls(manifest["kind"], manifest["metadata"].get("labels", {}).get(WORKLOAD, MAIN))
 
 
 @dataclass(frozen=True)

@@ -12,12 +12,12 @@ from datetime import datetime
 from typing import Any, Final
 
 from stoker_operator.api.v1alpha1 import KIND
-from stoker_operator.facts import Endpoint, Key, Node, Object, Pod, Rollout
+from stoker_operator.facts import MAIN, WORKLOAD, Child, Endpoint, Key, Node, Object, Pod, Rollout
 from stoker_operator.kube import Kube
-from stoker_operator.manifests.owner import INSTANCE
+from stoker_operator.manifests.owner import INSTANCE, Owner
 from stoker_operator.store import Store
 
-#: The kinds of object an endpoint may have; each has the endpoint's name.
+#: The kinds of object that each workload of an endpoint may have.
 CHILD_KINDS: Final = (
     "ServiceAccount",
     "PersistentVolumeClaim",
@@ -47,26 +47,44 @@ def endpoint(store: Store, key: Key) -> Endpoint | None:
     )
 
 
-def children(store: Store, key: Key) -> dict[str, Object]:
-    """The objects of the endpoint's name that carry our label, by kind; whose they are is not asked here."""
-    found = {kind: store.get(kind, *key) for kind in CHILD_KINDS}
-    return {kind: live for kind, live in found.items() if live is not None}
+def children(store: Store, owner: Owner, wanted: Iterable[Child]) -> dict[Child, Object]:
+    """The objects that have the names of the endpoint's and carry our label; whose they are is not asked here.
+
+    Args:
+        store: what was seen.
+        owner: the endpoint.
+        wanted: those that should exist. Their workloads are looked for, and any others that have objects.
+    """
+    key = Key(owner.namespace or "", owner.name)
+    labelled = (each for kind in CHILD_KINDS for each in store.of_endpoint(kind, key))
+    workloads = {MAIN, *(each.workload for each in wanted), *map(_workload, labelled)}
+    found = {
+        Child(kind, workload): store.get(kind, key.namespace, owner.of(workload).object_name)
+        for workload in sorted(workloads)
+        for kind in CHILD_KINDS
+    }
+    return {child: live for child, live in found.items() if live is not None}
 
 
-def unlabelled(kube: Kube, key: Key, kinds: Iterable[str]) -> dict[str, Object]:
-    """The objects of these kinds that have the endpoint's name and are not watched, since they lack our label:
-    somebody else's, most likely.
+def unlabelled(kube: Kube, owner: Owner, missing: Iterable[Child]) -> dict[Child, Object]:
+    """Those of the missing objects whose name is taken by one that is not watched, since it lacks our label: somebody
+    else's, most likely.
 
     Raises:
         KubeError: the API server could not be asked, or could not answer.
     """
-    found = {kind: kube.get(kind, *key) for kind in kinds}
-    return {kind: live for kind, live in found.items() if live is not None}
+    names = {each: owner.of(each.workload).object_name for each in missing}
+    found = {each: kube.get(each.kind, owner.namespace or "", name) for each, name in names.items()}
+    return {child: live for child, live in found.items() if live is not None}
 
 
-def pods(store: Store, key: Key) -> tuple[Pod, ...]:
-    """The endpoint's pods that are there to stay, the newest first."""
-    live = [each for each in store.of_endpoint("Pod", key) if "deletionTimestamp" not in each["metadata"]]
+def pods(store: Store, key: Key, workload: str) -> tuple[Pod, ...]:
+    """The pods of a workload that are there to stay, the newest first."""
+    live = [
+        each
+        for each in store.of_endpoint("Pod", key)
+        if "deletionTimestamp" not in each["metadata"] and _workload(each) == workload
+    ]
     return tuple(sorted(map(pod, live), key=lambda each: (each.created, each.name), reverse=True))
 
 
@@ -168,6 +186,10 @@ def access_modes(kube: Kube, namespace: str, claim: str) -> tuple[str, ...] | No
     """
     live = kube.get("PersistentVolumeClaim", namespace, claim)
     return tuple(live["spec"].get("accessModes", ())) if live else None
+
+
+def _workload(live: Object) -> str:
+    return str((live["metadata"].get("labels") or {}).get(WORKLOAD, MAIN))
 
 
 def _waiting(container: Object) -> tuple[str, str] | None:

@@ -6,7 +6,9 @@ A newer operator builds pods differently, and a newer catalogue names newer imag
 serves. So what a spec was rendered to is written beside it, into an annotation of the Deployment, and applied again
 for as long as the spec says the same about pods. ``rollout.imageUpdates: Always`` asks for the newest instead.
 
-What a spec says beside pods may change meanwhile: how many there are, how they are replaced, the Service.
+What a spec says beside pods may change meanwhile: how many there are, how they are replaced, the Service. Specs are
+compared by what they mean, whatever version of the API they are written in: a field left out is the same as its
+default, and a field that a later release adds says nothing until somebody sets it.
 """
 
 from __future__ import annotations
@@ -17,13 +19,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from stoker_operator.api.v1alpha1 import Spec
+from stoker_operator.api.v1alpha1.base import NOT_IN_PODS, Part
 from stoker_operator.drift import owned_part
 from stoker_operator.facts import Endpoint, Object
 from stoker_operator.manifests.owner import Manifest
 
 ANNOTATION: Final = "stoker.dev/rendered"
 
-#: What of a spec no pod shows.
+#: What of a spec no pod shows, in records of releases that compared specs as they were written.
 _NOT_OF_PODS: Final = ("replicas", "service", "monitoring")
 _NOT_OF_PODS_IN_ROLLOUT: Final = ("maxSurge", "maxUnavailable", "imageUpdates")
 
@@ -43,19 +47,19 @@ class Pinned:
     differs: bool = False
 
 
-def pin(deployment: Manifest, live: Object | None, endpoint: Endpoint, manager: str, *, newest: bool) -> Pinned:
+def pin(deployment: Manifest, live: Object | None, endpoint: Endpoint, spec: Spec, manager: str) -> Pinned:
     """The Deployment to apply, where `deployment` is what the spec is rendered to today and `live` is what there is.
 
     Args:
         deployment: as built by `manifests`.
-        live: the endpoint's Deployment in the cluster.
+        live: the workload's Deployment in the cluster.
         endpoint: whose it is.
+        spec: what it asks for.
         manager: our field manager.
-        newest: take today's pods in any case.
     """
-    said = digest(endpoint.document.get("spec", {}))
+    said = digest(spec)
     today = deployment["spec"]["template"]
-    before = None if newest or live is None else _rendered(live, said, endpoint, manager)
+    before = None if spec.rollout.follows_images or live is None else _rendered(live, said, endpoint, manager)
     template = today if before is None else before
     metadata = deployment["metadata"]
     record = json.dumps({"spec": said, "template": template}, separators=(",", ":"), sort_keys=True)
@@ -69,13 +73,34 @@ def pin(deployment: Manifest, live: Object | None, endpoint: Endpoint, manager: 
     return Pinned(pinned, newer if newer != running else "", template != today)
 
 
-def digest(spec: Mapping[str, Any]) -> str:
-    """What a spec, as the user wrote it, says about pods, in a few characters."""
+def digest(spec: Spec) -> str:
+    """What a spec says about pods, in a few characters."""
+    said = spec.model_dump(mode="json", by_alias=True, exclude_defaults=True, exclude=_not_in_pods(Spec))
+    return _hash({name: value for name, value in said.items() if value != {}})
+
+
+def _not_in_pods(part: type[Part]) -> dict[str, Any]:
+    """The fields that no pod shows, as pydantic's `exclude` takes them."""
+    found: dict[str, Any] = {}
+    for name, field in part.model_fields.items():
+        if NOT_IN_PODS in field.metadata:
+            found[name] = True
+        elif isinstance(field.annotation, type) and issubclass(field.annotation, Part):
+            found |= {name: inner} if (inner := _not_in_pods(field.annotation)) else {}
+    return found
+
+
+def _digest_as_written(spec: Mapping[str, Any]) -> str:
+    """The digest of releases that compared specs as they were written."""
     about = {name: value for name, value in spec.items() if name not in _NOT_OF_PODS}
     if "rollout" in about:
         about["rollout"] = {k: v for k, v in about["rollout"].items() if k not in _NOT_OF_PODS_IN_ROLLOUT}
         if not about["rollout"]:
             del about["rollout"]
+    return _hash(about)
+
+
+def _hash(about: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:16]
 
 
@@ -101,6 +126,7 @@ def _rendered(live: Object, said: str, endpoint: Endpoint, manager: str) -> Any:
         return owned or None
     try:
         rendered = json.loads(record)
-        return rendered["template"] if rendered["spec"] == said else None
+        same = rendered["spec"] in (said, _digest_as_written(endpoint.document.get("spec", {})))
+        return rendered["template"] if same else None
     except (ValueError, TypeError, KeyError):
         return None  # somebody else's words

@@ -17,13 +17,13 @@ from stoker_operator.apply import MANAGER, Writer
 from stoker_operator.decide import Decision, decide, is_ours, refuse
 from stoker_operator.diagnosis import Diagnosis, diagnose
 from stoker_operator.engine_facts import kv_blocks, metrics_url
-from stoker_operator.facts import Endpoint, Key, Pod, Rollout
+from stoker_operator.facts import Child, Endpoint, Key, Pod, Rollout
 from stoker_operator.judge import Judgement, Knowledge, judge
 from stoker_operator.kube import Kube
 from stoker_operator.manifests.owner import Owner
 from stoker_operator.pinning import engine
 from stoker_operator.plan.capacity import Holder, capacity
-from stoker_operator.status import Seen, status, told_args
+from stoker_operator.status import Seen, SeenWorkload, reported_workload, status, told_args
 from stoker_operator.store import Store
 
 #: How long an endpoint that has become ready is asked again for what its engine did not tell at once.
@@ -64,32 +64,43 @@ def reconcile(cluster: Cluster, knowledge: Knowledge, key: Key, now: datetime) -
         return Outcome.GONE
     owner = Owner(key.name, key.namespace, endpoint.uid)
     judgement = judge(owner, endpoint.document, knowledge)
-    live = observe.children(cluster.store, key)
-    live |= observe.unlabelled(cluster.kube, key, {each["kind"] for each in judgement.objects} - live.keys())
+    wanted = {Child.of(each) for each in judgement.objects}
+    live = observe.children(cluster.store, owner, wanted)
+    live |= observe.unlabelled(cluster.kube, owner, wanted - live.keys())
     modes = _access_modes(cluster, key, judgement)
     decision = decide(endpoint, owner, judgement, live, modes, MANAGER)
 
     # What a template may hold only the API server knows. It is asked before anything is written.
     check = "Deployment" if judgement.parsed and judgement.parsed.spec.template.spec else ""
     applied = cluster.writer.apply(decision.objects, live, decision.unwanted, check=check)
-    if check and applied.refused == check:
+    if check and applied.refused and applied.refused.kind == check:
         problem = f"the API server refuses the pods it makes: {applied.refusal}"
         decision = refuse(decision, Violation("spec.template", problem, "correct it", reason="InvalidTemplate"))
 
-    deployment = applied.live.get("Deployment")
-    rollout = observe.rollout(deployment) if deployment and is_ours(owner, deployment) else None
-    moving = rollout is not None and not rollout.complete
-    pods = observe.pods(cluster.store, key) if rollout else ()
-    # Before the Deployment has taken the newest spec up, its pods' troubles may be those that it mends.
-    trouble = _trouble(cluster, decision, key, rollout, pods, now) if rollout and moving and rollout.current else None
-    blocks = _kv_blocks(decision, endpoint, pods, moving)
-    seen = Seen(applied.live, applied.refusal, rollout, trouble, blocks)
-    told = status(endpoint, decision, seen, now)
+    workloads = {
+        child.workload: _workload(cluster, decision, endpoint, child.workload, observe.rollout(each), now)
+        for child, each in applied.live.items()
+        if child.kind == "Deployment" and is_ours(owner, each)
+    }
+    told = status(endpoint, decision, Seen(applied.live, applied.refusal, workloads), now)
     cluster.writer.apply_status(endpoint, told, now)
     if applied.refusal:
         return Outcome.REFUSED
-    untold = blocks is None and any(pod.ready for pod in pods) and _became_ready(told) > now - _ASK_FOR
-    return Outcome.MOVING if moving or decision.conflict or untold else Outcome.SETTLED
+    moving = any(not each.rollout.complete for each in workloads.values())
+    silent = any(each.silent for each in workloads.values()) and _became_ready(told) > now - _ASK_FOR
+    return Outcome.MOVING if moving or decision.conflict or silent else Outcome.SETTLED
+
+
+def _workload(
+    cluster: Cluster, decision: Decision, endpoint: Endpoint, name: str, rollout: Rollout, now: datetime
+) -> SeenWorkload:
+    """What a workload has come to."""
+    pods = observe.pods(cluster.store, endpoint.key, name)
+    # Before the Deployment has taken the newest spec up, its pods' troubles may be those that it mends.
+    troubled = rollout.current and not rollout.complete
+    trouble = _trouble(cluster, decision, endpoint.key, rollout, pods, now) if troubled else None
+    blocks = _kv_blocks(decision, endpoint, name, pods, moving=not rollout.complete)
+    return SeenWorkload(rollout, trouble, blocks, silent=blocks is None and any(pod.ready for pod in pods))
 
 
 def _access_modes(cluster: Cluster, key: Key, judgement: Judgement) -> tuple[str, ...] | None:
@@ -111,13 +122,14 @@ def _trouble(
     return diagnose(pods, rollout, room)
 
 
-def _kv_blocks(decision: Decision, endpoint: Endpoint, pods: tuple[Pod, ...], moving: bool) -> int | None:
+def _kv_blocks(
+    decision: Decision, endpoint: Endpoint, workload: str, pods: tuple[Pod, ...], *, moving: bool
+) -> int | None:
     """What the engine was found to have allocated: asked, until it tells, for each way it is started."""
-    if decision.pinned is None:
+    if workload not in decision.pinned:
         return None
-    container = engine(decision.pinned.deployment)
-    workloads: list[Any] = endpoint.status.get("workloads") or [{}]
-    before: dict[str, Any] = workloads[0].get("engine") or {}
+    container = engine(decision.pinned[workload].deployment)
+    before = (reported_workload(endpoint, workload) or {}).get("engine") or {}
     if before.get("args") == told_args(container) and "kvBlocks" in before:
         return int(before["kvBlocks"])
     pod = next((pod for pod in pods if pod.ready and pod.address), None)

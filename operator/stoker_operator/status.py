@@ -13,13 +13,13 @@ Each condition says which generation of the spec it is about, and keeps the time
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Final, NamedTuple
 
 from stoker_operator.decide import Decision, is_ours
 from stoker_operator.diagnosis import Diagnosis, quota_exceeded
-from stoker_operator.facts import Endpoint, Object, Rollout
+from stoker_operator.facts import MAIN, Child, Endpoint, Object, Rollout
 from stoker_operator.manifests.service import url
 from stoker_operator.pinning import engine, image
 from stoker_operator.plan.planner import Plan
@@ -40,22 +40,56 @@ class Verdict(NamedTuple):
 
 
 @dataclass(frozen=True)
+class SeenWorkload:
+    """What came of one workload.
+
+    Attributes:
+        rollout: how far its Deployment has got.
+        trouble: why its pods do not serve.
+        kv_blocks: blocks of the KV cache that its engine allocated, where it has been asked.
+        silent: a pod is ready, and its engine has not said how many.
+    """
+
+    rollout: Rollout
+    trouble: Diagnosis | None = None
+    kv_blocks: int | None = None
+    silent: bool = False
+
+
+@dataclass(frozen=True)
 class Seen:
     """What came of a decision.
 
     Attributes:
-        live: the objects of the endpoint's name that there are, by kind.
+        live: the objects that have the names of the endpoint's.
         refusal: what the API server said of one that it would not take.
-        rollout: how far the Deployment has got, where there is one and it is the endpoint's.
-        trouble: why pods do not serve.
-        kv_blocks: blocks of the KV cache that the engine allocated, where it has been asked.
+        workloads: those whose Deployment there is, by name.
     """
 
-    live: Mapping[str, Object]
+    live: Mapping[Child, Object]
     refusal: str = ""
-    rollout: Rollout | None = None
-    trouble: Diagnosis | None = None
-    kv_blocks: int | None = None
+    workloads: Mapping[str, SeenWorkload] = field(default_factory=dict)
+
+    @property
+    def rollout(self) -> Rollout | None:
+        """How far the pods that answer requests have got."""
+        main = self.workloads.get(MAIN)
+        return main.rollout if main else None
+
+    @property
+    def complete(self) -> bool:
+        """Whether every pod of every workload serves from the newest spec."""
+        return MAIN in self.workloads and self.unfinished is None
+
+    @property
+    def unfinished(self) -> Rollout | None:
+        """A rollout that goes on."""
+        return next((each.rollout for each in self.workloads.values() if not each.rollout.complete), None)
+
+    @property
+    def trouble(self) -> Diagnosis | None:
+        """Why pods do not serve."""
+        return next((each.trouble for each in self.workloads.values() if each.trouble), None)
 
 
 def status(endpoint: Endpoint, decision: Decision, seen: Seen, now: datetime) -> dict[str, Any]:
@@ -67,7 +101,7 @@ def status(endpoint: Endpoint, decision: Decision, seen: Seen, now: datetime) ->
         "Accepted": _accepted(decision),
         "Planned": _planned(decision),
         "Available": _available(rollout),
-        "Progressing": _progressing(decision, rollout, trouble),
+        "Progressing": _progressing(decision, seen, trouble),
         "Stalled": _stalled(trouble),
         "Ready": ready,
     }
@@ -83,9 +117,9 @@ def status(endpoint: Endpoint, decision: Decision, seen: Seen, now: datetime) ->
     return reported | _where(decision, seen.live) | _workloads(endpoint, decision, seen)
 
 
-def _where(decision: Decision, live: Mapping[str, Object]) -> dict[str, Any]:
+def _where(decision: Decision, live: Mapping[Child, Object]) -> dict[str, Any]:
     """Where clients reach the endpoint."""
-    parsed, service = decision.judgement.parsed, live.get("Service")
+    parsed, service = decision.judgement.parsed, live.get(Child("Service"))
     if parsed is None or service is None or not is_ours(decision.owner, service):
         return {}
     internal = url(decision.owner, parsed.spec)
@@ -104,27 +138,29 @@ def _where(decision: Decision, live: Mapping[str, Object]) -> dict[str, Any]:
 
 def _workloads(endpoint: Endpoint, decision: Decision, seen: Seen) -> dict[str, Any]:
     """What runs. Where the spec is refused that is what the one before was made to."""
-    before = endpoint.status.get("workloads")
-    if decision.pinned is None or decision.judgement.plan is None or decision.judgement.parsed is None:
+    judgement = decision.judgement
+    if not decision.pinned or judgement.plan is None or judgement.parsed is None:
+        before = endpoint.status.get("workloads")
         return {"workloads": before} if before else {}
-    deployment = decision.pinned.deployment
-    told: dict[str, Any] = {"args": told_args(engine(deployment))}
-    if seen.kv_blocks is not None:
-        told["kvBlocks"] = seen.kv_blocks
-    numbers = _plan(decision.judgement.plan)
-    if decision.pinned.differs and before:
-        numbers = before[0]["plan"]  # of the pods that run
-    return {
-        "workloads": [
-            {
-                "name": "main",
-                "runtime": decision.judgement.parsed.spec.engine.runtime,
-                "image": image(deployment),
-                "plan": numbers,
-                "engine": told,
-            }
-        ]
-    }
+    runtime = judgement.parsed.spec.engine.runtime
+    reported = []
+    for name, pinned in decision.pinned.items():
+        told: dict[str, Any] = {"args": told_args(engine(pinned.deployment))}
+        blocks = seen.workloads[name].kv_blocks if name in seen.workloads else None
+        if blocks is not None:
+            told["kvBlocks"] = blocks
+        earlier = reported_workload(endpoint, name)
+        # Where other pods run than would be made today, the numbers are theirs.
+        numbers = earlier["plan"] if pinned.differs and earlier else _plan(judgement.plan)
+        reported.append(
+            {"name": name, "runtime": runtime, "image": image(pinned.deployment), "plan": numbers, "engine": told}
+        )
+    return {"workloads": reported}
+
+
+def reported_workload(endpoint: Endpoint, name: str) -> Mapping[str, Any] | None:
+    """What was reported of a workload last."""
+    return next((each for each in endpoint.status.get("workloads") or () if each["name"] == name), None)
 
 
 def _plan(plan: Plan) -> dict[str, int]:
@@ -197,18 +233,19 @@ def _available(rollout: Rollout) -> Verdict:
     return Verdict("False", "NoPodServes", "no pod serves")
 
 
-def _progressing(decision: Decision, rollout: Rollout, trouble: Diagnosis | None) -> Verdict:
+def _progressing(decision: Decision, seen: Seen, trouble: Diagnosis | None) -> Verdict:
     if trouble and (trouble.lasting or not decision.objects):
         return Verdict(
             "False", trouble.reason, "nothing changes until what keeps the endpoint from being ready is solved"
         )
-    if not rollout.complete:
-        return Verdict("True", "RollingOut", _progress(rollout))
-    if decision.pinned and decision.pinned.waiting:
+    if not seen.complete:
+        return Verdict("True", "RollingOut", _progress(seen.unfinished or _NONE))
+    newer = next((each.waiting for each in decision.pinned.values() if each.waiting), None)
+    if newer:
         return Verdict(
             "False",
             "NewerImageWaiting",
-            f"every pod runs the newest spec; the catalogue's image is now {decision.pinned.waiting}, which is taken "
+            f"every pod runs the newest spec; the catalogue's image is now {newer}, which is taken "
             "with the next change of the spec, or with spec.rollout.imageUpdates: Always",
         )
     return Verdict("False", "RolledOut", "every pod runs the newest spec")
@@ -222,7 +259,7 @@ def _stalled(trouble: Diagnosis | None) -> Verdict:
 
 def _ready(decision: Decision, seen: Seen, trouble: Diagnosis | None) -> Verdict:
     rollout = seen.rollout
-    if rollout is not None and rollout.complete and decision.objects and not seen.refusal:
+    if rollout is not None and seen.complete and decision.objects and not seen.refusal:
         if rollout.desired == 0:
             return Verdict("True", "ScaledToZero", "spec.replicas is 0")
         return Verdict("True", "Ready", f"{rollout.available} of {rollout.desired} pods serve the newest spec")
@@ -230,7 +267,7 @@ def _ready(decision: Decision, seen: Seen, trouble: Diagnosis | None) -> Verdict
         return Verdict("False", trouble.reason, trouble.message)
     if rollout is None:
         return Verdict("False", "RollingOut", "the Deployment does not exist yet")
-    return Verdict("False", "RollingOut", _progress(rollout))
+    return Verdict("False", "RollingOut", _progress(seen.unfinished or rollout))
 
 
 def _progress(rollout: Rollout) -> str:

@@ -9,12 +9,12 @@ import pytest
 
 from stoker_operator.decide import Decision, decide
 from stoker_operator.diagnosis import Diagnosis
-from stoker_operator.facts import Endpoint, Key, Rollout
+from stoker_operator.facts import MAIN, Child, Endpoint, Key, Rollout
 from stoker_operator.judge import Knowledge, judge
 from stoker_operator.manifests.owner import Owner
 from stoker_operator.observe import rollout as observe_rollout
 from stoker_operator.plan.catalogue import Catalogue
-from stoker_operator.status import Seen, status
+from stoker_operator.status import Seen, SeenWorkload, status
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 LATER = datetime(2026, 1, 1, 13, tzinfo=UTC)
@@ -52,9 +52,10 @@ def report(
     access_modes: Any = None,
 ) -> dict[str, Any]:
     endpoint = facts(document, **(before or {}))
-    live = {"Service": ours("Service")} if live is None else live
+    live = {Child("Service"): ours("Service")} if live is None else live
     decision = decided(endpoint, live, catalogue, access_modes)
-    return status(endpoint, decision, Seen(live, refusal, rollout, trouble, kv_blocks), now)
+    workloads = {MAIN: SeenWorkload(rollout, trouble, kv_blocks)} if rollout else {}
+    return status(endpoint, decision, Seen(live, refusal, workloads), now)
 
 
 def condition(reported: dict[str, Any], kind: str) -> tuple[str, str]:
@@ -105,7 +106,7 @@ def test_a_load_balancer_has_an_address_of_its_own(document: Any, catalogue: Cat
         **ours("Service"),
         "status": {"loadBalancer": {"ingress": [{"ip": "192.0.2.7"}, {"hostname": "lb.net"}]}},
     }
-    reported = report(document(service={"port": 80}), catalogue, live={"Service": service})
+    reported = report(document(service={"port": 80}), catalogue, live={Child("Service"): service})
     assert reported["addresses"][1:] == [
         {"name": "loadBalancer", "url": "http://192.0.2.7:80/v1"},
         {"name": "loadBalancer-2", "url": "http://lb.net:80/v1"},
@@ -197,7 +198,8 @@ def test_what_the_api_server_refuses_is_told(document: Any, catalogue: Catalogue
 def test_an_object_of_another_owner_is_left_alone(
     document: Any, catalogue: Catalogue, references: Any, words: str, stalled: str
 ) -> None:
-    live = {"Service": {"kind": "Service", "metadata": {"ownerReferences": references}}}
+    service = {"kind": "Service", "metadata": {"name": "demo", "ownerReferences": references}}
+    live = {Child("Service"): service}
     assert decided(facts(document()), live, catalogue).objects == ()
     reported = report(document(), catalogue, None, live=live)
     assert condition(reported, "Ready") == ("False", "NameConflict")
@@ -243,8 +245,9 @@ def test_trouble_is_told_until_it_is_over(document: Any, catalogue: Catalogue) -
 def test_a_newer_image_that_waits_is_told(document: Any, catalogue: Catalogue) -> None:
     first = decided(facts(document()), {}, catalogue)
     assert first.pinned
-    live = {"Service": ours("Service"), "Deployment": {**ours("Deployment"), **first.pinned.deployment}}
-    live["Deployment"]["metadata"] |= ours("Deployment")["metadata"]
+    deployment = {**ours("Deployment"), **first.pinned[MAIN].deployment}
+    deployment["metadata"] |= ours("Deployment")["metadata"]
+    live = {Child("Service"): ours("Service"), Child("Deployment"): deployment}
     newer = catalogue.model_copy(update={"runtimes": {**catalogue.runtimes, "stoker": {"cpu": "engine:2"}}})
     reported = report(document(), newer, live=live)
     assert condition(reported, "Ready") == ("True", "Ready")
@@ -267,7 +270,7 @@ def test_a_decision_ties_everything_to_the_endpoint(document: Any, catalogue: Ca
 
 
 def test_what_is_no_longer_wanted_goes(document: Any, catalogue: Catalogue) -> None:
-    live = {kind: ours(kind) for kind in ("Service", "PodDisruptionBudget", "PersistentVolumeClaim")}
+    live = {Child(kind): ours(kind) for kind in ("Service", "PodDisruptionBudget", "PersistentVolumeClaim")}
     decision = decided(facts(document()), live, catalogue)
-    assert [each["kind"] for each in decision.unwanted] == ["PodDisruptionBudget"]  # and no claim with data in it
+    assert decision.unwanted == (Child("PodDisruptionBudget"),)  # and no claim with data in it
     assert decided(facts(document(surprise=1)), live, catalogue).unwanted == ()

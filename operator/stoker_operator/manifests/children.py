@@ -18,7 +18,7 @@ def children(owner: Owner, spec: Spec, plan: Plan, *, pod_monitors: bool = False
     """The objects that should exist for `spec`; what pods need comes before them.
 
     Args:
-        owner: the endpoint, whose name all of them have.
+        owner: the endpoint.
         spec: what the user asks for.
         plan: what was decided about it.
         pod_monitors: whether the cluster knows PodMonitors.

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from stoker_operator.api.v1alpha1 import API_VERSION, KIND
+from stoker_operator.facts import MAIN, WORKLOAD
 
 Manifest = dict[str, Any]
 
@@ -16,34 +17,45 @@ INSTANCE: Final = "app.kubernetes.io/instance"
 
 @dataclass(frozen=True)
 class Owner:
-    """The endpoint that objects belong to.
+    """The endpoint that objects belong to, and which of its workloads.
 
     Attributes:
-        name: its name, which is also theirs.
+        name: its name.
         namespace: where it and they are; None for a manifest that does not say.
         uid: which object of that name it is; None for a manifest that no API server has seen yet, whose
             objects can be shown but not tied to anything.
+        workload: the set of like pods that the objects are for.
     """
 
     name: str
     namespace: str | None = None
     uid: str | None = None
+    workload: str = MAIN
+
+    def of(self, workload: str) -> Owner:
+        """The owner of another workload's objects."""
+        return replace(self, workload=workload)
+
+    @property
+    def object_name(self) -> str:
+        """The name of the workload's objects."""
+        return self.name if self.workload == MAIN else f"{self.name}-{self.workload}"
 
     def selector(self) -> dict[str, str]:
-        """Labels that pick the endpoint's pods. A Deployment's selector can never change, so neither can these."""
+        """Labels that pick the workload's pods. A Deployment's selector can never change, so neither can these."""
         return {
             "app.kubernetes.io/name": "stoker-engine",
             INSTANCE: self.name,
-            "stoker.dev/workload": "main",
+            WORKLOAD: self.workload,
         }
 
     def labels(self) -> dict[str, str]:
-        """Labels of everything that belongs to the endpoint."""
+        """Labels of everything that belongs to the workload."""
         return {**self.selector(), **MANAGED_BY}
 
     def metadata(self) -> Manifest:
-        """Metadata of an object that belongs to the endpoint."""
-        metadata: Manifest = {"name": self.name}
+        """Metadata of an object that belongs to the workload."""
+        metadata: Manifest = {"name": self.object_name}
         if self.namespace:
             metadata["namespace"] = self.namespace
         metadata["labels"] = self.labels()

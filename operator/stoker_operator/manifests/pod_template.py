@@ -38,7 +38,7 @@ def pod_template(owner: Owner, spec: Spec, plan: Plan) -> Manifest:
     mounted = volumes(owner, spec, plan.placement, api_keys=engine.reads_key_files, shm=engine.needs_shm)
     accelerator = plan.placement.accelerator
     pod: Manifest = {
-        "serviceAccountName": owner.name,
+        "serviceAccountName": owner.object_name,
         "automountServiceAccountToken": False,
         # A Service called `hf` would otherwise set HF_PORT and the like in every pod around it.
         "enableServiceLinks": False,

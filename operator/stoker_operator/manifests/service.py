@@ -29,7 +29,7 @@ def url(owner: Owner, spec: Spec) -> str:
     """What clients in the cluster set as their base URL. Good under any cluster domain."""
     engine = RUNTIMES.get(spec.engine.runtime)
     scheme = "https" if engine and engine.speaks_tls(spec) else "http"
-    return f"{scheme}://{owner.name}.{owner.namespace}.svc:{port(spec)}/v1"
+    return f"{scheme}://{owner.object_name}.{owner.namespace}.svc:{port(spec)}/v1"
 
 
 def port(spec: Spec) -> int:

@@ -119,7 +119,7 @@ def _shm(spec: Spec, *, needed: bool) -> Manifest | None:
 def _cache(owner: Owner, spec: Spec) -> Manifest:
     cache = spec.storage.cache
     if cache and cache.volume_claim_template:
-        return {"persistentVolumeClaim": {"claimName": owner.name}}
+        return {"persistentVolumeClaim": {"claimName": owner.object_name}}
     if cache and cache.persistent_volume_claim:
         return {"persistentVolumeClaim": {"claimName": cache.persistent_volume_claim.claim_name}}
     empty_dir: Manifest = {}

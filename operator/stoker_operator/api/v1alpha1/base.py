@@ -77,6 +77,10 @@ Labels = Annotated[
 Annotations = Annotated[dict[str, Annotated[str, Field(max_length=4096)]], Field(max_length=64)]
 
 
+#: Marks a field that no pod shows: changing it replaces none. (In ``Annotated``.)
+NOT_IN_PODS = object()
+
+
 def _write_rules(schema: dict[str, Any], model: type[Any]) -> None:
     rules = (*model.RULES, *model.CHANGES)
     if rules:

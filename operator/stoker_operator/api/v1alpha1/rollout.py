@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar, Final, Literal
 from pydantic import Field
 
 from stoker_operator.api.rule import Rule
-from stoker_operator.api.v1alpha1.base import IntOrPercent, Part
+from stoker_operator.api.v1alpha1.base import NOT_IN_PODS, IntOrPercent, Part
 
 ImageUpdates = Literal["OnSpecChange", "Always"]
 DEFAULT_DRAIN_SECONDS: Final = 30
@@ -17,17 +17,17 @@ DEFAULT_STARTUP_TIMEOUT_SECONDS: Final = 3600
 class Rollout(Part):
     """How pods are replaced when the spec changes."""
 
-    max_surge: IntOrPercent | None = None
+    max_surge: Annotated[IntOrPercent | None, NOT_IN_PODS] = None
     """How many pods more than replicas may run meanwhile: a number, or a percentage of replicas, rounded up. Absent: 1.
     Each needs accelerators of its own; where there are none to spare, set maxSurge 0 and maxUnavailable 1."""
-    max_unavailable: IntOrPercent | None = None
+    max_unavailable: Annotated[IntOrPercent | None, NOT_IN_PODS] = None
     """How many replicas may be missing meanwhile: a number, or a percentage of replicas, rounded down. Absent: 0."""
     drain_seconds: Annotated[int, Field(ge=0, le=86400)] | None = None
     """How long a pod that is to end may take to finish the requests it has. Absent: 30."""
     startup_timeout_seconds: Annotated[int, Field(ge=1, le=604800)] | None = None
     """How long a pod may take to download and load the model before the endpoint is reported as stalled. Absent:
     3600."""
-    image_updates: ImageUpdates | None = None
+    image_updates: Annotated[ImageUpdates | None, NOT_IN_PODS] = None
     """When pods move to a newer image of the catalogue, or to what a newer operator makes of the same spec.
     OnSpecChange: when the spec changes for another reason; a waiting image is reported. Always: at once. Absent:
     OnSpecChange."""

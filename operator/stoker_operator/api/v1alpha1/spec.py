@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 from stoker_operator.api.rule import ChangeRule, Rule
 from stoker_operator.api.v1alpha1.auth import Auth
+from stoker_operator.api.v1alpha1.base import NOT_IN_PODS
 from stoker_operator.api.v1alpha1.claim import SHARED
 from stoker_operator.api.v1alpha1.exposure import Service
 from stoker_operator.api.v1alpha1.model import Model
@@ -24,11 +25,11 @@ class Spec(Workload):
     """Who may use the API. Absent: whoever reaches the Service."""
     storage: Storage = Storage()
     """Storage of each pod."""
-    service: Service = Service()
+    service: Annotated[Service, NOT_IN_PODS] = Service()
     """The Service in front of the pods. It has the endpoint's name."""
     rollout: Rollout = Rollout()
     """How pods are replaced when the spec changes."""
-    monitoring: Monitoring = Monitoring()
+    monitoring: Annotated[Monitoring, NOT_IN_PODS] = Monitoring()
     """How metrics are collected."""
 
     RULES: ClassVar[tuple[Rule, ...]] = (

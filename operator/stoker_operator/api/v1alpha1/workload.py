@@ -8,7 +8,7 @@ from pydantic import Field
 
 from stoker_operator.api.rule import Rule
 from stoker_operator.api.v1alpha1 import parallelism as parallelism_rules
-from stoker_operator.api.v1alpha1.base import Part
+from stoker_operator.api.v1alpha1.base import NOT_IN_PODS, Part
 from stoker_operator.api.v1alpha1.engine import Engine
 from stoker_operator.api.v1alpha1.hardware import CPU, Hardware
 from stoker_operator.api.v1alpha1.parallelism import Parallelism, Sizes, resolve
@@ -22,6 +22,7 @@ class Workload(Part):
         int,
         # The scale subresource needs a number to be there, so this default is written into the object.
         Field(ge=0, le=10000, json_schema_extra={"x-default": 1}),
+        NOT_IN_PODS,
     ] = 1
     """Pods that serve the model; with hardware.nodes, groups of so many pods. Autoscalers write it through the scale
     subresource."""

@@ -1,7 +1,8 @@
-"""Upgrading from the first release: its definition is replaced with objects stored, its manifest still applies, and the
-pods that its operator made run on untouched.
+"""Upgrading from earlier releases: their definition is replaced with objects stored, their manifest still applies, and
+the pods that their operator made run on untouched.
 
-`first_release/` holds what that release installed, took and made, word for word.
+`first_release/` holds what the first one installed, took and made, word for word; `second_release/` what the one did
+that kept a record of what a spec was rendered to, under the hash of the spec's own words.
 """
 
 from __future__ import annotations
@@ -21,18 +22,23 @@ from stoker_operator.kube import Kube, KubeError
 
 from .conftest import Operator, wait_for
 
-HERE = Path(__file__).with_name("first_release")
 ENDPOINTS = ("stoker.dev", "v1alpha1", "default", "inferenceendpoints")
 
 
+@pytest.fixture(params=["first_release", "second_release"])
+def release(request: pytest.FixtureRequest) -> Path:
+    """The folder of a release."""
+    return Path(__file__).with_name(request.param)
+
+
 @pytest.fixture
-def before() -> Iterator[ApiServer]:
-    """A cluster in which the first release runs an endpoint: everything as its operator left it, and no operator."""
+def before(release: Path) -> Iterator[ApiServer]:
+    """A cluster in which that release runs an endpoint: everything as its operator left it, and no operator."""
     with ApiServer() as server:
         api: Any = config.new_client_from_config(str(server.kubeconfig))
-        client.ApiextensionsV1Api(api).create_custom_resource_definition(read("definition.yaml")[0])
+        client.ApiextensionsV1Api(api).create_custom_resource_definition(read(release / "definition.yaml")[0])
         kube = Kube(api)
-        (manifest,) = read("endpoint.yaml")
+        (manifest,) = read(release / "endpoint.yaml")
         manifest["metadata"]["namespace"] = "default"
         endpoint = settled(lambda: kube.apply(manifest, "kubectl"))
         owner = {
@@ -43,7 +49,7 @@ def before() -> Iterator[ApiServer]:
             "controller": True,
             "blockOwnerDeletion": True,
         }
-        for made in read("objects.yaml"):
+        for made in read(release / "objects.yaml"):
             made["metadata"] |= {"namespace": "default", "ownerReferences": [owner]}
             kube.apply(made, "stoker")
         status = {"observedGeneration": 1, "replicas": 1}
@@ -63,9 +69,9 @@ def before() -> Iterator[ApiServer]:
         yield server
 
 
-def read(name: str) -> list[Any]:
+def read(file: Path) -> list[Any]:
     """The documents of a file."""
-    return list(yaml.safe_load_all((HERE / name).read_text()))
+    return list(yaml.safe_load_all(file.read_text()))
 
 
 def settled(attempt: Callable[[], Any]) -> Any:
@@ -82,11 +88,11 @@ def settled(attempt: Callable[[], Any]) -> Any:
     return wait_for(look, "the definition is served")
 
 
-def test_an_upgrade_restarts_nothing(before: ApiServer, tmp_path: Path, eventually: Any) -> None:
+def test_an_upgrade_restarts_nothing(before: ApiServer, release: Path, tmp_path: Path, eventually: Any) -> None:
     api: Any = config.new_client_from_config(str(before.kubeconfig))
     apps: Any = client.AppsV1Api(api)
     custom: Any = client.CustomObjectsApi(api)
-    name = read("endpoint.yaml")[0]["metadata"]["name"]
+    name = read(release / "endpoint.yaml")[0]["metadata"]["name"]
     deployed = apps.read_namespaced_deployment(name, "default")
 
     # The definition is replaced, and what is stored can be read and written as before.
@@ -94,10 +100,10 @@ def test_an_upgrade_restarts_nothing(before: ApiServer, tmp_path: Path, eventual
     live: Any = client.ApiextensionsV1Api(api).read_custom_resource_definition(definition["metadata"]["name"])
     definition["metadata"]["resourceVersion"] = live.metadata.resource_version
     client.ApiextensionsV1Api(api).replace_custom_resource_definition(definition["metadata"]["name"], definition)
-    assert custom.get_namespaced_custom_object(*ENDPOINTS, name)["spec"] == read("endpoint.yaml")[0]["spec"] | {
-        "replicas": 1
-    }
-    (manifest,) = read("endpoint.yaml")
+    assert custom.get_namespaced_custom_object(*ENDPOINTS, name)["spec"] == read(release / "endpoint.yaml")[0][
+        "spec"
+    ] | {"replicas": 1}
+    (manifest,) = read(release / "endpoint.yaml")
     manifest["metadata"]["namespace"] = "default"
     Kube(api).apply(manifest, "kubectl")
 
