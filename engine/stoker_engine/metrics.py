@@ -217,7 +217,7 @@ class EngineMetrics:
         Concurrency is how many sequences of the greatest length the cache holds at once; tokens are theirs.
         """
         longest = blocks_per_sequence(info.cache_groups, info.max_model_len, info.step_tokens, info.block_size)
-        concurrency = info.num_blocks / longest
+        concurrency = info.usable_blocks / longest
         labels = {
             "engine": self._labels["engine"],
             "block_size": info.block_size,

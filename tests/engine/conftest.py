@@ -23,6 +23,8 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
+from .guarded_cache import guard
+
 _VOCABULARY = 512
 
 
@@ -30,6 +32,14 @@ _VOCABULARY = 512
 def one_thread() -> None:
     """Tiny matrices gain nothing from several threads, and on a busy machine the threads wait for each other."""
     torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def guarded_cache() -> Iterator[None]:
+    """No engine of this process reads what it must not; see `guarded_cache`."""
+    with pytest.MonkeyPatch.context() as patched:
+        guard(patched)
+        yield
 
 
 def save_tokenizer(folder: Path) -> None:

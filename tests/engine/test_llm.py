@@ -288,8 +288,8 @@ def test_a_model_that_is_not_there(model: str) -> None:
 
 def test_a_sequence_that_cannot_fit_the_cache_is_refused_with_what_fits(tiny_llama: Path) -> None:
     with pytest.raises(ModelError, match="--max-model-len to 64"):
-        LLM(str(tiny_llama), num_gpu_blocks_override=4, max_model_len=65)
-    assert LLM(str(tiny_llama), num_gpu_blocks_override=4).engine.info.max_model_len == 64
+        LLM(str(tiny_llama), num_gpu_blocks_override=5, max_model_len=65)
+    assert LLM(str(tiny_llama), num_gpu_blocks_override=5).engine.info.max_model_len == 64
 
 
 def test_the_cache_is_sized_by_the_contracts_sums(tiny_llama: Path) -> None:

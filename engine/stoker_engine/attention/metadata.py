@@ -22,7 +22,8 @@ class BlockTables:
     """Where one group of layers has its keys and values.
 
     Attributes:
-        tables: [sequences, blocks] int32 block numbers; 0 past a sequence's end and where a window has left them.
+        tables: [sequences, blocks] int32 block numbers; `NULL_BLOCK` past a sequence's end and where a window has left
+            them.
         slots: [tokens] int64 where each new token goes: block × block_size + offset.
     """
 

@@ -21,15 +21,18 @@ class _View:
 
     Attributes:
         rows: the sequences' rows in the flat batch.
-        blocks: [sequences, blocks] block numbers, padded with 0.
+        blocks: [sequences, blocks] block numbers; shorter sequences repeat their last.
         distance: [sequences, 1, queries, blocks × block_size] int64, key position - query position.
         visible: likewise, whether the key is seen.
+        unseen: [sequences, blocks × block_size, 1, 1], keys that no query sees. They may be nan, and so would be all
+            results: a mask multiplies them by 0.
     """
 
     rows: slice
     blocks: torch.Tensor
     distance: torch.Tensor
     visible: torch.Tensor
+    unseen: torch.Tensor
 
 
 class SdpaBackend:
@@ -64,8 +67,7 @@ def _attend(shape: AttentionShape, query: torch.Tensor, cache: KVCache, view: _V
     group = shape.num_heads // shape.num_kv_heads
     grouped = query.unflatten(0, (sequences, queries)).unflatten(2, (shape.num_kv_heads, group))
     grouped = grouped.permute(0, 2, 3, 1, 4).flatten(2, 3)
-    keys = cache.key[view.blocks].flatten(1, 2).transpose(1, 2)  # [sequences, kv_heads, L, d]
-    values = cache.value[view.blocks].flatten(1, 2).transpose(1, 2)
+    keys, values = (_gather(rows, view) for rows in (cache.key, cache.value))
     if shape.logits_soft_cap is None and shape.alibi_slopes is None:
         mask = view.visible.repeat(1, 1, group, 1)
         attended = scaled_dot_product_attention(grouped, keys, values, attn_mask=mask, scale=shape.scale)
@@ -83,6 +85,11 @@ def _attend(shape: AttentionShape, query: torch.Tensor, cache: KVCache, view: _V
     ungrouped = attended.unflatten(2, (group, queries)).permute(0, 3, 1, 2, 4)
     rows: torch.Tensor = ungrouped.flatten(2, 3).flatten(0, 1)
     return rows
+
+
+def _gather(rows: torch.Tensor, view: _View) -> torch.Tensor:
+    """Keys or values [blocks, block_size, kv_heads, d] → [sequences, kv_heads, L, d], 0 where no query sees them."""
+    return rows[view.blocks].flatten(1, 2).masked_fill_(view.unseen, 0).transpose(1, 2)
 
 
 def _views(metadata: AttentionMetadata, group: int, window: int | None) -> list[_View]:
@@ -103,15 +110,15 @@ def _view(metadata: AttentionMetadata, group: int, window: int | None, part: sli
     lengths = metadata.seq_lens[part].long()
     device = lengths.device
     oldest = torch.zeros_like(lengths) if window is None else (lengths - queries + 1 - window).clamp_min(0)
-    first = oldest // size  # blocks before are not even gathered
-    count = int((-(-lengths // size) - first).max())
-    columns = first[:, None] + torch.arange(count, device=device)
-    tables = metadata.groups[group].tables[part]
-    blocks = tables.gather(1, columns.clamp_max(tables.shape[1] - 1)).long()
+    first, last = oldest // size, (lengths - 1) // size  # blocks before and after are not even gathered
+    count = int((last - first).max()) + 1
+    columns = torch.minimum(first[:, None] + torch.arange(count, device=device), last[:, None])
+    blocks = metadata.groups[group].tables[part].gather(1, columns).long()
     keys = (first * size)[:, None] + torch.arange(count * size, device=device)  # positions
     at = (lengths - queries)[:, None] + torch.arange(queries, device=device)
     distance = (keys[:, None, :] - at[:, :, None]).unsqueeze(1)
     visible = distance <= 0
     if window is not None:
         visible = visible & (distance > -window)
-    return _View(rows, blocks, distance, visible)
+    unseen = (keys < oldest[:, None]) | (keys >= lengths[:, None])
+    return _View(rows, blocks, distance, visible, unseen[..., None, None])

@@ -9,14 +9,21 @@ blocks have one size, and layers of one kind are split into groups of about equa
 
 A sequence then holds, for each group, one block for every `block_size` tokens that its layers still see.
 (The idea is vLLM's hybrid KV cache manager.)
+
+Block 0 is the *null block* (vLLM's term): it belongs to nobody, and entries of block tables that have no block name it:
+those that a window has left, and those past a sequence's end. What it holds never reaches a result.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from stoker_engine.contract.cache_spec import CacheSpec
+
+#: The block that is handed out to nobody; empty entries of block tables name it.
+NULL_BLOCK: Final = 0
 
 
 @dataclass(frozen=True)
@@ -52,6 +59,11 @@ def cache_groups(specs: Sequence[CacheSpec]) -> tuple[CacheGroup, ...]:
 def numbers_per_slot(groups: Sequence[CacheGroup]) -> int:
     """Numbers that one token's place in a block has room for: those of the largest group."""
     return max(group.numbers_per_token for group in groups)
+
+
+def usable_blocks(num_blocks: int) -> int:
+    """How many of a cache's blocks sequences can hold: all but the null block."""
+    return max(num_blocks - 1, 0)
 
 
 def blocks_per_sequence(groups: Sequence[CacheGroup], num_tokens: int, step_tokens: int, block_size: int) -> int:

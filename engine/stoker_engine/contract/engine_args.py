@@ -40,7 +40,9 @@ class EngineArgs:
     block_size: int = flag("tokens in one KV-cache block", 16, group="KV cache")
     gpu_memory_utilization: float = flag("share of the device's memory the engine may use, 0 to 1", 0.92)
     kv_cache_memory_bytes: int | None = flag("size of the KV cache; overrides --gpu-memory-utilization", None)
-    num_gpu_blocks_override: int | None = flag("exact number of KV-cache blocks; overrides both", None)
+    num_gpu_blocks_override: int | None = flag(
+        "exact number of KV-cache blocks, one of them never used; overrides both", None
+    )
     kv_cache_dtype: names.KVCacheDtype = flag(
         "dtype of the KV cache; auto: that of the model", "auto", choices=names.KV_CACHE_DTYPES
     )

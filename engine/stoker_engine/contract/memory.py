@@ -2,7 +2,7 @@
 
     budget  =  utilization × device memory
     KV      =  budget − weights − activations − allowances
-    blocks  =  ⌊KV ÷ bytes of one block⌋
+    blocks  =  ⌊KV ÷ bytes of one block⌋, of which one is the null block and the rest are usable
 
 All results are bytes on one device. A copy of the model is spread over `Sharding.tensor` × `Sharding.pipeline` devices;
 the block tables are the same on all of them, so the stage with the least room decides how many blocks there are.
@@ -14,7 +14,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from stoker_engine.contract.cache_groups import CacheGroup, blocks_per_sequence, cache_groups, numbers_per_slot
+from stoker_engine.contract.cache_groups import (
+    CacheGroup,
+    blocks_per_sequence,
+    cache_groups,
+    numbers_per_slot,
+    usable_blocks,
+)
 from stoker_engine.contract.cache_spec import CacheSpec
 from stoker_engine.contract.model_config import ModelConfig
 from stoker_engine.contract.pipeline_stages import pipeline_stages
@@ -75,7 +81,7 @@ class Numbers:
         max_num_seqs: most sequences of one step.
         quantized: how matrices are stored, where not as `element_bytes` says.
         kv_cache_memory_bytes: size of the cache, where it is not what the sums leave.
-        num_blocks: blocks of the cache, where neither decides.
+        num_blocks: blocks of the cache, the null block included, where neither decides.
     """
 
     element_bytes: int
@@ -97,7 +103,7 @@ class MemoryUse:
         activations: bytes that a step holds beside weights and cache.
         allowances: bytes kept free for everything else.
         kv_cache: bytes left for the cache; below zero where the model does not fit.
-        num_blocks: blocks of the cache, on every device.
+        num_blocks: blocks of the cache, on every device, the null block included.
     """
 
     weights: int
@@ -105,6 +111,11 @@ class MemoryUse:
     allowances: int
     kv_cache: int
     num_blocks: int
+
+    @property
+    def usable_blocks(self) -> int:
+        """Blocks that sequences can hold."""
+        return usable_blocks(self.num_blocks)
 
 
 def memory_use(config: ModelConfig, numbers: Numbers, device: Device) -> MemoryUse:
@@ -176,7 +187,8 @@ def kv_cache_bytes(device: Device, weights: int, activations: int) -> int:
 def longest_sequence(
     groups: Sequence[CacheGroup], num_blocks: int, step_tokens: int, block_size: int, wanted: int
 ) -> int:
-    """The longest sequence of at most `wanted` tokens that `num_blocks` hold, computed `step_tokens` at a time."""
+    """The longest sequence of at most `wanted` tokens that `num_blocks` usable blocks hold, computed `step_tokens` at a
+    time."""
 
     def fits(length: int) -> bool:
         return blocks_per_sequence(groups, length, step_tokens, block_size) <= num_blocks

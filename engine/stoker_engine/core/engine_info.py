@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from stoker_engine.contract.cache_groups import CacheGroup
+from stoker_engine.contract.cache_groups import CacheGroup, usable_blocks
 
 
 @dataclass(frozen=True)
@@ -15,7 +15,7 @@ class EngineInfo:
 
     Attributes:
         max_model_len: longest sequence, prompt and output.
-        num_blocks, block_size: of the KV cache.
+        num_blocks, block_size: of the KV cache, the null block included.
         cache_groups: groups of layers that share block tables.
         step_tokens: most tokens that one step computes.
         eos_token_ids: tokens that end a sequence.
@@ -37,3 +37,8 @@ class EngineInfo:
     seed: int
     licence: str | None = None
     model_card: str | None = None
+
+    @property
+    def usable_blocks(self) -> int:
+        """Blocks that sequences can hold."""
+        return usable_blocks(self.num_blocks)

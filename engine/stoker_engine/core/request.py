@@ -21,9 +21,6 @@ from stoker_engine.core.finish_reason import FinishReason
 from stoker_engine.core.logprobs import TokenLogprobs
 from stoker_engine.core.sampling_params import BeamSearchParams, SamplingParams
 
-#: In a block table: the window has left this block, which belongs to others now.
-RELEASED = -1
-
 
 @dataclass(eq=False)
 class Sequence:
@@ -36,6 +33,7 @@ class Sequence:
         token_ids: prompt and output so far.
         num_computed: tokens whose keys and values are in the cache.
         blocks: for each group of layers, the KV-cache blocks in order; block i holds tokens i × block_size and on.
+            `NULL_BLOCK` stands where a window has left one.
         candidates: a beam's offer for the next step, while it waits for the other beams'.
     """
 

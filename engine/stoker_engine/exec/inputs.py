@@ -12,6 +12,7 @@ import torch
 
 from stoker_engine.attention.backend import KVCache
 from stoker_engine.attention.metadata import AttentionMetadata, BlockTables
+from stoker_engine.contract.cache_groups import NULL_BLOCK
 from stoker_engine.core.batch import ScheduledBatch, ScheduledSequence
 from stoker_engine.models.model import StepInputs
 
@@ -76,7 +77,7 @@ class InputBuilder:
         self, sequences: list[ScheduledSequence], group: int, of_sequence: np.ndarray, positions: np.ndarray
     ) -> BlockTables:
         width = max(len(s.blocks[group]) for s in sequences)
-        tables = np.zeros((len(sequences), width), dtype=np.int32)
+        tables = np.full((len(sequences), width), NULL_BLOCK, dtype=np.int32)
         for row, sequence in enumerate(sequences):
             tables[row, : len(sequence.blocks[group])] = sequence.blocks[group]
         slots = tables[of_sequence, positions // self.block_size].astype(np.int64) * self.block_size

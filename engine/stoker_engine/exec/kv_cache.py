@@ -1,9 +1,10 @@
 """How many KV-cache blocks there are, and the memory that holds them.
 
-    pool          block 0            block 1            …          uint8 [blocks, bytes of a block]
+    pool          null block         block 1            …          uint8 [blocks, bytes of a block]
     one block     layer a │ layer b │ layer c                      each [block_size, keys then values]
 
-Layers of different groups lie over each other: a block is one group's at a time (`contract.cache_groups`).
+Layers of different groups lie over each other: a block is one group's at a time (`contract.cache_groups`). The
+memory is not set to anything: what nobody has written may be nan, and no attention backend lets it reach a result.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import torch
 
 from stoker_engine.attention.backend import KVCache
 from stoker_engine.contract import memory
-from stoker_engine.contract.cache_groups import CacheGroup
+from stoker_engine.contract.cache_groups import CacheGroup, usable_blocks
 from stoker_engine.contract.cache_spec import CacheSpec
 from stoker_engine.contract.engine_args import EngineArgs
 from stoker_engine.contract.errors import ArgumentError, ModelError, OutOfMemoryError
@@ -33,6 +34,7 @@ class KVCachePlan:
     """The cache's size.
 
     Attributes:
+        num_blocks: the null block included.
         max_model_len: longest sequence, prompt and output.
         step_tokens: most tokens that one step computes of a sequence.
     """
@@ -60,7 +62,8 @@ def plan_kv_cache(args: EngineArgs, config: ModelConfig, dtype: torch.dtype, dev
     wanted = args.max_model_len or config.default_model_len
     if wanted > config.longest_model_len:
         raise ModelError(f"--max-model-len {wanted} is beyond the model's own {config.longest_model_len}")
-    longest = memory.longest_sequence(groups, num_blocks, args.max_num_batched_tokens, args.block_size, wanted)
+    usable = usable_blocks(num_blocks)
+    longest = memory.longest_sequence(groups, usable, args.max_num_batched_tokens, args.block_size, wanted)
     if longest < wanted and (args.max_model_len is not None or longest < 2):
         raise OutOfMemoryError(
             f"the KV cache holds {longest} tokens, one sequence of --max-model-len {wanted} does not fit; "
@@ -93,7 +96,7 @@ class KVCachePool:
 
     def __init__(self, plan: KVCachePlan, specs: Sequence[CacheSpec], dtype: torch.dtype, device: torch.device) -> None:
         block = memory.kv_block_bytes(plan.groups, plan.block_size, dtype.itemsize)
-        self._pool = _zeros((plan.num_blocks, block), device)
+        self._pool = allocate((plan.num_blocks, block), device)
         numbers = self._pool.view(dtype)
         views: dict[int, KVCache] = {}
         for index, group in enumerate(plan.groups):
@@ -133,7 +136,7 @@ def _num_blocks(args: EngineArgs, config: ModelConfig, dtype: torch.dtype, devic
     )
     ours = memory.Device(memory_bytes(device), args.gpu_memory_utilization, on_cpu=device.type == "cpu")
     use = memory.memory_use(config, numbers, ours)
-    if use.num_blocks < 1 and args.kv_cache_memory_bytes is None:
+    if use.usable_blocks < 1 and args.kv_cache_memory_bytes is None:
         raise OutOfMemoryError(
             f"the model does not fit: {_gib(ours.memory_bytes)} of memory × {args.gpu_memory_utilization} is less than "
             f"weights {_gib(use.weights)} + activations {_gib(use.activations)} + runtime {_gib(use.allowances)}; "
@@ -142,13 +145,12 @@ def _num_blocks(args: EngineArgs, config: ModelConfig, dtype: torch.dtype, devic
     return use.num_blocks
 
 
-def _zeros(shape: tuple[int, int], device: torch.device) -> torch.Tensor:
-    """Bytes. Zeroed: a padded gather reads blocks that were never written, and 0 × nan is nan."""
+def allocate(shape: tuple[int, int], device: torch.device) -> torch.Tensor:
+    """Bytes [blocks, bytes of a block], not set to anything."""
     if device.type != "cpu":
-        return torch.zeros(shape, dtype=torch.uint8, device=device)
-    # numpy takes zeroed pages from the kernel, which become memory only when a block is first written; torch
-    # would write every page now: seconds at start-up, and gigabytes that may never be needed.
-    return torch.from_numpy(np.zeros(math.prod(shape), dtype=np.uint8)).view(shape)
+        return torch.empty(shape, dtype=torch.uint8, device=device)
+    # numpy asks for huge pages where the kernel has them. Pages become memory only when a block is first written.
+    return torch.from_numpy(np.empty(math.prod(shape), dtype=np.uint8)).view(shape)
 
 
 def _gib(size: int) -> str:

@@ -1,5 +1,6 @@
 """The pool of KV-cache blocks, counted by reference.
 
+    null    block 0, which nobody gets: empty entries of block tables name it (`contract.cache_groups`)
     free    refs = 0, in the free list, least recently used first; may still hold a cached prefix
     in use  refs ≥ 1, one for each sequence that has it in its block table
 
@@ -9,15 +10,17 @@ that very content). It returns to the list's end when its last reference goes.
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable
+
+from stoker_engine.contract.cache_groups import NULL_BLOCK, usable_blocks
 
 
 class BlockPool:
-    """Hands out block numbers 0 … `num_blocks` - 1.
+    """Hands out block numbers 1 … `num_blocks` - 1.
 
     Args:
-        num_blocks: how many blocks the KV cache has.
+        num_blocks: how many blocks the KV cache has, the null block included.
         on_evict: told each block whose content is forgotten, before it is handed out.
     """
 
@@ -25,12 +28,17 @@ class BlockPool:
         self.num_blocks = num_blocks
         self._on_evict = on_evict
         self._refs = [0] * num_blocks
-        self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_blocks))
+        self._free: OrderedDict[int, None] = OrderedDict.fromkeys(b for b in range(num_blocks) if b != NULL_BLOCK)
 
     @property
     def num_free(self) -> int:
         """Blocks that `allocate` can hand out."""
         return len(self._free)
+
+    @property
+    def num_usable(self) -> int:
+        """Blocks that sequences can hold, free or in use."""
+        return usable_blocks(self.num_blocks)
 
     def is_free(self, block: int) -> bool:
         """Whether no sequence refers to `block`."""
@@ -51,6 +59,7 @@ class BlockPool:
 
     def acquire(self, block: int) -> None:
         """Adds a reference to a block whose content is wanted."""
+        assert block != NULL_BLOCK
         if self._refs[block] == 0:
             del self._free[block]
         self._refs[block] += 1
@@ -64,10 +73,11 @@ class BlockPool:
                 self._free[block] = None
 
     def check(self, tables: Iterable[Iterable[int]]) -> None:
-        """Asserts that every block is accounted for by `tables`, the block tables of all live sequences."""
-        refs = [0] * self.num_blocks
-        for table in tables:
-            for block in table:
-                refs[block] += 1
-        assert refs == self._refs, "reference counts do not match the block tables"
-        assert set(self._free) == {block for block, count in enumerate(refs) if count == 0}, "free list is off"
+        """Asserts that every block is accounted for by `tables`: the blocks in the block tables of all live sequences,
+        without empty entries."""
+        refs = Counter(block for table in tables for block in table)
+        assert NULL_BLOCK not in refs, "the null block has an owner"
+        assert all(self._refs[block] == count for block, count in refs.items()), "reference counts are off"
+        assert sum(self._refs) == refs.total(), "blocks are held by nobody"
+        assert len(self._free) == self.num_usable - len(refs), "the free list is too long or too short"
+        assert NULL_BLOCK not in self._free and refs.keys().isdisjoint(self._free), "the free list is off"

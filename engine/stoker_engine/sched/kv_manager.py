@@ -1,10 +1,10 @@
 """Gives sequences their KV-cache blocks, shares those whose content is the same, and takes back what nobody sees.
 
 A sequence has a block table for each group of layers (`contract.cache_groups`). In a group with a window, blocks that
-the window has left are released while the sequence still runs; their place in the table says so.
+the window has left are released while the sequence still runs; the null block takes their place in the table.
 
     full     │ 4 │ 9 │ 2 │ 7 │ 5 ·│          · partly filled
-    window   │ – │ – │ 8 │ 3 │ 6 ·│          – released
+    window   │ 0 │ 0 │ 8 │ 3 │ 6 ·│          0 the null block: released
 """
 
 from __future__ import annotations
@@ -12,9 +12,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from stoker_engine.contract.block_hash import BlockHash, block_hash, root_hash
-from stoker_engine.contract.cache_groups import CacheGroup, blocks_per_sequence
+from stoker_engine.contract.cache_groups import NULL_BLOCK, CacheGroup, blocks_per_sequence
 from stoker_engine.core import request
-from stoker_engine.core.request import RELEASED
 from stoker_engine.sched.block_pool import BlockPool
 from stoker_engine.sched.prefix_cache import PrefixCache
 
@@ -23,7 +22,7 @@ class KVManager:
     """Owner of the block pool, the prefix cache and every sequence's block tables.
 
     Args:
-        num_blocks: blocks in the KV cache.
+        num_blocks: blocks in the KV cache, the null block included.
         block_size: tokens in a block.
         groups: the model's groups of layers.
         step_tokens: most tokens that one step computes.
@@ -54,7 +53,7 @@ class KVManager:
     @property
     def usage(self) -> float:
         """Share of the blocks that live sequences hold, 0 to 1."""
-        return 1 - self.pool.num_free / self.pool.num_blocks
+        return 1 - self.pool.num_free / self.pool.num_usable
 
     def admit(self, sequence: request.Sequence) -> bool:
         """Takes over cached blocks of the sequence's prefix, if there is room for all its known tokens.
@@ -64,7 +63,7 @@ class KVManager:
         """
         assert not sequence.blocks and sequence.num_computed == 0
         tables = self._match(sequence)
-        matched = [block for table in tables for block in table if block != RELEASED]
+        matched = [block for table in tables for block in table if block != NULL_BLOCK]
         num_matched = len(tables[0]) * self.block_size
         needed = blocks_per_sequence(self._groups, len(sequence.token_ids), self._step_tokens, self.block_size)
         available = self.pool.num_free - sum(self.pool.is_free(block) for block in matched)
@@ -111,7 +110,7 @@ class KVManager:
         child.num_computed = parent.num_computed
         for table in child.blocks:
             for block in table:
-                if block != RELEASED:
+                if block != NULL_BLOCK:
                     self.pool.acquire(block)
         if parent.id in self._hashes:
             self._hashes[child.id] = list(self._hashes[parent.id])
@@ -124,7 +123,7 @@ class KVManager:
     def free(self, sequence: request.Sequence) -> None:
         """Returns all blocks; the last ones first, so that prefixes outlive their continuations."""
         for table in sequence.blocks:
-            self.pool.release(block for block in reversed(table) if block != RELEASED)
+            self.pool.release(block for block in reversed(table) if block != NULL_BLOCK)
         sequence.blocks = []
         sequence.num_computed = 0
         self._hashes.pop(sequence.id, None)
@@ -132,13 +131,13 @@ class KVManager:
     def check(self, sequences: Iterable[request.Sequence]) -> None:
         """Asserts that pool, cache and the block tables of all live `sequences` balance."""
         live = list(sequences)
-        self.pool.check([block for block in table if block != RELEASED] for s in live for table in s.blocks)
+        self.pool.check([block for block in table if block != NULL_BLOCK] for s in live for table in s.blocks)
         self.prefix_cache.check()
         for sequence in live:
             for table, window in zip(sequence.blocks, self.windows, strict=False):
                 assert self._num_blocks(sequence.num_computed) <= len(table)
                 assert len(table) <= self._num_blocks(len(sequence.token_ids))
-                assert RELEASED not in table[self._first_seen(sequence.num_computed, window) :]
+                assert NULL_BLOCK not in table[self._first_seen(sequence.num_computed, window) :]
 
     def _num_blocks(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)
@@ -151,9 +150,9 @@ class KVManager:
         for table, window in zip(sequence.blocks, self.windows, strict=True):
             index = self._first_seen(sequence.num_computed, window) - 1
             passed = []
-            while index >= 0 and table[index] != RELEASED:
+            while index >= 0 and table[index] != NULL_BLOCK:
                 passed.append(table[index])
-                table[index] = RELEASED
+                table[index] = NULL_BLOCK
                 index -= 1
             self.pool.release(reversed(passed))
 
@@ -184,7 +183,7 @@ class KVManager:
         tables = []
         for blocks, window in zip(found, self.windows, strict=True):
             first = self._first_seen(length * self.block_size, window)
-            tables.append([RELEASED] * first + [block for block in blocks[first:length] if block is not None])
+            tables.append([NULL_BLOCK] * first + [block for block in blocks[first:length] if block is not None])
         return tables
 
     def _remember(self, sequence: request.Sequence, end: int) -> None:

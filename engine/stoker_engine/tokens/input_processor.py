@@ -151,9 +151,9 @@ class InputProcessor:
         needed = blocks_for_beams(
             info.cache_groups, num_prompt_tokens, length, info.step_tokens, info.block_size, width
         )
-        if needed > info.num_blocks:
+        if needed > info.usable_blocks:
             raise RequestError(
-                f"{width} beams of {length} tokens need {needed} blocks and the KV cache has {info.num_blocks}; "
+                f"{width} beams of {length} tokens need {needed} blocks and the KV cache has {info.usable_blocks}; "
                 "ask for fewer beams or a smaller max_tokens",
                 "n",
             )

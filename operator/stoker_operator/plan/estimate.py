@@ -41,7 +41,7 @@ class Estimate:
     Attributes:
         weight_bytes_per_gpu: weights on the accelerator that holds most.
         kv_tokens_per_copy: tokens that the KV cache of a copy holds.
-        kv_blocks: blocks of that cache.
+        kv_blocks: blocks of that cache, the null block included.
         kv_bytes_per_gpu: what is left for it on the accelerator that has least room.
         max_model_len: the longest sequence, prompt and output.
         max_concurrency: sequences of that length that the cache of a copy holds at once.
@@ -104,17 +104,17 @@ def estimate(bench: Bench, sharding: Sharding) -> tuple[Estimate, Problem | None
     def longest(num_blocks: int, wanted: int) -> int:
         return longest_sequence(groups, num_blocks, step, size, wanted)
 
-    if use.num_blocks < 1:
+    if use.usable_blocks < 1:
         return Estimate(use.weights, 0, 0, 0, 0, 0), Problem("DoesNotFit", _too_large(use, device))
     # What is beyond the model's own length is refused as such, whatever the memory.
     wanted = min(settings.max_model_len or config.default_model_len, config.longest_model_len)
     exact = bench.on_cpu or numbers.num_blocks is not None or numbers.kv_cache_memory_bytes is not None
-    spare = use.num_blocks if exact or settings.max_model_len else int(use.num_blocks * (1 - bench.margin))
+    spare = use.usable_blocks if exact or settings.max_model_len else int(use.usable_blocks * (1 - bench.margin))
     length = longest(spare, wanted)
     needed = blocks_per_sequence(groups, max(length, 1), step, size)
     # Layers with a window keep less than the whole sequence, so only whole sequences can be counted.
-    tokens = use.num_blocks * size if len(groups) == 1 else use.num_blocks * length // needed
-    at_once = use.num_blocks // needed if length else 0
+    tokens = use.usable_blocks * size if len(groups) == 1 else use.usable_blocks * length // needed
+    at_once = use.usable_blocks // needed if length else 0
     found = Estimate(use.weights, tokens, use.num_blocks, length, at_once, use.kv_cache)
     if settings.max_model_len and length < wanted:
         message = f"the KV cache of a copy holds {tokens:,} tokens, and one sequence of {wanted:,} does not fit"
@@ -140,7 +140,7 @@ def needed_bytes(bench: Bench) -> int:
     use = memory_use(bench.shape.config, bench.numbers, device)
     groups = model_cache_groups(bench.shape.config)
     length = min(bench.settings.max_model_len or SHORTEST, bench.shape.config.longest_model_len)
-    blocks = blocks_per_sequence(groups, length, bench.settings.max_num_batched_tokens, bench.numbers.block_size)
+    blocks = 1 + blocks_per_sequence(groups, length, bench.settings.max_num_batched_tokens, bench.numbers.block_size)
     per_token = max(group.numbers_per_token for group in groups) * bench.numbers.kv_element_bytes
     cache = blocks * bench.numbers.block_size * per_token
     return math.ceil((use.weights + use.activations + use.allowances + cache) / bench.settings.utilization)

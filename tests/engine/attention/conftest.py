@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
 
-from stoker_engine.attention.backend import AttentionShape, KVCache
+from stoker_engine.attention.backend import AttentionBackend, AttentionShape, KVCache
 from stoker_engine.attention.metadata import AttentionMetadata, BlockTables
+from stoker_engine.contract.cache_groups import NULL_BLOCK
 
-BLOCK_SIZE = 16
+from ..guarded_cache import GuardedBlocks
 
 
 @dataclass
@@ -28,10 +30,17 @@ class Sequences:
     blocks: list[list[int]]
     latent: bool
     cache: KVCache
+    block_size: int
 
     @classmethod
     def random(
-        cls, shape: AttentionShape, lengths: list[int], dtype: torch.dtype, latent: bool = False, seed: int = 0
+        cls,
+        shape: AttentionShape,
+        lengths: list[int],
+        dtype: torch.dtype,
+        latent: bool = False,
+        seed: int = 0,
+        block_size: int = 16,
     ) -> Sequences:
         """Sequences of the given lengths; where latent, the values are the first numbers of the keys."""
         generator = torch.Generator().manual_seed(seed)
@@ -43,17 +52,16 @@ class Sequences:
         values = (
             [k[..., : shape.value_head_dim] for k in keys] if latent else rows(shape.num_kv_heads, shape.value_head_dim)
         )
-        counts = [-(-n // BLOCK_SIZE) for n in lengths]
-        numbers = (torch.randperm(sum(counts), generator=generator) + 1).tolist()  # block 0 belongs to nobody
+        counts = [-(-n // block_size) for n in lengths]
+        numbers = (torch.randperm(sum(counts), generator=generator) + 1).tolist()  # after the null block
         blocks = [[numbers.pop() for _ in range(count)] for count in counts]
-        # Two layers share each block, as in the engine: a layer's blocks do not follow each other. What nobody has
-        # written must never reach a result.
-        num_blocks, heads = sum(counts) + 1, shape.num_kv_heads
-        key_pool = torch.full((num_blocks, 2, BLOCK_SIZE, heads, shape.head_dim), torch.nan, dtype=dtype)
-        value_pool = torch.full((num_blocks, 2, BLOCK_SIZE, heads, shape.value_head_dim), torch.nan, dtype=dtype)
-        key = key_pool[:, 1]
-        cache = KVCache(key, key[..., : shape.value_head_dim] if latent else value_pool[:, 1], group=0)
-        return cls(shape, queries, keys, values, blocks, latent, cache)
+        # Two layers share each block, as in the engine: a layer's blocks do not follow each other.
+        key = _pool(sum(counts) + 1, (2, block_size, shape.num_kv_heads, shape.head_dim), dtype)[:, 1]
+        value = key[..., : shape.value_head_dim]
+        if not latent:
+            value = _pool(sum(counts) + 1, (2, block_size, shape.num_kv_heads, shape.value_head_dim), dtype)[:, 1]
+        cache = KVCache(key, value, group=0)
+        return cls(shape, queries, keys, values, blocks, latent, cache, block_size)
 
     def step(
         self, spans: list[tuple[int, int, int]]
@@ -63,22 +71,22 @@ class Sequences:
         Args:
             spans: (sequence, start, end), those of one token first.
         """
-        window = self.shape.sliding_window
-        width = max(-(-end // BLOCK_SIZE) for _, _, end in spans)
+        window, size = self.shape.sliding_window, self.block_size
+        width = max(-(-end // size) for _, _, end in spans)
         tables = torch.zeros(len(spans), width, dtype=torch.int32)
         slots = []
         for row, (s, start, end) in enumerate(spans):
-            for index in range(-(-end // BLOCK_SIZE)):
-                # Blocks that the window has left are given back; their place in the table is 0.
-                seen = window is None or (index + 1) * BLOCK_SIZE > start + 1 - window
-                tables[row, index] = self.blocks[s][index] if seen else 0
-            slots += [self.blocks[s][at // BLOCK_SIZE] * BLOCK_SIZE + at % BLOCK_SIZE for at in range(start, end)]
+            for index in range(-(-end // size)):
+                # Blocks that the window has left are given back.
+                seen = window is None or (index + 1) * size > start + 1 - window
+                tables[row, index] = self.blocks[s][index] if seen else NULL_BLOCK
+            slots += [self.blocks[s][at // size] * size + at % size for at in range(start, end)]
         starts = torch.tensor([0, *(end - start for _, start, end in spans)]).cumsum(0)
         metadata = AttentionMetadata(
             query_starts=starts.int(),
             seq_lens=torch.tensor([end for _, _, end in spans], dtype=torch.int32),
             num_decodes=sum(end - start == 1 for _, start, end in spans),
-            block_size=BLOCK_SIZE,
+            block_size=size,
             groups=[BlockTables(tables, torch.tensor(slots))],
         )
 
@@ -105,3 +113,22 @@ class Sequences:
             hidden = hidden | (distance <= -shape.sliding_window)
         weights = scores.masked_fill(hidden, -torch.inf).softmax(-1)
         return torch.einsum("hqk,khd->qhd", weights, value).flatten(1)
+
+
+def run(backend: AttentionBackend, sequences: Sequences, *steps: list[tuple[int, int, int]]) -> list[torch.Tensor]:
+    """Runs steps of (sequence, start, end); returns each sequence's rows, put together."""
+    rows: list[list[torch.Tensor]] = [[] for _ in sequences.queries]
+    for spans in steps:
+        query, key, value, metadata = sequences.step(spans)
+        out = backend.forward(sequences.shape, query, key, value, sequences.cache, metadata)
+        for (sequence, start, end), part in zip(spans, out.split([e - s for _, s, e in spans]), strict=True):
+            assert end - start == len(part)
+            rows[sequence].append(part)
+    return [torch.cat(parts) if parts else torch.empty(0) for parts in rows]
+
+
+def _pool(num_blocks: int, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """[blocks, *shape]: nan, which shows where unwritten numbers reach a result; the null block is inaccessible."""
+    blocks = GuardedBlocks(num_blocks, math.prod(shape) * dtype.itemsize)
+    blocks.allow(block for block in range(num_blocks) if block != NULL_BLOCK)
+    return blocks.tensor.view(dtype).unflatten(1, shape)

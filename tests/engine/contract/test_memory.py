@@ -141,6 +141,13 @@ def test_what_is_said_of_the_cache_goes_before_the_sums() -> None:
     assert memory_use(config, Numbers(2, 2, 16, 2048, 256, num_blocks=7), device).num_blocks == 7
 
 
+@pytest.mark.parametrize("num_blocks", [0, 1, 2, 7])
+def test_sequences_hold_all_blocks_but_the_null_block(num_blocks: int) -> None:
+    numbers = Numbers(2, 2, 16, 2048, 256, num_blocks=num_blocks)
+    use = memory_use(ModelConfig.from_dict(LLAMA), numbers, Device(80 * GIB, 0.9, on_cpu=False))
+    assert (use.num_blocks, use.usable_blocks) == (num_blocks, max(num_blocks - 1, 0))
+
+
 def test_on_cpu_the_cache_stops_at_its_limit() -> None:
     config = ModelConfig.from_dict(GEMMA)
     use = memory_use(config, NUMBERS, Device(1024 * GIB, 0.9, on_cpu=True))

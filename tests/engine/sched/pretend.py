@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from zlib import crc32
 
-from stoker_engine.contract.cache_groups import CacheGroup
+from stoker_engine.contract.cache_groups import NULL_BLOCK, CacheGroup
 from stoker_engine.core.batch import Sampled, ScheduledBatch, ScheduledSequence, StepResult
 from stoker_engine.core.beam_search import BeamSearch
 from stoker_engine.core.engine_request import EngineRequest
@@ -107,7 +107,7 @@ class Pretend:
     def drain(self, limit: int = 5000) -> None:
         for _ in range(limit):
             if not self.scheduler.has_work:
-                assert self.scheduler.kv.pool.num_free == self.scheduler.kv.pool.num_blocks
+                assert self.scheduler.kv.pool.num_free == self.scheduler.kv.pool.num_usable
                 return
             self.step()
         raise AssertionError("the scheduler makes no progress")
@@ -120,7 +120,7 @@ class Pretend:
             for position in range(sequence.start, sequence.end):
                 assert sequence.known[position] == sequence.token_ids[position - sequence.start]
                 block = table[position // BLOCK]
-                assert block >= 0
+                assert block != NULL_BLOCK
                 self._cache[block, position % BLOCK] = (group, hash(tuple(sequence.known[: position + 1])))
 
     def _read(self, sequence: ScheduledSequence) -> None:

@@ -1,23 +1,25 @@
-"""The block pool: least recently used first, and it balances."""
+"""The block pool: least recently used first, never the null block, and it balances."""
 
 from __future__ import annotations
 
 import pytest
 
+from stoker_engine.contract.cache_groups import NULL_BLOCK
 from stoker_engine.sched.block_pool import BlockPool
 
 
 def test_blocks_come_back_least_recently_used_first() -> None:
     evicted: list[int] = []
-    pool = BlockPool(4, on_evict=evicted.append)
-    assert pool.allocate(3) == [0, 1, 2]
-    pool.release([1, 0])
-    assert pool.allocate(3) == [3, 1, 0]
-    assert evicted == [0, 1, 2, 3, 1, 0]
+    pool = BlockPool(5, on_evict=evicted.append)
+    assert pool.num_usable == pool.num_free == 4
+    assert pool.allocate(3) == [1, 2, 3]
+    pool.release([2, 1])
+    assert pool.allocate(3) == [4, 2, 1]
+    assert evicted == [1, 2, 3, 4, 2, 1]
 
 
 def test_a_shared_block_is_free_when_its_last_user_lets_go() -> None:
-    pool = BlockPool(2)
+    pool = BlockPool(3)
     [block] = pool.allocate(1)
     pool.acquire(block)
     pool.release([block])
@@ -29,11 +31,15 @@ def test_a_shared_block_is_free_when_its_last_user_lets_go() -> None:
 
 
 def test_mistakes_are_noticed() -> None:
-    pool = BlockPool(2)
+    pool = BlockPool(3)
     with pytest.raises(AssertionError):
-        pool.release([0])
+        pool.release([1])
     with pytest.raises(AssertionError):
         pool.allocate(3)
     pool.allocate(1)
     with pytest.raises(AssertionError):
         pool.check([])
+    with pytest.raises(AssertionError):
+        pool.acquire(NULL_BLOCK)
+    with pytest.raises(AssertionError):
+        pool.check([[1], [NULL_BLOCK]])

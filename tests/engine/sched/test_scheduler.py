@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from stoker_engine.contract.cache_groups import NULL_BLOCK
 from stoker_engine.core.batch import Sampled, StepResult
 from stoker_engine.core.engine_request import EngineRequest
 from stoker_engine.core.finish_reason import FinishReason
-from stoker_engine.core.request import RELEASED
 from stoker_engine.core.sampling_params import SamplingParams
 
 from .pretend import BLOCK, FULL, HYBRID, Pretend, beams, expected, sampling
@@ -78,10 +78,10 @@ def test_forks_copy_the_block_they_share_only_when_they_write_into_it() -> None:
     pretend = Pretend(prefix=False)
     pretend.add(sampling("r", list(range(2 * BLOCK + 1)), max_tokens=3, n=4))
     pretend.step()
-    assert pretend.scheduler.kv.pool.num_blocks - pretend.scheduler.kv.pool.num_free == 3
+    assert pretend.scheduler.kv.pool.num_usable - pretend.scheduler.kv.pool.num_free == 3
     pretend.step()
     assert len(pretend.batches[-1].copies) == 3  # the last of the four writes in place
-    assert pretend.scheduler.kv.pool.num_blocks - pretend.scheduler.kv.pool.num_free == 2 + 4
+    assert pretend.scheduler.kv.pool.num_usable - pretend.scheduler.kv.pool.num_free == 2 + 4
 
 
 def test_more_sequences_than_places_wait_for_one() -> None:
@@ -111,7 +111,7 @@ def test_a_window_releases_the_blocks_it_has_left() -> None:
     most = 0
     while pretend.scheduler.has_work:
         pretend.step()
-        most = max(most, pretend.scheduler.kv.pool.num_blocks - pretend.scheduler.kv.pool.num_free)
+        most = max(most, pretend.scheduler.kv.pool.num_usable - pretend.scheduler.kv.pool.num_free)
     full, wide, narrow = 15, 2 * (16 + 10) // BLOCK + 4, (16 + 3) // BLOCK + 2
     assert most <= full + wide + narrow < 4 * full
 
@@ -125,7 +125,7 @@ def test_a_prefix_of_a_window_hits_though_its_oldest_blocks_are_gone() -> None:
     pretend.add(again)
     pretend.step()
     assert pretend.batches[-1].sequences[0].start == 32
-    assert pretend.batches[-1].sequences[0].blocks[3][:7] == [RELEASED] * 7
+    assert pretend.batches[-1].sequences[0].blocks[3][:7] == [NULL_BLOCK] * 7
     pretend.drain()
     assert pretend.result("again") == expected(again)
 
@@ -171,7 +171,7 @@ def test_unused_slots_are_few() -> None:
         pretend.scheduler.commit(batch, StepResult([Sampled([1]) for _ in batch.sampling]))
         pool = pretend.scheduler.kv.pool
         known += sum(sequence.num_computed for sequence in pretend.scheduler.running)
-        held += (pool.num_blocks - pool.num_free) * block
+        held += (pool.num_usable - pool.num_free) * block
     waste = 1 - known / held
     assert 0 < waste < 0.04, f"{waste:.1%} of the slots are unused"
 

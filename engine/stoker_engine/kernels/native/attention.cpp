@@ -65,6 +65,12 @@ struct Tile {
   const T *keys[TILE], *values[TILE];
 };
 
+// Which keys of a tile each of R consecutive rows sees: none where first > last. Both grow from row to row.
+template <int R>
+struct Seen {
+  long first[R], last[R];
+};
+
 // Asks for `size` elements that are needed soon. Blocks lie apart, so the processor does not foresee them.
 template <class T>
 inline void fetch(const T* from, long size) {
@@ -119,11 +125,14 @@ struct Item {
     }
   }
 
-  // The keys from `start` to before `end`; what is missing to a whole tile repeats the last.
+  // The keys from `start` to before `end`; those that are missing to a whole tile repeat the last. Tiles begin where they
+  // do for every row, also below the window: keys that it has left repeat its oldest, since their blocks are others'.
   void locate(long start, long end, Tile<T>& tile) const {
     const int32_t* table = call.tables + sequence * call.table_stride;
+    const long oldest = oldest_of(0);
     for (long j = 0; j < TILE; j++) {
-      const long at = std::min(start + j, end - 1), block = table[at / call.block_size], slot = at % call.block_size;
+      const long at = std::min(std::max(start + j, oldest), end - 1);
+      const long block = table[at / call.block_size], slot = at % call.block_size;
       tile.keys[j] = (const T*)call.keys + block * call.key_block + slot * call.key_slot + kv_head * call.key_head;
       tile.values[j] =
           (const T*)call.values + block * call.value_block + slot * call.value_slot + kv_head * call.value_head;
@@ -213,35 +222,46 @@ struct Item {
     return factor;
   }
 
-  // Multiplies R rows by their corrections and adds weights × values, for the keys first … last of the tile.
+  // Multiplies R rows by their corrections and adds weights × values. A value that a row does not see is left out, not
+  // multiplied by 0: it may be nan.
   template <int R, int V>
   void add_values(const Workspace& work, float* to, const float (*weights)[TILE], const float* factors, long d,
-                  long first_key, long last_key) const {
+                  const Seen<R>& seen) const {
     Vec sums[R][V];
     for (int r = 0; r < R; r++)
       for (int v = 0; v < V; v++) sums[r][v] = load(to + r * width + d + v * LANES) * factors[r];
-    for (long k = first_key; k <= last_key; k++)
+    const auto add = [&](long k, auto sees) {
       for (int v = 0; v < V; v++) {
         const Vec value = load(work.rows[k] + d + v * LANES);
-        for (int r = 0; r < R; r++) sums[r][v] += value * weights[r][k];
+        for (int r = 0; r < R; r++)
+          if (sees(r)) sums[r][v] += value * weights[r][k];
       }
+    };
+    long k = seen.first[0];
+    const auto some = [&](int r) { return seen.first[r] <= k && k <= seen.last[r]; };
+    for (; k < std::min(seen.first[R - 1], seen.last[R - 1] + 1); k++) add(k, some);
+    for (; k <= seen.last[0]; k++) add(k, [](int) { return true; });
+    for (; k <= seen.last[R - 1]; k++) add(k, some);
     for (int r = 0; r < R; r++)
       for (int v = 0; v < V; v++) store(to + r * width + d + v * LANES, sums[r][v]);
   }
 
   template <int R>
   void run_rows(const Workspace& work, long r, long start, const State& state) const {
-    const long first_key = std::max(0l, oldest_of(r) - start);
-    const long last_key = std::min(TILE - 1, position_of(r + R - 1) - start);
-    if (first_key > last_key) return;
+    Seen<R> seen;
+    for (int i = 0; i < R; i++) {
+      seen.first[i] = std::max(0l, oldest_of(r + i) - start);
+      seen.last[i] = std::min(TILE - 1, position_of(r + i) - start);
+    }
+    if (seen.first[0] > seen.last[R - 1]) return;
     float scores[R][TILE] = {}, factors[R];
-    score<R>(work, r, scores, last_key + 1);
+    score<R>(work, r, scores, seen.last[R - 1] + 1);
     for (int i = 0; i < R; i++) factors[i] = weigh(r + i, scores[i], start, state);
     float* to = state.values + r * width;
     long d = 0;
     for (; d + VECTORS * LANES <= width; d += VECTORS * LANES)
-      add_values<R, VECTORS>(work, to, scores, factors, d, first_key, last_key);
-    for (; d < width; d += LANES) add_values<R, 1>(work, to, scores, factors, d, first_key, last_key);
+      add_values<R, VECTORS>(work, to, scores, factors, d, seen);
+    for (; d < width; d += LANES) add_values<R, 1>(work, to, scores, factors, d, seen);
   }
 
   // Runs all rows over the keys of one part.

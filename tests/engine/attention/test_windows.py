@@ -1,0 +1,87 @@
+"""Windows, tiles, blocks and chunks that end askew: no key but those that a query sees decides its result.
+
+What is not a sequence's own is nan or inaccessible (`guarded_cache`), so a stray read shows.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+
+import pytest
+import torch
+
+from stoker_engine.attention.backend import AttentionBackend, AttentionShape
+from stoker_engine.attention.native import NativeBackend
+from stoker_engine.attention.sdpa import SdpaBackend
+from stoker_engine.kernels.native.library import library
+
+from .conftest import Sequences, run
+
+SHAPE = AttentionShape(num_heads=6, num_kv_heads=2, head_dim=32, value_head_dim=16, scale=0.2)
+#: Around the kernel's tile (64 keys) and its parts (1,024), and around blocks.
+WINDOWS = [1, 2, 15, 16, 17, 20, 63, 64, 65, 100, 128, 200, 511, 512, 1000, 1024, 1100]
+EXACT = {torch.float32: 3e-6, torch.bfloat16: 1.6e-2}
+
+
+@pytest.fixture(params=["native", "sdpa"])
+def backend(request: pytest.FixtureRequest) -> AttentionBackend:
+    if request.param == "sdpa":
+        return SdpaBackend()
+    kernels = library()
+    if kernels is None:
+        pytest.skip("there are no CPU kernels here")
+    return NativeBackend(kernels)
+
+
+def cut(rng: random.Random, lengths: list[int]) -> list[list[tuple[int, int, int]]]:
+    """Steps of (sequence, start, end) that compute all sequences together, in chunks of random sizes."""
+    done, steps = [0] * len(lengths), []
+    while any(at < length for at, length in zip(done, lengths, strict=True)):
+        spans = []
+        for sequence, (at, length) in enumerate(zip(done, lengths, strict=True)):
+            if at < length:
+                # Few steps: large chunks, and single tokens where a sequence ends.
+                left = length - at
+                size = 1 if left <= 2 else min(left - rng.randrange(3), rng.choice([1, 3, 63, 64, 65, 300, 1024, left]))
+                spans.append((sequence, at, at + max(1, size)))
+        for sequence, _, end in spans:
+            done[sequence] = end
+        steps.append(sorted(spans, key=lambda span: span[2] - span[1] > 1))
+    return steps
+
+
+@pytest.mark.parametrize("dtype", EXACT, ids=str)
+@pytest.mark.parametrize("window", WINDOWS)
+def test_a_window_sees_its_keys_and_no_others(backend: AttentionBackend, window: int, dtype: torch.dtype) -> None:
+    rng = random.Random(window)
+    block_size = rng.choice([4, 16, 16, 24, 64, 80])
+    near = [window, 64, 128, block_size, window + 64, window + block_size, 2 * window]
+    lengths = [max(1, rng.choice(near) + rng.randint(-2, 2)) for _ in range(4)] + [rng.randrange(window, 1400)]
+    shape = dataclasses.replace(SHAPE, sliding_window=window, logits_soft_cap=rng.choice([None, 30.0]))
+    sequences = Sequences.random(shape, lengths, dtype, seed=window, block_size=block_size)
+    for index, rows in enumerate(run(backend, sequences, *cut(rng, lengths))):
+        torch.testing.assert_close(rows.double(), sequences.expected(index), rtol=EXACT[dtype], atol=EXACT[dtype])
+
+
+@pytest.mark.parametrize("window", [None, 37, 64])
+@pytest.mark.parametrize("num_kv_heads", [6, 2])  # rows of the kernel are queries, or heads too
+def test_what_a_row_does_not_see_may_be_nan(num_kv_heads: int, window: int | None) -> None:
+    """A token whose key and value are nan spoils the rows that see it; to all others nothing is different."""
+    kernels = library()
+    if kernels is None:
+        pytest.skip("there are no CPU kernels here")
+    shape = dataclasses.replace(SHAPE, num_kv_heads=num_kv_heads, sliding_window=window)
+    length = 300
+    clean = Sequences.random(shape, [length], torch.float32)
+    [expected] = run(NativeBackend(kernels), clean, [(0, 0, length)])
+    for spoiled in (0, 63, 64, 150):
+        sequences = Sequences.random(shape, [length], torch.float32)
+        sequences.keys[0][spoiled] = sequences.values[0][spoiled] = torch.nan
+        [rows] = run(NativeBackend(kernels), sequences, [(0, 0, length)])
+        position = torch.arange(length)
+        sees = position >= spoiled
+        if window is not None:
+            sees &= position < spoiled + window
+        assert torch.equal(rows[~sees], expected[~sees])
+        assert rows[sees].isnan().all()
