@@ -37,7 +37,12 @@ class Engine:
         plan = self.runner.plan
         kv = KVManager(plan.num_blocks, plan.block_size, plan.groups, plan.step_tokens, args.enable_prefix_caching)
         self.scheduler = Scheduler(
-            kv, args.max_num_seqs, args.max_num_batched_tokens, args.scheduling_policy, args.enable_chunked_prefill
+            kv,
+            args.max_num_seqs,
+            args.max_num_batched_tokens,
+            args.scheduling_policy,
+            args.enable_chunked_prefill,
+            args.prompt_tokens_beside_decodes(on_cpu=self.runner.device.type == "cpu"),
         )
         self.info = EngineInfo(
             max_model_len=plan.max_model_len,

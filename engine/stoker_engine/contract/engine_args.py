@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 from stoker_engine.contract import argv, names
 from stoker_engine.contract.argv import flag
 from stoker_engine.contract.errors import ArgumentError
+
+#: Prompt tokens that a step on a CPU computes while others decode, unless ``--long-prefill-token-threshold`` says how
+#: many: as few as the kernels still compute at full speed.
+CPU_LONG_PREFILL_TOKENS: Final = 128
 
 
 @dataclass(frozen=True)
@@ -51,6 +56,11 @@ class EngineArgs:
     max_num_seqs: int = flag("most sequences in one step", 256, group="scheduling")
     max_num_batched_tokens: int = flag("most tokens in one step, over all sequences", 2048)
     enable_chunked_prefill: bool = flag("let a prompt be computed in several steps, beside other requests", True)
+    long_prefill_token_threshold: int | None = flag(
+        "most tokens of prompts in a step while other requests decode, which bounds the time between their tokens; "
+        f"0: all that decodes leave; default: {CPU_LONG_PREFILL_TOKENS} on a CPU, 0 on an accelerator",
+        None,
+    )
     scheduling_policy: names.SchedulingPolicy = flag(
         "who is served first: fcfs (first come) or priority (a request's own number, the lowest first)",
         "fcfs",
@@ -83,6 +93,16 @@ class EngineArgs:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ArgumentError(argv.flag_name(name), f"must be at least 1, got {value}")
+        threshold = self.long_prefill_token_threshold
+        if threshold is not None and threshold < 0:
+            raise ArgumentError(
+                "--long-prefill-token-threshold", f"must be at least 1, or 0 for no limit, got {threshold}"
+            )
+        if threshold and not self.enable_chunked_prefill:
+            raise ArgumentError(
+                "--long-prefill-token-threshold",
+                "cuts prompts, which --no-enable-chunked-prefill forbids; leave one of the two out",
+            )
         for name, allowed in (
             ("dtype", names.DTYPES),
             ("kv_cache_dtype", names.KV_CACHE_DTYPES),
@@ -100,3 +120,9 @@ class EngineArgs:
             raise ArgumentError("--max-logprobs", f"must be at least 0, or -1 for no limit, got {self.max_logprobs}")
         if self.block_size & (self.block_size - 1):
             raise ArgumentError("--block-size", f"must be a power of two, got {self.block_size}")
+
+    def prompt_tokens_beside_decodes(self, on_cpu: bool) -> int:
+        """Most tokens of prompts in a step while others decode; 0: all that decodes leave."""
+        if self.long_prefill_token_threshold is not None:
+            return self.long_prefill_token_threshold
+        return CPU_LONG_PREFILL_TOKENS if on_cpu else 0

@@ -73,10 +73,13 @@ class KVManager:
             self.pool.acquire(block)
         sequence.blocks = tables
         sequence.num_computed = num_matched
-        if self.enable_prefix_caching and sequence.num_preemptions == sequence.index == 0:
-            self.queries += len(sequence.token_ids)
-            self.hits += num_matched
         return True
+
+    def count_lookup(self, sequence: request.Sequence) -> None:
+        """Counts an admission in `queries` and `hits`: once a request, and not while it is given back."""
+        if self.enable_prefix_caching:
+            self.queries += len(sequence.token_ids)
+            self.hits += sequence.num_computed
 
     def allocate(self, sequence: request.Sequence, num_tokens: int) -> bool:
         """Extends the block tables to hold `num_tokens` more computed tokens. False: not enough free blocks.

@@ -1,9 +1,10 @@
 """Continuous batching under one token budget.
 
 Each step, sequences catch up: every one has tokens known and tokens computed, and the step computes some of
-the difference. Running sequences come first, in line (`policy`); what is left of the budget admits waiting
-ones. A long prompt therefore runs in chunks beside other sequences' new tokens, a prefix hit is a sequence that
-starts with computed tokens, and a preempted sequence is one whose computed tokens went back to zero.
+the difference. Running sequences come first, in line (`policy`); what is left of the budget (`step_budget`) admits
+waiting ones, and a prompt that runs lets those in that wait before it in line. A long prompt therefore runs in chunks
+beside other sequences' new tokens, a prefix hit is a sequence that starts with computed tokens, and a preempted
+sequence is one whose computed tokens went back to zero.
 
 When blocks run out, the last in line gives its blocks back and waits (preemption by recompute). The first in line
 is never a victim, and one request fits the pool, so every step makes progress.
@@ -21,6 +22,7 @@ from stoker_engine.core.request import Request, Sequence
 from stoker_engine.core.sampling_params import SamplingParams
 from stoker_engine.sched.kv_manager import KVManager
 from stoker_engine.sched.policy import WaitingLine, place_in_line
+from stoker_engine.sched.step_budget import StepBudget
 
 
 class Scheduler:
@@ -31,6 +33,7 @@ class Scheduler:
         max_num_seqs: most sequences in a step.
         max_num_batched_tokens: most tokens in a step.
         enable_chunked_prefill: whether a prompt may take several steps.
+        long_prefill_token_threshold: most prompt tokens of a step while others decode; 0: what decodes leave.
 
     Attributes:
         running: sequences that hold blocks, in line.
@@ -45,6 +48,7 @@ class Scheduler:
         max_num_batched_tokens: int,
         policy: SchedulingPolicy = "fcfs",
         enable_chunked_prefill: bool = True,
+        long_prefill_token_threshold: int = 0,
     ) -> None:
         self.kv = kv
         self.max_num_seqs = max_num_seqs
@@ -56,6 +60,7 @@ class Scheduler:
         self.num_preemptions = 0
         self._policy = policy
         self._chunked = enable_chunked_prefill
+        self._prompt_tokens = long_prefill_token_threshold
         self._num_arrived = 0
 
     @property
@@ -91,47 +96,38 @@ class Scheduler:
 
     def schedule(self) -> ScheduledBatch:
         """The next step. Empty only if there is no work."""
-        budget = self.max_num_batched_tokens
+        self.running.sort(key=lambda sequence: sequence.key)  # forks join at the end
+        budget = StepBudget(self.running, self.max_num_batched_tokens, self._prompt_tokens, self._chunked)
         shares: dict[str, int] = {}
         preemptions_before = self.num_preemptions
-        self.running.sort(key=lambda sequence: sequence.key)  # forks join at the end
 
-        index = 0
-        while index < len(self.running) and budget > 0:
+        index, has_room = 0, True
+        while index < len(self.running) and budget.tokens > 0:
             sequence = self.running[index]
-            num_tokens = self._share(sequence, budget)
+            if has_room and budget.prompts > 0 and self._is_overtaken(sequence):
+                has_room = self._admit(budget, shares, index)
+                index += has_room
+                continue
+            num_tokens = budget.share(sequence)
             if num_tokens:
                 if not self._make_room(sequence, num_tokens):
+                    has_room = False
                     break  # it was itself the last in line, and is waiting again
                 shares[sequence.id] = num_tokens
-                budget -= num_tokens
+                budget.take(sequence, num_tokens)
             index += 1
+            has_room = has_room and self.num_preemptions == preemptions_before  # blocks are short: nobody new
 
-        preempted = self.num_preemptions > preemptions_before  # then nobody new: blocks are short
-        while len(self.waiting) and budget > 0 and not (preempted and shares):
-            sequence = self.waiting.first()
-            full = len(self.running) >= self.max_num_seqs
-            if full or not self.kv.admit(sequence):
-                if shares or not self.running:
-                    break
-                self._preempt()  # beams that wait for one which waits for their blocks
+        while len(self.waiting) and budget.prompts > 0 and (has_room or not shares):
+            if self._admit(budget, shares, len(self.running)):
                 continue
-            num_tokens = self._share(sequence, budget)
-            if not num_tokens:
-                self.kv.free(sequence)
+            if shares or not self.running:
                 break
-            self.waiting.remove(sequence)
-            self.running.append(sequence)
-            if sequence.request.num_cached is None:
-                sequence.request.num_cached = sequence.num_computed
-            allocated = self.kv.allocate(sequence, num_tokens)
-            assert allocated, "admitted without room"
-            shares[sequence.id] = num_tokens
-            budget -= num_tokens
+            self._preempt()  # beams that wait for one which waits for their blocks
 
         assert shares or not self.requests, "nothing to run, and yet there is work"
         sequences = [_scheduled(sequence, shares[sequence.id]) for sequence in self.running if sequence.id in shares]
-        return ScheduledBatch(sequences, self.max_num_batched_tokens - budget, self.kv.take_copies())
+        return ScheduledBatch(sequences, self.max_num_batched_tokens - budget.tokens, self.kv.take_copies())
 
     def commit(self, batch: ScheduledBatch, result: StepResult) -> list[TokenDelta]:
         """Takes in a step's result: its tokens are computed, and sampling sequences have new ones.
@@ -178,10 +174,29 @@ class Scheduler:
         assert all(request.live for request in self.requests.values())
         self.kv.check(live)
 
-    def _share(self, sequence: Sequence, budget: int) -> int:
-        """How many tokens the sequence computes in this step."""
-        num_tokens = min(sequence.num_uncomputed, budget)
-        return num_tokens if self._chunked or num_tokens == sequence.num_uncomputed else 0
+    def _is_overtaken(self, sequence: Sequence) -> bool:
+        """Whether somebody who waits is before this prompt in line, and so is computed first."""
+        return sequence.num_uncomputed > 1 and len(self.waiting) > 0 and self.waiting.first().key < sequence.key
+
+    def _admit(self, budget: StepBudget, shares: dict[str, int], place: int) -> bool:
+        """Lets in the first who waits, as number `place` of the running ones. False: there is no room."""
+        sequence = self.waiting.first()
+        if len(self.running) >= self.max_num_seqs or not self.kv.admit(sequence):
+            return False
+        num_tokens = budget.share(sequence)
+        if not num_tokens:
+            self.kv.free(sequence)
+            return False
+        self.waiting.remove(sequence)
+        self.running.insert(place, sequence)
+        if sequence.request.num_cached is None:
+            sequence.request.num_cached = sequence.num_computed
+            self.kv.count_lookup(sequence)
+        allocated = self.kv.allocate(sequence, num_tokens)
+        assert allocated, "admitted without room"
+        shares[sequence.id] = num_tokens
+        budget.take(sequence, num_tokens)
+        return True
 
     def _make_room(self, sequence: Sequence, num_tokens: int) -> bool:
         """Allocates blocks for `sequence`, preempting from the end of the line. False: it came to itself."""

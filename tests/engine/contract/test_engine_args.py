@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker_engine.contract.engine_args import EngineArgs
+from stoker_engine.contract.engine_args import CPU_LONG_PREFILL_TOKENS, EngineArgs
 from stoker_engine.contract.errors import ArgumentError
 from stoker_engine.contract.frontend_args import FrontendArgs
 from stoker_engine.contract.names import DTYPES, KV_CACHE_DTYPES
@@ -69,6 +69,8 @@ def test_sizes_are_read_as_people_write_them(text: str, value: int) -> None:
         (["m", "--port", "70000"], "--port"),
         (["m", "--gpu-memory-utilization", "0"], "--gpu-memory-utilization"),
         (["m", "--max-model-len", "1.0001k"], "--max-model-len"),
+        (["m", "--long-prefill-token-threshold=-1"], "--long-prefill-token-threshold"),
+        (["m", "--long-prefill-token-threshold=64", "--no-enable-chunked-prefill"], "--long-prefill-token-threshold"),
     ],
 )
 def test_bad_values_are_refused_by_name(words: list[str], argument: str) -> None:
@@ -81,3 +83,10 @@ def test_bad_values_are_refused_by_name(words: list[str], argument: str) -> None
 def test_unknown_words_are_refused(words: list[str]) -> None:
     with pytest.raises(ArgumentError):
         ServeArgs.from_argv(words)
+
+
+def test_prompts_beside_decodes_are_bounded_on_cpus_unless_told_otherwise() -> None:
+    assert EngineArgs("m").prompt_tokens_beside_decodes(on_cpu=True) == CPU_LONG_PREFILL_TOKENS
+    assert EngineArgs("m").prompt_tokens_beside_decodes(on_cpu=False) == 0
+    assert EngineArgs("m", long_prefill_token_threshold=0).prompt_tokens_beside_decodes(on_cpu=True) == 0
+    assert EngineArgs("m", long_prefill_token_threshold=500).prompt_tokens_beside_decodes(on_cpu=True) == 500

@@ -30,6 +30,67 @@ def test_a_long_prompt_is_chunked_beside_decodes() -> None:
     assert shares[4] == {"short#0": 1, "long#0": 2}
 
 
+def test_prompts_share_what_is_left_for_them_beside_decodes() -> None:
+    pretend = Pretend(num_blocks=200, tokens=40, long_prefill_token_threshold=8)
+    pretend.add(sampling("stream", [1, 2], max_tokens=20))
+    pretend.step()
+    for name in ("a", "b"):
+        pretend.add(sampling(name, [ord(name) % 50] * 20, max_tokens=1))
+    shares = []
+    while len(pretend.finished) < 2:
+        pretend.step()
+        shares.append({s.id: len(s.token_ids) for s in pretend.batches[-1].sequences})
+    assert [share["stream#0"] for share in shares] == [1] * len(shares)
+    prompts = [{name: count for name, count in share.items() if name != "stream#0"} for share in shares]
+    assert prompts == [{"a#0": 8}, {"a#0": 8}, {"a#0": 4, "b#0": 4}, {"b#0": 8}, {"b#0": 8}]
+
+
+def test_prompts_have_the_whole_step_while_nobody_decodes() -> None:
+    pretend = Pretend(num_blocks=200, tokens=40, long_prefill_token_threshold=8)
+    for name in ("a", "b"):
+        pretend.add(sampling(name, [ord(name) % 50] * 60, max_tokens=1))
+    for _ in range(3):
+        pretend.step()
+    assert [batch.num_tokens for batch in pretend.batches] == [40, 40, 40]
+
+
+def test_prompts_leave_decodes_their_tokens_and_still_get_on_when_there_are_too_many() -> None:
+    pretend = Pretend(num_blocks=200, seqs=12, tokens=8)
+    for index in range(7):
+        pretend.add(sampling(str(index), [index], max_tokens=20))
+    pretend.step()
+    pretend.add(sampling("urgent", [40] * 20, max_tokens=1))
+    pretend.scheduler.waiting.first().key = (-1, 0)  # before all of them
+    pretend.step()
+    assert [len(s.token_ids) for s in pretend.batches[-1].sequences] == [1] * 8
+
+
+def test_a_prompt_lets_in_who_is_before_it_in_line() -> None:
+    pretend = Pretend(num_blocks=200, tokens=40, policy="priority", long_prefill_token_threshold=8)
+    pretend.add(sampling("stream", [1, 2], max_tokens=30, priority=0))
+    pretend.step()
+    pretend.add(sampling("low", [3] * 40, max_tokens=1, priority=2))
+    pretend.step()
+    pretend.add(sampling("high", [4] * 12, max_tokens=1, priority=1))
+    shares = []
+    for _ in range(3):
+        pretend.step()
+        shares.append({s.id: len(s.token_ids) for s in pretend.batches[-1].sequences if s.id != "stream#0"})
+    assert shares == [{"high#0": 8}, {"high#0": 4, "low#0": 4}, {"low#0": 8}]
+    pretend.drain()
+    assert pretend.result("low") == expected(sampling("low", [3] * 40, max_tokens=1, priority=2))
+
+
+def test_an_admission_given_back_is_looked_up_once() -> None:
+    pretend = Pretend(num_blocks=64, tokens=40, enable_chunked_prefill=False)
+    pretend.add(sampling("stream", [1] * 30, max_tokens=12))
+    pretend.step()
+    pretend.add(sampling("whole", [2] * 40, max_tokens=1))  # has no room in a step beside the stream
+    pretend.drain()
+    assert len(pretend.batches) > 10
+    assert pretend.scheduler.stats().prefix_cache_queries == 70
+
+
 def test_without_chunked_prefill_a_prompt_is_computed_whole() -> None:
     pretend = Pretend(tokens=32, enable_chunked_prefill=False)
     for name in "abc":
@@ -197,6 +258,7 @@ def workloads(draw: Callable) -> tuple[list[EngineRequest], dict[str, object]]:
         "tokens": draw(st.integers(1, 40)),
         "prefix": draw(st.booleans()),
         "policy": draw(st.sampled_from(["fcfs", "priority"])),
+        "long_prefill_token_threshold": draw(st.integers(0, 12)),
     }
 
 

@@ -1,0 +1,50 @@
+"""How many tokens a step may compute, and how many of them are for prompts.
+
+    nobody decodes    │ prompts ─────────────────────────────────── max_num_batched_tokens │
+    others decode     │ prompts ──── long_prefill_token_threshold │ decodes, one token each │
+
+A step lasts as long as its tokens take, and every sequence that decodes waits for it: what prompts get beside decodes
+bounds the time between two tokens of a stream (stall-free batching, Agrawal et al., 2024). Prompts share that part in
+line, and get at least one token of every step, so none starves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from stoker_engine.core.request import Sequence
+
+
+class StepBudget:
+    """What is left of one step.
+
+    Args:
+        running: the sequences that hold blocks.
+        max_tokens: most tokens of the step.
+        prompt_tokens: most tokens of prompts while others decode; 0: what decodes leave.
+        chunked: whether a prompt may take several steps; else it is never cut, and nothing is kept from it.
+
+    Attributes:
+        tokens: tokens left.
+        prompts: of them, how many prompts may take.
+    """
+
+    def __init__(self, running: Iterable[Sequence], max_tokens: int, prompt_tokens: int, chunked: bool) -> None:
+        self.tokens = self.prompts = max_tokens
+        self._chunked = chunked
+        num_decodes = sum(sequence.num_uncomputed == 1 for sequence in running) if chunked else 0
+        if num_decodes:
+            self.prompts = max(1, min(prompt_tokens or max_tokens, max_tokens - num_decodes))
+
+    def share(self, sequence: Sequence) -> int:
+        """How many tokens `sequence` may compute; 0: it must wait."""
+        wanted = sequence.num_uncomputed
+        num_tokens = min(wanted, self.prompts if wanted > 1 else self.tokens)
+        return num_tokens if self._chunked or num_tokens == wanted else 0
+
+    def take(self, sequence: Sequence, num_tokens: int) -> None:
+        """Spends what `sequence` computes."""
+        self.tokens -= num_tokens
+        if sequence.num_uncomputed > 1:
+            self.prompts -= num_tokens
+        self.prompts = min(self.prompts, self.tokens)
