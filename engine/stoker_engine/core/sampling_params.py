@@ -11,6 +11,9 @@ from stoker_engine.contract.errors import RequestError
 #: Most sequences one request may ask for: each is a place in the batch.
 MAX_N = 128
 
+#: Most characters of a stop string or a bad word.
+MAX_WORD_LENGTH = 4096
+
 
 @dataclass(frozen=True)
 class SamplingParams:
@@ -76,6 +79,9 @@ class SamplingParams:
         if self.allowed_token_ids is not None:
             object.__setattr__(self, "allowed_token_ids", tuple(self.allowed_token_ids))
         self._check_ranges()
+        for name in ("stop", "bad_words"):
+            if any(len(word) > MAX_WORD_LENGTH for word in getattr(self, name)):
+                raise RequestError(f"{name}: a string may have at most {MAX_WORD_LENGTH} characters", name)
         if not all(self.stop):
             raise RequestError("stop must not hold an empty string", "stop")
         if not all(word.strip() for word in self.bad_words):

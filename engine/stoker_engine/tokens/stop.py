@@ -2,9 +2,14 @@
 
 The string that is completed first ends the text, and of two completed at once the longer: so the result does not
 depend on how the text was cut into deltas.
+
+Each character is looked at once for each stop string, however long that is (Knuth, Morris, Pratt): what is remembered
+of the text so far is how much of the stop string its end may be the beginning of.
 """
 
 from __future__ import annotations
+
+import functools
 
 
 class StopStrings:
@@ -15,10 +20,9 @@ class StopStrings:
     """
 
     def __init__(self, stop: tuple[str, ...], include: bool = False) -> None:
-        self._stop = stop
+        self._watches = [_Watch(string) for string in stop]
         self._include = include
         self._held = ""
-        self._ignored = 0  # length of the held text in which no stop string may end
 
     def add(self, text: str, watch: bool = True) -> tuple[str, str | None]:
         """Takes in new `text`.
@@ -27,34 +31,67 @@ class StopStrings:
             watch: whether a stop string may end in this text; one that ends later may begin in it all the same.
 
         Returns:
-            (text that can be told, the stop string that ended it or None).
+            (text that can be emitted, the stop string that ended it or None).
         """
-        if not self._stop:
+        if not self._watches:
             return text, None
+        before = len(self._held)
         self._held += text
-        if not watch:
-            self._ignored = len(self._held)
-        ends = [(end, end - len(stop), stop) for stop in self._stop if (end := self._end(stop)) is not None]
+        ends = [(end, -len(each.stop), each.stop) for each in self._watches if (end := each.add(text, watch))]
         if ends:
-            end, start, stop = min(ends)
-            told, self._held = self._held[: end if self._include else start], ""
-            return told, stop
-        split = len(self._held) - max(self._overlap(stop) for stop in self._stop)
-        told, self._held = self._held[:split], self._held[split:]
-        self._ignored = max(0, self._ignored - split)
-        return told, None
+            end, _, stop = min(ends)
+            emitted, self._held = self._held[: before + end - (0 if self._include else len(stop))], ""
+            return emitted, stop
+        split = len(self._held) - max(each.begun for each in self._watches)
+        emitted, self._held = self._held[:split], self._held[split:]
+        return emitted, None
 
     def flush(self) -> str:
         """What was held back, now that no more text comes."""
         held, self._held = self._held, ""
         return held
 
-    def _end(self, stop: str) -> int | None:
-        """Where `stop` is first completed."""
-        start = self._held.find(stop, max(0, self._ignored + 1 - len(stop)))
-        return None if start < 0 else start + len(stop)
 
-    def _overlap(self, stop: str) -> int:
-        """Length of the longest end of the held text that `stop` begins with."""
-        longest = min(len(stop) - 1, len(self._held))
-        return next((n for n in range(longest, 0, -1) if self._held.endswith(stop[:n])), 0)
+class _Watch:
+    """Watches for one stop string.
+
+    Attributes:
+        begun: how many of its characters the text ends with, as its beginning.
+    """
+
+    def __init__(self, stop: str) -> None:
+        self.stop = stop
+        self.begun = 0
+
+    def add(self, text: str, watch: bool) -> int:
+        """Where in `text` the stop string is first completed: the position after it; 0: nowhere."""
+        stop, borders = self.stop, _borders(self.stop)
+        position, begun = 0, self.begun
+        while position < len(text):
+            if not begun:  # nearly always: then the search is the string's own
+                position = text.find(stop[0], position)
+                if position < 0:
+                    break
+            while begun and stop[begun] != text[position]:
+                begun = borders[begun - 1]
+            begun += stop[begun] == text[position]
+            position += 1
+            if begun == len(stop):
+                if watch:
+                    return position
+                begun = borders[-1]
+        self.begun = begun
+        return 0
+
+
+@functools.lru_cache(maxsize=256)
+def _borders(string: str) -> list[int]:
+    """For each of its beginnings, the length of the longest shorter beginning that it also ends with."""
+    borders = [0] * len(string)
+    length = 0
+    for position in range(1, len(string)):
+        while length and string[position] != string[length]:
+            length = borders[length - 1]
+        length += string[position] == string[length]
+        borders[position] = length
+    return borders

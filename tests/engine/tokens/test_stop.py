@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from stoker_engine.tokens.stop import StopStrings
 
 _letters = st.text("ab", max_size=12)
+_pieces = st.lists(st.tuples(_letters, st.booleans()), max_size=8)
+_stops = st.lists(st.text("ab", min_size=1, max_size=6), max_size=4)
 
 
 def feed(watcher: StopStrings, pieces: list[str]) -> tuple[list[str], str | None]:
@@ -20,24 +25,57 @@ def feed(watcher: StopStrings, pieces: list[str]) -> tuple[list[str], str | None
     return [*told, watcher.flush()], None
 
 
-@given(
-    pieces=st.lists(_letters, max_size=8),
-    stop=st.lists(st.text("ab", min_size=1, max_size=4), max_size=3),
-    include=st.booleans(),
-)
-def test_the_result_does_not_depend_on_the_cuts(pieces: list[str], stop: list[str], include: bool) -> None:
-    text = "".join(pieces)
-    told, found = feed(StopStrings(tuple(stop), include), pieces)
-    by_letter, same = feed(StopStrings(tuple(stop), include), list(text))
-    assert ("".join(told), found) == ("".join(by_letter), same)
-    if found is None:
-        assert "".join(told) == text
-        assert not any(string in text for string in stop)
+def naive(stops: list[str], include: bool, pieces: list[tuple[str, bool]]) -> tuple[list[str], str | None]:
+    """What `StopStrings` does, by the letter: each beginning of each string tried at each place."""
+    emitted, text, released, unwatched = list[str](), "", 0, 0
+    for piece, watch in pieces:
+        for letter in piece:
+            text += letter
+            if not watch:
+                unwatched = len(text)
+            found = max((stop for stop in stops if len(text) > unwatched and text.endswith(stop)), key=len, default="")
+            if found:
+                return [*emitted, text[released : None if include else len(text) - len(found)]], found
+        held = max((n for stop in stops for n in range(len(stop)) if text.endswith(stop[:n])), default=0)
+        emitted.append(text[released : len(text) - held])
+        released = len(text) - held
+    return [*emitted, text[released:]], None
+
+
+@given(pieces=_pieces, stops=_stops, include=st.booleans())
+def test_each_delta_is_that_of_the_naive_search(
+    pieces: list[tuple[str, bool]], stops: list[str], include: bool
+) -> None:
+    watcher, emitted, found = StopStrings(tuple(stops), include), list[str](), None
+    for piece, watch in pieces:
+        text, found = watcher.add(piece, watch)
+        emitted.append(text)
+        if found is not None:
+            break
     else:
-        before = "".join(told).removesuffix(found) if include else "".join(told)
-        assert text.startswith(before + found)
-        assert not any(string in (before + found)[:-1] for string in stop), "it was not the first to be complete"
-        assert include or not any(string in before for string in stop)
+        emitted.append(watcher.flush())
+    assert (emitted, found) == naive(stops, include, pieces)
+
+
+class CountedText(str):
+    """Counts the characters that are taken from it."""
+
+    __slots__ = ("taken",)
+
+    def __getitem__(self, index: Any) -> str:
+        part = super().__getitem__(index)
+        self.taken = getattr(self, "taken", 0) + len(part)
+        return part
+
+
+@pytest.mark.parametrize("text", ["a" * 2000 + "b", ("a" * 30 + "b") * 64, "ab" * 1000])
+@pytest.mark.parametrize("cut", [1, 7, 5000])
+def test_a_stop_string_is_compared_in_linear_time(text: str, cut: int) -> None:
+    stop = CountedText(text[:-1] + "c")
+    watcher = StopStrings((stop,))
+    for start in range(0, len(text), cut):
+        watcher.add(text[start : start + cut])
+    assert stop.taken <= 10 * len(text)
 
 
 def test_what_may_become_a_stop_string_is_held_back() -> None:
