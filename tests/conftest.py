@@ -1,4 +1,4 @@
-"""What all tests share: hypothesis' settings, and how many of the slow tests run.
+"""What all tests share: hypothesis' settings, how many of the slow tests run, virtual time.
 
 ``--slow none|drawn|all``: slow tests are those that `slow` marks. Of a slow test with many cases, `drawn` keeps a fixed
 part of the cases, drawn by the hash of each one's name: the same in every run, and unmoved by a case that is added. A
@@ -7,9 +7,12 @@ slow test that counts by itself asks `part_of` how much to do.
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
+import selectors
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -52,3 +55,33 @@ def _drawn(items: list[pytest.Item]) -> list[pytest.Item]:
 def part_of(pytestconfig: pytest.Config) -> Callable[[int], int]:
     """How many of so many a slow test is to do."""
     return lambda whole: whole // _ONE_OF if pytestconfig.getoption("--slow") == "drawn" else whole
+
+
+class VirtualLoop(asyncio.SelectorEventLoop):
+    """Where nothing is left to do but wait, the wait is over at once, and the clock has moved."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        selector = selectors.DefaultSelector()
+        select = selector.select
+
+        def skip(timeout: float | None = None) -> Any:
+            self.now += timeout or 0
+            return select(0)
+
+        selector.select = skip  # type: ignore[method-assign]
+        super().__init__(selector)
+
+    def time(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def virtual_time() -> Callable[[Callable[[], Coroutine[Any, Any, None]]], None]:
+    """Runs a coroutine function in virtual time, which begins at 0."""
+
+    def run(main: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+            runner.run(main())
+
+    return run

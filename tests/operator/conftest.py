@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import copy
-import selectors
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -46,33 +44,3 @@ def endpoint(document: Callable[..., Document]) -> Callable[..., InferenceEndpoi
 def catalogue() -> Catalogue:
     """The built-in catalogue."""
     return Catalogue.load()
-
-
-class VirtualLoop(asyncio.SelectorEventLoop):
-    """Where nothing is left to do but wait, the wait is over at once, and the clock has moved."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-        selector = selectors.DefaultSelector()
-        select = selector.select
-
-        def skip(timeout: float | None = None) -> Any:
-            self.now += timeout or 0
-            return select(0)
-
-        selector.select = skip  # type: ignore[method-assign]
-        super().__init__(selector)
-
-    def time(self) -> float:
-        return self.now
-
-
-@pytest.fixture
-def virtual_time() -> Callable[[Callable[[], Coroutine[Any, Any, None]]], None]:
-    """Runs a coroutine function in virtual time, which begins at 0."""
-
-    def run(main: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        with asyncio.Runner(loop_factory=VirtualLoop) as runner:
-            runner.run(main())
-
-    return run

@@ -63,8 +63,22 @@ class FrontendArgs:
         None,
     )
     max_request_bytes: int = flag("largest request body; a larger one gets 413", 8 * 1024**2)
-    h11_max_incomplete_event_size: int = flag("most bytes of a request's line and headers", 4 * 1024**2)
-    h11_max_header_count: int = flag("most headers of a request", 256)
+    h11_max_incomplete_event_size: int = flag("most bytes of a request's line and headers; beyond it 431", 4 * 1024**2)
+    h11_max_header_count: int = flag("most headers of a request; beyond it 431", 256)
+    request_header_timeout: float = flag(
+        "seconds in which a request's line and headers must have come; else 408; 0: no limit", 60.0
+    )
+    request_body_timeout: float = flag(
+        "seconds over which the rate at which a body comes is measured; one that comes slower than "
+        "--min-request-body-data-rate gets 408; 0: no limit",
+        60.0,
+    )
+    min_request_body_data_rate: int = flag("bytes/s at which a body must come; 0: any progress will do", 240)
+    send_timeout: float = flag(
+        "seconds after which a response ends, and its generation with it, whose client takes nothing of it; "
+        "0: no limit",
+        60.0,
+    )
 
     chat_template: str | None = flag(
         "a Jinja chat template: a file, or the template itself; default: the tokenizer's own",
@@ -119,14 +133,26 @@ class FrontendArgs:
             if getattr(self, name) not in allowed:
                 raise ArgumentError(argv.flag_name(name), f"{getattr(self, name)!r} is not one of {', '.join(allowed)}")
         self._check_ssl()
-        for name in ("max_num_queued_reqs", "max_num_queued_tokens", "max_log_len", "max_engine_restarts"):
+        for name in (
+            "max_num_queued_reqs",
+            "max_num_queued_tokens",
+            "min_request_body_data_rate",
+            "max_log_len",
+            "max_engine_restarts",
+        ):
             value = getattr(self, name)
             if value is not None and value < 0:
                 raise ArgumentError(argv.flag_name(name), f"must be at least 0, got {value}")
         for name in ("max_request_bytes", "h11_max_incomplete_event_size", "h11_max_header_count"):
             if getattr(self, name) < 1:
                 raise ArgumentError(argv.flag_name(name), f"must be at least 1, got {getattr(self, name)}")
-        for name in ("shutdown_grace", "shutdown_timeout"):
+        for name in (
+            "request_header_timeout",
+            "request_body_timeout",
+            "send_timeout",
+            "shutdown_grace",
+            "shutdown_timeout",
+        ):
             if not 0 <= getattr(self, name) < float("inf"):
                 raise ArgumentError(argv.flag_name(name), f"must be 0 or more seconds, got {getattr(self, name)}")
         if not self.step_timeout > 0:
@@ -144,7 +170,7 @@ class FrontendArgs:
             return {}
         try:
             parsed = json.loads(self.default_chat_template_kwargs)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ArgumentError("--default-chat-template-kwargs", f"is not JSON: {error}") from error
         if not isinstance(parsed, dict):
             raise ArgumentError(
@@ -167,7 +193,7 @@ def _json_list(name: str, value: tuple[str, ...]) -> tuple[str, ...]:
         return value
     try:
         parsed = json.loads(value[0])
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ArgumentError(argv.flag_name(name), f"is not JSON: {error}") from error
     if not all(isinstance(item, str) for item in parsed):
         raise ArgumentError(argv.flag_name(name), "must be a list of strings")

@@ -203,7 +203,7 @@ def uvicorn_config(service: Service) -> uvicorn.Config:
     skip_paths(args.disable_access_log_for_endpoints)
     config = uvicorn.Config(
         create_app(service),
-        http=http_protocol(args.h11_max_incomplete_event_size, args.h11_max_header_count),
+        http=http_protocol(args),
         ws="none",
         lifespan="off",
         log_config=None,  # the process's own logging

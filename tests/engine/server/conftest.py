@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import math
+import signal
 import threading
 import time
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -259,7 +260,7 @@ def listen() -> Listen:
     def serve(app: FastAPI) -> Iterator[tuple[str, int]]:
         config = uvicorn.Config(
             app,
-            http=http_protocol(65536, 100),
+            http=http_protocol(FrontendArgs()),
             ws="none",
             log_config=None,
             lifespan="off",
@@ -314,6 +315,19 @@ class Serving:
         """Waits until it has ended."""
         self._thread.join(seconds)
         assert not self._thread.is_alive(), "the server does not end"
+
+
+@contextmanager
+def serving_fake(engine: FakeEngine, **frontend: Any) -> Iterator[Serving]:
+    """The fake engine, served with these fields of FrontendArgs."""
+    served = Serving(ServeArgs(EngineArgs("tiny"), FrontendArgs(**frontend)), engine)
+    try:
+        yield served
+    finally:
+        for _ in range(2):
+            with suppress(RuntimeError):  # it has ended
+                served.call(served.server.stop, signal.SIGINT)
+        served.join()
 
 
 @pytest.fixture(scope="module")

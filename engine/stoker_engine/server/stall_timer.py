@@ -1,0 +1,58 @@
+"""Notices that something does not progress as it should."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+
+class StallTimer:
+    """While it runs, `progress` must grow by `least` in each span of `seconds`; else `on_stall` is called, once.
+
+    It costs a timer of the event loop while it runs, and nothing at each step of the progress.
+
+    Args:
+        seconds: 0 is no limit.
+    """
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        seconds: float,
+        least: float,
+        progress: Callable[[], int],
+        on_stall: Callable[[], None],
+    ) -> None:
+        self._loop = loop
+        self._seconds = seconds
+        self._least = least
+        self._progress = progress
+        self._on_stall = on_stall
+        self._began_at = 0
+        self._handle: asyncio.TimerHandle | None = None
+
+    @property
+    def is_running(self) -> bool:
+        """Whether a span is running."""
+        return self._handle is not None
+
+    def run(self, wanted: bool) -> None:
+        """Begins a span, if none is running; or ends it."""
+        if not wanted:
+            self.stop()
+        elif not self.is_running and self._seconds:
+            self._began_at = self._progress()
+            self._handle = self._loop.call_later(self._seconds, self._look)
+
+    def stop(self) -> None:
+        """Ends the span."""
+        if self._handle is not None:
+            self._handle.cancel()
+            self._handle = None
+
+    def _look(self) -> None:
+        self._handle = None
+        if self._progress() - self._began_at < self._least:
+            self._on_stall()
+        else:
+            self.run(True)
