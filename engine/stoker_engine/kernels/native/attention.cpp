@@ -65,12 +65,6 @@ struct Tile {
   const T *keys[TILE], *values[TILE];
 };
 
-// Which keys of a tile each of R consecutive rows sees: none where first > last. Both grow from row to row.
-template <int R>
-struct Seen {
-  long first[R], last[R];
-};
-
 // Asks for `size` elements that are needed soon. Blocks lie apart, so the processor does not foresee them.
 template <class T>
 inline void fetch(const T* from, long size) {
@@ -222,46 +216,55 @@ struct Item {
     return factor;
   }
 
-  // Multiplies R rows by their corrections and adds weights × values. A value that a row does not see is left out, not
-  // multiplied by 0: it may be nan.
+  // Multiplies R rows by their corrections and adds weights × values, for the keys first … last of the tile.
   template <int R, int V>
   void add_values(const Workspace& work, float* to, const float (*weights)[TILE], const float* factors, long d,
-                  const Seen<R>& seen) const {
+                  long first, long last) const {
     Vec sums[R][V];
     for (int r = 0; r < R; r++)
       for (int v = 0; v < V; v++) sums[r][v] = load(to + r * width + d + v * LANES) * factors[r];
-    const auto add = [&](long k, auto sees) {
+    for (long k = first; k <= last; k++)
       for (int v = 0; v < V; v++) {
         const Vec value = load(work.rows[k] + d + v * LANES);
-        for (int r = 0; r < R; r++)
-          if (sees(r)) sums[r][v] += value * weights[r][k];
+        for (int r = 0; r < R; r++) sums[r][v] += value * weights[r][k];
       }
-    };
-    long k = seen.first[0];
-    const auto some = [&](int r) { return seen.first[r] <= k && k <= seen.last[r]; };
-    for (; k < std::min(seen.first[R - 1], seen.last[R - 1] + 1); k++) add(k, some);
-    for (; k <= seen.last[0]; k++) add(k, [](int) { return true; });
-    for (; k <= seen.last[R - 1]; k++) add(k, some);
     for (int r = 0; r < R; r++)
       for (int v = 0; v < V; v++) store(to + r * width + d + v * LANES, sums[r][v]);
   }
 
   template <int R>
-  void run_rows(const Workspace& work, long r, long start, const State& state) const {
-    Seen<R> seen;
-    for (int i = 0; i < R; i++) {
-      seen.first[i] = std::max(0l, oldest_of(r + i) - start);
-      seen.last[i] = std::min(TILE - 1, position_of(r + i) - start);
-    }
-    if (seen.first[0] > seen.last[R - 1]) return;
-    float scores[R][TILE] = {}, factors[R];
-    score<R>(work, r, scores, seen.last[R - 1] + 1);
-    for (int i = 0; i < R; i++) factors[i] = weigh(r + i, scores[i], start, state);
-    float* to = state.values + r * width;
+  void add_values(const Workspace& work, float* to, const float (*weights)[TILE], const float* factors, long first,
+                  long last) const {
     long d = 0;
     for (; d + VECTORS * LANES <= width; d += VECTORS * LANES)
-      add_values<R, VECTORS>(work, to, scores, factors, d, seen);
-    for (; d < width; d += LANES) add_values<R, 1>(work, to, scores, factors, d, seen);
+      add_values<R, VECTORS>(work, to, weights, factors, d, first, last);
+    for (; d < width; d += LANES) add_values<R, 1>(work, to, weights, factors, d, first, last);
+  }
+
+  template <int R>
+  void run_rows(const Workspace& work, long r, long start, const State& state) const {
+    long first[R], last[R];  // keys of the tile that a row sees, none where first > last; both grow from row to row
+    for (int i = 0; i < R; i++) {
+      first[i] = std::max(0l, oldest_of(r + i) - start);
+      last[i] = std::min(TILE - 1, position_of(r + i) - start);
+    }
+    if (first[0] > last[R - 1]) return;
+    float scores[R][TILE] = {}, factors[R];
+    score<R>(work, r, scores, last[R - 1] + 1);
+    for (int i = 0; i < R; i++) factors[i] = weigh(r + i, scores[i], start, state);
+    float* to = state.values + r * width;
+    if (first[0] == first[R - 1] && last[0] == last[R - 1]) {
+      add_values<R>(work, to, scores, factors, first[0], last[0]);
+      return;
+    }
+    // A value that a row does not see is left out, not multiplied by 0: it may be nan. So what only some rows see, at
+    // either end, goes to each of them alone.
+    for (int i = 0; i < R; i++)
+      add_values<1>(work, to + i * width, scores + i, factors + i, first[i], std::min(last[i], first[R - 1] - 1));
+    std::fill(factors, factors + R, 1.0f);
+    add_values<R>(work, to, scores, factors, first[R - 1], last[0]);
+    for (int i = 0; i < R; i++)
+      add_values<1>(work, to + i * width, scores + i, factors + i, std::max(first[R - 1], last[0] + 1), last[i]);
   }
 
   // Runs all rows over the keys of one part.
