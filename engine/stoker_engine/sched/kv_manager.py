@@ -10,12 +10,36 @@ the window has left are released while the sequence still runs; the null block t
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 from stoker_engine.contract.block_hash import BlockHash, block_hash, root_hash
 from stoker_engine.contract.cache_groups import NULL_BLOCK, CacheGroup, blocks_per_sequence
 from stoker_engine.core import request
 from stoker_engine.sched.block_pool import BlockPool
 from stoker_engine.sched.prefix_cache import PrefixCache
+
+
+@dataclass(frozen=True)
+class _Refusal:
+    """Why the first in line was not admitted, so that its prefix is not looked up again in every step that it waits.
+
+    Blocks that other sequences have of its prefix count as there. That they become more is known: sequences take blocks
+    over when they are admitted, and publish new ones under the prefix's hashes. In both cases the refusal is dropped.
+
+    Attributes:
+        needed: blocks that must be free.
+        hashes: of the sequence's full blocks.
+    """
+
+    sequence: request.Sequence
+    num_tokens: int
+    needed: int
+    hashes: frozenset[BlockHash]
+
+    def still(self, sequence: request.Sequence, num_free: int) -> bool:
+        """Whether `sequence` would be refused again."""
+        same = self.sequence is sequence and self.num_tokens == len(sequence.token_ids)
+        return same and num_free < self.needed
 
 
 class KVManager:
@@ -49,6 +73,7 @@ class KVManager:
         self._step_tokens = step_tokens
         self._hashes: dict[str, list[BlockHash]] = {}
         self._copies: list[tuple[int, int]] = []
+        self._refused: _Refusal | None = None
 
     @property
     def usage(self) -> float:
@@ -62,13 +87,18 @@ class KVManager:
         sequence is asked here, not reserved: admitting what would soon be preempted wastes work.
         """
         assert not sequence.blocks and sequence.num_computed == 0
+        if self._refused is not None and self._refused.still(sequence, self.pool.num_free):
+            return False
         tables = self._match(sequence)
         matched = [block for table in tables for block in table if block != NULL_BLOCK]
         num_matched = len(tables[0]) * self.block_size
         needed = blocks_per_sequence(self._groups, len(sequence.token_ids), self._step_tokens, self.block_size)
-        available = self.pool.num_free - sum(self.pool.is_free(block) for block in matched)
-        if needed - len(matched) > available:
+        needed -= sum(not self.pool.is_free(block) for block in matched)
+        if needed > self.pool.num_free:
+            hashes = frozenset(self._hashes.get(sequence.id, ()))
+            self._refused = _Refusal(sequence, len(sequence.token_ids), needed, hashes)
             return False
+        self._refused = None
         for block in matched:
             self.pool.acquire(block)
         sequence.blocks = tables
@@ -165,29 +195,40 @@ class KVManager:
             return [[] for _ in self.windows]
         length = (len(sequence.token_ids) - 1) // self.block_size
         chain = self._chain(sequence, len(sequence.token_ids) - 1)
-        found: list[list[int | None]] = []
-        for group, window in enumerate(self.windows):
-            if window is None:
-                prefix: list[int | None] = []
-                for hash_ in chain[:length]:
-                    block = self.prefix_cache.find(group, hash_)
-                    if block is None:
-                        break
-                    prefix.append(block)
-                length = len(prefix)
-                found.append(prefix)
-            else:
-                found.append([self.prefix_cache.find(group, hash_) for hash_ in chain[:length]])
-        while length and not all(
-            None not in blocks[self._first_seen(length * self.block_size, window) : length]
-            for blocks, window in zip(found, self.windows, strict=True)
-        ):
-            length -= 1
-        tables = []
-        for blocks, window in zip(found, self.windows, strict=True):
-            first = self._first_seen(length * self.block_size, window)
-            tables.append([NULL_BLOCK] * first + [block for block in blocks[first:length] if block is not None])
-        return tables
+        full = [group for group, window in enumerate(self.windows) if window is None]
+        windowed = [group for group, window in enumerate(self.windows) if window is not None]
+        found: list[list[int]] = [[] for _ in self.windows]
+        for group in full:
+            for hash_ in chain[:length]:
+                block = self.prefix_cache.find(group, hash_)
+                if block is None:
+                    break
+                found[group].append(block)
+            length = len(found[group])
+        # From the end backwards, as far as a window reaches. Where a block is missing that is seen from the end, it is
+        # seen from all ends after it as well: the prefix can only end before it, and no block is looked up twice.
+        first_seen, index = self._all_first_seen(length), length
+        while index > min((first_seen[group] for group in windowed), default=length):
+            index -= 1
+            for group in windowed:
+                if index < first_seen[group]:
+                    continue
+                block = self.prefix_cache.find(group, chain[index])
+                if block is None:
+                    length, first_seen = index, self._all_first_seen(index)
+                    for other in windowed:
+                        found[other].clear()
+                    break
+                found[group].append(block)
+        for group in full:
+            del found[group][length:]
+        for group in windowed:
+            found[group] = [NULL_BLOCK] * first_seen[group] + found[group][::-1]
+        return found
+
+    def _all_first_seen(self, num_blocks: int) -> list[int]:
+        """By group: index of the oldest block that the token after `num_blocks` full blocks still sees."""
+        return [self._first_seen(num_blocks * self.block_size, window) for window in self.windows]
 
     def _remember(self, sequence: request.Sequence, end: int) -> None:
         """Publishes the blocks that are full once this step has run.
@@ -200,6 +241,8 @@ class KVManager:
         first = sequence.num_computed // self.block_size
         chain = self._chain(sequence, end)
         for index in range(first, end // self.block_size):
+            if self._refused is not None and chain[index] in self._refused.hashes:
+                self._refused = None
             for group, table in enumerate(sequence.blocks):
                 self.prefix_cache.insert(group, chain[index], table[index])
 

@@ -1,0 +1,110 @@
+"""What the KV manager looks up: no block of a prefix twice, and nothing again for a sequence that goes on waiting."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+
+import pytest
+
+from stoker_engine.contract.block_hash import BlockHash
+from stoker_engine.contract.cache_groups import NULL_BLOCK
+from stoker_engine.core.request import Request, Sequence
+from stoker_engine.sched.kv_manager import KVManager
+
+from .pretend import BLOCK, HYBRID, Pretend, sampling
+
+
+class Lookups(Counter[tuple[int, BlockHash]]):
+    """Counts what is looked up in a manager's prefix cache."""
+
+    def __init__(self, kv: KVManager, monkeypatch: pytest.MonkeyPatch) -> None:
+        super().__init__()
+        find = kv.prefix_cache.find
+
+        def counted(group: int, block_hash: BlockHash) -> int | None:
+            self[group, block_hash] += 1
+            return find(group, block_hash)
+
+        monkeypatch.setattr(kv.prefix_cache, "find", counted)
+
+
+def sequence_of(tokens: list[int]) -> Sequence:
+    return Request(sampling("r", tokens), (0,)).live[0]
+
+
+def longest(kv: KVManager, there: list[set[int]], blocks: int) -> int:
+    """Of a prefix whose blocks `there` are cached, by group: the most that a sequence can begin after."""
+
+    def fits(length: int) -> bool:
+        firsts = (0 if w is None else max(length * BLOCK - w + 1, 0) // BLOCK for w in kv.windows)
+        return all(held.issuperset(range(first, length)) for first, held in zip(firsts, there, strict=True))
+
+    return max(filter(fits, range(blocks + 1)))
+
+
+def test_the_longest_prefix_is_found_and_nothing_is_looked_up_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = random.Random(0)
+    for _ in range(200):
+        blocks = rng.randint(1, 30)
+        kv = KVManager(4 * blocks + 10, BLOCK, HYBRID, 16)
+        sequence = sequence_of([rng.randrange(50) for _ in range(blocks * BLOCK + 1)])
+        chain = kv._chain(sequence, blocks * BLOCK)
+        missing = rng.choice([0, 0.05, 0.3])
+        there: list[set[int]] = [set() for _ in HYBRID]
+        for group in range(len(HYBRID)):
+            for index in range(blocks):
+                if rng.random() >= (missing / 5 if group == 0 else missing):
+                    there[group].add(index)
+                    kv.prefix_cache.insert(group, chain[index], 1 + group * blocks + index)
+        lookups = Lookups(kv, monkeypatch)
+        assert kv.admit(sequence)
+        assert len(sequence.blocks[0]) == longest(kv, there, blocks)
+        assert all(count == 1 for count in lookups.values())
+        for group, (table, window) in enumerate(zip(sequence.blocks, kv.windows, strict=True)):
+            first = kv._first_seen(len(table) * BLOCK, window)
+            assert table == [NULL_BLOCK if index < first else 1 + group * blocks + index for index in range(len(table))]
+
+
+def test_a_long_prefix_whose_windows_are_gone_costs_two_lookups_a_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    blocks = 3000
+    kv = KVManager(5 * blocks, BLOCK, HYBRID, 16)
+    sequence = sequence_of([index % 50 for index in range(blocks * BLOCK + 1)])
+    for index, hash_ in enumerate(kv._chain(sequence, blocks * BLOCK)):
+        kv.prefix_cache.insert(0, hash_, 1 + index)
+    lookups = Lookups(kv, monkeypatch)
+    assert kv.admit(sequence) and sequence.num_computed == 0
+    assert lookups.total() <= 2 * blocks
+
+
+def test_the_head_of_the_line_is_looked_up_again_only_when_it_may_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend = Pretend(num_blocks=41, tokens=40)
+    runner = sampling("runner", list(range(40)), max_tokens=60)
+    pretend.add(runner)
+    pretend.step()
+    pretend.add(sampling("waits", [7] * 80, max_tokens=2))  # 20 blocks of 30 that are free; the runner takes them
+    pretend.scheduler.max_num_seqs = 1
+    while pretend.scheduler.kv.pool.num_free >= 20:
+        pretend.step()
+    pretend.scheduler.max_num_seqs = 8
+    lookups = Lookups(pretend.scheduler.kv, monkeypatch)
+    pretend.step()
+    first = lookups.total()
+    assert first > 0
+    for _ in range(10):
+        pretend.step()
+    assert lookups.total() == first
+    pretend.drain()
+    assert lookups.total() > first and pretend.result("waits")
+
+
+def test_a_prefix_that_comes_into_use_lets_the_head_of_the_line_in() -> None:
+    """Two requests of one long prompt fit only because they share it, and the second is refused before it is there."""
+    pretend = Pretend(num_blocks=31, tokens=16)
+    prompt = list(range(50)) + list(range(30))  # 20 blocks
+    for name in "ab":
+        pretend.add(sampling(name, prompt, max_tokens=6))
+    pretend.drain()
+    assert pretend.scheduler.num_preemptions == 0
+    together = [batch for batch in pretend.batches if len(batch.sequences) == 2]
+    assert together, "the second waited for the first to end"
