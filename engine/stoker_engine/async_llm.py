@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from stoker_engine.contract.engine_args import EngineArgs
-from stoker_engine.contract.errors import EngineDeadError
+from stoker_engine.contract.errors import EngineDeadError, RequestFailedError
 from stoker_engine.core.engine_info import EngineInfo
 from stoker_engine.core.finish_reason import FinishReason
 from stoker_engine.core.observer import StepReport
@@ -198,6 +198,7 @@ class AsyncLLM:
 
         Raises:
             RequestError: the request cannot be served as it is; raised before the first delta.
+            RequestFailedError: the engine failed at this request.
             EngineDeadError: the engine died, or was shut down.
         """
         if not self._serving or self._closed:
@@ -216,7 +217,7 @@ class AsyncLLM:
                 if isinstance(item, EngineDeadError):
                     raise item
                 if item.finish_reason is FinishReason.ERROR:
-                    raise EngineDeadError("the engine failed at this request; see the server's log")
+                    raise RequestFailedError(item.error)
                 unfinished -= item.finish_reason is not None
                 yield item
         finally:

@@ -90,6 +90,7 @@ class EngineMetrics:
             ("device", "host", "p2p", "disk", "external_unspecified"),
         )
         self._preemptions = self._counter("num_preemptions", "Requests preempted.")
+        self._corrupted = self._counter("corrupted_requests", "Requests that ended by nan or infinity in their logits.")
 
         self._prompt_tokens = self._counter("prompt_tokens", "Prompt tokens processed, cached ones included.")
         self._computed, self._hit, _ = self._counters(
@@ -160,6 +161,7 @@ class EngineMetrics:
         self._prefix_hits.inc(hits)
         self._cached_on_device.inc(hits)
         self._preemptions.inc(stats.num_preemptions - self._told.num_preemptions)
+        self._corrupted.inc(stats.num_corrupted - self._told.num_corrupted)
         self._told = stats
 
         if report.num_tokens:

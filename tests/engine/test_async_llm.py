@@ -15,7 +15,7 @@ import pytest
 from stoker_engine import SamplingParams
 from stoker_engine.async_llm import AsyncLLM
 from stoker_engine.contract.engine_args import EngineArgs
-from stoker_engine.contract.errors import EngineDeadError, RequestError
+from stoker_engine.contract.errors import EngineDeadError, RequestError, RequestFailedError
 from stoker_engine.core.finish_reason import FinishReason
 from stoker_engine.core.observer import StepReport
 from stoker_engine.core.outputs import OutputDelta, TokenDelta
@@ -131,7 +131,7 @@ async def a_request_whose_text_fails_hurts_nobody(llm: AsyncLLM, reports: list[S
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(llm._outputs, "process", failing)
         alone = asyncio.create_task(collect(llm, "fine", LONG))
-        with pytest.raises(EngineDeadError, match="failed at this request"):
+        with pytest.raises(RequestFailedError, match="failed at this request"):
             await collect(llm, "poison", LONG)
         assert len(await alone) == 400
     await until_free(reports)

@@ -10,6 +10,7 @@
     │   └── WeightsError            missing, unused or misshapen tensors
     └── RequestError        one request is wrong; only it is answered so HTTP 400
         ├── NotFoundError   no such model                                HTTP 404
+        ├── RequestFailedError  this request broke in the engine; others go on   HTTP 500
         └── EngineDeadError the engine stopped; nothing can be served    HTTP 500, CLI: exit 1
             └── EngineOutOfMemoryError  because memory ran out
 
@@ -84,6 +85,16 @@ class NotFoundError(RequestError):
 
     status = 404
     type = "not_found_error"
+
+
+class RequestFailedError(RequestError):
+    """The engine failed at this one request, by no fault of the request's; others go on."""
+
+    status = 500
+    type = "internal_error"
+
+    def __init__(self, message: str | None = None) -> None:
+        super().__init__(message or "the engine failed at this request; see the server's log")
 
 
 class EngineDeadError(RequestError):

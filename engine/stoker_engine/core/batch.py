@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from stoker_engine.core.logit_rules import LogitRules
 from stoker_engine.core.logprobs import TokenLogprobs
 from stoker_engine.core.sampling_params import BeamSearchParams, SamplingParams
+from stoker_engine.core.token_counts import TokenCounts
 
 
 @dataclass(frozen=True)
@@ -19,8 +21,9 @@ class ScheduledSequence:
         num_samples: how many next tokens to draw; 0 where `token_ids` do not reach the last known token.
         seed: of the sampler, which draws sample i by (seed + i, position) alone.
         known: all tokens known, the first `num_prompt_tokens` of them the prompt's.
-        end_tokens: tokens that must not be chosen yet (min_tokens).
-        bad_words: token sequences that must not be completed.
+        rules: what its request asks to be done to its logits; None: nothing.
+        counts: the tokens it holds, where they are penalised.
+        may_end: whether it has the tokens that it must have before it ends (min_tokens).
         num_candidates: of a beam: how many likeliest next tokens are wanted.
         num_prompt_logprobs: prompt positions whose log-probabilities are known from earlier steps.
     """
@@ -34,8 +37,9 @@ class ScheduledSequence:
     seed: int
     known: list[int]
     num_prompt_tokens: int
-    end_tokens: tuple[int, ...] = ()
-    bad_words: tuple[tuple[int, ...], ...] = ()
+    rules: LogitRules | None = None
+    counts: TokenCounts | None = None
+    may_end: bool = True
     num_candidates: int = 0
     num_prompt_logprobs: int = 0
 
@@ -74,11 +78,13 @@ class Sampled:
         token_ids: `num_samples` tokens.
         logprobs: of each of them, when asked for.
         candidates: of a beam: (token, log-probability), best first.
+        is_corrupted: its logits are no numbers that a token can be chosen by, so that nothing was drawn.
     """
 
     token_ids: list[int]
     logprobs: list[TokenLogprobs] | None = None
     candidates: list[tuple[int, float]] | None = None
+    is_corrupted: bool = False
 
 
 @dataclass(frozen=True)
@@ -87,12 +93,12 @@ class StepResult:
 
     Attributes:
         sampled: for each of ``batch.sampling``, in order.
-        prompt_logprobs: by sequence id, for each of its `prompt_positions`.
+        prompt_logprobs: by sequence id, for each of its `prompt_positions`; None where they are no numbers.
         prepare_time, model_time, sample_time: seconds.
     """
 
     sampled: list[Sampled]
-    prompt_logprobs: dict[str, list[TokenLogprobs]] = field(default_factory=dict)
+    prompt_logprobs: dict[str, list[TokenLogprobs] | None] = field(default_factory=dict)
     prepare_time: float = 0.0
     model_time: float = 0.0
     sample_time: float = 0.0

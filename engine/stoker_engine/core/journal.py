@@ -76,14 +76,15 @@ class Journal:
         for delta in deltas:
             life = self._lives[delta.request_id]
             request = life.request
-            if life.first_token is None:
+            if life.first_token is None and delta.token_ids:
                 life.first_token = now
                 waited = now - request.asked.arrival_time
                 first_tokens.append(FirstToken(waited, request.num_prompt_tokens, request.num_cached or 0))
             previous = life.last_tokens.get(delta.index)
-            if previous is not None:
-                inter_token.append(now - previous)
-            life.last_token = life.last_tokens[delta.index] = now
+            if delta.token_ids:
+                if previous is not None:
+                    inter_token.append(now - previous)
+                life.last_token = life.last_tokens[delta.index] = now
             life.lengths[delta.index] = life.lengths.get(delta.index, 0) + len(delta.token_ids)
             if not request.live:
                 ended[request.id] = request

@@ -17,6 +17,7 @@ class SchedulerStats:
     prefix_cache_queries: int
     prefix_cache_hits: int
     num_preemptions: int
+    num_corrupted: int = 0
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ class TokenDelta:
         cumulative_logprob: of a finished beam.
         finish_reason: set on the last delta of a sequence.
         stop_reason: the stop token that ended it.
+        error: with `FinishReason.ERROR`, a sentence on what went wrong.
     """
 
     request_id: str
@@ -32,6 +33,7 @@ class TokenDelta:
     prompt_logprobs: list[TokenLogprobs] | None = None
     cumulative_logprob: float | None = None
     num_cached_tokens: int = 0
+    error: str | None = None
 
 
 @dataclass(frozen=True)
@@ -52,6 +54,7 @@ class OutputDelta:
         logprobs: one for each of `token_ids`, when asked for.
         prompt_logprobs: for each prompt token; None for the first, which nothing precedes.
         finish_reason: set on the last delta of a sequence.
+        error: with `FinishReason.ERROR`, a sentence on what went wrong.
     """
 
     request_id: str
@@ -65,6 +68,7 @@ class OutputDelta:
     logprobs: list[PositionLogprobs] | None = None
     prompt_logprobs: list[PositionLogprobs | None] | None = None
     cumulative_logprob: float | None = None
+    error: str | None = None
 
 
 @dataclass

@@ -18,8 +18,10 @@ from dataclasses import dataclass, field
 from stoker_engine.core.beam_search import BeamSearch
 from stoker_engine.core.engine_request import EngineRequest
 from stoker_engine.core.finish_reason import FinishReason
+from stoker_engine.core.logit_rules import LogitRules
 from stoker_engine.core.logprobs import TokenLogprobs
 from stoker_engine.core.sampling_params import BeamSearchParams, SamplingParams
+from stoker_engine.core.token_counts import TokenCounts
 
 
 @dataclass(eq=False)
@@ -35,6 +37,7 @@ class Sequence:
         blocks: for each group of layers, the KV-cache blocks in order; block i holds tokens i × block_size and on.
             `NULL_BLOCK` stands where a window has left one.
         candidates: a beam's offer for the next step, while it waits for the other beams'.
+        counts: how often its output holds which token, where that is penalised.
     """
 
     request: Request
@@ -47,6 +50,7 @@ class Sequence:
     finish_reason: FinishReason | None = None
     stop_reason: int | None = None
     candidates: list[tuple[int, float]] | None = None
+    counts: TokenCounts | None = None
     id: str = field(init=False)
 
     def __post_init__(self) -> None:
@@ -70,6 +74,8 @@ class Sequence:
     def append(self, token_id: int) -> None:
         """Takes in a newly sampled token; sets `finish_reason` if it ends the sequence."""
         self.token_ids.append(token_id)
+        if self.counts is not None:
+            self.counts.add(token_id)
         asked, params = self.request.asked, self.request.asked.params
         if token_id in params.stop_token_ids:
             self.finish_reason, self.stop_reason = FinishReason.STOP, token_id
@@ -90,6 +96,7 @@ class Request:
         num_cached: prompt tokens that a prefix hit saved, at the first time it was scheduled.
         prompt_logprobs: of each prompt token but the first, as far as they are computed.
         beams: the state of a beam search.
+        rules: what is done to its sequences' logits; None: nothing.
     """
 
     asked: EngineRequest
@@ -101,13 +108,16 @@ class Request:
     num_preemptions: int = 0
     finish_reason: FinishReason | None = None
     beams: BeamSearch | None = None
+    rules: LogitRules | None = field(init=False)
 
     def __post_init__(self) -> None:
         params = self.asked.params
         if isinstance(params, BeamSearchParams):
             eos = frozenset[int]() if params.ignore_eos else self.asked.eos_token_ids
             self.beams = BeamSearch(params, self.asked.max_tokens, eos | frozenset(params.stop_token_ids))
-        self.live = [self.start(self.asked.prompt_token_ids)]
+        self.rules = LogitRules.of(self.asked)
+        prompt = self.asked.prompt_token_ids
+        self.live = [self.start(prompt, None if self.rules is None else self.rules.counts(prompt))]
 
     @property
     def id(self) -> str:
@@ -129,7 +139,7 @@ class Request:
         """Sequences still to start once the prompt is computed."""
         return 0 if self.beams else self.asked.num_sequences - self.num_started
 
-    def start(self, token_ids: list[int]) -> Sequence:
-        """A new sequence that knows `token_ids`."""
+    def start(self, token_ids: list[int], counts: TokenCounts | None) -> Sequence:
+        """A new sequence that knows `token_ids`, which `counts` has counted."""
         index, self.num_started = self.num_started, self.num_started + 1
-        return Sequence(self, index, (*self.line, index), list(token_ids))
+        return Sequence(self, index, (*self.line, index), list(token_ids), counts=counts)

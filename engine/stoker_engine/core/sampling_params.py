@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
 from stoker_engine.contract.errors import RequestError
+from stoker_engine.core.token_ids import NO_TOKENS, TokenIds
 
 #: Most sequences one request may ask for: each is a place in the batch.
 MAX_N = 128
 
 #: Most characters of a stop string or a bad word.
 MAX_WORD_LENGTH = 4096
+
+#: Most tokens whose logits one request may bias; OpenAI's.
+MAX_LOGIT_BIAS = 300
 
 
 @dataclass(frozen=True)
@@ -28,7 +32,7 @@ class SamplingParams:
         presence_penalty: taken off the logit of each token that the output holds.
         frequency_penalty: taken off as many times as the output holds it.
         repetition_penalty: positive logits of tokens in prompt or output are divided by it, negative ones multiplied.
-        logit_bias: token id → added to its logit.
+        logit_bias: token id → added to its logit; at most `MAX_LOGIT_BIAS` of them.
         allowed_token_ids: nothing else can be chosen.
         bad_words: words that are never completed.
         seed: makes the output reproducible, alone or in any batch; None draws afresh.
@@ -57,14 +61,14 @@ class SamplingParams:
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0
     logit_bias: Mapping[int, float] = field(default_factory=dict)
-    allowed_token_ids: tuple[int, ...] | None = None
+    allowed_token_ids: Sequence[int] | None = None
     bad_words: tuple[str, ...] = ()
     seed: int | None = None
     max_tokens: int | None = 16
     min_tokens: int = 0
     stop: tuple[str, ...] = ()
     include_stop_str_in_output: bool = False
-    stop_token_ids: tuple[int, ...] = ()
+    stop_token_ids: Sequence[int] = NO_TOKENS
     ignore_eos: bool = False
     skip_special_tokens: bool = True
     logprobs: int | None = None
@@ -74,10 +78,14 @@ class SamplingParams:
     def __post_init__(self) -> None:
         for name in ("stop", "bad_words"):
             object.__setattr__(self, name, _strings(getattr(self, name)))
-        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
+        if len(self.logit_bias) > MAX_LOGIT_BIAS:
+            raise RequestError(
+                f"logit_bias holds {len(self.logit_bias)} tokens; at most {MAX_LOGIT_BIAS} are taken", "logit_bias"
+            )
         object.__setattr__(self, "logit_bias", {int(token): float(bias) for token, bias in self.logit_bias.items()})
+        object.__setattr__(self, "stop_token_ids", _token_ids(self.stop_token_ids, "stop_token_ids"))
         if self.allowed_token_ids is not None:
-            object.__setattr__(self, "allowed_token_ids", tuple(self.allowed_token_ids))
+            object.__setattr__(self, "allowed_token_ids", _token_ids(self.allowed_token_ids, "allowed_token_ids"))
         self._check_ranges()
         for name in ("stop", "bad_words"):
             if any(len(word) > MAX_WORD_LENGTH for word in getattr(self, name)):
@@ -86,7 +94,7 @@ class SamplingParams:
             raise RequestError("stop must not hold an empty string", "stop")
         if not all(word.strip() for word in self.bad_words):
             raise RequestError("bad_words must not hold an empty word", "bad_words")
-        if self.allowed_token_ids == ():
+        if self.allowed_token_ids is not None and not len(self.allowed_token_ids):
             raise RequestError("allowed_token_ids is empty: no token could be chosen", "allowed_token_ids")
         if not all(-100 <= bias <= 100 for bias in self.logit_bias.values()):
             raise RequestError("logit_bias must lie between -100 and 100", "logit_bias")
@@ -139,12 +147,12 @@ class BeamSearchParams:
     ignore_eos: bool = False
     length_penalty: float = 1.0
     early_stopping: bool | Literal["never"] = False
-    stop_token_ids: tuple[int, ...] = ()
+    stop_token_ids: Sequence[int] = NO_TOKENS
     skip_special_tokens: bool = True
     truncate_prompt_tokens: int | None = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
+        object.__setattr__(self, "stop_token_ids", _token_ids(self.stop_token_ids, "stop_token_ids"))
         if not 1 <= self.beam_width <= MAX_N:
             raise RequestError(f"the beam width must be 1 to {MAX_N}, got {self.beam_width}", "n")
         if self.max_tokens is not None and self.max_tokens < 1:
@@ -154,6 +162,13 @@ class BeamSearchParams:
         truncate = self.truncate_prompt_tokens
         if truncate is not None and truncate != -1 and truncate < 1:
             raise RequestError("truncate_prompt_tokens must be -1 or at least 1", "truncate_prompt_tokens")
+
+
+def _token_ids(given: Sequence[int], name: str) -> TokenIds:
+    try:
+        return TokenIds(given)
+    except (TypeError, ValueError, OverflowError):
+        raise RequestError(f"{name} must be a list of token ids", name) from None
 
 
 def _strings(value: str | tuple[str, ...] | list[str] | None) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ import torch
 
 from stoker_engine.attention.native import NativeBackend
 from stoker_engine.attention.select import attention_backend
-from stoker_engine.contract import names
+from stoker_engine.contract import memory, names
 from stoker_engine.contract.engine_args import EngineArgs
 from stoker_engine.contract.errors import ModelError
 from stoker_engine.contract.model_config import ModelConfig
@@ -19,6 +19,7 @@ from stoker_engine.core.logprobs import TokenLogprobs
 from stoker_engine.core.sampling_params import SamplingParams
 from stoker_engine.exec.inputs import InputBuilder, Inputs
 from stoker_engine.exec.kv_cache import KVCachePool, plan_kv_cache
+from stoker_engine.kernels.argmax import argmax
 from stoker_engine.models.checkpoint import Checkpoint
 from stoker_engine.models.decoder import Decoder
 from stoker_engine.parallel.device import limit_threads, resolve_device, torch_threads
@@ -26,9 +27,6 @@ from stoker_engine.sampling.logprobs import token_logprobs
 from stoker_engine.sampling.sampler import sample
 
 logger = logging.getLogger(__name__)
-
-#: Logits that prompt_logprobs computes at once: 64 MiB in float32.
-_LOGITS_AT_ONCE = 2**24
 
 
 class Runner:
@@ -62,6 +60,7 @@ class Runner:
         # The Transformers backend computes with torch's operators, our decoder with kernels that share work themselves.
         native = isinstance(backend, NativeBackend) and isinstance(self.model, Decoder)
         self._torch_threads = 1 if native else None
+        self._rows_at_once = memory.sampler_rows(self.config.vocab_size, args.max_num_seqs)
         self._inputs = InputBuilder(args.block_size, len(self.plan.groups), self.device)
 
     def run(self, batch: ScheduledBatch) -> StepResult:
@@ -75,7 +74,7 @@ class Runner:
             rows = [inputs.last_rows[sequence.id] for sequence in batch.sampling]
             logits = self.model.logits(hidden[rows]) if rows else None
             computed = time.monotonic()
-            sampled = [] if logits is None else sample(logits, batch.sampling)
+            sampled = [] if logits is None else sample(logits, batch.sampling, self._rows_at_once)
             prompt_logprobs = {
                 sequence.id: self._prompt_logprobs(hidden, inputs, sequence)
                 for sequence in batch.sequences
@@ -86,15 +85,17 @@ class Runner:
 
     def _prompt_logprobs(
         self, hidden: torch.Tensor, inputs: Inputs, sequence: ScheduledSequence
-    ) -> list[TokenLogprobs]:
-        """Of the prompt tokens that follow `prompt_positions`; a few rows at a time, so that memory never spikes."""
+    ) -> list[TokenLogprobs] | None:
+        """Of the prompt tokens that follow `prompt_positions`; a few rows at a time, so that memory never spikes. None
+        where logits are no finite numbers."""
         assert isinstance(sequence.params, SamplingParams) and sequence.params.prompt_logprobs is not None
         positions, found = sequence.prompt_positions, list[TokenLogprobs]()
         first = inputs.first_rows[sequence.id] - sequence.start
-        at_once = max(1, _LOGITS_AT_ONCE // self.config.vocab_size)
-        for start in range(positions.start, positions.stop, at_once):
-            stop = min(start + at_once, positions.stop)
+        for start in range(positions.start, positions.stop, self._rows_at_once):
+            stop = min(start + self._rows_at_once, positions.stop)
             logits = self.model.logits(hidden[first + start : first + stop])
+            if not argmax(logits)[1].isfinite().all():
+                return None
             tokens = sequence.known[start + 1 : stop + 1]
             found += token_logprobs(logits, tokens, [sequence.params.prompt_logprobs] * len(tokens))
         return found

@@ -158,9 +158,9 @@ class Decoder(nn.Module):
         head = self.config.decoder.head
         logits: torch.Tensor = self.lm_head(hidden).float()
         if head.multiplier != 1.0:
-            logits = logits * head.multiplier
-        if head.soft_cap is not None:
-            logits = torch.tanh(logits / head.soft_cap) * head.soft_cap
+            logits *= head.multiplier
+        if head.soft_cap is not None:  # in place: logits are large
+            logits.div_(head.soft_cap).tanh_().mul_(head.soft_cap)
         return logits
 
 

@@ -39,6 +39,7 @@ from stoker_engine.contract.errors import ModelError, WeightsError
 from stoker_engine.contract.model_config import ModelConfig, refuse_quantized
 from stoker_engine.contract.rope_config import RopeParameters, read_rope
 from stoker_engine.models.model import StepInputs
+from stoker_engine.models.weights import SafetensorsFolder, check_finite, not_floating
 
 logger = logging.getLogger(__name__)
 
@@ -394,7 +395,17 @@ class TransformersLoader:
         ):
             if names:
                 raise WeightsError(f"weights {what}: {', '.join(sorted(map(str, names))[:5])} ({len(names)} in all)")
-        return TransformersModel(config, model.to(device).eval(), backend, max_model_len)
+        model = model.to(device).eval()
+        self._check_weights(dict(model.named_parameters()))
+        return TransformersModel(config, model, backend, max_model_len)
+
+    def _check_weights(self, weights: Mapping[str, torch.Tensor]) -> None:
+        """What transformers casts or takes without a word."""
+        for name, dtype in SafetensorsFolder(self.folder).not_floating().items():
+            if name in weights or f"{self.model.base_model_prefix}.{name}" in weights:
+                raise not_floating(name, dtype)
+        for name, tensor in weights.items():
+            check_finite(name, tensor)
 
 
 @contextmanager

@@ -73,9 +73,20 @@ class SafetensorsFolder:
         return list(self._file_of)
 
     def read(self, name: str) -> torch.Tensor:
-        """See `WeightSource`."""
+        """See `WeightSource`.
+
+        Raises:
+            WeightsError: the tensor does not hold floating-point numbers.
+        """
         tensor: torch.Tensor = self._file_of[name].get_tensor(name)
+        if not tensor.is_floating_point():
+            raise not_floating(name, str(tensor.dtype).removeprefix("torch."))
         return tensor
+
+    def not_floating(self) -> dict[str, str]:
+        """The dtypes of tensors that do not hold floating-point numbers, by name."""
+        dtypes = {name: str(file.get_slice(name).get_dtype()) for name, file in self._file_of.items()}
+        return {name: dtype for name, dtype in dtypes.items() if dtype[0] in "IUB" and dtype != "BF16"}
 
     def read_into(self, name: str, target: torch.Tensor) -> None:
         """See `WeightSource`."""
@@ -126,14 +137,40 @@ def load_weights(model: Loadable, source: WeightSource, spelling: WeightNames) -
         canonical = spelling.canonical(name)
         if place.split is None and not spelling.is_changed(canonical):
             source.read_into(name, targets[0])
-            continue
-        tensor = spelling.changed(canonical, source.read(name), config)
-        try:
-            parts = [tensor] if place.split is None else place.split(tensor, targets, config)
-        except WeightsError as error:
-            raise WeightsError(f"{name}: {error}") from None
-        for target, part in zip(targets, parts, strict=True):
-            fill(name, part, target)
+        else:
+            tensor = spelling.changed(canonical, source.read(name), config)
+            try:
+                parts = [tensor] if place.split is None else place.split(tensor, targets, config)
+            except WeightsError as error:
+                raise WeightsError(f"{name}: {error}") from None
+            for target, part in zip(targets, parts, strict=True):
+                fill(name, part, target)
+        for target in targets:
+            check_finite(name, target)
+
+
+def check_finite(name: str, weights: torch.Tensor) -> None:
+    """Weights are numbers: with others among them every answer would be nothing.
+
+    Raises:
+        WeightsError: nan or infinity is among them.
+    """
+    if weights.numel() and not all(
+        bound.isfinite() for bound in torch.aminmax(weights)
+    ):  # nan is both, where there is one
+        dtype = str(weights.dtype).removeprefix("torch.")
+        raise WeightsError(
+            f"{name} holds nan or infinity as {dtype}: the file is damaged, or its numbers are too large for --dtype "
+            f"{dtype}; fetch the file again, or try --dtype float32"
+        )
+
+
+def not_floating(name: str, dtype: str) -> WeightsError:
+    """The refusal of a tensor of integers, which would be taken for the weights themselves."""
+    return WeightsError(
+        f"{name} holds {dtype}, not floating-point numbers, and config.json says nothing of a quantization; "
+        "convert the model to bfloat16 (load it with what quantized it, dequantize, save_pretrained)"
+    )
 
 
 def fill(name: str, tensor: torch.Tensor, target: torch.Tensor) -> None:

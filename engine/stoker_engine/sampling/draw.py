@@ -41,9 +41,11 @@ def draw(logits: torch.Tensor, draws: list[Draw]) -> torch.Tensor:
     Returns:
         [rows] int64 token ids.
     """
-    # In float64, and the largest logit becomes 0 first: a tiny temperature then gives -inf, never nan.
+    # In float64, and the largest logit becomes 0 first: a tiny temperature then gives -inf, never nan; nor does a huge
+    # one, by which -inf stays that.
     temperature = torch.tensor([d.temperature for d in draws], dtype=torch.float64, device=logits.device)
-    scaled = (logits - logits.amax(dim=-1, keepdim=True)) / temperature.to(logits).clamp_min(1e-30).unsqueeze(1)
+    scaled = logits - logits.amax(dim=-1, keepdim=True)
+    scaled /= temperature.to(logits).clamp(1e-30, 1e30).unsqueeze(1)
     scaled = keep_likely(scaled, draws)
     weights = scaled.exp_()
     uniform = torch.tensor([_uniform(d.seed, d.position) for d in draws], dtype=torch.float64, device=logits.device)
@@ -75,14 +77,14 @@ def keep_likely(logits: torch.Tensor, draws: list[Draw]) -> torch.Tensor:
     while True:
         ranked = logits.topk(most, dim=-1).values
         ranks = torch.arange(most, device=logits.device)
-        weights = ranked.exp().double().masked_fill((ranks >= kept) | (ranked < threshold), 0)
+        weights = ranked.exp().double().masked_fill_((ranks >= kept) | (ranked < threshold), 0)
         total = torch.where(kept < vocabulary, weights.sum(-1, keepdim=True), whole)
         upto = weights.cumsum(dim=-1)
         # The top of a row is enough when it reaches top-p, or holds all that its top-k keeps.
         if most == vocabulary or bool(((upto[:, -1:] >= top_p * total) | (kept <= most) | (top_p == 1)).all()):
             break
         most = vocabulary
-    inside = (upto - weights < top_p * total) & (weights > 0)
+    inside = (upto.sub_(weights) < top_p * total) & (weights > 0)
     last = inside.sum(-1, keepdim=True).clamp_min(1) - 1
     lowest = ranked.gather(1, last)
     # Rows without top-k and top-p are cut by min-p alone.

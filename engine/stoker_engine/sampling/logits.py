@@ -11,13 +11,14 @@ import numpy as np
 import torch
 
 from stoker_engine.core.batch import ScheduledSequence
-from stoker_engine.core.sampling_params import SamplingParams
+from stoker_engine.core.logit_rules import LogitRules
+from stoker_engine.core.token_ids import Ids
 
-_Rows = list[tuple[int, ScheduledSequence, SamplingParams]]
+_Rows = list[tuple[int, ScheduledSequence, LogitRules]]
 
 
 def process_logits(logits: torch.Tensor, sequences: list[ScheduledSequence]) -> torch.Tensor:
-    """Applies each sequence's parameters to its row.
+    """Applies each sequence's rules to its row.
 
     Args:
         logits: [rows, vocabulary] float32.
@@ -27,9 +28,9 @@ def process_logits(logits: torch.Tensor, sequences: list[ScheduledSequence]) -> 
         `logits` itself where nothing is asked for; else a changed copy.
     """
     rows: _Rows = [
-        (row, sequence, sequence.params)
+        (row, sequence, rules)
         for row, sequence in enumerate(sequences)
-        if isinstance(sequence.params, SamplingParams) and _changes(sequence, sequence.params)
+        if (rules := sequence.rules) is not None and (rules.is_lasting or not sequence.may_end)
     ]
     if not rows:
         return logits
@@ -41,83 +42,67 @@ def process_logits(logits: torch.Tensor, sequences: list[ScheduledSequence]) -> 
     return logits
 
 
-def _changes(sequence: ScheduledSequence, params: SamplingParams) -> bool:
-    return bool(
-        params.allowed_token_ids is not None
-        or sequence.bad_words
-        or sequence.end_tokens
-        or params.logit_bias
-        or _is_penalised(params)
-    )
-
-
-def _is_penalised(params: SamplingParams) -> bool:
-    return params.repetition_penalty != 1 or params.frequency_penalty != 0 or params.presence_penalty != 0
-
-
 def _keep_allowed(logits: torch.Tensor, rows: _Rows) -> None:
-    for row, _, params in rows:
-        if params.allowed_token_ids is not None:
-            allowed = torch.tensor(params.allowed_token_ids, device=logits.device)
+    for row, _, rules in rows:
+        if rules.allowed is not None:
+            allowed = torch.from_numpy(rules.allowed).to(logits.device)
             kept = logits[row, allowed]
             logits[row] = -torch.inf
             logits[row, allowed] = kept
 
 
 def _forbid(logits: torch.Tensor, rows: _Rows) -> None:
-    forbidden = [
-        (row, token)
-        for row, sequence, _ in rows
-        for token in (*sequence.end_tokens, *_completions(sequence.known, sequence))
-    ]
-    if not forbidden:
+    forbidden: list[tuple[int, Ids]] = []
+    for row, sequence, rules in rows:
+        if not sequence.may_end:
+            forbidden.append((row, rules.end_tokens))
+        if rules.bad_words is not None:
+            forbidden.append((row, rules.bad_words.completions(sequence.known, sequence.num_prompt_tokens)))
+    if not any(len(tokens) for _, tokens in forbidden):
         return
-    where = torch.tensor(forbidden, device=logits.device)
-    before = logits[where[:, 0], where[:, 1]]
-    logits[where[:, 0], where[:, 1]] = -torch.inf
+    at_row, at_token = _places(forbidden, logits.device)
+    before = logits[at_row, at_token]
+    logits[at_row, at_token] = -torch.inf
     # Where nothing allowed is left, what was forbidden is the only answer there is.
-    choiceless = (logits == -torch.inf).all(dim=-1)[where[:, 0]]
-    if choiceless.any():
-        logits[where[choiceless, 0], where[choiceless, 1]] = before[choiceless]
-
-
-def _completions(known: list[int], sequence: ScheduledSequence) -> list[int]:
-    """Last tokens of the bad words whose other tokens the output ends with."""
-    output = len(known) - sequence.num_prompt_tokens
-    return [
-        word[-1]
-        for word in sequence.bad_words
-        if len(word) == 1 or (len(word) - 1 <= output and tuple(known[1 - len(word) :]) == word[:-1])
-    ]
+    concerned = torch.tensor(sorted({row for row, _ in forbidden}), device=logits.device)
+    choiceless = concerned[logits[concerned].amax(dim=-1) == -torch.inf]
+    if len(choiceless):
+        again = torch.isin(at_row, choiceless)
+        logits[at_row[again], at_token[again]] = before[again]
 
 
 def _add_bias(logits: torch.Tensor, rows: _Rows) -> None:
-    biases = [(row, token, bias) for row, _, params in rows for token, bias in params.logit_bias.items()]
-    if biases:
-        at_row, at_token, bias = zip(*biases, strict=True)
-        where = (torch.tensor(at_row, device=logits.device), torch.tensor(at_token, device=logits.device))
-        logits.index_put_(where, torch.tensor(bias, dtype=logits.dtype, device=logits.device), accumulate=True)
+    biased = [(row, rules) for row, _, rules in rows if len(rules.biases)]
+    if biased:
+        where = _places([(row, rules.bias_tokens) for row, rules in biased], logits.device)
+        biases = torch.from_numpy(np.concatenate([rules.biases for _, rules in biased]))
+        logits.index_put_(where, biases.to(logits), accumulate=True)
 
 
 def _penalise(logits: torch.Tensor, rows: _Rows) -> None:
     """Repetition penalty on prompt and output (Keskar et al., 2019), the other two on the output (OpenAI's formula)."""
-    at_row, at_token, numbers = [], [], []
-    for row, sequence, params in rows:
-        if not _is_penalised(params):
+    held: list[tuple[int, Ids]] = []
+    numbers = []
+    for row, sequence, rules in rows:
+        if not rules.is_penalised:
             continue
-        tokens, first = np.unique(sequence.known, return_inverse=True)
-        counts = np.bincount(first[sequence.num_prompt_tokens :], minlength=len(tokens))
-        additive = params.frequency_penalty * counts + params.presence_penalty * (counts > 0)
-        at_row.append(np.full(len(tokens), row))
-        at_token.append(tokens)
-        numbers.append(np.stack([np.full(len(tokens), params.repetition_penalty), additive]))
-    if not at_row:
+        assert sequence.counts is not None
+        counts = sequence.counts.counts
+        additive = rules.frequency * counts + rules.presence * (counts > 0)
+        held.append((row, sequence.counts.tokens))
+        numbers.append(np.stack([np.full(len(counts), rules.repetition), additive]))
+    if not held:
         return
-    where = (
-        torch.from_numpy(np.concatenate(at_row)).to(logits.device),
-        torch.from_numpy(np.concatenate(at_token)).to(logits.device),
-    )
+    where = _places(held, logits.device)
     repetition, additive_ = torch.from_numpy(np.concatenate(numbers, axis=1)).to(logits)
     chosen = logits[where]
-    chosen = torch.where(chosen > 0, chosen / repetition, chosen * repetition)
+    repetition.clamp_(1e-30, 1e30)  # beyond these, logits would leave what float32 holds
+    chosen = torch.where(chosen > 0, (chosen / repetition).clamp_max(torch.finfo().max), chosen * repetition)
     logits[where] = chosen - additive_
+
+
+def _places(tokens: list[tuple[int, Ids]], device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """(row, its tokens) … → [n] rows and [n] tokens."""
+    at_row = np.concatenate([np.full(len(ids), row) for row, ids in tokens])
+    at_token = np.concatenate([ids for _, ids in tokens])
+    return torch.from_numpy(at_row).to(device), torch.from_numpy(at_token).to(device)

@@ -148,6 +148,13 @@ class KVManager:
         if parent.id in self._hashes:
             self._hashes[child.id] = list(self._hashes[parent.id])
 
+    def forget(self, sequence: request.Sequence) -> None:
+        """Takes the sequence's blocks out of the prefix cache: what they hold is not to be trusted."""
+        for table in sequence.blocks:
+            for block in table:
+                if block != NULL_BLOCK:
+                    self.prefix_cache.forget(block)
+
     def take_copies(self) -> list[tuple[int, int]]:
         """Blocks to copy before the next step runs, as (from, to)."""
         copies, self._copies = self._copies, []

@@ -12,6 +12,9 @@ is never a victim, and one request fits the pool, so every step makes progress.
 
 from __future__ import annotations
 
+import logging
+from typing import Final
+
 from stoker_engine.contract.names import SchedulingPolicy
 from stoker_engine.core.batch import Sampled, ScheduledBatch, ScheduledSequence, StepResult
 from stoker_engine.core.engine_request import EngineRequest
@@ -23,6 +26,14 @@ from stoker_engine.core.sampling_params import SamplingParams
 from stoker_engine.sched.kv_manager import KVManager
 from stoker_engine.sched.policy import WaitingLine, place_in_line
 from stoker_engine.sched.step_budget import StepBudget
+
+logger = logging.getLogger(__name__)
+
+#: Why a request ends whose logits are no numbers.
+CORRUPTED: Final = (
+    "the model computed no finite numbers for this request (nan or infinity in its logits); damaged weights do that, "
+    "and float16 where the model needs the range of bfloat16 or float32"
+)
 
 
 class Scheduler:
@@ -58,6 +69,7 @@ class Scheduler:
         self.parked: list[Sequence] = []
         self.requests: dict[str, Request] = {}
         self.num_preemptions = 0
+        self.num_corrupted = 0  # requests that ended because their logits were no numbers
         self._policy = policy
         self._chunked = enable_chunked_prefill
         self._prompt_tokens = long_prefill_token_threshold
@@ -138,21 +150,27 @@ class Scheduler:
         deltas: list[TokenDelta] = []
         by_id = {sequence.id: sequence for sequence in self.running}
         searching: dict[str, Request] = {}
+        corrupted: dict[str, Request] = {}
         sampled = iter(result.sampled)
         for scheduled in batch.sequences:
             sequence = by_id[scheduled.id]
             sequence.num_computed = scheduled.end
-            sequence.request.prompt_logprobs += result.prompt_logprobs.get(scheduled.id, [])
-            if not scheduled.num_samples:
+            prompt_logprobs = result.prompt_logprobs.get(scheduled.id, [])
+            sequence.request.prompt_logprobs += prompt_logprobs or []
+            drawn = next(sampled) if scheduled.num_samples else None
+            if prompt_logprobs is None or (drawn is not None and drawn.is_corrupted):
+                corrupted[sequence.request.id] = sequence.request
+            elif drawn is None:
                 continue
-            drawn = next(sampled)
-            if sequence.request.beams is not None:
+            elif sequence.request.beams is not None:
                 sequence.candidates = drawn.candidates
                 searching[sequence.request.id] = sequence.request
             else:
                 deltas += self._take(sequence, drawn)
+        for request in corrupted.values():
+            deltas += self._fail(request)
         for request in searching.values():
-            if all(beam.candidates is not None for beam in request.live):
+            if request.live and all(beam.candidates is not None for beam in request.live):
                 deltas += self._advance_beams(request)
         return deltas
 
@@ -165,6 +183,7 @@ class Scheduler:
             prefix_cache_queries=self.kv.queries,
             prefix_cache_hits=self.kv.hits,
             num_preemptions=self.num_preemptions,
+            num_corrupted=self.num_corrupted,
         )
 
     def check(self) -> None:
@@ -242,6 +261,20 @@ class Scheduler:
             )
         return deltas
 
+    def _fail(self, request: Request) -> list[TokenDelta]:
+        """Ends a request whose logits are no numbers; nobody is to find what it computed in the prefix cache."""
+        logger.error("request %s: %s", request.id, CORRUPTED)
+        self.num_corrupted += 1
+        unfinished = [sequence.index for sequence in request.live]
+        if request.beams is not None:
+            unfinished = list(range(request.asked.num_sequences))
+        else:
+            unfinished += range(request.num_started, request.asked.num_sequences)
+        for sequence in request.live:
+            self.kv.forget(sequence)
+        self.finish(request.id, FinishReason.ERROR)
+        return [TokenDelta(request.id, index, [], FinishReason.ERROR, error=CORRUPTED) for index in unfinished]
+
     def _advance_beams(self, request: Request) -> list[TokenDelta]:
         """Every beam has made its offer: the best go on, by forks of their parents."""
         assert request.beams is not None
@@ -283,7 +316,7 @@ class Scheduler:
 
     def _fork(self, parent: Sequence) -> Sequence:
         """A sequence that knows and has computed the same; it waits if there is no place in the batch."""
-        child = parent.request.start(parent.token_ids)
+        child = parent.request.start(parent.token_ids, None if parent.counts is None else parent.counts.copy())
         parent.request.live.append(child)
         if parent.blocks and len(self.running) < self.max_num_seqs:
             self.kv.fork(parent, child)
@@ -312,9 +345,6 @@ def _scheduled(sequence: Sequence, num_tokens: int) -> ScheduledSequence:
     request, asked = sequence.request, sequence.request.asked
     params = asked.params
     end = sequence.num_computed + num_tokens
-    end_tokens: tuple[int, ...] = ()
-    if isinstance(params, SamplingParams) and sequence.num_output_tokens < params.min_tokens:
-        end_tokens = (*params.stop_token_ids, *(() if params.ignore_eos else asked.eos_token_ids))
     samples = end == len(sequence.token_ids)
     return ScheduledSequence(
         id=sequence.id,
@@ -326,8 +356,9 @@ def _scheduled(sequence: Sequence, num_tokens: int) -> ScheduledSequence:
         seed=asked.seed + sequence.index,
         known=sequence.token_ids,
         num_prompt_tokens=request.num_prompt_tokens,
-        end_tokens=end_tokens,
-        bad_words=asked.bad_words,
+        rules=request.rules,
+        counts=sequence.counts,
+        may_end=not isinstance(params, SamplingParams) or sequence.num_output_tokens >= params.min_tokens,
         num_candidates=request.beams.num_candidates if request.beams else 0,
         num_prompt_logprobs=len(request.prompt_logprobs),
     )

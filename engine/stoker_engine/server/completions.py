@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
@@ -14,7 +15,7 @@ from starlette.responses import Response
 from stoker_engine.core.finish_reason import FinishReason
 from stoker_engine.core.logprobs import PositionLogprobs
 from stoker_engine.server.body import JSONRoute
-from stoker_engine.server.completion_request import CompletionRequest
+from stoker_engine.server.completion_request import DEFAULT_MAX_TOKENS, CompletionRequest
 from stoker_engine.server.disconnect import until_disconnect
 from stoker_engine.server.engine_client import PromptTokenizer
 from stoker_engine.server.generation import Generation, Output
@@ -40,7 +41,8 @@ def routes(service: Service) -> APIRouter:
         prompts = await asyncio.to_thread(_tokenize, body, service)
         info = client.info
         prompts = [truncated(prompt, body.truncate_prompt_tokens, body.max_tokens, info) for prompt in prompts]
-        params = [body.params_for(info.sampling_defaults, info.max_model_len - len(prompt)) for prompt in prompts]
+        params_for = functools.cache(partial(body.params_for, info.sampling_defaults))  # prompts share theirs
+        params = [params_for(min(DEFAULT_MAX_TOKENS, info.max_model_len - len(prompt))) for prompt in prompts]
         base_id = request_id(request, body.request_id)
         generation = service.generation(f"cmpl-{base_id}", body, prompts, params, tell_output=not body.only_echo)
         echo = await asyncio.to_thread(_echo, body, prompts, client.tokenizer) if body.echo else None

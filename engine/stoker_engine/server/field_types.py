@@ -13,7 +13,7 @@ from typing import Annotated, Any, Final
 from pydantic import ConfigDict, Field, ValidationError, ValidatorFunctionWrapHandler, WrapValidator
 from pydantic_core import PydanticCustomError
 
-from stoker_engine.core.sampling_params import MAX_N
+from stoker_engine.core.sampling_params import MAX_LOGIT_BIAS, MAX_N
 
 #: Most stop strings; each is looked for in every new piece of text.
 MAX_STOPS: Final = 16
@@ -51,8 +51,11 @@ Stop = Annotated[
 ]
 BadWords = Annotated[list[str], Field(max_length=MAX_BAD_WORDS, fail_fast=True)]
 LogitBias = Annotated[
-    dict[Annotated[str, Field(pattern=r"^[0-9]{1,10}$")], Annotated[float, Field(ge=-100, le=100)]],
-    or_else("must map token ids to numbers between -100 and 100"),
+    Annotated[
+        dict[Annotated[str, Field(pattern=r"^[0-9]{1,10}$")], Annotated[float, Field(ge=-100, le=100)]],
+        Field(max_length=MAX_LOGIT_BIAS),
+    ],
+    or_else(f"must map at most {MAX_LOGIT_BIAS} token ids to numbers between -100 and 100"),
 ]
 #: vLLM's rule: these characters mean something to cache back ends.
 CacheSalt = Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[^@/\\\x00]*$")]

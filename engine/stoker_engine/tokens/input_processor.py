@@ -14,6 +14,7 @@ from stoker_engine.contract.errors import RequestError
 from stoker_engine.core.engine_info import EngineInfo
 from stoker_engine.core.engine_request import EngineRequest
 from stoker_engine.core.sampling_params import BeamSearchParams, SamplingParams
+from stoker_engine.core.token_ids import TokenIds
 
 Params = SamplingParams | BeamSearchParams
 
@@ -61,7 +62,7 @@ class InputProcessor:
             bad_words = self._bad_words(params.bad_words)
             seed = params.seed
         else:
-            self._check_vocabulary(params.stop_token_ids, "stop_token_ids")
+            self._check_set(params.stop_token_ids, "stop_token_ids")
             self._check_beams(len(prompt), max_tokens, params.beam_width)
         return EngineRequest(
             id=request_id,
@@ -100,9 +101,18 @@ class InputProcessor:
         return max_tokens
 
     def _check_tokens(self, params: SamplingParams) -> None:
-        self._check_vocabulary(params.stop_token_ids, "stop_token_ids")
-        self._check_vocabulary(params.allowed_token_ids or (), "allowed_token_ids")
+        self._check_set(params.stop_token_ids, "stop_token_ids")
+        self._check_set(params.allowed_token_ids or (), "allowed_token_ids")
         self._check_vocabulary(params.logit_bias, "logit_bias")
+
+    def _check_set(self, token_ids: Sequence[int], param: str) -> None:
+        ids = TokenIds(token_ids)
+        if ids.num_given > self._info.vocab_size:
+            raise RequestError(
+                f"{param} holds {ids.num_given} token ids; the vocabulary has {self._info.vocab_size}", param
+            )
+        if len(ids):
+            self._check_vocabulary((ids[0], ids[-1]), param)  # they are ascending
 
     def _check_vocabulary(self, token_ids: Iterable[int], param: str) -> None:
         vocabulary, ids = self._info.vocab_size, list(token_ids)

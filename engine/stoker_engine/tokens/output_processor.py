@@ -91,6 +91,7 @@ class OutputProcessor:
             logprobs=None if delta.logprobs is None else [self._logprobs(p) for p in delta.logprobs[:kept]],
             prompt_logprobs=self._prompt_logprobs(delta),
             cumulative_logprob=delta.cumulative_logprob,
+            error=delta.error,
         )
         if len(entry.sequences) == entry.request.num_sequences and all(s.finished for s in entry.sequences.values()):
             del self._requests[delta.request_id]

@@ -137,8 +137,26 @@ def test_argmax(use: Use, kernels: ctypes.CDLL, size: int) -> None:
     x[3, size // 2 :] = x[3].max() + 1  # equals: the first counts
     x[4] = -torch.inf
     x[4, size - 1] = -5.0
-    assert argmax.argmax(x).tolist() == x.max(dim=-1, keepdim=True).values.eq(x).int().argmax(dim=-1).tolist()
-    assert argmax.argmax(x[:1]).tolist() == argmax.argmax(x).tolist()[:1]
+    best, largest = argmax.argmax(x)
+    assert best.tolist() == x.max(dim=-1, keepdim=True).values.eq(x).int().argmax(dim=-1).tolist()
+    assert torch.equal(largest, x.amax(dim=-1))
+    assert argmax.argmax(x[:1])[0].tolist() == best.tolist()[:1]
+
+
+@pytest.mark.parametrize("native", [True, False])
+@pytest.mark.parametrize("size", [1, 5, 16, 1000, 50_001])
+def test_the_largest_tells_of_what_is_no_number(use: Use, kernels: ctypes.CDLL, size: int, native: bool) -> None:
+    use(kernels if native else None)
+    places = sorted({0, size // 3, size - 1})
+    x = random(4 * len(places), size)
+    for row, place in enumerate(places):
+        x[row, place] = torch.nan
+        x[row + len(places), place] = torch.inf
+        x[row + 2 * len(places)] = -torch.inf
+        x[row + 3 * len(places), place] = -torch.inf
+        x[row + 3 * len(places), place - 1] = 1.0
+    finite = argmax.argmax(x)[1].isfinite().tolist()
+    assert finite == [False] * 3 * len(places) + [True] * len(places)
 
 
 def test_extremes_stay_numbers(kernels: ctypes.CDLL, use: Use) -> None:

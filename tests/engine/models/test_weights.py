@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -157,3 +158,32 @@ def test_shards_are_read_through_their_index(tiny_llama: Path, tmp_path: Path) -
     next(iter(folder.glob("*.safetensors"))).unlink()
     with pytest.raises(WeightsError, match="lacks"):
         LLM(str(folder))
+
+
+@pytest.mark.parametrize("number", [torch.nan, torch.inf, -torch.inf])
+@pytest.mark.parametrize(
+    "name", ["model.norm.weight", "model.layers.1.mlp.up_proj.weight", "model.embed_tokens.weight"]
+)
+def test_weights_that_are_no_numbers_are_refused_by_name(
+    tiny_llama: Path, tmp_path: Path, name: str, number: float
+) -> None:
+    def damage(tensors: Tensors) -> Tensors:
+        tensors[name].view(-1)[-3] = number
+        return tensors
+
+    with pytest.raises(WeightsError, match=f"{re.escape(name)} holds nan or infinity as float32"):
+        LLM(_changed(tiny_llama, tmp_path, damage))
+
+
+def test_weights_too_large_for_the_dtype_are_refused(tiny_llama: Path, tmp_path: Path) -> None:
+    model = _changed(tiny_llama, tmp_path, lambda t: {**t, "model.norm.weight": t["model.norm.weight"] * 1e6})
+    with pytest.raises(WeightsError, match=r"model\.norm\.weight holds nan or infinity as float16.*--dtype float32"):
+        LLM(model, dtype="float16")
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.int32, torch.bool], ids=str)
+def test_integers_are_not_taken_for_weights(tiny_llama: Path, tmp_path: Path, dtype: torch.dtype) -> None:
+    name = "model.layers.1.mlp.up_proj.weight"
+    model = _changed(tiny_llama, tmp_path, lambda t: {**t, name: t[name].to(dtype)})
+    with pytest.raises(WeightsError, match=f"{re.escape(name)} holds .*int|bool.*not floating-point"):
+        LLM(model)

@@ -14,30 +14,43 @@ from transformers import (
     RepetitionPenaltyLogitsProcessor,
 )
 
-from stoker_engine.core.batch import ScheduledSequence
+from stoker_engine.core.batch import Sampled, ScheduledSequence
+from stoker_engine.core.engine_request import EngineRequest
+from stoker_engine.core.request import Request
 from stoker_engine.core.sampling_params import BeamSearchParams, SamplingParams
 from stoker_engine.sampling.draw import Draw, _uniform, draw, keep_likely
 from stoker_engine.sampling.logits import process_logits
-from stoker_engine.sampling.sampler import sample
+from stoker_engine.sampling.sampler import sample as sample_rows
 
 
 def _sequence(known: list[int] | None = None, prompt: int = 1, **fields: Any) -> ScheduledSequence:
     known = known or [0]
-    own = {name: fields.pop(name) for name in ("seed", "num_samples", "end_tokens", "bad_words") if name in fields}
+    seed, num_samples = fields.pop("seed", 0), fields.pop("num_samples", 1)
+    bad_words, end_tokens = fields.pop("bad_words", ()), fields.pop("end_tokens", ())
+    params = SamplingParams(**fields, min_tokens=9 if end_tokens else 0)
+    asked = EngineRequest("r", known[:prompt], params, 16, eos_token_ids=frozenset(end_tokens), bad_words=bad_words)
+    request = Request(asked, (0,))
+    sequence = request.live[0]
+    for token in known[prompt:]:
+        sequence.append(token)
     return ScheduledSequence(
-        **{
-            "id": "r#0",
-            "token_ids": known[-1:],
-            "start": len(known) - 1,
-            "blocks": [[0]],
-            "num_samples": 1,
-            "params": SamplingParams(**fields),
-            "seed": 0,
-            "known": known,
-            "num_prompt_tokens": prompt,
-            **own,
-        }
+        id="r#0",
+        token_ids=known[-1:],
+        start=len(known) - 1,
+        blocks=[[0]],
+        num_samples=num_samples,
+        params=params,
+        seed=seed,
+        known=known,
+        num_prompt_tokens=prompt,
+        rules=request.rules,
+        counts=sequence.counts,
+        may_end=not end_tokens,
     )
+
+
+def sample(logits: torch.Tensor, sequences: list[ScheduledSequence], at_once: int = 64) -> list[Sampled]:
+    return sample_rows(logits, sequences, at_once)
 
 
 def _draw(seed: int = 0, position: int = 1, **fields: Any) -> Draw:

@@ -2,26 +2,33 @@
 #include "rows.h"
 #include "threads.h"
 
-// x [rows, size], rows `stride` elements apart → out [rows]: the first of the largest.
-extern "C" void stoker_argmax(const float* x, long stride, int64_t* out, long rows, long size) {
+// x [rows, size], rows `stride` elements apart → out [rows]: the first of the largest, and largest [rows]: that number;
+// not-a-number where the row holds one.
+extern "C" void stoker_argmax(const float* x, long stride, int64_t* out, float* largest_of, long rows, long size) {
   parallel_for(rows * size >= WORTH_SHARING && rows > 1, rows, [&](long r) {
     const float* row = x + r * stride;
     Vec largest = broadcast(-INFINITY);
-    IntVec at = {}, here;
+    IntVec at = {}, odd = {}, here;
     for (int i = 0; i < LANES; i++) here[i] = i;
     long i = 0;
     for (; i + LANES <= size; i += LANES, here += LANES) {
       const Vec v = load(row + i);
       const IntVec more = v > largest;
       largest = more ? v : largest;
+      odd |= v != v;
       at = more ? here : at;
     }
     float best = largest[0];
     long index = at[0];
+    bool is_odd = odd[0];
+    for (int lane = 1; lane < LANES; lane++) is_odd |= odd[lane] != 0;
     for (int lane = 1; lane < LANES; lane++)
       if (largest[lane] > best || (largest[lane] == best && at[lane] < index)) best = largest[lane], index = at[lane];
-    for (; i < size; i++)
+    for (; i < size; i++) {
       if (row[i] > best) best = row[i], index = i;
+      is_odd |= row[i] != row[i];
+    }
     out[r] = index;
+    largest_of[r] = is_odd ? NAN : best;
   });
 }

@@ -7,9 +7,9 @@ import ctypes
 import torch
 
 
-def argmax(library: ctypes.CDLL, x: torch.Tensor) -> torch.Tensor:
+def argmax(library: ctypes.CDLL, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """See `kernels.argmax.argmax`."""
     rows, size = x.shape
-    out = torch.empty(rows, dtype=torch.int64)
-    library.stoker_argmax(x.data_ptr(), x.stride(0), out.data_ptr(), rows, size)
-    return out
+    out, largest = torch.empty(rows, dtype=torch.int64), torch.empty(rows)
+    library.stoker_argmax(x.data_ptr(), x.stride(0), out.data_ptr(), largest.data_ptr(), rows, size)
+    return out, largest

@@ -1,0 +1,54 @@
+"""Token sequences that must not be completed.
+
+What would complete one is found by walking back from the end of the output, through a tree of all words but their
+last tokens, read backwards: as many steps as the longest word has tokens, however many words there are.
+
+    bad words  a b X,  b X,  c Y        tree   ├─ b: X ── a: X
+    output     … a b                           └─ c: Y
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from stoker_engine.core.token_ids import Ids
+
+
+@dataclass
+class _Node:
+    """What completes the words whose beginnings end as the walk so far; and the token before."""
+
+    last: list[int] = field(default_factory=list)
+    before: dict[int, _Node] = field(default_factory=dict)
+
+
+class BadWords:
+    """The bad words of one request.
+
+    Args:
+        words: token sequences, none empty.
+    """
+
+    def __init__(self, words: Sequence[Sequence[int]]) -> None:
+        self._root = _Node()
+        for *begin, last in words:
+            node = self._root
+            for token in reversed(begin):
+                node = node.before.setdefault(token, _Node())
+            node.last.append(last)
+        self._always = np.unique(np.array(self._root.last, dtype=np.int64))
+
+    def completions(self, known: Sequence[int], num_prompt_tokens: int) -> Ids:
+        """[n] tokens that would complete a word in the output, the part of `known` behind the prompt."""
+        found: list[int] = []
+        node = self._root
+        for place in range(len(known) - 1, num_prompt_tokens - 1, -1):
+            following = node.before.get(known[place])
+            if following is None:
+                break
+            node = following
+            found += node.last
+        return np.append(self._always, np.array(found, dtype=np.int64)) if found else self._always
