@@ -44,11 +44,11 @@ COMMUNICATION_BYTES: Final = GIB // 2
 #: ``--kv-cache-memory-bytes`` asks for more (vLLM's default on CPU).
 CPU_KV_CACHE_LIMIT: Final = 4 * GIB
 
-#: Logits that the sampler works on at once: 32 rows of the largest vocabularies.
-SAMPLER_LOGITS: Final = 2**23
+#: float32 copies that the sampler makes of the rows of logits it works on, where top-p has to sort whole rows.
+SAMPLER_COPIES: Final = 11
 
-#: float32 copies of them that it makes, where top-p has to sort whole rows.
-SAMPLER_COPIES: Final = 10
+#: Logits that it works on at once however few sequences there are: fewer are not worth a call.
+SAMPLER_LOGITS: Final = 2**20
 
 
 @dataclass(frozen=True)
@@ -172,28 +172,26 @@ def activation_bytes(
 ) -> int:
     """The most a step holds beside weights and cache: one layer's activations, and the sampler's logits.
 
-    A step has at most `max_num_batched_tokens` tokens and samples at most one row a sequence. Logits are float32, made
-    from the head's result; the sampler copies some rows of them at a time. In a mixture every expert that a token goes
-    to has a result of its own, before they are added up.
+    A step has at most `max_num_batched_tokens` tokens and samples at most one row a sequence. Logits are float32, and
+    the sampler copies some rows of them at a time. In a mixture every expert that a token goes to has a result of its
+    own, before they are added up.
     """
     experts = max((layer.moe.num_experts_per_tok for layer in config.layers if layer.moe), default=0)
     rows = min(max_num_seqs, max_num_batched_tokens)
     width = (config.num_attention_heads + 2 * config.num_key_value_heads) * config.head_dim
     inner = (2 * width + 3 * config.intermediate_size) // tensor
     layer = max_num_batched_tokens * ((4 + experts) * config.hidden_size + inner)
-    return layer * element_bytes + sampling_bytes(config.vocab_size, rows, element_bytes)
+    return layer * element_bytes + sampling_bytes(config.vocab_size, rows)
 
 
 def sampler_rows(vocab_size: int, max_num_seqs: int) -> int:
-    """Rows of logits that the sampler works on at once."""
-    return max(1, min(max_num_seqs, SAMPLER_LOGITS // vocab_size))
+    """Rows of logits that the sampler works on at once: its copies take no more than twice the whole batch's logits."""
+    return max(1, 2 * max_num_seqs // SAMPLER_COPIES, SAMPLER_LOGITS // vocab_size)
 
 
-def sampling_bytes(vocab_size: int, rows: int, element_bytes: int) -> int:
-    """The most that logits take, and what the sampler makes of them, for `rows` rows."""
-    logits = rows * vocab_size * 4
-    head = rows * vocab_size * element_bytes
-    return logits + max(head, sampler_rows(vocab_size, rows) * vocab_size * 4 * SAMPLER_COPIES)
+def sampling_bytes(vocab_size: int, rows: int) -> int:
+    """The most that `rows` rows of logits take, with what the head and the sampler make beside them."""
+    return vocab_size * 4 * (rows + max(2 * rows, SAMPLER_COPIES * sampler_rows(vocab_size, rows)))
 
 
 def kv_cache_bytes(device: Device, weights: int, activations: int) -> int:

@@ -60,7 +60,9 @@ class Runner:
         # The Transformers backend computes with torch's operators, our decoder with kernels that share work themselves.
         native = isinstance(backend, NativeBackend) and isinstance(self.model, Decoder)
         self._torch_threads = 1 if native else None
-        self._rows_at_once = memory.sampler_rows(self.config.vocab_size, args.max_num_seqs)
+        self._rows_at_once = memory.sampler_rows(
+            self.config.vocab_size, min(args.max_num_seqs, args.max_num_batched_tokens)
+        )
         self._inputs = InputBuilder(args.block_size, len(self.plan.groups), self.device)
 
     def run(self, batch: ScheduledBatch) -> StepResult:

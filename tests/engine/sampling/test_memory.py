@@ -1,0 +1,80 @@
+"""The memory that sampling takes, against the sums by which the planner counts it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from stoker_engine.contract import memory
+from stoker_engine.core.batch import ScheduledSequence
+from stoker_engine.core.engine_request import EngineRequest
+from stoker_engine.core.request import Request
+from stoker_engine.core.sampling_params import SamplingParams
+from stoker_engine.sampling.sampler import sample
+
+VOCABULARY, ROWS = 8_000, 12
+
+#: What makes the most copies: rows that are changed, and so flat that top-p must sort the whole vocabulary.
+WORST = {"top_p": 0.999, "min_p": 1e-9, "logit_bias": {5: 1.0}, "repetition_penalty": 1.1}
+
+
+def peak(run: Callable[[], object]) -> int:
+    """The most bytes of tensors that `run` held at once."""
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        run()
+    held = most = 0
+    for event in profiler.profiler.kineto_results.events():  # type: ignore[union-attr]
+        if event.name() == "[memory]":
+            held += event.nbytes()
+            most = max(most, held)
+    return most
+
+
+def sequence(row: int, num_samples: int = 1, **fields: Any) -> ScheduledSequence:
+    asked = EngineRequest(str(row), [1, 2, 3], SamplingParams(**fields), 16)
+    request = Request(asked, (row,))
+    rules, counts = request.rules, request.live[0].counts
+    return ScheduledSequence(str(row), [3], 2, [[0]], num_samples, asked.params, row, [1, 2, 3], 3, rules, counts)
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"temperature": 0},
+        {"temperature": 0, "logit_bias": {5: 1.0}},
+        {},
+        {"top_p": 0.9},
+        WORST,
+        {**WORST, "top_k": 7_900},
+        {**WORST, "num_samples": 40},
+        {"temperature": 0, "logprobs": VOCABULARY},
+        {**WORST, "logprobs": 20},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("at_once", [3, ROWS])
+def test_the_sampler_stays_within_what_the_planner_counts(
+    monkeypatch: pytest.MonkeyPatch, asked: dict[str, Any], at_once: int
+) -> None:
+    monkeypatch.setattr(memory, "SAMPLER_LOGITS", at_once * VOCABULARY)
+    logits = torch.randn(ROWS, VOCABULARY, generator=torch.Generator().manual_seed(0)) / 10
+    sequences = [sequence(row, **asked) for row in range(ROWS)]
+    rows_at_once = memory.sampler_rows(VOCABULARY, ROWS)
+    most = peak(lambda: sample(logits, sequences, rows_at_once)) + logits.nbytes
+    counted = memory.sampling_bytes(VOCABULARY, ROWS)
+    assert most <= counted, f"{most / VOCABULARY / 4:.1f} rows of logits, {counted / VOCABULARY / 4:.1f} counted"
+    if asked is WORST:
+        assert most > counted * 0.8  # nor does it count what nobody uses
+
+
+def test_rows_at_a_time_are_drawn_like_rows_at_once() -> None:
+    logits = torch.randn(ROWS, VOCABULARY, generator=torch.Generator().manual_seed(1)) / 2
+    asked: list[dict[str, Any]] = [{}, {"top_p": 0.9}, {"top_k": 9}, WORST, {"temperature": 0}, {"logprobs": 3}]
+    sequences = [sequence(row, num_samples=1 + row % 3, **asked[row % len(asked)]) for row in range(ROWS)]
+    together = sample(logits, sequences, ROWS * 3)
+    for at_once in (1, 2, 7):
+        assert sample(logits, sequences, at_once) == together
