@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import shutil
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.torch import load_file, save_file
 
 from stoker_engine import SamplingParams
 from stoker_engine.async_llm import AsyncLLM
@@ -135,6 +137,25 @@ async def a_request_whose_text_fails_hurts_nobody(llm: AsyncLLM, reports: list[S
             await collect(llm, "poison", LONG)
         assert len(await alone) == 400
     await until_free(reports)
+
+
+def test_logits_that_are_no_numbers_end_a_request_and_are_counted(tiny_llama: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(tiny_llama, tmp_path / "overflows")
+    file = folder / "model.safetensors"
+    tensors = load_file(file)
+    save_file({**tensors, "model.norm.weight": tensors["model.norm.weight"] * 1e38}, file, {"format": "pt"})
+
+    async def run() -> None:
+        async with running(folder) as (llm, reports):
+            for name in ("first", "second"):
+                with pytest.raises(RequestFailedError, match="no finite numbers") as failed:
+                    await collect(llm, name)
+                assert (failed.value.status, failed.value.type) == (500, "internal_error")
+            await until_free(reports)
+            assert llm.is_ready
+            assert reports[-1].stats.num_corrupted == 2
+
+    asyncio.run(run())
 
 
 async def shutdown_ends_streams(llm: AsyncLLM, reports: list[StepReport]) -> None:

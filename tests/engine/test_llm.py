@@ -12,6 +12,7 @@ import pytest
 
 from stoker_engine import LLM, BeamSearchParams, SamplingParams
 from stoker_engine.contract.errors import ArgumentError, ModelError, RequestError
+from stoker_engine.core.logit_rules import LogitRules
 from stoker_engine.core.request import FinishReason
 
 
@@ -58,6 +59,31 @@ def test_the_end_token_stops_unless_ignored(tiny_llama: Path, tmp_path: Path) ->
     llm = LLM(str(folder))
     assert _one(llm, [5, 6, 7], ignore_eos=False).finish_reason is FinishReason.STOP
     assert len(_one(llm, [5, 6, 7], ignore_eos=True).token_ids) == 24
+
+
+def test_penalties_count_right_in_forks_and_after_preemptions(tiny_llama: Path) -> None:
+    prompts = [[9, 8, 7, 8] * 8, [5, 6] * 16, [20, 21, 22] * 10]
+    asked = {"repetition_penalty": 1.4, "frequency_penalty": 0.7, "presence_penalty": -0.4, "max_tokens": 40}
+    params = SamplingParams(**asked, n=3, seed=3, ignore_eos=True)  # type: ignore[arg-type]
+    found = []
+    for blocks in (200, 14):
+        llm = LLM(str(tiny_llama), max_model_len=128, num_gpu_blocks_override=blocks)
+        outputs = llm.generate(prompts, params, use_tqdm=False)
+        found.append([[o.token_ids for o in output.outputs] for output in outputs])
+        assert bool(llm.engine.scheduler.num_preemptions) == (blocks == 14)
+    assert found[0] == found[1]
+    assert len({tuple(tokens) for tokens in found[0][0]}) == 3
+
+
+def test_what_changes_logits_is_made_once_a_request(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = []
+    of = LogitRules.of
+    monkeypatch.setattr(LogitRules, "of", lambda asked: made.append(asked.id) or of(asked))
+    many = list(range(300))
+    asked = {"allowed_token_ids": many, "stop_token_ids": many[:200], "logit_bias": dict.fromkeys(many, 1.0)}
+    output = _one(llm, **asked, min_tokens=20, bad_words=["a", "b c"], frequency_penalty=0.5, n=2)
+    assert len(output.token_ids) >= 20
+    assert len(made) == 1
 
 
 def test_a_seed_repeats_alone_and_in_a_batch_and_chunked(llm: LLM, tiny_llama: Path) -> None:

@@ -183,6 +183,18 @@ def test_missing_and_unused_tensors_are_errors(tmp_path: Path) -> None:
         _load(tmp_path)
 
 
+def test_weights_that_are_no_numbers_and_integers_are_refused_by_name(tmp_path: Path) -> None:
+    _tiny("smollm3", {}).save_pretrained(tmp_path)
+    file, name = tmp_path / "model.safetensors", "model.layers.1.mlp.up_proj.weight"
+    tensors = load_file(file)
+    save_file({**tensors, name: tensors[name].log()}, file, {"format": "pt"})  # nan where it was below 0
+    with pytest.raises(WeightsError, match=r"layers\.1\.mlp\.up_proj\.weight holds nan or infinity"):
+        _load(tmp_path)
+    save_file({**tensors, name: tensors[name].to(torch.int8)}, file, {"format": "pt"})
+    with pytest.raises(WeightsError, match=r"layers\.1\.mlp\.up_proj\.weight holds .*not floating-point"):
+        _load(tmp_path)
+
+
 def test_code_of_the_model_is_not_run_unasked(tmp_path: Path) -> None:
     config = {"architectures": ["OddForCausalLM"], "model_type": "odd_never_seen"}
     (tmp_path / "config.json").write_text(json.dumps(config))

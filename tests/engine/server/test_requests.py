@@ -144,6 +144,7 @@ def test_a_chat_field_we_have_not_built(client: TestClient, field: str, value: A
         ("logit_bias", {"1": 101}),
         ("logit_bias", {"-1": 1}),
         ("logit_bias", [1]),
+        ("logit_bias", {str(token): 1 for token in range(301)}),
         ("bad_words", [""]),
         ("bad_words", ["a"] * 257),
         ("bad_words", ["a" * 4097]),

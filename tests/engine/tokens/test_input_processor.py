@@ -47,6 +47,8 @@ def tokenizer(byte_level: Backend) -> Tokenizer:
         ([5], {"stop_token_ids": (340,)}, "stop_token_ids"),
         ([5], {"allowed_token_ids": (-1,)}, "allowed_token_ids"),
         ([5], {"logit_bias": {999: 1}}, "logit_bias"),
+        ([5], {"stop_token_ids": [5] * 341}, "stop_token_ids"),
+        ([5], {"allowed_token_ids": list(range(341))}, "allowed_token_ids"),
         ([5], {"logprobs": 6}, "logprobs"),
         ([5], {"logprobs": -1}, "logprobs"),
         ([5], {"prompt_logprobs": 6}, "prompt_logprobs"),
