@@ -7,10 +7,23 @@ overrides the default (``"sliding_window": null`` means no window).
 
 from __future__ import annotations
 
+import math
+import reprlib
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from stoker_engine.contract.errors import ModelError
+
+T = TypeVar("T")
+
+#: The largest and smallest of float32; beyond them arithmetic overflows, or divides by zero.
+_LARGEST: Final = 3.4e38
+MIN_POSITIVE: Final = 1.2e-38
+
+#: No model has as many of anything; what is larger is a mistake, and sums of it would be too.
+_MOST: Final = 2**31 - 1
+
+_LONGEST_WORD: Final = 200
 
 #: Other names by which files state a field.
 _OTHER_NAMES: Final[dict[str, tuple[str, ...]]] = {
@@ -32,18 +45,25 @@ _OTHER_NAMES: Final[dict[str, tuple[str, ...]]] = {
 
 
 class Fields:
-    """A parsed config.json.
+    """A parsed config.json, whose every value may be anything.
+
+    Each method but `get` raises `ModelError` where a value is not what it asks for.
 
     Args:
         given: what the file says.
         defaults: what it may leave unsaid, under the general names.
         names: for a general name, the one that goes before it in this family's files.
+        file: what errors call it.
     """
 
     def __init__(
-        self, given: Mapping[str, Any], defaults: Mapping[str, Any], names: Mapping[str, str] | None = None
+        self,
+        given: Mapping[str, Any],
+        defaults: Mapping[str, Any],
+        names: Mapping[str, str] | None = None,
+        file: str = "config.json",
     ) -> None:
-        self._given, self._defaults, self._names = given, defaults, names or {}
+        self._given, self._defaults, self._names, self._file = given, defaults, names or {}, file
 
     def get(self, name: str) -> Any:
         """The field's value, or None.
@@ -64,31 +84,65 @@ class Fields:
         """
         value = self.get(name)
         if value is None:
-            raise ModelError(f"config.json has no {name!r}")
+            raise ModelError(f"{self._file} has no {name!r}")
         return value
 
-    def integer(self, name: str) -> int:
+    def integer(self, name: str, least: int = 1, most: int = _MOST) -> int:
         """A number without fraction that must be there."""
-        return int(self._number(name))
+        value = self.number(name, least, most)
+        if value != int(value):
+            raise self._wrong(name, "a whole number", value)
+        return int(value)
 
-    def number(self, name: str) -> float:
-        """A number that must be there."""
-        return float(self._number(name))
+    def optional_integer(self, name: str, least: int = 0) -> int | None:
+        """A number without fraction, or None."""
+        return None if self.get(name) is None else self.integer(name, least)
 
-    def optional(self, name: str) -> float | None:
-        """A number, or None."""
-        return None if self.get(name) is None else self.number(name)
+    def number(self, name: str, least: float = -math.inf, most: float = math.inf) -> float:
+        """A finite number that must be there."""
+        value = self.required(name)
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise self._wrong(name, "a number", value)
+        if not least <= value <= most or not abs(value) <= _LARGEST:
+            span = f" from {least:g}" * math.isfinite(least) + f" to {most:g}" * math.isfinite(most)
+            raise self._wrong(name, f"a number{span}", value)
+        return float(value)
+
+    def optional(self, name: str, least: float = -math.inf) -> float | None:
+        """A finite number, or None."""
+        return None if self.get(name) is None else self.number(name, least)
 
     def text(self, name: str) -> str:
         """A word that must be there."""
-        return str(self.required(name))
+        value = self.required(name)
+        if not isinstance(value, str) or len(value) > _LONGEST_WORD:
+            raise self._wrong(name, "a word", value)
+        return value
 
     def flag(self, name: str) -> bool:
         """Whether the field is true; absent is false."""
-        return bool(self.get(name))
+        value = self.get(name)
+        if value not in (None, False, True):
+            raise self._wrong(name, "true or false", value)
+        return bool(value)
 
-    def _number(self, name: str) -> Any:
-        value = self.required(name)
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise ModelError(f"config.json: {name} must be a number, not {value!r}")
+    def items(self, name: str, kind: type[T]) -> list[T]:
+        """A list of values of `kind`; absent is empty."""
+        value = self.get(name)
+        if value is None:
+            return []
+        if not isinstance(value, list | tuple) or not all(type(item) is kind for item in value):
+            raise self._wrong(name, f"a list of {kind.__name__}", value)
+        return list(value)
+
+    def object(self, name: str) -> Mapping[str, Any]:
+        """A config within the config; absent is empty."""
+        value = self.get(name)
+        if value is None:
+            return {}
+        if not isinstance(value, Mapping):
+            raise self._wrong(name, "an object", value)
         return value
+
+    def _wrong(self, name: str, wanted: str, value: Any) -> ModelError:
+        return ModelError(f"{self._file}: {name} must be {wanted}, not {reprlib.repr(value)}")

@@ -8,7 +8,7 @@ through its ``text_config``. What a family's files may leave unsaid, and which p
 
 from __future__ import annotations
 
-import json
+import reprlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +18,7 @@ from stoker_engine.contract.config_fields import Fields
 from stoker_engine.contract.decoder_config import DecoderConfig, LayerConfig
 from stoker_engine.contract.errors import ModelError
 from stoker_engine.contract.families.registry import FAMILY_CONFIGS
+from stoker_engine.contract.json_file import read_json_object
 from stoker_engine.contract.no_decoder import why_no_decoder
 from stoker_engine.contract.rope_config import RopeParameters
 
@@ -113,7 +114,8 @@ class ModelConfig:
         Raises:
             ModelError: not a model this engine serves, or a field is missing; the message says which.
         """
-        architectures = config.get("architectures") or []
+        top = Fields(config, {})
+        architectures = top.items("architectures", str)
         architecture = next((name for name in architectures if name in FAMILY_CONFIGS), None)
         if architecture is None:
             reason = why_no_decoder(config)
@@ -123,7 +125,7 @@ class ModelConfig:
             )
         refuse_quantized(config)
         family = FAMILY_CONFIGS[architecture]
-        text = dict(config.get("text_config") or config)
+        text = dict(top.object("text_config") or config)
         for name in ("eos_token_id", "dtype", "torch_dtype"):
             if text.get(name) is None:
                 text.pop(name, None)
@@ -132,15 +134,16 @@ class ModelConfig:
         if config.get("eos_token_id") is not None:
             text["eos_token_id"] = config["eos_token_id"]
         c = Fields(text, family.defaults, family.names)
+        vocab_size = c.integer("vocab_size")
         return cls(
             architecture=architecture,
             model_type=family.model_type,
-            vocab_size=c.integer("vocab_size"),
+            vocab_size=vocab_size,
             hidden_size=c.integer("hidden_size"),
             max_position_embeddings=c.integer("max_position_embeddings"),
             tie_word_embeddings=c.flag("tie_word_embeddings"),
-            dtype=str(c.get("dtype") or "float32"),
-            eos_token_ids=_token_ids(c.get("eos_token_id")),
+            dtype=c.text("dtype") if c.get("dtype") else "float32",
+            eos_token_ids=_eos_token_ids(c, vocab_size),
             decoder=family.read(c),
         )
 
@@ -178,19 +181,17 @@ def _inner_size(layer: LayerConfig) -> int:
     return moe.num_experts_per_tok * moe.intermediate_size + moe.shared_intermediate_size
 
 
-def _token_ids(value: Any) -> tuple[int, ...]:
-    if value is None:
-        return ()
-    return tuple(value) if isinstance(value, list) else (int(value),)
+def _eos_token_ids(c: Fields, vocab_size: int) -> tuple[int, ...]:
+    """The end tokens, given as one or as a list. One that the vocabulary does not have is never generated."""
+    stated = c.get("eos_token_id")
+    ids = c.items("eos_token_id", int) if isinstance(stated, list | tuple) else [c.optional_integer("eos_token_id")]
+    if any(token is not None and token < 0 for token in ids):
+        raise ModelError(f"config.json: eos_token_id must be a token id or a list of them, not {reprlib.repr(stated)}")
+    return tuple(token for token in ids if token is not None and token < vocab_size)
 
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
-        loaded = json.loads(path.read_text())
+        return read_json_object(path)
     except FileNotFoundError:
         raise ModelError(f"no {path.name} in {path.parent}; is this a Hugging Face model folder?") from None
-    except json.JSONDecodeError as error:
-        raise ModelError(f"{path} is not valid JSON: {error}") from None
-    if not isinstance(loaded, dict):
-        raise ModelError(f"{path} does not hold a JSON object")
-    return loaded

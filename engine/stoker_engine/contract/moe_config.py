@@ -14,6 +14,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from stoker_engine.contract.errors import ModelError
+
 
 @dataclass(frozen=True)
 class MoEConfig:
@@ -46,6 +48,22 @@ class MoEConfig:
     routed_scaling_factor: float = 1.0
     shared_intermediate_size: int = 0
     shared_gate: bool = False
+
+    def __post_init__(self) -> None:
+        """Raises:
+        ModelError: the numbers do not fit together.
+        """
+        if self.num_experts_per_tok > self.num_experts:
+            raise ModelError(f"a token goes to {self.num_experts_per_tok} experts, and there are {self.num_experts}")
+        if self.num_experts % self.num_groups or self.topk_groups > self.num_groups:
+            raise ModelError(
+                f"{self.num_experts} experts cannot be {self.num_groups} equal groups, "
+                f"{self.topk_groups} of them chosen"
+            )
+        if self.num_experts_per_tok > self.topk_groups * (self.num_experts // self.num_groups):
+            raise ModelError(f"{self.topk_groups} groups have less than {self.num_experts_per_tok} experts")
+        if self.group_score == "top2" and 1 < self.num_groups > self.num_experts // 2:
+            raise ModelError(f"{self.num_groups} groups of less than two experts cannot be ranked by their two best")
 
     def weights(self, hidden_size: int) -> int:
         """How many numbers the layer's matrices hold, router included, correction bias not."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
+from stoker_engine.contract.config_fields import Fields
+
 #: How the names of such architectures end → what they are.
 _ENDINGS: Final = {
     "ForMaskedLM": "an encoder that fills masks",
@@ -22,10 +24,14 @@ _ENDINGS: Final = {
 
 
 def why_no_decoder(config: Mapping[str, Any]) -> str | None:
-    """The reason why a parsed config.json is no autoregressive decoder of text; None: it may be one."""
+    """The reason why a parsed config.json is no autoregressive decoder of text; None: it may be one.
+
+    Raises:
+        ModelError: its ``architectures`` are no list of names.
+    """
     if config.get("is_encoder_decoder"):
         return "it is an encoder-decoder, not an autoregressive decoder"
-    for architecture in config.get("architectures") or []:
+    for architecture in Fields(config, {}).items("architectures", str):
         if architecture.endswith("LMHeadModel"):
             continue
         for ending, what in _ENDINGS.items():

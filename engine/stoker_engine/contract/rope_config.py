@@ -9,12 +9,15 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
-from stoker_engine.contract.config_fields import Fields
+from stoker_engine.contract.config_fields import MIN_POSITIVE, Fields
 from stoker_engine.contract.errors import ModelError
 
 ROPE_TYPES: Final = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
+
+#: What rope parameters may leave unsaid.
+_DEFAULTS: Final = {"type": "default", "truncate": True}
 
 
 @dataclass(frozen=True)
@@ -70,23 +73,32 @@ def read_rope(
         ModelError: a rope type that is not computed here.
     """
     given = _given(c, kind)
-    stated = str(given.get("rope_type") or given.get("type") or "default")
+    stated = given.text("rope_type" if given.get("rope_type") else "type")
     rope_type = (renamed or {}).get(stated, stated)
     if rope_type not in ROPE_TYPES:
         raise ModelError(f"rope type {rope_type!r} is not supported; supported are {', '.join(ROPE_TYPES)}")
-    rotary_dim = int(head_dim * _either(given, c, "partial_rotary_factor", 1.0))
+    rotary_dim = int(head_dim * _either(given, c, "partial_rotary_factor", 1.0, 0, 1))
     local = kind == "sliding_attention" and c.get("rope_local_base_freq") is not None  # Gemma 3
     if not 1 <= rotary_dim <= head_dim - head_dim % 2:
         raise ModelError(f"config.json: {rotary_dim} of a head's {head_dim} numbers cannot be rotated in pairs")
-    theta = _either(given, c, "rope_local_base_freq" if local else "rope_theta", 10000.0)
+    theta = _either(given, c, "rope_local_base_freq" if local else "rope_theta", 10000.0, 2)
     if rope_type == "default":
         return RopeParameters(rotary_dim, interleaved, rope_theta=theta)
+    if rope_type == "dynamic" and rotary_dim < 4:
+        raise ModelError(f"config.json: rope type 'dynamic' cannot stretch {rotary_dim} rotated numbers a head")
     longest = c.integer("max_position_embeddings")
     original = longest
     if rope_type in ("llama3", "yarn", "longrope"):
         key = "original_max_position_embeddings"
-        original = int(c.get(key) or given.get(key) or longest)
-    factor = float(given.get("factor") or (longest / original if rope_type in ("yarn", "longrope") else 1.0))
+        original = c.optional_integer(key) or given.optional_integer(key) or longest
+        if original < 2:
+            raise ModelError(f"rope parameters: {key} must be at least 2, not {original}")
+    factor = given.optional("factor", 0) or (longest / original if rope_type in ("yarn", "longrope") else 1.0)
+    if rope_type in ("linear", "dynamic") and factor < 1:
+        raise ModelError(f"rope parameters: factor must be at least 1, not {factor:g}")
+    low, high = given.optional("low_freq_factor", 0) or 1.0, given.optional("high_freq_factor", 0) or 4.0
+    if rope_type == "llama3" and low == high:
+        raise ModelError(f"rope parameters: low_freq_factor and high_freq_factor must differ, and are both {low:g}")
     return RopeParameters(
         rotary_dim,
         interleaved,
@@ -95,11 +107,11 @@ def read_rope(
         factor=factor,
         max_position_embeddings=longest,
         original_max_position_embeddings=original,
-        low_freq_factor=float(given.get("low_freq_factor") or 1.0),
-        high_freq_factor=float(given.get("high_freq_factor") or 4.0),
-        beta_fast=float(given.get("beta_fast") or 32.0),
-        beta_slow=float(given.get("beta_slow") or 1.0),
-        truncate=bool(given.get("truncate", True)),
+        low_freq_factor=low,
+        high_freq_factor=high,
+        beta_fast=given.optional("beta_fast", 0) or 32.0,
+        beta_slow=given.optional("beta_slow", 0) or 1.0,
+        truncate=given.flag("truncate"),
         short_factor=_factors(given, "short_factor", rotary_dim) if rope_type == "longrope" else (),
         long_factor=_factors(given, "long_factor", rotary_dim) if rope_type == "longrope" else (),
         attention_factor=_attention_factor(given, rope_type, factor, original),
@@ -111,39 +123,40 @@ def yarn_mscale(factor: float, mscale: float = 1.0) -> float:
     return 0.1 * mscale * math.log(factor) + 1.0 if factor > 1 else 1.0
 
 
-def _given(c: Fields, kind: str) -> Mapping[str, Any]:
+def _given(c: Fields, kind: str) -> Fields:
     """The parameters of layers of `kind`, from whichever spelling is there."""
-    parameters = c.get("rope_parameters")
+    parameters = c.object("rope_parameters")
     if parameters:
         nested = any(isinstance(value, Mapping) for value in parameters.values())
-        given: Mapping[str, Any] = (parameters.get(kind) or {}) if nested else parameters
-        return given
+        return Fields(Fields(parameters, {}).object(kind) if nested else parameters, _DEFAULTS)
     if kind == "sliding_attention" and c.get("rope_local_base_freq") is not None:
-        return {}  # Gemma 3's local layers are never stretched
-    return c.get("rope_scaling") or {}
+        return Fields({}, _DEFAULTS)  # Gemma 3's local layers are never stretched
+    return Fields(c.object("rope_scaling"), _DEFAULTS)
 
 
-def _either(given: Mapping[str, Any], c: Fields, name: str, otherwise: float) -> float:
-    value = given.get("rope_theta" if name == "rope_local_base_freq" else name)
-    value = c.get(name) if value is None else value
-    return otherwise if value is None else float(value)
+def _either(given: Fields, c: Fields, name: str, otherwise: float, least: float, most: float = math.inf) -> float:
+    """A number that may stand in either, from `least` to `most`."""
+    inner = "rope_theta" if name == "rope_local_base_freq" else name
+    if given.get(inner) is not None:
+        return given.number(inner, least, most)
+    return otherwise if c.get(name) is None else c.number(name, least, most)
 
 
-def _attention_factor(given: Mapping[str, Any], rope_type: str, factor: float, original: int) -> float:
+def _attention_factor(given: Fields, rope_type: str, factor: float, original: int) -> float:
     if rope_type not in ("yarn", "longrope"):
         return 1.0
-    if given.get("attention_factor") is not None:
-        return float(given["attention_factor"])
+    if (stated := given.optional("attention_factor")) is not None:
+        return stated
     if rope_type == "longrope":
         return math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0
-    mscale, all_dim = given.get("mscale"), given.get("mscale_all_dim")
+    mscale, all_dim = given.optional("mscale", 0), given.optional("mscale_all_dim", 0)
     if mscale and all_dim:
-        return yarn_mscale(factor, float(mscale)) / yarn_mscale(factor, float(all_dim))
+        return yarn_mscale(factor, mscale) / yarn_mscale(factor, all_dim)
     return yarn_mscale(factor)
 
 
-def _factors(given: Mapping[str, Any], name: str, rotary_dim: int) -> tuple[float, ...]:
+def _factors(given: Fields, name: str, rotary_dim: int) -> tuple[float, ...]:
     factors = given.get(name)
     if not isinstance(factors, list | tuple) or len(factors) != -(-rotary_dim // 2):
         raise ModelError(f"rope parameters: {name} must be a list of {-(-rotary_dim // 2)} numbers, one a pair")
-    return tuple(float(factor) for factor in factors)
+    return tuple(Fields({name: factor}, {}).number(name, MIN_POSITIVE) for factor in factors)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 
 from stoker_engine.attention.backend import AttentionBackend
+from stoker_engine.contract.config_fields import Fields
 from stoker_engine.contract.engine_args import EngineArgs
 from stoker_engine.contract.errors import ArgumentError, ModelError, WeightsError
 from stoker_engine.contract.model_config import ModelConfig, read_config
@@ -104,14 +105,15 @@ def _folder(path: Path, trust_remote_code: bool) -> Checkpoint:
         )
     given = read_config(path)
     card = card_of_folder(path)
-    if not given.get("architectures"):
+    architectures = Fields(given, {}).items("architectures", str)
+    if not architectures:
         raise ModelError(f'{path}/config.json names no architectures; it must say, for example, ["LlamaForCausalLM"]')
-    if any(name in FAMILIES for name in given["architectures"]):
+    if any(name in FAMILIES for name in architectures):
         config = ModelConfig.from_dict(given)
         spelling = FAMILIES[config.architecture]
         return Checkpoint(path, config, card, NativeLoader(spelling, _safetensors(path)))
     if reason := why_no_decoder(given):
-        raise ModelError(f"{_names(given)} is not supported: {reason}")
+        raise ModelError(f"architecture {', '.join(architectures)} is not supported: {reason}")
     # Imported when needed: transformers' model classes take seconds.
     from stoker_engine.models.transformers_backend import TransformersLoader
 
@@ -128,7 +130,3 @@ def _safetensors(folder: Path) -> SafetensorsFolder:
             "read. Convert them: load the model with transformers and save it with save_pretrained"
         )
     return SafetensorsFolder(folder)
-
-
-def _names(config: Mapping[str, Any]) -> str:
-    return f"architecture {', '.join(config.get('architectures') or []) or 'unknown'}"

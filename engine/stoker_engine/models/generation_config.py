@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any, Final
 
-from stoker_engine.contract.errors import ArgumentError, ModelError
+from stoker_engine.contract.config_fields import Fields
+from stoker_engine.contract.errors import ArgumentError, ModelError, RequestError
+from stoker_engine.contract.json_file import read_json_object
+from stoker_engine.core.sampling_params import SamplingParams
 
 #: generation_config.json's name → that of `SamplingParams`; what vLLM takes over too.
 _NAMES: Final = {
@@ -17,6 +19,7 @@ _NAMES: Final = {
     "repetition_penalty": "repetition_penalty",
     "max_new_tokens": "max_tokens",
 }
+_WHOLE: Final = {"top_k", "max_new_tokens"}
 
 
 def sampling_defaults(argument: str, model: Path) -> dict[str, Any]:
@@ -27,17 +30,21 @@ def sampling_defaults(argument: str, model: Path) -> dict[str, Any]:
 
     Raises:
         ArgumentError: the folder has none.
-        ModelError: the file cannot be read.
+        ModelError: the file cannot be read, or recommends what is out of range.
     """
     if argument == "vllm" or (argument == "auto" and not (model / "generation_config.json").is_file()):
         return {}
     path = (model if argument == "auto" else Path(argument).expanduser()) / "generation_config.json"
     try:
-        config = json.loads(path.read_text())
+        config = Fields(read_json_object(path), {}, file=str(path))
     except FileNotFoundError:
         raise ArgumentError(
             "--generation-config", f"there is no {path}; give auto, vllm, or a folder that has one"
         ) from None
-    except (OSError, ValueError) as error:
-        raise ModelError(f"cannot read {path}: {error}") from error
-    return {ours: config[theirs] for theirs, ours in _NAMES.items() if config.get(theirs) is not None}
+    read = {name: config.integer if name in _WHOLE else config.number for name in _NAMES}
+    defaults = {ours: read[theirs](theirs, -1) for theirs, ours in _NAMES.items() if config.get(theirs) is not None}
+    try:
+        SamplingParams(**defaults)
+    except RequestError as error:
+        raise ModelError(f"{path}: {error}; --generation-config vllm leaves the file unread") from error
+    return defaults

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -28,7 +30,17 @@ _PIECE: Final = 1 << 18
 
 class _Reader(GGUFReader):
     """A GGUFReader that passes over long arrays: indexing a vocabulary of 262,144 tokens takes it several seconds, and
-    the tokenizer is read by transformers."""
+    `tokens.gguf_tokenizer` reads the vocabulary by itself.
+
+    Nothing is read beyond the file's end, where the library reads nothing, as often as a damaged count says.
+    """
+
+    def _get(
+        self, offset: int, dtype: Any, count: int = 1, override_order: Literal["I", "S", "<"] | None = None
+    ) -> Any:
+        if int(offset) + int(count) * np.dtype(dtype).itemsize > len(self.data):
+            raise ValueError("it ends too early")
+        return super()._get(offset, dtype, count, override_order)
 
     def _get_field_parts(self, orig_offs: int, raw_type: int) -> tuple[int, list[Any], list[int], list[GGUFValueType]]:
         if raw_type != GGUFValueType.ARRAY or (count := int(self._get(orig_offs + 4, np.uint64)[0])) <= _LONGEST_ARRAY:
@@ -43,6 +55,8 @@ class _Reader(GGUFReader):
             data = memoryview(mapped)
             for _ in range(count):
                 end += 8 + int.from_bytes(data[end : end + 8], order)
+                if end > len(data):
+                    raise ValueError("it ends too early")
         else:
             return super()._get_field_parts(orig_offs, raw_type)
         return end - orig_offs, [], [], [GGUFValueType.ARRAY, item]
@@ -51,11 +65,26 @@ class _Reader(GGUFReader):
 def _read(path: Path) -> _Reader:
     try:
         reader = _Reader(path)
+    except RecursionError:
+        raise ModelError(f"{path} is not a readable GGUF file: its arrays are nested too deeply") from None
     except Exception as error:
         raise ModelError(f"{path} is not a readable GGUF file: {error}") from error
     if reader.endianess is not GGUFEndian.LITTLE:
         raise ModelError(f"{path} is big-endian, which is not read; convert it with gguf-convert-endian")
     return reader
+
+
+@contextmanager
+def _sensible(path: Path) -> Iterator[None]:
+    """Metadata may be anything: a string where a count belongs, a vocabulary of one dimension.
+
+    Raises:
+        ModelError: what came of that.
+    """
+    try:
+        yield
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        raise ModelError(f"{path} has metadata that do not fit together: {type(error).__name__}: {error}") from error
 
 
 class GGUFFile:
@@ -69,15 +98,21 @@ class GGUFFile:
         self.path = path
         self._reader = _read(path)
         self._tensors = {tensor.name: tensor for tensor in self._reader.tensors}
-        for other in self._other_parts():
+        with _sensible(path):
+            others = self._other_parts()
+        for other in others:
             self._tensors |= {tensor.name: tensor for tensor in _read(other).tensors}
 
     def config(self) -> ModelConfig:
         """The model's shape.
 
         Raises:
-            ModelError: an architecture that is not read from GGUF, or a stretched rope.
+            ModelError: an architecture that is not read from GGUF, or metadata that do not fit together.
         """
+        with _sensible(self.path):
+            return self._config()
+
+    def _config(self) -> ModelConfig:
         family = self._family()
         if not self.has("token_embd.weight"):
             raise ModelError(f"{self.path} has no token_embd.weight, so it is no complete language model")
@@ -101,7 +136,8 @@ class GGUFFile:
     def field(self, key: str) -> Any:
         """The metadata's value under `key`; None: there is none."""
         field = self._reader.get_field(key)
-        return None if field is None else field.contents()
+        with _sensible(self.path):
+            return None if field is None else field.contents()
 
     def get(self, key: str, default: Any = None) -> Any:
         """See `Metadata`."""
@@ -169,6 +205,8 @@ class GGUFFile:
         count, number = self.field("split.count") or 1, self.field("split.no") or 0
         if number:
             raise ModelError(f"{self.path} is part {number + 1} of {count} of a split model; give the first part")
+        if not 1 <= count < 100_000:
+            raise ModelError(f"{self.path} is part of a model of {count} files, and there are at most 99999")
         first = f"-00001-of-{count:05d}"
         if count > 1 and first not in self.path.stem:
             raise ModelError(f"{self.path} is the first of {count} parts, and its name must end with {first}.gguf")

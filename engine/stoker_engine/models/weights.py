@@ -5,8 +5,8 @@ A missing tensor is an error; so is one that nobody asked for, unless the family
 
 from __future__ import annotations
 
-import json
 import logging
+import reprlib
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -14,7 +14,9 @@ import torch
 from safetensors import safe_open
 from tqdm import tqdm
 
+from stoker_engine.contract.config_fields import Fields
 from stoker_engine.contract.errors import WeightsError
+from stoker_engine.contract.json_file import read_json_object
 from stoker_engine.contract.model_config import ModelConfig
 from stoker_engine.models.weight_names import Place, WeightNames
 
@@ -51,7 +53,10 @@ class SafetensorsFolder:
     def __init__(self, folder: Path) -> None:
         index = folder / "model.safetensors.index.json"
         if index.is_file():
-            files = sorted(set(json.loads(index.read_text())["weight_map"].values()))
+            weight_map = Fields(read_json_object(index), {}, file=index.name).object("weight_map")
+            files = sorted({str(name) for name in weight_map.values()})
+            if strange := [name for name in files if Path(name).name != name]:
+                raise WeightsError(f"{index} names {reprlib.repr(strange[0])}, which is no file of its folder")
             missing = [name for name in files if not (folder / name).is_file()]
             if missing:
                 raise WeightsError(f"{folder} lacks {', '.join(missing)}, named by {index.name}")

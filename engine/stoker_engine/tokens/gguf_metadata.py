@@ -16,6 +16,9 @@ from stoker_engine.contract.errors import ModelError
 
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _STRING, _ARRAY = 8, 9
+#: What an array of strings or arrays takes at least, an item.
+_LEAST_BYTES = {_STRING: 8, _ARRAY: 12}
+_DEEPEST = 16
 
 
 def read_metadata(path: Path, wanted: Callable[[str], bool]) -> dict[str, Any]:
@@ -27,7 +30,9 @@ def read_metadata(path: Path, wanted: Callable[[str], bool]) -> dict[str, Any]:
     try:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             return _Cursor(data).metadata(wanted)
-    except (OSError, ValueError, KeyError, struct.error, IndexError) as error:
+    except KeyError as error:
+        raise ModelError(f"{path} is not a readable GGUF file: {error} is no type of a value") from error
+    except (OSError, ValueError, struct.error) as error:
         raise ModelError(f"{path} is not a readable GGUF file: {error}") from error
 
 
@@ -60,12 +65,17 @@ class _Cursor:
             return self._array()
         return self._scalar(_SCALARS[kind])
 
-    def _array(self) -> list[Any]:
+    def _array(self, depth: int = 1) -> list[Any]:
         kind, count = self._scalar("I"), self._scalar("Q")
+        item = _LEAST_BYTES[kind] if kind in _LEAST_BYTES else struct.calcsize(self._order + _SCALARS[kind])
+        if count * item > len(self._data) - self._at:
+            raise ValueError("it ends too early")
+        if depth > _DEEPEST:
+            raise ValueError("its arrays are nested too deeply")
         if kind == _STRING:
             return [self._string() for _ in range(count)]
         if kind == _ARRAY:
-            return [self._array() for _ in range(count)]
+            return [self._array(depth + 1) for _ in range(count)]
         layout = f"{self._order}{count}{_SCALARS[kind]}"
         values = struct.unpack_from(layout, self._data, self._at)
         self._at += struct.calcsize(layout)
@@ -79,4 +89,6 @@ class _Cursor:
     def _string(self) -> str:
         start = self._at + 8
         self._at = start + self._scalar("Q")
+        if self._at > len(self._data):
+            raise ValueError("it ends too early")
         return self._data[start : self._at].decode(errors="replace")

@@ -26,6 +26,9 @@ from stoker_engine.tokens.gguf_metadata import read_metadata
 
 _CONTROL, _USER_DEFINED = 3, 4
 
+#: In characters, far beyond those of real vocabularies: to find merges takes time by the square of it.
+_LONGEST_TOKEN = 4096
+
 _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 _LLAMA3 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
@@ -61,10 +64,21 @@ def convert_gguf(path: Path, folder: Path) -> tokenizers.Tokenizer:
     Raises:
         ModelError: the file has none, or one whose rules are not known here.
     """
+    try:
+        return _convert(path, folder)
+    except (ModelError, OSError):
+        raise
+    except Exception as error:  # metadata may be anything, and the library raises plain Exception
+        raise ModelError(f"cannot read the tokenizer of {path}: {type(error).__name__}: {error}") from error
+
+
+def _convert(path: Path, folder: Path) -> tokenizers.Tokenizer:
     data = read_metadata(path, lambda key: key.startswith("tokenizer.") or key == "general.architecture")
     tokens = data.get("tokenizer.ggml.tokens")
     if not tokens:
         raise ModelError(f"{path} holds no tokenizer; give one with --tokenizer")
+    if (longest := max(map(len, tokens))) > _LONGEST_TOKEN:
+        raise ModelError(f"{path} has a token of {longest} characters, and {_LONGEST_TOKEN} is the most that is read")
     special = _special_tokens(data, tokens)
     backend = _backend(path, data, tokens, special)
     _add_tokens(backend, data, tokens, special)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import json
 import logging
+import reprlib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -205,9 +206,11 @@ def read_chat_template(argument: str | None) -> str | None:
     if argument is None or "{" in argument or "\n" in argument:
         return argument
     try:
-        return Path(argument).read_text()
+        return Path(argument).read_text(encoding="utf-8")
     except OSError as error:
         raise ArgumentError("--chat-template", f"cannot read {argument}: {error.strerror}") from error
+    except ValueError as error:
+        raise ArgumentError("--chat-template", f"{argument[:200]!r} is no text file in UTF-8: {error}") from error
 
 
 def _state(decoder: Any) -> Mapping[str, Any] | None:
@@ -248,9 +251,21 @@ def _own_templates(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
     if isinstance(given, str):
         templates["default"] = given
     elif isinstance(given, list):
-        templates = {entry["name"]: entry["template"] for entry in given}
+        for entry in given:
+            if not isinstance(entry, dict) or not all(isinstance(entry.get(key), str) for key in ("name", "template")):
+                raise ModelError(f"{folder}: chat_template lists {reprlib.repr(entry)}, which is no name and template")
+            templates[entry["name"]] = entry["template"]
+    elif given is not None:
+        raise ModelError(f"{folder}: chat_template must be a string or a list, not {reprlib.repr(given)}")
     if (file := folder / "chat_template.jinja").is_file():
-        templates["default"] = file.read_text(encoding="utf-8")
+        templates["default"] = _text(file)
     for file in folder.glob("additional_chat_templates/*.jinja"):
-        templates[file.stem] = file.read_text(encoding="utf-8")
+        templates[file.stem] = _text(file)
     return templates
+
+
+def _text(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise ModelError(f"cannot read {file}: {error}") from error

@@ -8,7 +8,6 @@ a process of its own: that imports torch, which takes seconds and memory that a 
 from __future__ import annotations
 
 import hashlib
-import json
 import logging
 import os
 import shutil
@@ -23,6 +22,7 @@ import tokenizers
 
 from stoker_engine.contract.cache_folder import cache_folder
 from stoker_engine.contract.errors import ModelError
+from stoker_engine.contract.json_file import read_json_object
 
 logger = logging.getLogger(__name__)
 
@@ -83,15 +83,10 @@ def read_json(path: Path) -> dict[str, Any]:
     Raises:
         ModelError: it is no JSON object.
     """
-    if not path.is_file():
-        return {}
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ModelError(f"{path} is not valid JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise ModelError(f"{path} holds no JSON object")
-    return value
+        return read_json_object(path)
+    except FileNotFoundError:
+        return {}
 
 
 def _convert_folder(path: Path, target: Path) -> tokenizers.Tokenizer | None:

@@ -22,7 +22,7 @@ def _bloom(c: Fields) -> DecoderConfig:
 
 def _mpt(c: Fields) -> DecoderConfig:
     refuse(c, no_bias=True, logit_scale=None, norm_type="low_precision_layernorm", expansion_ratio=4)
-    stated: dict[str, Any] = {"alibi": True, "alibi_bias_max": 8, **(c.get("attn_config") or {})}
+    stated: dict[str, Any] = {"alibi": True, "alibi_bias_max": 8, **c.object("attn_config")}
     options = Fields(stated, {})
     refuse(
         options, alibi=True, prefix_lm=False, qk_ln=False, attn_uses_sequence_id=False, attn_type="multihead_attention"
@@ -31,7 +31,7 @@ def _mpt(c: Fields) -> DecoderConfig:
     heads = replace(
         heads,
         scale=options.optional("softmax_scale") or heads.scale,
-        clip_qkv=options.optional("clip_qkv"),
+        clip_qkv=options.optional("clip_qkv", least=0),
         alibi_slopes=alibi_slopes(heads.num_heads, options.number("alibi_bias_max")),
     )
     dense = MLPConfig(4 * c.integer("hidden_size"), "gelu", gated=False)

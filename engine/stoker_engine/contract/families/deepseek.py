@@ -9,7 +9,7 @@ from stoker_engine.contract.decoder_config import AttentionConfig, DecoderConfig
 from stoker_engine.contract.errors import ModelError
 from stoker_engine.contract.families.family_config import FamilyConfig
 from stoker_engine.contract.families.mixture import sigmoid_moe, sparse
-from stoker_engine.contract.families.reading import alike, mlp, refuse, rms_norm
+from stoker_engine.contract.families.reading import alike, mlp, num_heads, refuse, rms_norm
 from stoker_engine.contract.mla_config import MLAConfig
 from stoker_engine.contract.moe_config import MoEConfig
 from stoker_engine.contract.rope_config import read_rope, yarn_mscale
@@ -26,13 +26,13 @@ def _v2(c: Fields) -> DecoderConfig:
     moe = MoEConfig(
         num_experts=c.integer("n_routed_experts"),
         # transformers' config class leaves it open; every published model states 6.
-        num_experts_per_tok=int(c.get("num_experts_per_tok") or 6),
+        num_experts_per_tok=c.optional_integer("num_experts_per_tok") or 6,
         intermediate_size=size,
         normalize=None,
         num_groups=c.integer("n_group") if grouped else 1,
         topk_groups=c.integer("topk_group") if grouped else 1,
         routed_scaling_factor=c.number("routed_scaling_factor"),
-        shared_intermediate_size=int(c.get("n_shared_experts") or 0) * size,
+        shared_intermediate_size=(c.optional_integer("n_shared_experts") or 0) * size,
     )
     return _decoder(c, moe, interleaved=True)
 
@@ -43,15 +43,14 @@ def _v3(c: Fields) -> DecoderConfig:
 
 
 def _decoder(c: Fields, moe: MoEConfig, *, interleaved: bool) -> DecoderConfig:
-    first = c.integer("first_k_dense_replace")
+    first = c.integer("first_k_dense_replace", least=0)
     layers = alike(c, _attention(c, interleaved), mlp(c))
     return DecoderConfig(rms_norm(c), sparse(layers, moe, lambda index: index >= first))
 
 
 def _attention(c: Fields, interleaved: bool) -> AttentionConfig:
-    rank = c.get("q_lora_rank")
     latent = MLAConfig(
-        q_lora_rank=None if rank is None else int(rank),
+        q_lora_rank=c.optional_integer("q_lora_rank", least=1),
         kv_lora_rank=c.integer("kv_lora_rank"),
         qk_nope_head_dim=c.integer("qk_nope_head_dim"),
         qk_rope_head_dim=c.integer("qk_rope_head_dim"),
@@ -60,10 +59,10 @@ def _attention(c: Fields, interleaved: bool) -> AttentionConfig:
     rope = read_rope(c, latent.qk_rope_head_dim, interleaved=interleaved)
     scale = latent.qk_head_dim**-0.5
     # Attention gets sharper with the context's length, in both factors of the score; cos and sin carry the rest.
-    stated = c.get("rope_parameters") or c.get("rope_scaling") or {}
-    if rope.rope_type != "default" and stated.get("mscale_all_dim"):
-        scale *= yarn_mscale(rope.factor, float(stated["mscale_all_dim"])) ** 2
-    heads, bias = c.integer("num_attention_heads"), c.flag("attention_bias")
+    stated = Fields(c.object("rope_parameters") or c.object("rope_scaling"), {})
+    if rope.rope_type != "default" and (all_dim := stated.optional("mscale_all_dim")):
+        scale *= yarn_mscale(rope.factor, all_dim) ** 2
+    heads, bias = num_heads(c), c.flag("attention_bias")
     return AttentionConfig(heads, heads, latent.qk_head_dim, scale, rope, qkv_bias=bias, out_bias=bias, latent=latent)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Final
 
-from stoker_engine.contract.config_fields import Fields
+from stoker_engine.contract.config_fields import MIN_POSITIVE, Fields
 from stoker_engine.contract.decoder_config import (
     DecoderConfig,
     EmbeddingConfig,
@@ -44,7 +44,7 @@ def _gemma2(c: Fields) -> DecoderConfig:
 
 
 def _gemma3(c: Fields) -> DecoderConfig:
-    pattern = c.get("sliding_window_pattern")  # every pattern-th layer sees everything
+    pattern = c.optional_integer("sliding_window_pattern")  # every pattern-th layer sees everything
     return _alternating(c, normalised=True, slides=lambda index: bool(pattern and (index + 1) % pattern))
 
 
@@ -53,8 +53,8 @@ def _alternating(c: Fields, *, normalised: bool, slides: Callable[[int], bool]) 
     bias = c.flag("attention_bias")
     heads = replace(
         attention(c, qkv_bias=bias, out_bias=bias),
-        scale=c.number("query_pre_attn_scalar") ** -0.5,
-        logits_soft_cap=c.optional("attn_logit_softcapping"),
+        scale=c.number("query_pre_attn_scalar", least=MIN_POSITIVE) ** -0.5,
+        logits_soft_cap=c.optional("attn_logit_softcapping", least=MIN_POSITIVE),
         qk_norm=QKNormConfig(rms_norm(c, wide=True), "head") if normalised else None,
     )
 
@@ -66,7 +66,7 @@ def _alternating(c: Fields, *, normalised: bool, slides: Callable[[int], bool]) 
         of_kinds(c, layer_kinds(c, slides), layer),
         residual=SANDWICH,
         embedding=_embedding(c),
-        head=HeadConfig(soft_cap=c.optional("final_logit_softcapping")),
+        head=HeadConfig(soft_cap=c.optional("final_logit_softcapping", least=MIN_POSITIVE)),
     )
 
 

@@ -18,6 +18,7 @@ from stoker_engine.contract.decoder_config import (
     QKNormConfig,
     ResidualConfig,
 )
+from stoker_engine.contract.errors import ModelError
 from stoker_engine.contract.families.family_config import FamilyConfig
 from stoker_engine.contract.families.reading import alike, attention, layer_norm, mlp, refuse, windowed
 from stoker_engine.contract.rope_config import read_rope
@@ -44,7 +45,9 @@ def _gpt2(c: Fields) -> DecoderConfig:
 
 def _gptj(c: Fields) -> DecoderConfig:
     heads = attention(c)
-    size = int(c.get("rotary_dim") or heads.head_dim)
+    size = c.optional_integer("rotary_dim") or heads.head_dim
+    if size > heads.head_dim - heads.head_dim % 2:
+        raise ModelError(f"config.json: {size} of a head's {heads.head_dim} numbers cannot be rotated in pairs")
     heads = replace(heads, rope=replace(read_rope(c, heads.head_dim, interleaved=True), rotary_dim=size))
     layers = alike(c, heads, mlp(c, gated=False, bias=True))
     return DecoderConfig(layer_norm(c), layers, residual=PARALLEL, head=HeadConfig(bias=True))
@@ -74,7 +77,7 @@ def _opt(c: Fields) -> DecoderConfig:
     bias = c.flag("enable_bias")
     norm = layer_norm(c, weight=c.flag("layer_norm_elementwise_affine"))
     before = c.flag("do_layer_norm_before")
-    width = int(c.get("word_embed_proj_dim") or c.integer("hidden_size"))
+    width = c.optional_integer("word_embed_proj_dim") or c.integer("hidden_size")
     return DecoderConfig(
         norm,
         alike(c, attention(c, qkv_bias=bias, out_bias=bias), mlp(c, gated=False, bias=bias)),

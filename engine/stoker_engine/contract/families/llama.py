@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final
 
-from stoker_engine.contract.config_fields import Fields
+from stoker_engine.contract.config_fields import MIN_POSITIVE, Fields
 from stoker_engine.contract.decoder_config import (
     AttentionConfig,
     DecoderConfig,
@@ -20,7 +20,6 @@ from stoker_engine.contract.decoder_config import (
     QKNormConfig,
     ResidualConfig,
 )
-from stoker_engine.contract.errors import ModelError
 from stoker_engine.contract.families.family_config import FamilyConfig
 from stoker_engine.contract.families.reading import (
     alike,
@@ -55,14 +54,14 @@ def _qwen1(c: Fields) -> DecoderConfig:
     # use_dynamic_ntk and use_logn_attn change nothing up to seq_length, which is why that is the longest sequence.
     refuse(c, no_bias=True, scale_attn_weights=True)
     heads = attention(c, qkv_bias=True)
-    return _pre_norm(c, heads, replace(mlp(c), size=c.integer("intermediate_size") // 2))
+    return _pre_norm(c, heads, replace(mlp(c), size=c.integer("intermediate_size", least=2) // 2))
 
 
 def qwen_layers(c: Fields, heads: AttentionConfig, dense: MLPConfig) -> tuple[LayerConfig, ...]:
     """Layers of Qwen 2 and 3: only if `use_sliding_window`, and then only the upper ones, have a window."""
     heads = replace(heads, rope=read_rope(c, heads.head_dim))
     slides = c.flag("use_sliding_window") and c.get("sliding_window") is not None
-    kinds = layer_kinds(c, lambda index: slides and index >= c.integer("max_window_layers"))
+    kinds = layer_kinds(c, lambda index: slides and index >= c.integer("max_window_layers", least=0))
     return of_kinds(c, kinds, lambda kind: LayerConfig(windowed(c, heads, kind) if slides else heads, dense))
 
 
@@ -92,9 +91,7 @@ def _internlm3(c: Fields) -> DecoderConfig:
 
 def granite_decoder(c: Fields, layers: tuple[LayerConfig, ...]) -> DecoderConfig:
     """Granite: Llama with multipliers on the embedding, the residual stream and the logits."""
-    scaling = c.number("logits_scaling")
-    if scaling == 0:
-        raise ModelError("config.json: logits_scaling must not be 0")
+    scaling = c.number("logits_scaling", least=MIN_POSITIVE)
     return DecoderConfig(
         rms_norm(c),
         layers,

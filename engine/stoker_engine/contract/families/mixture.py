@@ -5,11 +5,11 @@ Attention is that of the family each one grew from; the router's kind is stated 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Final
 
-from stoker_engine.contract.config_fields import Fields
+from stoker_engine.contract.config_fields import MIN_POSITIVE, Fields
 from stoker_engine.contract.decoder_config import (
     AttentionConfig,
     DecoderConfig,
@@ -18,7 +18,6 @@ from stoker_engine.contract.decoder_config import (
     NormConfig,
     QKNormConfig,
 )
-from stoker_engine.contract.errors import ModelError
 from stoker_engine.contract.families.family_config import FamilyConfig
 from stoker_engine.contract.families.llama import (
     GRANITE_DEFAULTS,
@@ -27,7 +26,16 @@ from stoker_engine.contract.families.llama import (
     granite_decoder,
     qwen3_attention,
 )
-from stoker_engine.contract.families.reading import alike, attention, layer_kinds, mlp, rms_norm, windowed
+from stoker_engine.contract.families.reading import (
+    alike,
+    attention,
+    head_dim,
+    layer_kinds,
+    mlp,
+    num_heads,
+    rms_norm,
+    windowed,
+)
 from stoker_engine.contract.moe_config import MoEConfig
 from stoker_engine.contract.rope_config import read_rope
 
@@ -41,7 +49,7 @@ def sparse(
 
 def sigmoid_moe(c: Fields) -> MoEConfig:
     """DeepSeek-V3's mixture: sigmoid scores, a correction bias, groups, shared experts."""
-    groups = int(c.get("n_group") or 1)
+    groups = c.optional_integer("n_group") or 1
     return MoEConfig(
         num_experts=c.integer("n_routed_experts"),
         num_experts_per_tok=c.integer("num_experts_per_tok"),
@@ -50,10 +58,10 @@ def sigmoid_moe(c: Fields) -> MoEConfig:
         normalize=1.0 if c.flag("norm_topk_prob") else None,
         correction_bias=True,
         num_groups=groups,
-        topk_groups=int(c.get("topk_group") or groups),
+        topk_groups=c.optional_integer("topk_group") or groups,
         group_score="top2",
         routed_scaling_factor=c.number("routed_scaling_factor"),
-        shared_intermediate_size=int(c.get("n_shared_experts") or 0) * c.integer("moe_intermediate_size"),
+        shared_intermediate_size=(c.optional_integer("n_shared_experts") or 0) * c.integer("moe_intermediate_size"),
     )
 
 
@@ -72,7 +80,7 @@ def _olmoe(c: Fields) -> DecoderConfig:
     heads = replace(
         _rotated(c, attention(c, qkv_bias=bias, out_bias=bias)),
         qk_norm=QKNormConfig(norm, "full"),
-        clip_qkv=c.optional("clip_qkv"),
+        clip_qkv=c.optional("clip_qkv", least=0),
     )
     return DecoderConfig(norm, sparse(alike(c, heads, mlp(c)), _softmax(c), _always))
 
@@ -85,7 +93,7 @@ def _granite(c: Fields) -> DecoderConfig:
 def _qwen2(c: Fields) -> DecoderConfig:
     heads = _rotated(c, attention(c, qkv_bias=c.flag("qkv_bias")))
     slides = c.flag("use_sliding_window")
-    kinds = layer_kinds(c, lambda index: slides and index % 2 == 0 and index < c.integer("max_window_layers"))
+    kinds = layer_kinds(c, lambda index: slides and index % 2 == 0 and index < c.integer("max_window_layers", least=0))
     layers = tuple(LayerConfig(windowed(c, heads, kind) if slides else heads, mlp(c)) for kind in kinds)
     moe = replace(_softmax(c), shared_intermediate_size=c.integer("shared_expert_intermediate_size"), shared_gate=True)
     return DecoderConfig(rms_norm(c), sparse(layers, moe, _qwen_sparse(c)))
@@ -100,7 +108,7 @@ def _qwen3(c: Fields) -> DecoderConfig:
 
 def _qwen_sparse(c: Fields) -> Callable[[int], bool]:
     """Every ``decoder_sparse_step``-th layer is a mixture, but those in ``mlp_only_layers``."""
-    step, dense = c.integer("decoder_sparse_step"), set(c.get("mlp_only_layers") or ())
+    step, dense = c.integer("decoder_sparse_step"), set(c.items("mlp_only_layers", int))
     return lambda index: index not in dense and (index + 1) % step == 0
 
 
@@ -108,26 +116,25 @@ def _glm4(c: Fields) -> DecoderConfig:
     heads = _rotated(c, attention(c, qkv_bias=c.flag("attention_bias")))
     if c.flag("use_qk_norm"):
         heads = replace(heads, qk_norm=QKNormConfig(rms_norm(c), "head"))
-    first = c.integer("first_k_dense_replace")
+    first = c.integer("first_k_dense_replace", least=0)
     return DecoderConfig(rms_norm(c), sparse(alike(c, heads, mlp(c)), sigmoid_moe(c), lambda index: index >= first))
 
 
 def _dbrx(c: Fields) -> DecoderConfig:
     inner, experts = _part(c, "attn_config"), _part(c, "ffn_config")
-    heads = c.integer("num_attention_heads")
-    size = c.integer("hidden_size") // heads
+    heads, size = num_heads(c), head_dim(c)
     # Files of the hub state the base beside the heads; transformers 5's conversion of them adds one that it made up.
     stated = Fields({"rope_theta": inner.get("rope_theta")}, {})
     rope = read_rope(c if inner.get("rope_theta") is None else stated, size)
     sees = AttentionConfig(
-        heads, inner.integer("kv_n_heads"), size, size**-0.5, rope, clip_qkv=inner.optional("clip_qkv")
+        heads, inner.integer("kv_n_heads"), size, size**-0.5, rope, clip_qkv=inner.optional("clip_qkv", least=0)
     )
-    act = (experts.get("ffn_act_fn") or {}).get("name", "silu")
+    act = Fields(experts.object("ffn_act_fn"), {"name": "silu"}).text("name")
     moe = MoEConfig(
         num_experts=experts.integer("moe_num_experts"),
         num_experts_per_tok=experts.integer("moe_top_k"),
         intermediate_size=experts.integer("ffn_hidden_size"),
-        normalize=experts.optional("moe_normalize_expert_weights"),
+        normalize=experts.optional("moe_normalize_expert_weights", least=MIN_POSITIVE),
     )
     layers = alike(c, sees, MLPConfig(moe.intermediate_size, act))
     return DecoderConfig(NormConfig("layer", eps=1e-5), sparse(layers, moe, _always))
@@ -135,19 +142,16 @@ def _dbrx(c: Fields) -> DecoderConfig:
 
 def _part(c: Fields, name: str) -> Fields:
     """A config within the config."""
-    given = c.get(name) or {}
-    if not isinstance(given, Mapping):
-        raise ModelError(f"config.json: {name} must be an object, not {given!r}")
-    return Fields(given, _DBRX_PARTS[name])
+    return Fields(c.object(name), _DBRX_PARTS[name])
 
 
 def _softmax(c: Fields, experts: str = "num_experts") -> MoEConfig:
     """A mixture with softmax scores; `experts` is the field that counts them."""
-    size = c.get("moe_intermediate_size") or c.integer("intermediate_size")
+    size = c.optional_integer("moe_intermediate_size") or c.integer("intermediate_size")
     return MoEConfig(
         num_experts=c.integer(experts),
         num_experts_per_tok=c.integer("num_experts_per_tok"),
-        intermediate_size=int(size),
+        intermediate_size=size,
         normalize=1.0 if c.flag("norm_topk_prob") else None,
     )
 

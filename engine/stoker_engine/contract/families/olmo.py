@@ -15,7 +15,7 @@ from stoker_engine.contract.rope_config import read_rope
 def _olmo(c: Fields) -> DecoderConfig:
     bias = c.flag("attention_bias")
     heads = attention(c, qkv_bias=bias, out_bias=bias)
-    heads = replace(heads, rope=read_rope(c, heads.head_dim), clip_qkv=c.optional("clip_qkv"))
+    heads = replace(heads, rope=read_rope(c, heads.head_dim), clip_qkv=c.optional("clip_qkv", least=0))
     return DecoderConfig(layer_norm(c, weight=False), alike(c, heads, mlp(c)))
 
 
