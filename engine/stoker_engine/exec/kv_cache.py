@@ -136,7 +136,9 @@ def _num_blocks(args: EngineArgs, config: ModelConfig, dtype: torch.dtype, devic
     )
     ours = memory.Device(memory_bytes(device), args.gpu_memory_utilization, on_cpu=device.type == "cpu")
     use = memory.memory_use(config, numbers, ours)
-    if use.usable_blocks < 1 and args.kv_cache_memory_bytes is None:
+    # A size of the cache that is given takes nothing from what the weights need.
+    too_large = use.weights > ours.memory_bytes
+    if too_large or (use.usable_blocks < 1 and args.kv_cache_memory_bytes is None):
         raise OutOfMemoryError(
             f"the model does not fit: {_gib(ours.memory_bytes)} of memory × {args.gpu_memory_utilization} is less than "
             f"weights {_gib(use.weights)} + activations {_gib(use.activations)} + runtime {_gib(use.allowances)}; "

@@ -55,11 +55,12 @@ class SafetensorsFolder:
         if index.is_file():
             weight_map = Fields(read_json_object(index), {}, file=index.name).object("weight_map")
             files = sorted({str(name) for name in weight_map.values()})
+            present = {path.name for path in folder.iterdir()}
             if strange := [name for name in files if Path(name).name != name]:
                 raise WeightsError(f"{index} names {reprlib.repr(strange[0])}, which is no file of its folder")
-            missing = [name for name in files if not (folder / name).is_file()]
+            missing = [name[:200] for name in files if name not in present]
             if missing:
-                raise WeightsError(f"{folder} lacks {', '.join(missing)}, named by {index.name}")
+                raise WeightsError(f"{folder} lacks {_some(missing)}, named by {index.name}")
             paths = [folder / name for name in files]
         else:
             paths = sorted(folder.glob("*.safetensors"))

@@ -53,7 +53,7 @@ def _read(config: dict[str, Any]) -> bool:
         assert len(str(error)) < 2000, "a sentence"
         return False
     assert all(0 <= token < read.vocab_size for token in read.eos_token_ids)
-    assert 1 <= read.default_model_len
+    assert read.default_model_len >= 1
     assert read.num_hidden_layers >= 1
     memory_use(read, NUMBERS, DEVICE)
     return True
