@@ -2,7 +2,8 @@
 
 Each line of the input is a request to the server's own application, called without a network; each becomes one line
 of the output, an error line where it cannot be answered, written as soon as it is known. ``custom_id`` tells which is
-which: lines come in the order they finish. Format: platform.openai.com/docs/guides/batch
+which: lines come in the order they finish, and a file that has one twice is refused.
+Format: platform.openai.com/docs/guides/batch
 """
 
 from __future__ import annotations
@@ -11,7 +12,9 @@ import asyncio
 import contextlib
 import json
 import logging
+import shutil
 import sys
+import tempfile
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -82,6 +85,9 @@ def _main(words: list[str]) -> int:
     with contextlib.ExitStack() as files:
         try:
             source = sys.stdin if batch.input_file == "-" else files.enter_context(_open(batch.input_file, "r"))
+            if source is sys.stdin or not source.seekable():
+                source = files.enter_context(_spooled(source))
+            _refuse_doubled(source, "standard input" if batch.input_file == "-" else batch.input_file)
         except OSError as error:
             raise ArgumentError("--input-file", f"cannot read {batch.input_file}: {error.strerror}") from error
         try:
@@ -94,6 +100,37 @@ def _main(words: list[str]) -> int:
 def _open(name: str, mode: str) -> IO[str]:
     # A line that is no UTF-8 is answered like any other.
     return Path(name).open(mode, encoding="utf-8", errors="replace")
+
+
+def _spooled(stream: IO[str]) -> IO[str]:
+    """What comes from a stream, as a file that can be read twice."""
+    spool = tempfile.TemporaryFile("w+", encoding="utf-8", errors="surrogateescape")  # noqa: SIM115 - the caller's
+    shutil.copyfileobj(stream, spool)
+    spool.seek(0)
+    return spool
+
+
+def _refuse_doubled(source: IO[str], name: str) -> None:
+    """Reads all lines, and goes back to the first.
+
+    Raises:
+        ArgumentError: two have the same ``custom_id``, by which answers are told apart.
+    """
+    seen: dict[str, int] = {}
+    doubled: dict[str, list[int]] = {}
+    for number, line in enumerate(source, 1):
+        with contextlib.suppress(ValueError, RecursionError, AttributeError):  # which is that line's answer
+            custom_id = json.loads(line).get("custom_id")
+            if isinstance(custom_id, str) and (first := seen.setdefault(custom_id, number)) != number:
+                doubled.setdefault(custom_id, [first]).append(number)
+    if doubled:
+        custom_id, numbers = next(iter(doubled.items()))
+        lines = ", ".join(map(str, numbers[:10])) + (" and more" if len(numbers) > 10 else "")
+        others = f"; {len(doubled) - 1} other ids are doubled, too" if len(doubled) > 1 else ""
+        raise ArgumentError(
+            "--input-file", f"{name}: custom_id {custom_id[:100]!r} is on lines {lines}{others}; make each unique"
+        )
+    source.seek(0)
 
 
 async def _run(args: ServeArgs, source: IO[str], sink: IO[str], show: bool) -> int:
@@ -150,7 +187,7 @@ async def answered(app: Any, line: str) -> dict[str, Any]:
             raise ValueError("the line holds no JSON object")
         result["custom_id"] = request.get("custom_id")
         _check(request)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         result["error"] = {"code": "invalid_line", "message": str(error)}
         return result
     try:

@@ -11,8 +11,14 @@
     └── RequestError        one request is wrong; only it is answered so HTTP 400
         ├── NotFoundError   no such model                                HTTP 404
         ├── RequestFailedError  this request broke in the engine; others go on   HTTP 500
-        └── EngineDeadError the engine stopped; nothing can be served    HTTP 500, CLI: exit 1
-            └── EngineOutOfMemoryError  because memory ran out
+        ├── EngineDeadError the engine stopped; nothing can be served    HTTP 500, CLI: exit 1
+        │   ├── EngineOutOfMemoryError  because memory ran out
+        │   └── EngineStuckError        because it made no progress
+        └── in `server.unavailable`, what is fine at another time, with another key, or in another size:
+            ├── UnauthorizedError   no valid API key                     HTTP 401
+            ├── TooLargeError       the body is too large                HTTP 413
+            ├── OverloadedError     a queue is full                      HTTP 429
+            └── UnavailableError    the server loads, stops or is stuck  HTTP 503
 
 Each carries a sentence a user can act on: what is wrong, and the remedy.
 """

@@ -26,6 +26,7 @@ class ScheduledSequence:
         may_end: whether it has the tokens that it must have before it ends (min_tokens).
         num_candidates: of a beam: how many likeliest next tokens are wanted.
         num_prompt_logprobs: prompt positions whose log-probabilities are known from earlier steps.
+        request_id: of the request that it belongs to.
     """
 
     id: str
@@ -42,6 +43,7 @@ class ScheduledSequence:
     may_end: bool = True
     num_candidates: int = 0
     num_prompt_logprobs: int = 0
+    request_id: str = ""
 
     @property
     def end(self) -> int:

@@ -42,7 +42,7 @@ class Journal:
     def scheduled(self, batch: ScheduledBatch, now: float) -> None:
         """A batch is about to run."""
         for sequence in batch.sequences:
-            life = self._lives[sequence.id.rpartition("#")[0]]
+            life = self._lives[sequence.request_id]
             life.scheduled = life.scheduled or now
 
     def ended(self, request: Request, now: float) -> None:

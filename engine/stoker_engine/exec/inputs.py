@@ -22,8 +22,8 @@ class Inputs:
     """A step's inputs.
 
     Attributes:
-        last_rows: the flat row of each sequence's last token, by request id.
-        first_rows: of its first token in this step.
+        first_rows: the flat row of each sequence's first token in this step, by the sequence's id.
+        last_rows: of its last one.
     """
 
     step: StepInputs

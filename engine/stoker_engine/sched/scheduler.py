@@ -361,4 +361,5 @@ def _scheduled(sequence: Sequence, num_tokens: int) -> ScheduledSequence:
         may_end=not isinstance(params, SamplingParams) or sequence.num_output_tokens >= params.min_tokens,
         num_candidates=request.beams.num_candidates if request.beams else 0,
         num_prompt_logprobs=len(request.prompt_logprobs),
+        request_id=request.id,
     )

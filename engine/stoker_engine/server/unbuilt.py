@@ -2,7 +2,8 @@
 
 Clients send many of them at the value that asks for nothing (`n: 1`, `tools: []`), so that value and null are
 accepted. Any other is refused, naming the field: an answer that silently leaves out what was asked for is
-worse than none. Who builds a feature moves its field from here to `requests`.
+worse than none. Who builds a feature moves its field from here to the request that has it: `sampled_request`,
+`completion_request` or `chat_request`.
 """
 
 from __future__ import annotations

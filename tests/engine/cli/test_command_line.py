@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 
 from stoker_engine.cli import bench, command_line, run_batch, serve
@@ -52,6 +55,24 @@ def test_model_as_a_flag_and_short_flags() -> None:
     assert command_line.with_short_flags(["-i", "x", "-o", "-"], {"-i": "input", "-o": "output"}) == [
         "--input-file", "x", "--output-file", "-",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("piped", [False, True])
+def test_a_batch_with_doubled_ids_is_refused_before_anything_runs(
+    piped: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ids = ["a", "b", None, "a", 5, 5, "b", "a"]
+    lines = [*(json.dumps({"custom_id": custom_id}) for custom_id in ids), "[1]", "no JSON", "[" * 100_000, ""]
+    source, sink = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    source.write_text("\n".join(lines))
+    sink.write_text("answers of before")
+    with source.open() as stream:
+        monkeypatch.setattr("sys.stdin", stream)
+        assert run_batch.main(["/no/model", "-i", "-" if piped else str(source), "-o", str(sink)]) == 2
+    said = capsys.readouterr().err
+    assert ("standard input" if piped else str(source)) in said
+    assert "custom_id 'a' is on lines 1, 4, 8; 1 other ids are doubled, too" in said
+    assert sink.read_text() == "answers of before"
 
 
 def test_what_a_command_needs(capsys: pytest.CaptureFixture[str]) -> None:
