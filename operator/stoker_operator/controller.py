@@ -11,10 +11,11 @@ leads has tasks.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
@@ -23,6 +24,7 @@ from stoker_operator.admission import Object, Verdict
 from stoker_operator.api.v1alpha1 import KIND
 from stoker_operator.apply import MANAGER, NotLeading, Writer
 from stoker_operator.endpoint_tasks import EndpointTasks
+from stoker_operator.engine_facts import EngineFacts
 from stoker_operator.facts import Key
 from stoker_operator.hub_configs import HubConfigs
 from stoker_operator.informer import Informer, Watched
@@ -58,6 +60,7 @@ class Controller:
         self._metrics.ask_endpoints(self._conditions)
         self._tasks = EndpointTasks(self._reconcile, settings)
         self._configs = HubConfigs(self._config_arrived)
+        self._engines = EngineFacts(self._engine_told)
         self._process = Process(
             settings,
             kube,
@@ -67,7 +70,8 @@ class Controller:
             on_gain=self._wake_all,
             on_loss=self._let_go,
         )
-        self._cluster = Cluster(kube, self._store, Writer(kube, self._store, self._process.leading))
+        writer = Writer(kube, self._store, self._process.leading)
+        self._cluster = Cluster(kube, self._store, writer, self._engines.kv_blocks)
         self._resync: asyncio.Task[None] | None = None
         self._letting_go: asyncio.Task[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -105,8 +109,8 @@ class Controller:
     def saw(self, kind: str, change: str | None, seen: Object) -> None:
         """Takes in what a watch told."""
         key = self._informer.saw(kind, change, seen)
-        if key and self._process.leading():
-            self._tasks.wake(key)
+        if key:
+            self._wake(key)
 
     async def _reconcile(self, key: Key) -> Outcome:
         began = time.monotonic()
@@ -118,6 +122,8 @@ class Controller:
             self._metrics.failed(error.status if isinstance(error, KubeError) else "bug", time.monotonic() - began)
             raise
         self._metrics.reconciled(outcome.value, time.monotonic() - began)
+        if outcome is Outcome.GONE:
+            self._engines.forget(key)
         return outcome
 
     async def _relist(self) -> None:
@@ -137,9 +143,13 @@ class Controller:
             # Only now: a round that learned of it may have failed further on. Who begins to lead looks at all anyway.
             acted_on = self._informer.pod_monitors
 
+    def _wake(self, key: Key) -> None:
+        if self._process.leading():
+            self._tasks.wake(key)
+
     def _wake_all(self) -> None:
         for key in self._informer.endpoints():
-            self._tasks.wake(key)
+            self._wake(key)
 
     def _let_go(self) -> None:
         """The tasks end; what a thread is still at cannot write any more."""
@@ -148,8 +158,17 @@ class Controller:
 
     def _config_arrived(self, _model: str, _revision: str | None) -> None:
         """A description that plans have waited for is there; may be called from any thread."""
-        if self._loop and self._process.leading():
-            self._loop.call_soon_threadsafe(self._wake_all)
+        self._soon(self._wake_all)
+
+    def _engine_told(self, key: Key) -> None:
+        """An engine has told what was not known of it; may be called from any thread."""
+        self._soon(self._wake, key)
+
+    def _soon(self, function: Callable[..., None], *arguments: Any) -> None:
+        """Has the event loop call it; may be called from any thread, also when the loop has ended."""
+        if self._loop:
+            with contextlib.suppress(RuntimeError):  # it is closed
+                self._loop.call_soon_threadsafe(function, *arguments)
 
     def _knowledge(self) -> Knowledge:
         return Knowledge(self._catalogue, self._configs.get, self._informer.pod_monitors)

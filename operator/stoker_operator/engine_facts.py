@@ -3,19 +3,33 @@ some more where that is not answered.
 
 The number of KV-cache blocks is in vLLM's metric ``vllm:cache_config_info``, which Stoker's engine has as well. That
 it cannot be asked, because a policy keeps the operator from reaching pods, say, costs nothing but the number.
+
+A tenant chooses the image, so whoever answers is not trusted. Requests are made in a thread and an event loop of their
+own, so many at a time, and nobody waits for them: what comes is told when it has come. Each is bounded in bytes, as
+they are received, and in time, from its beginning to its end; no redirect is followed, and nothing is decompressed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import asyncio
+import re
+import threading
+import time
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass
 from typing import Any, Final
 
-import urllib3
-from prometheus_client.parser import text_string_to_metric_families
+import aiohttp
 
-_METRIC: Final = "vllm:cache_config_info"
-_BLOCKS: Final = "num_gpu_blocks"
-_TIMEOUT: Final = urllib3.Timeout(total=2)
+from stoker_operator.facts import Key
+
+_BLOCKS: Final = re.compile(rb'^vllm:cache_config_info\{(?:[^\n]*,)?num_gpu_blocks="(\d{1,12})"', re.MULTILINE)
+#: Metrics of an engine with many data-parallel ranks are some hundred kilobytes.
+_MOST_BYTES: Final = 2 << 20
+_TIMEOUT_SECONDS: Final = 2.0
+_MOST_AT_A_TIME: Final = 16
+#: A pod that did not tell is left alone for so long.
+_PAUSE_SECONDS: Final = 2.0
 
 
 def metrics_url(container: Mapping[str, Any], address: str) -> str:
@@ -26,16 +40,80 @@ def metrics_url(container: Mapping[str, Any], address: str) -> str:
     return f"{probe.get('scheme', 'HTTP').lower()}://{host}:{port}/metrics"
 
 
-def kv_blocks(url: str) -> int | None:
-    """The blocks of the KV cache of the engine whose metrics are at `url`; None where it does not tell."""
-    # The certificate of a pod is not made for its address, and the number is no secret.
-    with urllib3.PoolManager(cert_reqs="CERT_NONE", retries=False, timeout=_TIMEOUT) as http:
-        try:
-            text = http.request("GET", url).data.decode()
-            for family in text_string_to_metric_families(text):
-                for sample in family.samples:
-                    if sample.name == _METRIC and sample.labels.get(_BLOCKS, "").isdigit():
-                        return int(sample.labels[_BLOCKS])
-        except (urllib3.exceptions.HTTPError, ValueError):
-            return None
-    return None
+async def kv_blocks(url: str, seconds: float) -> int | None:
+    """The blocks of the KV cache of the engine whose metrics are at `url`; None where it does not tell within
+    so many seconds."""
+    try:
+        async with asyncio.timeout(seconds), aiohttp.ClientSession(auto_decompress=False) as session:
+            # The certificate of a pod is not made for its address, and the number is no secret.
+            asked = session.get(url, headers={"Accept-Encoding": "identity"}, allow_redirects=False, ssl=False)
+            async with asked as response:
+                if response.status != 200:
+                    return None
+                body = bytearray()
+                async for part in response.content.iter_any():
+                    body += part
+                    if len(body) > _MOST_BYTES:
+                        return None
+    except (aiohttp.ClientError, TimeoutError, OSError, ValueError):
+        return None
+    found = _BLOCKS.search(body)
+    return int(found[1]) if found else None
+
+
+@dataclass
+class _Asked:
+    """What is known of an endpoint's engine: of which pod, its answer, and when it may be asked again."""
+
+    pod: str
+    blocks: int | None = None
+    asking: bool = False
+    again_at: float = 0.0
+
+
+class EngineFacts:
+    """What endpoints' engines tell, asked in the background.
+
+    Args:
+        told: called with the endpoint whose engine has told something; in a thread of ours.
+        clock: seconds that never go back.
+    """
+
+    def __init__(self, told: Callable[[Key], None], clock: Callable[[], float] = time.monotonic) -> None:
+        self._told = told
+        self._clock = clock
+        self._asked: dict[Key, _Asked] = {}
+        self._lock = threading.Lock()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._turns = asyncio.Semaphore(_MOST_AT_A_TIME)
+
+    def kv_blocks(self, key: Key, pod: str, url: str) -> int | None:
+        """The blocks that the engine of the endpoint's `pod` has, whose metrics are at `url`; None: not known, or not
+        yet. Never waits."""
+        with self._lock:
+            asked = self._asked.get(key)
+            if asked is None or asked.pod != pod:
+                asked = self._asked[key] = _Asked(pod)
+            if asked.blocks is None and not asked.asking and self._clock() >= asked.again_at:
+                asked.asking = True
+                self._run(self._ask(key, asked, url))
+            return asked.blocks
+
+    def forget(self, key: Key) -> None:
+        """There is no such endpoint any more."""
+        with self._lock:
+            self._asked.pop(key, None)
+
+    async def _ask(self, key: Key, asked: _Asked, url: str) -> None:
+        async with self._turns:
+            blocks = await kv_blocks(url, _TIMEOUT_SECONDS)
+        with self._lock:
+            asked.blocks, asked.asking, asked.again_at = blocks, False, self._clock() + _PAUSE_SECONDS
+        if blocks is not None:
+            self._told(key)
+
+    def _run(self, work: Coroutine[Any, Any, None]) -> None:
+        if self._loop is None:
+            self._loop = asyncio.new_event_loop()
+            threading.Thread(target=self._loop.run_forever, name="engine-facts", daemon=True).start()
+        asyncio.run_coroutine_threadsafe(work, self._loop)

@@ -6,6 +6,7 @@ times, after lost events and after a restart.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from enum import Enum
@@ -16,7 +17,7 @@ from stoker_operator.api.violation import Violation
 from stoker_operator.apply import MANAGER, Writer
 from stoker_operator.decide import Decision, decide, is_ours, refuse
 from stoker_operator.diagnosis import Diagnosis, diagnose
-from stoker_operator.engine_facts import kv_blocks, metrics_url
+from stoker_operator.engine_facts import metrics_url
 from stoker_operator.facts import Child, Endpoint, Key, Pod, Rollout
 from stoker_operator.judge import Judgement, Knowledge, judge
 from stoker_operator.kube import Kube
@@ -45,11 +46,19 @@ class Outcome(Enum):
 
 @dataclass(frozen=True)
 class Cluster:
-    """What a reconcile works with: where it asks, what has been seen, who writes."""
+    """What a reconcile works with.
+
+    Attributes:
+        kube: where it asks.
+        store: what has been seen.
+        writer: who writes.
+        kv_blocks: what the engine of an endpoint's pod has, as far as it told; by endpoint, pod and the engine's URL.
+    """
 
     kube: Kube
     store: Store
     writer: Writer
+    kv_blocks: Callable[[Key, str, str], int | None] = lambda _key, _pod, _url: None
 
 
 def reconcile(cluster: Cluster, knowledge: Knowledge, key: Key, now: datetime) -> Outcome:
@@ -99,7 +108,7 @@ def _workload(
     # Before the Deployment has taken the newest spec up, its pods' troubles may be those that it mends.
     troubled = rollout.current and not rollout.complete
     trouble = _trouble(cluster, decision, endpoint.key, rollout, pods, now) if troubled else None
-    blocks = _kv_blocks(decision, endpoint, name, pods, moving=not rollout.complete)
+    blocks = _kv_blocks(cluster, decision, endpoint, name, pods, moving=not rollout.complete)
     return SeenWorkload(rollout, trouble, blocks, silent=blocks is None and any(pod.ready for pod in pods))
 
 
@@ -123,7 +132,7 @@ def _trouble(
 
 
 def _kv_blocks(
-    decision: Decision, endpoint: Endpoint, workload: str, pods: tuple[Pod, ...], *, moving: bool
+    cluster: Cluster, decision: Decision, endpoint: Endpoint, workload: str, pods: tuple[Pod, ...], *, moving: bool
 ) -> int | None:
     """What the engine was found to have allocated: asked, until it tells, for each way it is started."""
     if workload not in decision.pinned:
@@ -133,7 +142,9 @@ def _kv_blocks(
     if before.get("args") == told_args(container) and "kvBlocks" in before:
         return int(before["kvBlocks"])
     pod = next((pod for pod in pods if pod.ready and pod.address), None)
-    return None if moving or pod is None else kv_blocks(metrics_url(container, pod.address))
+    if moving or pod is None:
+        return None
+    return cluster.kv_blocks(endpoint.key, pod.name, metrics_url(container, pod.address))
 
 
 def _became_ready(told: dict[str, Any]) -> datetime:

@@ -92,6 +92,7 @@ class World:
         self.kube: Any = FakeKube()
         self.document = document
         self.leading = True
+        self.blocks: int | None = None
         self.now = NOON
         self.knowledge = Knowledge(Catalogue.load())
         self.kube.seen({**document, "metadata": {**document["metadata"], "uid": "u"}})
@@ -101,7 +102,7 @@ class World:
         self.store = Store(MANAGER, INSTANCE)
         Informer(self.kube, self.store).relist()
         writer = Writer(self.kube, self.store, lambda: self.leading)
-        self.cluster = Cluster(self.kube, self.store, writer)
+        self.cluster = Cluster(self.kube, self.store, writer, lambda *_: self.blocks)
         self.kube.asked.clear()
 
     def reconcile(self) -> tuple[Outcome, list[str]]:
@@ -162,18 +163,14 @@ def test_it_is_made_once_and_then_nothing_is_asked(world: World) -> None:
     assert world.reconcile() == (Outcome.SETTLED, [])
 
 
-def test_an_engine_that_does_not_tell_its_blocks_is_asked_again_for_a_while(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    blocks: int | None = None
-    monkeypatch.setattr(reconcile.__module__ + ".kv_blocks", lambda url: blocks)
+def test_an_engine_that_does_not_tell_its_blocks_is_asked_again_for_a_while(world: World) -> None:
     world.reconcile()
     world.pod(conditions=[{"type": "Ready", "status": "True"}], podIP="10.0.0.9")
     world.serve()
     assert world.reconcile()[0] is Outcome.MOVING
     world.now += timedelta(minutes=3)
     assert world.reconcile()[0] is Outcome.SETTLED
-    blocks = 1234
+    world.blocks = 1234
     assert world.reconcile()[0] is Outcome.SETTLED
     assert world.kube.objects[KIND, "demo"]["status"]["workloads"][0]["engine"]["kvBlocks"] == 1234
 
