@@ -98,27 +98,30 @@ class Writer:
             self._delete(now.pop(child))
         return Applied(now)
 
-    def apply_status(self, endpoint: Endpoint, status: Mapping[str, Any], now: datetime) -> None:
-        """Makes the endpoint's status so, if it is not, and tells of a change of what people watch as an Event.
+    def apply_status(self, endpoint: Endpoint, status: Mapping[str, Any], now: datetime) -> bool:
+        """Makes the endpoint's status so, if it is not, and tells of a change of what people watch as an Event; whether
+        the endpoint still is as it was looked at. A change that came just before is in the answer, and no news when
+        the watch tells it.
 
         Raises:
             KubeError, NotLeading: as `apply`.
         """
         if status == endpoint.status:
-            return
+            return True
         # The uid keeps a status from landing on a new endpoint of the same name.
         metadata = {"name": endpoint.key.name, "namespace": endpoint.key.namespace, "uid": endpoint.uid}
         body = {"apiVersion": API_VERSION, "kind": KIND, "metadata": metadata, "status": dict(status)}
         try:
-            self._apply(body, subresource="status")
+            answer = self._apply(body, subresource="status")
         except KubeError as error:
             if error.status not in (404, 409):  # gone, or replaced: there will be an event
                 raise
-            return
+            return True
         before, ready = _ready(endpoint.status), _ready(status)
         if ready and (ready["status"], ready["reason"]) != (before.get("status"), before.get("reason")):
             _log(body, f"Ready is {ready['status']} ({ready['reason']}): {ready['message']}")
             self._tell(endpoint, ready, now)
+        return bool(answer["metadata"]["generation"] == endpoint.generation)
 
     def _apply(self, body: Object, subresource: str = "", *, dry_run: bool = False) -> Object:
         self._check()

@@ -94,6 +94,7 @@ class Controller:
         """
         self._loop = asyncio.get_running_loop()
         await asyncio.to_thread(self._informer.relist)
+        self._informer.news()  # who begins to lead looks at all
         await self._process.start()
         self._resync = asyncio.create_task(self._relist(), name="resync")
 
@@ -135,11 +136,12 @@ class Controller:
                 await asyncio.to_thread(self._informer.relist)
             except KubeError as error:
                 logger.warning("the cluster could not be listed: %s", error)
+                self._wake_for_news()
                 continue
-            if self._process.leading():
-                known = set(self._informer.endpoints())
-                for key in known if acted_on != self._informer.pod_monitors else known - self._tasks.keys():
-                    self._tasks.wake(key)
+            self._wake_for_news()
+            known = set(self._informer.endpoints())
+            for key in known if acted_on != self._informer.pod_monitors else known - self._tasks.keys():
+                self._wake(key)
             # Only now: a round that learned of it may have failed further on. Who begins to lead looks at all anyway.
             acted_on = self._informer.pod_monitors
 
@@ -149,6 +151,11 @@ class Controller:
 
     def _wake_all(self) -> None:
         for key in self._informer.endpoints():
+            self._wake(key)
+
+    def _wake_for_news(self) -> None:
+        """What a list tells first is no news any more when the watch tells it."""
+        for key in self._informer.news():
             self._wake(key)
 
     def _let_go(self) -> None:

@@ -73,6 +73,8 @@ class EndpointTasks:
                 # Nothing is awaited from the test above to here, so no wake-up can get lost.
                 del self._tasks[key], self._woken[key]
                 return
+            if outcome is Outcome.CHANGED:
+                woken.set()
             failures = failures + 1 if outcome in (None, Outcome.REFUSED) else 0
             try:
                 async with asyncio.timeout(self._pause(outcome, failures, quiet)):

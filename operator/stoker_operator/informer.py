@@ -66,6 +66,7 @@ class Informer:
         self._kube = kube
         self._store = store
         self._namespaces = namespaces
+        self._news: set[Key] = set()
         self.filled = False
         self.pod_monitors = False
 
@@ -78,7 +79,7 @@ class Informer:
         self.pod_monitors = self._kube.serves("PodMonitor")
 
     def relist(self) -> None:
-        """Lists everything. Blocks.
+        """Lists everything; `news` is what it told. Blocks.
 
         Raises:
             KubeError: as `discover`.
@@ -87,9 +88,16 @@ class Informer:
         for watched in self.watched():
             for namespace in self._namespaces or ("",):
                 labels = MANAGED_BY if watched.ours else None
-                listing = self._kube.list(watched.kind, namespace, labels)
-                self._store.replace(watched.kind, namespace, listing.items, listing.resource_version)
+                since = self._store.newest(watched.kind, namespace)
+                items, version = self._kube.list(watched.kind, namespace, labels)
+                news = self._store.replace(watched.kind, namespace, items, version, since)
+                self._news |= {key for key in map(_concerned, news) if key}
         self.filled = True
+
+    def news(self) -> set[Key]:
+        """The endpoints that lists were news for since this was asked last, also lists before one that failed."""
+        news, self._news = self._news, set()
+        return news
 
     def watched(self) -> Iterator[Watched]:
         """The kinds there are to watch."""
@@ -110,12 +118,17 @@ class Informer:
             self._store.remove(live)
         elif not self._store.put(live):
             return None
-        metadata = live["metadata"]
-        if kind == KIND:
-            return Key(metadata["namespace"], metadata["name"])
-        instance = (metadata.get("labels") or {}).get(INSTANCE)
-        return Key(metadata["namespace"], instance) if instance and "namespace" in metadata else None
+        return _concerned(live)
 
     def endpoints(self) -> list[Key]:
         """All endpoints there are."""
         return [Key(each["metadata"]["namespace"], each["metadata"]["name"]) for each in self._store.all(KIND)]
+
+
+def _concerned(seen: Object) -> Key | None:
+    """The endpoint that an object is, or belongs to."""
+    metadata = seen["metadata"]
+    if seen["kind"] == KIND:
+        return Key(metadata["namespace"], metadata["name"])
+    instance = (metadata.get("labels") or {}).get(INSTANCE)
+    return Key(metadata["namespace"], instance) if instance and "namespace" in metadata else None

@@ -34,11 +34,13 @@ _ASK_FOR: Final = timedelta(minutes=2)
 class Outcome(Enum):
     """What a reconcile found.
 
-    GONE: there is no such endpoint. SETTLED: everything is as wanted. MOVING: pods are not there yet, or something
-    is in the way that may pass. REFUSED: the API server takes something else than what is wanted.
+    GONE: there is no such endpoint. CHANGED: its spec has changed meanwhile. SETTLED: everything is as wanted. MOVING:
+    pods are not there yet, or something is in the way that may pass. REFUSED: the API server takes something else than
+    what is wanted.
     """
 
     GONE = "gone"
+    CHANGED = "changed"
     SETTLED = "settled"
     MOVING = "moving"
     REFUSED = "refused"
@@ -92,7 +94,8 @@ def reconcile(cluster: Cluster, knowledge: Knowledge, key: Key, now: datetime) -
         if child.kind == "Deployment" and is_ours(owner, each)
     }
     told = status(endpoint, decision, Seen(applied.live, applied.refusal, workloads), now)
-    cluster.writer.apply_status(endpoint, told, now)
+    if not cluster.writer.apply_status(endpoint, told, now):
+        return Outcome.CHANGED
     if applied.refusal:
         return Outcome.REFUSED
     moving = any(not each.rollout.complete for each in workloads.values())

@@ -6,7 +6,8 @@
 
 The three arrive in any order, so each object's ``resourceVersion`` decides which of two sightings is the newer one,
 and a deletion is remembered by it for as long as an older sighting may still arrive. (Resource versions are numbers
-that only grow: Kubernetes' KEP-5504; every API server has kept to that.)
+that only grow: Kubernetes' KEP-5504; every API server has kept to that.) But for one case: where etcd is restored from
+a backup they go back. A list tells it, since it is at least as new as whatever was seen before it was asked for.
 
 Reading costs no request, and may be done from any thread.
 """
@@ -59,20 +60,48 @@ class Store:
             if there is None or _version(there) <= _version(seen):
                 self._remove(_id(seen), _version(seen))
 
-    def replace(self, kind: str, namespace: str, items: Iterable[Object], version: str) -> None:
-        """Takes note of all objects of a kind there are in a namespace (empty: in all), as of `version`."""
+    def newest(self, kind: str, namespace: str) -> int:
+        """The newest version that was seen of a kind in a namespace (empty: in all)."""
         with self._lock:
-            listed = set()
-            for seen in items:
-                listed.add(_id(seen))
-                self._put(seen)
-            gone = [
+            there = {id: _version(each) for id, each in self._objects.get(kind, {}).items()}
+            gone = {id: version for id, version in self._deleted.items() if id.kind == kind}
+            versions = (*there.items(), *gone.items())
+            return max((version for id, version in versions if namespace in ("", id.namespace)), default=0)
+
+    def replace(self, kind: str, namespace: str, items: Iterable[Object], version: str, since: int = 0) -> list[Object]:
+        """Takes note of all objects of a kind there are in a namespace (empty: in all); what of that was news, with
+        what is gone.
+
+        Args:
+            kind: the kind of object.
+            namespace: where they are.
+            items: the objects.
+            version: of the cluster, at which they were read.
+            since: `newest`, before they were asked for. A list that is older tells that versions went back, so that
+                nothing seen before it holds any more.
+        """
+        at, news = int(version), []
+        with self._lock:
+            # What is newer than the list was seen while it was under way, and stays.
+            until = at if at >= since else since
+            older = {
                 id
                 for id, there in self._objects.get(kind, {}).items()
-                if namespace in ("", id.namespace) and id not in listed and _version(there) <= int(version)
-            ]
-            for id in gone:
-                self._remove(id, int(version))
+                if namespace in ("", id.namespace) and _version(there) <= until
+            }
+            for seen in items:
+                id = _id(seen)
+                if id in older and _version(self._objects[kind][id]) > _version(seen):
+                    self._forget(id)
+                if self._deleted.get(id, until + 1) <= until:
+                    del self._deleted[id]
+                if self._put(seen):
+                    news.append(seen)
+                older.discard(id)
+            for id in older:
+                news.append(self._objects[kind][id])
+                self._remove(id, at)
+        return news
 
     def get(self, kind: str, namespace: str, name: str) -> Object | None:
         """The object, or None."""
@@ -105,10 +134,13 @@ class Store:
             self._of_endpoint.setdefault((id.kind, endpoint), set()).add(id)
         return True
 
-    def _remove(self, id: Id, version: int) -> None:
+    def _forget(self, id: Id) -> None:
         there = self._objects.get(id.kind, {}).pop(id, None)
         if there is not None:
             self._unlink(id, there)
+
+    def _remove(self, id: Id, version: int) -> None:
+        self._forget(id)
         self._deleted[id] = max(version, self._deleted.get(id, 0))
         if len(self._deleted) > _TOMBSTONES:
             del self._deleted[next(iter(self._deleted))]  # the one remembered longest

@@ -16,7 +16,11 @@ from stoker_operator.kube import KubeError, Listing
 from stoker_operator.plan.catalogue import Catalogue
 from stoker_operator.settings import Settings
 
-ENDPOINT = {"kind": KIND, "metadata": {"name": "demo", "namespace": "ns", "resourceVersion": "1"}, "spec": {}}
+ENDPOINT: dict[str, Any] = {
+    "kind": KIND,
+    "metadata": {"name": "demo", "namespace": "ns", "resourceVersion": "1"},
+    "spec": {},
+}
 
 
 class Kube:
@@ -25,15 +29,16 @@ class Kube:
     def __init__(self) -> None:
         self.pod_monitors = self.broken = False
         self.failures = 0
+        self.endpoint = ENDPOINT
 
     def serves(self, kind: str) -> bool:
         return kind != "PodMonitor" or self.pod_monitors
 
     def list(self, kind: str, namespace: str, labels: Any) -> Listing:
-        if self.broken:
+        if self.broken and kind != KIND:
             self.failures += 1
             raise KubeError(500, "not now")
-        return Listing([ENDPOINT] if kind == KIND else [], "50")
+        return Listing([self.endpoint] if kind == KIND else [], "50")
 
 
 async def until(condition: Callable[[], object]) -> None:
@@ -59,6 +64,29 @@ def test_pod_monitors_found_in_a_round_that_failed_are_acted_on_in_the_next(monk
         await until(lambda: len(woken) == 2)
         await asyncio.sleep(0.1)
         assert len(woken) == 2, "and once"
+        await controller.stop()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("broken", [False, True], ids=["whole", "failed further on"])
+def test_what_a_round_of_lists_tells_first_wakes_whom_it_is_about(
+    broken: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
+        kube: Any = Kube()
+        controller = Controller(Settings(health_address="127.0.0.1:0", resync_seconds=0.02), kube, Catalogue.load())
+        woken: list[Key] = []
+        monkeypatch.setattr(controller._tasks, "wake", woken.append)
+        monkeypatch.setattr(controller._tasks, "keys", lambda: {Key("ns", "demo")})
+        await controller.start()
+        woken.clear()
+        kube.broken = broken
+        kube.endpoint = {**ENDPOINT, "metadata": {**ENDPOINT["metadata"], "resourceVersion": "2"}}
+        await until(lambda: woken)
+        controller.saw(KIND, "MODIFIED", kube.endpoint)
+        await asyncio.sleep(0.1)
+        assert woken == [Key("ns", "demo")], "once"
         await controller.stop()
 
     asyncio.run(main())

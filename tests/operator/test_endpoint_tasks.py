@@ -89,6 +89,18 @@ def test_errors_are_retried_ever_more_slowly_and_an_event_does_not_wait(virtual_
     virtual_time(main)
 
 
+def test_what_changed_meanwhile_is_looked_at_again_at_once(virtual_time: Any) -> None:
+    async def main() -> None:
+        recorder = Recorder(Outcome.CHANGED)
+        waker = tasks(recorder)
+        waker.wake(KEY)
+        await asyncio.sleep(10)
+        assert recorder.times == [0, 1]
+        await waker.stop()
+
+    virtual_time(main)
+
+
 def test_an_endpoint_that_is_gone_leaves_nothing(virtual_time: Any) -> None:
     async def main() -> None:
         recorder = Recorder(Outcome.GONE)

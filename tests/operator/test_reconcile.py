@@ -264,6 +264,27 @@ def test_what_somebody_changed_is_put_back(world: World) -> None:
     assert asked == ["apply Deployment"]
 
 
+def test_a_change_just_before_our_status_is_not_lost(world: World) -> None:
+    """It is in the answer to our write, so that the watch brings no news of it."""
+    world.reconcile()
+    world.serve()
+    apply = world.kube.apply
+
+    def change_first(body: Any, *words: Any, **options: Any) -> Any:
+        if body["kind"] == KIND:
+            world.kube.apply = apply
+            live = world.kube.objects[KIND, "demo"]
+            live["metadata"]["generation"] += 1
+            world.kube.seen({**live, "spec": {**live["spec"], "replicas": 3}})
+        return apply(body, *words, **options)
+
+    world.kube.apply = change_first
+    assert world.reconcile()[0] is Outcome.CHANGED
+    assert not world.store.put(world.kube.objects[KIND, "demo"]), "the watch's event"
+    world.reconcile()
+    assert world.kube.objects["Deployment", "demo"]["spec"]["replicas"] == 3
+
+
 def test_an_endpoint_on_its_way_out_is_left_to_its_owner_references(world: World) -> None:
     live = world.kube.objects[KIND, "demo"]
     live["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"

@@ -109,3 +109,50 @@ def test_any_order_of_the_same_news_ends_the_same() -> None:
                 kept.put(seen)
         found = {each["metadata"]["name"]: int(each["metadata"]["resourceVersion"]) for each in kept.all("Service")}
         assert found == alive
+
+
+def test_what_a_list_tells_is_news_only_where_it_is() -> None:
+    kept = store()
+    kept.put(service("same", 3))
+    kept.put(service("gone", 4))
+    kept.put(service("changed", 5))
+    listed = [service("same", 3), service("changed", 6), service("new", 7)]
+    news = kept.replace("Service", "", listed, "10", kept.newest("Service", ""))
+    assert sorted(each["metadata"]["name"] for each in news) == ["changed", "gone", "new"]
+    assert kept.replace("Service", "", listed, "11", kept.newest("Service", "")) == []
+
+
+def test_what_is_deleted_or_written_while_a_list_is_under_way_is_newer() -> None:
+    kept = store()
+    kept.put(service("written", 3))
+    kept.put(service("deleted", 4))
+    since = kept.newest("Service", "")
+    kept.put(service("written", 12))
+    kept.remove(service("deleted", 13))
+    assert kept.replace("Service", "", [service("written", 3), service("deleted", 4)], "10", since) == []
+    assert (version(kept, "written"), version(kept, "deleted")) == ("12", None)
+
+
+def test_a_restored_cluster_is_taken_as_it_is_now() -> None:
+    kept = store()
+    kept.put(service("changed", 500))
+    kept.put(service("made-since", 510))
+    kept.put(service("elsewhere", 520, namespace="other"))
+    kept.put(service("deleted-since", 300))
+    kept.remove(service("deleted-since", 530))
+    restored = [service("changed", 200), service("deleted-since", 300)]
+    news = kept.replace("Service", "ns", restored, "400", kept.newest("Service", "ns"))
+    assert len(news) == 3
+    assert version(kept, "changed") == "200" and version(kept, "deleted-since") == "300"
+    assert version(kept, "made-since") is None
+    assert kept.replace("Service", "other", [], "400", kept.newest("Service", "other"))
+    assert kept.put(service("changed", 401)), "and goes on from there"
+
+
+def test_a_restored_cluster_that_has_grown_past_what_was_seen_is_taken_too() -> None:
+    kept = store()
+    kept.put(service("changed", 500))
+    kept.put(service("deleted-since", 300))
+    kept.remove(service("deleted-since", 510))
+    kept.replace("Service", "", [service("changed", 200), service("deleted-since", 300)], "900", 510)
+    assert (version(kept, "changed"), version(kept, "deleted-since")) == ("200", "300")
