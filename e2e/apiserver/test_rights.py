@@ -3,12 +3,15 @@ reading the API server's audit log."""
 
 from __future__ import annotations
 
+import json
 import subprocess
 from pathlib import Path
 from typing import Any
 
 import yaml
 from kubernetes import client
+
+from stoker_operator.pinning import ANNOTATION, digest
 
 CHART = Path(__file__).parents[2] / "charts/stoker"
 SYSTEM = "stoker-system"
@@ -71,6 +74,8 @@ def test_what_is_granted_is_what_is_used(
         eventually(lambda path=path: kube.get(path), f"it has its {kind}")
     eventually(lambda: kube.condition(ns, "all"), "it is reported")
 
+    hopeless(kube, ns, document, eventually)
+
     # A pod that has been being created for a while: its node's Events say what is missing.
     node = f"node-{ns}"
     kube.core.create_node({"metadata": {"name": node}})
@@ -95,6 +100,28 @@ def test_what_is_granted_is_what_is_used(
     asked = used(kube)
     assert sorted(asked - granted(helm)) == [], "asked for and not granted"
     assert sorted(granted(helm) - asked - UNSEEN) == [], "granted and not asked for"
+
+
+def hopeless(kube: Any, ns: str, document: Any, eventually: Any) -> None:
+    """A Deployment that was made before anybody knew that the model does not fit."""
+    large = {"model": {"source": "hf://meta-llama/Llama-3.1-70B-Instruct"}, "engine": {"image": "x"}}
+    made = kube.create(ns, document("large", hardware={"accelerator": "nvidia-l4", "count": 1}, **large))
+    planned = eventually(lambda: kube.condition(ns, "large", "Planned"), "it is judged")
+    assert (planned["status"], planned["reason"]) == ("False", "DoesNotFit")
+    owner = {"apiVersion": made["apiVersion"], "kind": made["kind"], "name": "large", "uid": made["metadata"]["uid"]}
+    labels = {"app.kubernetes.io/managed-by": "stoker", "app.kubernetes.io/instance": "large"}
+    record = json.dumps({"spec": digest(made["spec"]), "template": {}})
+    metadata = {
+        "name": "large",
+        "labels": labels,
+        "annotations": {ANNOTATION: record},
+        "ownerReferences": [{**owner, "controller": True, "blockOwnerDeletion": True}],
+    }
+    template = {"metadata": {"labels": labels}, "spec": {"containers": [{"name": "engine", "image": "x"}]}}
+    spec = {"replicas": 1, "selector": {"matchLabels": labels}, "template": template}
+    kube.apps.create_namespaced_deployment(ns, {"metadata": metadata, "spec": spec})
+    path = f"/apis/apps/v1/namespaces/{ns}/deployments/large"
+    eventually(lambda: is_gone(kube, path), "it is removed")
 
 
 def is_gone(kube: Any, path: str) -> bool:

@@ -56,7 +56,8 @@ def answer(review: Any, check: Check) -> dict[str, Any]:
     if not isinstance(uid, str) or not uid:
         raise Malformed("request.uid is missing")
     response: dict[str, Any] = {"uid": uid, "allowed": True}
-    verdict = _judge(request, check)
+    judged = asked(review)
+    verdict = check(*judged) if judged else Verdict()
     if verdict.violations:
         response |= {"allowed": False, "status": _status(request, verdict.violations)}
     if verdict.warnings:
@@ -64,21 +65,27 @@ def answer(review: Any, check: Check) -> dict[str, Any]:
     return {"apiVersion": API_VERSION, "kind": "AdmissionReview", "response": response}
 
 
-def _judge(request: Object, check: Check) -> Verdict:
+def asked(review: Any) -> tuple[Object, Object | None] | None:
+    """The endpoint to be judged, and what it was before; None where there is nothing to judge.
+
+    Raises:
+        Malformed: `review` is none.
+    """
+    request = _mapping(_mapping(review, "the body").get("request"), "request")
     resource = _mapping(request.get("resource"), "request.resource")
     if (resource.get("group"), resource.get("resource")) != (GROUP, PLURAL) or request.get("subResource"):
-        return Verdict()
+        return None
     operation = request.get("operation")
     if operation not in ("CREATE", "UPDATE"):
-        return Verdict()
+        return None
     new = _mapping(request.get("object"), "request.object")
     old = _mapping(request.get("oldObject"), "request.oldObject") if operation == "UPDATE" else None
     if old is not None and old.get("spec") == new.get("spec"):
-        return Verdict()
+        return None
     metadata = _mapping(new.get("metadata"), "request.object.metadata")
     if metadata.get("deletionTimestamp"):
-        return Verdict()
-    return check(new, old)
+        return None
+    return new, old
 
 
 def _status(request: Object, violations: Sequence[Violation]) -> dict[str, Any]:

@@ -12,12 +12,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Final
 
 from stoker_operator import observe
 from stoker_operator.admission import Object, Verdict
@@ -26,9 +27,9 @@ from stoker_operator.apply import MANAGER, NotLeading, Writer
 from stoker_operator.endpoint_tasks import EndpointTasks
 from stoker_operator.engine_facts import EngineFacts
 from stoker_operator.facts import Key
-from stoker_operator.hub_configs import HubConfigs
+from stoker_operator.hub_configs import HubConfigs, Model
 from stoker_operator.informer import Informer, Watched
-from stoker_operator.judge import Knowledge, judge
+from stoker_operator.judge import Judgement, Knowledge, judge
 from stoker_operator.kube import Kube, KubeError
 from stoker_operator.manifests.owner import INSTANCE, Owner
 from stoker_operator.metrics import Metrics
@@ -38,6 +39,9 @@ from stoker_operator.process import Process
 from stoker_operator.reconcile import Cluster, Outcome, reconcile
 from stoker_operator.settings import Settings
 from stoker_operator.store import Store
+
+#: A review is answered later by no more than this; the API server waits some seconds.
+_REVIEW_WAITS_SECONDS: Final = 2
 
 logger = logging.getLogger(__name__)
 
@@ -59,7 +63,8 @@ class Controller:
         self._metrics = Metrics()
         self._metrics.ask_endpoints(self._conditions)
         self._tasks = EndpointTasks(self._reconcile, settings)
-        self._configs = HubConfigs(self._config_arrived)
+        self._configs = HubConfigs(self._looked_at_hub)
+        self._looked = asyncio.Event()
         self._engines = EngineFacts(self._engine_told)
         self._process = Process(
             settings,
@@ -69,6 +74,7 @@ class Controller:
             {"the cluster has been listed": lambda: self._informer.filled},
             on_gain=self._wake_all,
             on_loss=self._let_go,
+            learn=self._learn,
         )
         writer = Writer(kube, self._store, self._process.leading)
         self._cluster = Cluster(kube, self._store, writer, self._engines.kv_blocks)
@@ -116,7 +122,7 @@ class Controller:
     async def _reconcile(self, key: Key) -> Outcome:
         began = time.monotonic()
         try:
-            outcome = await asyncio.to_thread(reconcile, self._cluster, self._knowledge(), key, datetime.now(UTC))
+            outcome = await asyncio.to_thread(reconcile, self._cluster, self._knowledge(key), key, datetime.now(UTC))
         except NotLeading:
             raise  # no failure
         except Exception as error:
@@ -125,6 +131,7 @@ class Controller:
         self._metrics.reconciled(outcome.value, time.monotonic() - began)
         if outcome is Outcome.GONE:
             self._engines.forget(key)
+            self._configs.forget(key)
         return outcome
 
     async def _relist(self) -> None:
@@ -160,12 +167,20 @@ class Controller:
 
     def _let_go(self) -> None:
         """The tasks end; what a thread is still at cannot write any more."""
+        self._configs.forget_all()
         # Kept, since the event loop itself does not keep a task alive.
         self._letting_go = asyncio.create_task(self._tasks.stop(), name="stop")
 
-    def _config_arrived(self, _model: str, _revision: str | None) -> None:
-        """A description that plans have waited for is there; may be called from any thread."""
-        self._soon(self._wake_all)
+    def _looked_at_hub(self, _model: Model, users: Set[Key]) -> None:
+        """A description that endpoints wait for has come, or will not come soon; may be called from any thread."""
+        self._soon(self._answer_reviews)
+        for key in users:
+            self._soon(self._wake, key)
+
+    def _answer_reviews(self) -> None:
+        """Those that wait for a description look again."""
+        self._looked.set()
+        self._looked = asyncio.Event()
 
     def _engine_told(self, key: Key) -> None:
         """An engine has told what was not known of it; may be called from any thread."""
@@ -177,14 +192,26 @@ class Controller:
             with contextlib.suppress(RuntimeError):  # it is closed
                 self._loop.call_soon_threadsafe(function, *arguments)
 
-    def _knowledge(self) -> Knowledge:
-        return Knowledge(self._catalogue, self._configs.get, self._informer.pod_monitors)
+    def _knowledge(self, user: Key | None = None) -> Knowledge:
+        configs = functools.partial(self._configs.get, user=user)
+        return Knowledge(self._catalogue, configs, self._informer.pod_monitors, self._configs.pending)
+
+    async def _learn(self, document: Object) -> None:
+        """Waits a little for what the webhook's verdict rests on, where it is on its way."""
+        awaited = self._judgement(document).awaited if _is_of_hub(document) else None
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_REVIEW_WAITS_SECONDS):
+                while awaited and self._configs.pending(*awaited):
+                    await self._looked.wait()
+
+    def _judgement(self, document: Object, before: Object | None = None) -> Judgement:
+        metadata = document["metadata"]
+        name = metadata.get("name") or metadata.get("generateName") or ""
+        return judge(Owner(name, metadata.get("namespace")), document, self._knowledge(), before)
 
     def _check(self, document: Object, before: Object | None) -> Verdict:
         """The webhook's judge."""
-        metadata = document["metadata"]
-        name = metadata.get("name") or metadata.get("generateName") or ""
-        judgement = judge(Owner(name, metadata.get("namespace")), document, self._knowledge(), before)
+        judgement = self._judgement(document, before)
         if judgement.plan is None:
             return Verdict(judgement.violations)
         placement = judgement.plan.placement
@@ -200,3 +227,11 @@ class Controller:
             for document in documents
             for condition in document.get("status", {}).get("conditions", ())
         )
+
+
+def _is_of_hub(document: Object) -> bool:
+    """Whether a manifest, which may be anything, names a model of the hub."""
+    spec = document.get("spec")
+    model = spec.get("model") if isinstance(spec, Mapping) else None
+    source = model.get("source") if isinstance(model, Mapping) else None
+    return isinstance(source, str) and source.startswith("hf://")

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from datetime import datetime, timedelta
+from typing import Final, NamedTuple
 
 from stoker_operator.api.v1alpha1 import KIND
 from stoker_operator.api.violation import Violation
@@ -12,10 +13,14 @@ from stoker_operator.facts import MAIN, Child, Endpoint, Object
 from stoker_operator.judge import Judgement
 from stoker_operator.manifests.owner import Manifest, Owner
 from stoker_operator.manifests.storage import sharing_problem
-from stoker_operator.pinning import Pinned, pin
+from stoker_operator.pinning import Pinned, is_rendered, pin
 
 #: Kinds of object that a workload may cease to want; the others stay as long as it does.
 DISPENSABLE = ("PodDisruptionBudget", "PodMonitor", "NetworkPolicy")
+
+
+#: How much the clocks of the API server and ours may.
+_CLOCKS_DIFFER: Final = timedelta(seconds=10)
 
 
 class Conflict(NamedTuple):
@@ -41,6 +46,7 @@ class Decision:
         unwanted: objects of the endpoint that are to go.
         pinned: the Deployments among `objects`, by workload.
         conflict: what else has the name of one of its objects.
+        held: pods of this spec are made when the model's description has been fetched, or has not come in time.
     """
 
     owner: Owner
@@ -49,6 +55,7 @@ class Decision:
     unwanted: tuple[Child, ...] = ()
     pinned: Mapping[str, Pinned] = field(default_factory=dict)
     conflict: Conflict | None = None
+    held: bool = False
 
 
 def decide(
@@ -70,7 +77,9 @@ def decide(
         manager: our field manager.
     """
     if judgement.violations or judgement.parsed is None:
-        return Decision(owner, judgement)
+        return Decision(owner, judgement, unwanted=_hopeless(endpoint, owner, judgement, live, manager))
+    if is_held(endpoint, judgement, live, manager):
+        return Decision(owner, judgement, held=True)
     spec = judgement.parsed.spec
     problem = None if access_modes is None else sharing_problem(spec, access_modes)
     if problem:
@@ -92,9 +101,55 @@ def decide(
     return Decision(owner, judgement, tuple(objects.values()), unwanted, pinned)
 
 
+def is_held(endpoint: Endpoint, judgement: Judgement, live: Mapping[Child, Object], manager: str) -> bool:
+    """Whether pods wait for the model's description, so that they do not depend on when it comes: those that run this
+    spec already do not."""
+    if judgement.awaited is None or judgement.parsed is None:
+        return False
+    spec = judgement.parsed.spec
+    pods = [child for child in map(Child.of, judgement.objects) if child.kind == "Deployment"]
+    run = all(child in live and is_rendered(live[child], endpoint, spec, manager) for child in pods)
+    return spec.rollout.follows_images or not run
+
+
 def refuse(decision: Decision, violation: Violation) -> Decision:
     """The decision, had `violation` been known."""
     return Decision(decision.owner, replace(decision.judgement, refused=(violation,), objects=()))
+
+
+def _hopeless(
+    endpoint: Endpoint, owner: Owner, judgement: Judgement, live: Mapping[Child, Object], manager: str
+) -> tuple[Child, ...]:
+    """The Deployments that were made of this spec before anybody knew that the model cannot run so, and never served:
+    they would only hold accelerators."""
+    if not judgement.unplannable or judgement.parsed is None:
+        return ()
+    spec = judgement.parsed.spec
+    return tuple(
+        child
+        for child, each in live.items()
+        if child.kind == "Deployment"
+        and is_ours(owner, each)
+        and is_rendered(each, endpoint, spec, manager)
+        and not _has_served(endpoint, each)
+    )
+
+
+def _has_served(endpoint: Endpoint, deployment: Object) -> bool:
+    """Whether a pod of the Deployment serves or may ever have served, by what the cluster and we reported of it."""
+    status = deployment.get("status") or {}
+    if status.get("readyReplicas") or status.get("availableReplicas"):
+        return True
+    conditions = {each["type"]: each for each in status.get("conditions") or ()}
+    if conditions.get("Progressing", {}).get("reason") == "NewReplicaSetAvailable":
+        return True
+    reported = next((each for each in endpoint.status.get("conditions") or () if each["type"] == "Available"), None)
+    if reported is None:
+        return False
+    made = datetime.fromisoformat(deployment["metadata"]["creationTimestamp"])
+    # False since before there were pods; two clocks are compared.
+    since = datetime.fromisoformat(reported["lastTransitionTime"])
+    return bool(reported["status"] == "True" or since > made + _CLOCKS_DIFFER)
 
 
 def is_ours(owner: Owner, live: Object) -> bool:

@@ -106,6 +106,8 @@ class EndpointTasks:
         settings = self._settings
         if failures:
             pause = settings.backoff_seconds * 2.0 ** min(failures - 1, 30)
+        elif outcome is Outcome.HELD:
+            pause = settings.recheck_seconds / 2
         elif outcome is Outcome.MOVING:
             pause = settings.recheck_seconds * 2.0 ** min(quiet, 4)
         else:

@@ -6,6 +6,11 @@ shape is not known.
 
     asked for ─► queued ─► fetched ─► told        a failure is remembered, and tried again after a pause that doubles
 
+While the first attempt at a model is under way its config is `pending`: what is decided now may be decided otherwise in
+a moment. That ends with the attempt, or after some seconds; and where the hub was silent before nobody waits at all.
+
+What endpoints use is kept for as long as they do, however many they are. Of what only reviews ask for some is kept.
+
 A cluster without a way to the hub costs one attempt a pause, whatever number of models is asked for, and one line in
 the log.
 """
@@ -22,18 +27,24 @@ import urllib.error
 import urllib.parse
 import urllib.request
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Set
+from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
+
+from stoker_operator.facts import Key
 
 logger = logging.getLogger(__name__)
 
 HUB: Final = "https://huggingface.co"
 #: Configs are a few kilobytes; what is larger is none.
 _MOST_BYTES: Final = 1 << 20
-#: Models that are remembered; the one that was asked for longest ago goes first.
-_MOST_MODELS: Final = 512
+#: Models that are remembered and no endpoint uses; the one that was asked for longest ago goes first.
+_MOST_UNUSED: Final = 512
 _TIMEOUT_SECONDS: Final = 5.0
+#: Of a whole answer, which may come in pieces.
+_ANSWER_SECONDS: Final = 10.0
+#: A first attempt is waited for so long. Who waits looks every second or so, and is not to wait more than ten.
+_PENDING_SECONDS: Final = 8.0
 _FIRST_PAUSE, _LONGEST_PAUSE = 60.0, 3600.0
 
 
@@ -46,47 +57,62 @@ class Model(NamedTuple):
 
 @dataclass
 class _Known:
-    """What is known of one model: its config, or when to try again."""
+    """What is known of one model: its config, or when to try again; and which endpoints use it."""
 
+    asked_at: float = 0.0
     config: Mapping[str, Any] | None = None
     waiting: bool = False
+    tried: bool = False
     pause: float = 0.0
     retry_at: float = 0.0
+    users: set[Key] = field(default_factory=set)
 
 
 class HubConfigs:
     """The configs.
 
     Args:
-        arrived: called with hub id and revision when a config has arrived; in a thread of ours.
+        looked: called with the model and the endpoints that use it when its config has arrived, or the first attempt
+            has failed; in a thread of ours.
         endpoint: base URL of the hub; absent, what HF_ENDPOINT says.
         clock: seconds that never go back.
     """
 
     def __init__(
         self,
-        arrived: Callable[[str, str | None], None],
+        looked: Callable[[Model, Set[Key]], None],
         endpoint: str | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._arrived = arrived
+        self._looked = looked
         self._endpoint = (endpoint or os.environ.get("HF_ENDPOINT") or HUB).rstrip("/")
         self._offline = os.environ.get("HF_HUB_OFFLINE", "").lower() in ("1", "true", "yes", "on")
         self._clock = clock
-        self._known: OrderedDict[Model, _Known] = OrderedDict()
+        self._known: dict[Model, _Known] = {}
+        self._unused: OrderedDict[Model, None] = OrderedDict()
+        self._uses: dict[Key, Model] = {}
         self._hub = _Known()  # its pause, where it does not answer at all
-        self._queue: queue.SimpleQueue[Model] = queue.SimpleQueue()
+        # The newest first: at a start all are asked for at once, and somebody may wait for one that comes after.
+        self._queue: queue.LifoQueue[Model] = queue.LifoQueue()
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
 
-    def get(self, name: str, revision: str | None) -> Mapping[str, Any] | None:
-        """The config, where it is there; None: not, or not yet. Never waits."""
+    def get(self, name: str, revision: str | None, user: Key | None = None) -> Mapping[str, Any] | None:
+        """The config, where it is there; None: not, or not yet. Never waits.
+
+        Args:
+            name: hub id.
+            revision: branch, tag or commit; None is the default branch.
+            user: the endpoint that it is asked for, which uses no other from now on.
+        """
         model = Model(name, revision)
         with self._lock:
-            known = self._known.setdefault(model, _Known())
-            self._known.move_to_end(model)
-            while len(self._known) > _MOST_MODELS:
-                self._known.popitem(last=False)
+            known = self._entry(model)
+            if user is not None and self._uses.get(user) != model:
+                self._release(user)
+                self._uses[user] = model
+                known.users.add(user)
+                self._unused.pop(model, None)
             now = self._clock()
             due = known.config is None and not known.waiting and now >= max(known.retry_at, self._hub.retry_at)
             if due and not self._offline:
@@ -94,6 +120,48 @@ class HubConfigs:
                 self._queue.put(model)
                 self._start()
             return known.config
+
+    def pending(self, name: str, revision: str | None) -> bool:
+        """Whether the first attempt at the model is under way, and worth waiting for."""
+        with self._lock:
+            known = self._known.get(Model(name, revision))
+            if known is None or not known.waiting or known.tried or self._hub.pause:
+                return False
+            return self._clock() < known.asked_at + _PENDING_SECONDS
+
+    def forget(self, user: Key) -> None:
+        """There is no such endpoint any more."""
+        with self._lock:
+            self._release(user)
+
+    def forget_all(self) -> None:
+        """This replica has no endpoints any more."""
+        with self._lock:
+            for user in list(self._uses):
+                self._release(user)
+
+    def _entry(self, model: Model) -> _Known:
+        known = self._known.get(model)
+        if known is None:
+            known = self._known[model] = _Known(self._clock())
+        if not known.users:
+            self._unused[model] = None
+            self._unused.move_to_end(model)
+            self._evict()
+        return known
+
+    def _release(self, user: Key) -> None:
+        model = self._uses.pop(user, None)
+        if model is not None:
+            self._known[model].users.discard(user)
+            if not self._known[model].users:
+                self._unused[model] = None
+                self._evict()
+
+    def _evict(self) -> None:
+        while len(self._unused) > _MOST_UNUSED:
+            model, _ = self._unused.popitem(last=False)
+            del self._known[model]
 
     def _start(self) -> None:
         if self._thread is None:
@@ -110,14 +178,16 @@ class HubConfigs:
             pausing = self._clock() < self._hub.retry_at
         config, failure = (None, "") if pausing else self._read(model)
         with self._lock:
-            known = self._known.setdefault(model, _Known())
+            known = self._entry(model)
+            first, known.tried = not known.tried, True
             known.waiting = False
             known.config = config
             if config is None and not pausing:
                 self._pause(known)
-        if config is not None:
-            self._arrived(*model)
-        elif failure:
+            users = frozenset(known.users)
+        if config is not None or first:
+            self._looked(model, users)
+        if failure:
             logger.info("%s cannot be planned by its config.json, which the hub does not give: %s", model.name, failure)
 
     def _read(self, model: Model) -> tuple[Mapping[str, Any] | None, str]:
@@ -169,13 +239,18 @@ def _download(url: str) -> Mapping[str, Any]:
         ValueError: it is no JSON object.
     """
     request = urllib.request.Request(url, headers={"User-Agent": "stoker-operator"})
+    until = time.monotonic() + _ANSWER_SECONDS
+    body = b""
     with urllib.request.urlopen(request, timeout=_TIMEOUT_SECONDS) as response:
-        body = response.read(_MOST_BYTES + 1)
-    if len(body) > _MOST_BYTES:
-        raise ValueError(f"config.json is larger than {_MOST_BYTES} bytes")
+        while part := response.read1(_MOST_BYTES):
+            body += part
+            if len(body) > _MOST_BYTES:
+                raise ValueError(f"config.json is larger than {_MOST_BYTES} bytes")
+            if time.monotonic() > until:
+                raise TimeoutError(f"its answer takes more than {_ANSWER_SECONDS:.0f} s")
     try:
         config = json.loads(body)
-    except ValueError:
+    except (ValueError, RecursionError):
         raise ValueError("config.json is no JSON") from None
     if not isinstance(config, dict):
         raise ValueError("config.json holds no object")

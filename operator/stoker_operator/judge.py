@@ -32,11 +32,13 @@ class Knowledge:
         catalogue: accelerators and images.
         configs: descriptions of hub models, as far as they have been fetched.
         pod_monitors: the cluster knows PodMonitors.
+        pending: whether a hub model's description is being fetched for the first time.
     """
 
     catalogue: Catalogue
     configs: Configs = lambda _id, _revision: None
     pod_monitors: bool = False
+    pending: Callable[[str, str | None], bool] = lambda _id, _revision: False
 
 
 @dataclass(frozen=True)
@@ -49,6 +51,7 @@ class Judgement:
         objects: what should exist for it; empty where something speaks against it.
         refused: what speaks against the manifest itself.
         unplannable: what speaks against any plan for it.
+        awaited: hub id and revision of its model, where the description is being fetched that may change all of this.
     """
 
     parsed: InferenceEndpoint | None = None
@@ -56,6 +59,7 @@ class Judgement:
     objects: tuple[Manifest, ...] = ()
     refused: tuple[Violation, ...] = ()
     unplannable: tuple[Violation, ...] = ()
+    awaited: tuple[str, str | None] | None = None
 
     @property
     def violations(self) -> tuple[Violation, ...]:
@@ -71,7 +75,11 @@ def judge(owner: Owner, document: Object, knowledge: Knowledge, before: Object |
         return Judgement(refused=refused.violations)
     spec = parsed.spec
     source = ModelSource.parse(spec.model.source)
-    config = knowledge.configs(source.name, spec.model.revision) if source.scheme == "hf" else None
+    config, awaited = None, None
+    if source.scheme == "hf":
+        model = (source.name, spec.model.revision)
+        config = knowledge.configs(*model)
+        awaited = model if config is None and knowledge.pending(*model) else None
     try:
         planned = plan(spec, knowledge.catalogue, config)
     except Unplannable as refused:
@@ -82,4 +90,4 @@ def judge(owner: Owner, document: Object, knowledge: Knowledge, before: Object |
         objects = children(owner, spec, planned, pod_monitors=knowledge.pod_monitors)
     except Refused as refused:
         return Judgement(parsed, planned, refused=refused.violations)
-    return Judgement(parsed, planned, objects)
+    return Judgement(parsed, planned, objects, awaited=awaited)

@@ -73,6 +73,11 @@ def pin(deployment: Manifest, live: Object | None, endpoint: Endpoint, spec: Spe
     return Pinned(pinned, newer if newer != running else "", template != today)
 
 
+def is_rendered(live: Object, endpoint: Endpoint, spec: Spec, manager: str) -> bool:
+    """Whether the Deployment `live` is what the endpoint's present spec was rendered to."""
+    return _rendered(live, digest(spec), endpoint, manager) is not None
+
+
 def digest(spec: Spec) -> str:
     """What a spec says about pods, in a few characters."""
     said = spec.model_dump(mode="json", by_alias=True, exclude_defaults=True, exclude=_not_in_pods(Spec))

@@ -17,7 +17,7 @@ from stoker_operator.kube import Kube
 from stoker_operator.leadership import Leadership
 from stoker_operator.metrics import Metrics
 from stoker_operator.settings import Settings
-from stoker_operator.webhook import Webhook
+from stoker_operator.webhook import Learn, Webhook
 
 
 class Process:
@@ -31,6 +31,7 @@ class Process:
         ready: what has to be so for the process to be ready, by what it is called in ``/readyz``.
         on_gain: called when this replica begins to write; once, at `start`, where there is no election.
         on_loss: called when it no longer may.
+        learn: as the webhook's.
     """
 
     def __init__(
@@ -43,6 +44,7 @@ class Process:
         *,
         on_gain: Callable[[], None] = lambda: None,
         on_loss: Callable[[], None] = lambda: None,
+        learn: Learn | None = None,
     ) -> None:
         self._on_gain = on_gain
         self._leadership: Leadership | None = None
@@ -60,7 +62,7 @@ class Process:
                 leading=self.leading,
                 on_load=lambda certificate: metrics.certificate_loaded(certificate.expires),
             )
-            self._webhook = Webhook(settings.webhook.address, self._keeper.tls, check, metrics)
+            self._webhook = Webhook(settings.webhook.address, self._keeper.tls, check, metrics, learn=learn)
             keeper = self._keeper
             ready["the webhook has a certificate"] = lambda: keeper.loaded
         self._health = Health(settings.health_address, metrics, ready)

@@ -15,7 +15,7 @@ from typing import Any, Final
 from stoker_operator import observe
 from stoker_operator.api.violation import Violation
 from stoker_operator.apply import MANAGER, Writer
-from stoker_operator.decide import Decision, decide, is_ours, refuse
+from stoker_operator.decide import Decision, decide, is_held, is_ours, refuse
 from stoker_operator.diagnosis import Diagnosis, diagnose
 from stoker_operator.engine_facts import metrics_url
 from stoker_operator.facts import Child, Endpoint, Key, Pod, Rollout
@@ -35,14 +35,15 @@ class Outcome(Enum):
     """What a reconcile found.
 
     GONE: there is no such endpoint. CHANGED: its spec has changed meanwhile. SETTLED: everything is as wanted. MOVING:
-    pods are not there yet, or something is in the way that may pass. REFUSED: the API server takes something else than
-    what is wanted.
+    pods are not there yet, or something is in the way that may pass. HELD: pods are not made before something that is
+    known in a moment. REFUSED: the API server takes something else than what is wanted.
     """
 
     GONE = "gone"
     CHANGED = "changed"
     SETTLED = "settled"
     MOVING = "moving"
+    HELD = "held"
     REFUSED = "refused"
 
 
@@ -77,8 +78,10 @@ def reconcile(cluster: Cluster, knowledge: Knowledge, key: Key, now: datetime) -
     judgement = judge(owner, endpoint.document, knowledge)
     wanted = {Child.of(each) for each in judgement.objects}
     live = observe.children(cluster.store, owner, wanted)
-    live |= observe.unlabelled(cluster.kube, owner, wanted - live.keys())
-    modes = _access_modes(cluster, key, judgement)
+    modes = None
+    if not is_held(endpoint, judgement, live, MANAGER):
+        live |= observe.unlabelled(cluster.kube, owner, wanted - live.keys())
+        modes = _access_modes(cluster, key, judgement)
     decision = decide(endpoint, owner, judgement, live, modes, MANAGER)
 
     # What a template may hold only the API server knows. It is asked before anything is written.
@@ -98,6 +101,8 @@ def reconcile(cluster: Cluster, knowledge: Knowledge, key: Key, now: datetime) -
         return Outcome.CHANGED
     if applied.refusal:
         return Outcome.REFUSED
+    if decision.held:
+        return Outcome.HELD
     moving = any(not each.rollout.complete for each in workloads.values())
     silent = any(each.silent for each in workloads.values()) and _became_ready(told) > now - _ASK_FOR
     return Outcome.MOVING if moving or decision.conflict or silent else Outcome.SETTLED

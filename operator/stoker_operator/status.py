@@ -27,6 +27,7 @@ from stoker_operator.plan.planner import Plan
 _NONE: Final = Rollout(current=False, desired=0, total=0, updated=0, ready=0, available=0)
 #: The most characters the schema of a condition takes is more than anyone reads.
 _MESSAGE: Final = 2048
+_HELD: Final = "pods of the newest spec are made as soon as the model's config.json has been fetched, or does not come"
 #: A longer word of the engine's command line, such as a chat template, is told by its beginning.
 _WORD: Final = 256
 
@@ -218,6 +219,8 @@ def _planned(decision: Decision) -> Verdict:
     pipeline = f", pipeline {placement.pipeline}" if placement.pipeline > 1 else ""
     spread = f"each pod runs tensor {placement.tensor}{pipeline}, data {placement.data}"
     spread = "; ".join((spread, *judgement.plan.warnings))
+    if decision.held:
+        return Verdict("Unknown", "ModelUnknown", f"{spread}; {_HELD}")
     if judgement.plan.estimate is None:
         return Verdict(
             "Unknown",
@@ -234,10 +237,12 @@ def _available(rollout: Rollout) -> Verdict:
 
 
 def _progressing(decision: Decision, seen: Seen, trouble: Diagnosis | None) -> Verdict:
-    if trouble and (trouble.lasting or not decision.objects):
+    if trouble and (trouble.lasting or not (decision.objects or decision.held)):
         return Verdict(
             "False", trouble.reason, "nothing changes until what keeps the endpoint from being ready is solved"
         )
+    if decision.held:
+        return Verdict("True", "RollingOut", _HELD)
     if not seen.complete:
         return Verdict("True", "RollingOut", _progress(seen.unfinished or _NONE))
     newer = next((each.waiting for each in decision.pinned.values() if each.waiting), None)
@@ -265,6 +270,8 @@ def _ready(decision: Decision, seen: Seen, trouble: Diagnosis | None) -> Verdict
         return Verdict("True", "Ready", f"{rollout.available} of {rollout.desired} pods serve the newest spec")
     if trouble:
         return Verdict("False", trouble.reason, trouble.message)
+    if decision.held:
+        return Verdict("False", "RollingOut", _HELD)
     if rollout is None:
         return Verdict("False", "RollingOut", "the Deployment does not exist yet")
     return Verdict("False", "RollingOut", _progress(seen.unfinished or rollout))

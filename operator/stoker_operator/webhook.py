@@ -7,16 +7,20 @@ import json
 import logging
 import ssl
 import time
+from collections.abc import Awaitable, Callable
 
 from aiohttp import web
 
-from stoker_operator.admission import Check, Malformed, answer
+from stoker_operator.admission import Check, Malformed, Object, answer, asked
 from stoker_operator.http_server import HTTPServer
 from stoker_operator.metrics import Metrics
 
 PATH = "/validate"
 #: An object has at most 1.5 MiB in etcd; a review has it twice.
 _BODY = 8 << 20
+
+#: Learns what a verdict on an endpoint rests on.
+Learn = Callable[[Object], Awaitable[None]]
 
 logger = logging.getLogger(__name__)
 
@@ -30,12 +34,19 @@ class Webhook:
         check: judges an endpoint; it is called in the event loop, so it must be quick.
         metrics: told of each review.
         grace: seconds to go on answering after `stop` was called, until the API server has heard that we are leaving.
+        learn: awaited with an endpoint before it is judged; ends when what the verdict rests on is known, or soon.
     """
 
     def __init__(
-        self, address: str, tls: ssl.SSLContext | None, check: Check, metrics: Metrics, grace: float = 5
+        self,
+        address: str,
+        tls: ssl.SSLContext | None,
+        check: Check,
+        metrics: Metrics,
+        grace: float = 5,
+        learn: Learn | None = None,
     ) -> None:
-        self._check, self._metrics, self._grace = check, metrics, grace
+        self._check, self._metrics, self._grace, self._learn = check, metrics, grace, learn
         app = web.Application(client_max_size=_BODY)
         app.router.add_post(PATH, self._review)
         self._server = HTTPServer(app, address, tls)
@@ -62,7 +73,10 @@ class Webhook:
         began = time.monotonic()
         verdict = "error"
         try:
-            reviewed = answer(await _body(request), self._check)
+            body = await _body(request)
+            if self._learn and (judged := asked(body)):
+                await self._learn(judged[0])
+            reviewed = answer(body, self._check)
             verdict = "allowed" if reviewed["response"]["allowed"] else "denied"
             return web.json_response(reviewed)
         except Malformed as error:

@@ -12,6 +12,7 @@ import pytest
 from stoker_operator.api.v1alpha1 import KIND
 from stoker_operator.controller import Controller
 from stoker_operator.facts import Key
+from stoker_operator.hub_configs import Model
 from stoker_operator.kube import KubeError, Listing
 from stoker_operator.plan.catalogue import Catalogue
 from stoker_operator.settings import Settings
@@ -90,3 +91,31 @@ def test_what_a_round_of_lists_tells_first_wakes_whom_it_is_about(
         await controller.stop()
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("comes", [True, False], ids=["it comes", "it does not"])
+def test_a_review_waits_a_little_for_a_description(
+    comes: bool, virtual_time: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
+        controller = Controller(Settings(), Kube(), Catalogue.load())  # type: ignore[arg-type]
+        controller._loop = loop = asyncio.get_running_loop()
+        pending = True
+        monkeypatch.setattr(controller._configs, "get", lambda *_, **__: None)
+        monkeypatch.setattr(controller._configs, "pending", lambda *_: pending)
+        document: Any = {**ENDPOINT, "apiVersion": "stoker.dev/v1alpha1"}
+        await controller._learn(document)
+        document["spec"] = {"model": {"source": "demo://gemma-3-270m"}, "hardware": {"accelerator": "cpu"}}
+        await controller._learn(document)
+        assert loop.time() == 0
+        document["spec"]["model"] = {"source": "hf://org/model"}
+        waiting = asyncio.create_task(controller._learn(document))
+        await asyncio.sleep(1)
+        assert not waiting.done()
+        pending = not comes
+        controller._looked_at_hub(Model("org/model", None), set())
+        await waiting
+        assert loop.time() == (1 if comes else 2)
+        await controller._learn({"spec": {"model": 5}})
+
+    virtual_time(main)

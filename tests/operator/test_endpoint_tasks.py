@@ -101,6 +101,18 @@ def test_what_changed_meanwhile_is_looked_at_again_at_once(virtual_time: Any) ->
     virtual_time(main)
 
 
+def test_what_is_held_is_looked_at_every_second(virtual_time: Any) -> None:
+    async def main() -> None:
+        recorder = Recorder(*[Outcome.HELD] * 4)
+        waker = tasks(recorder)
+        waker.wake(KEY)
+        await asyncio.sleep(100)
+        assert recorder.times == [0, 2, 4, 6, 8]
+        await waker.stop()
+
+    virtual_time(main)
+
+
 def test_an_endpoint_that_is_gone_leaves_nothing(virtual_time: Any) -> None:
     async def main() -> None:
         recorder = Recorder(Outcome.GONE)

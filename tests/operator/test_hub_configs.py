@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from stoker_operator import hub_configs
+from stoker_operator.facts import Key
 from stoker_operator.hub_configs import HubConfigs, Model
 
 CONFIG = {"architectures": ["LlamaForCausalLM"], "hidden_size": 8}
@@ -67,7 +69,7 @@ class Clock:
 
 def test_it_answers_at_once_and_tells_when_a_config_has_arrived(hub: Hub) -> None:
     arrived: queue.Queue[tuple[str, str | None]] = queue.Queue()
-    configs = HubConfigs(lambda *model: arrived.put(model), hub.url + "/")
+    configs = HubConfigs(lambda model, _: arrived.put(model), hub.url + "/")
     assert configs.get("org/model", None) is None
     assert arrived.get(timeout=10) == ("org/model", None)
     assert configs.get("org/model", None) == CONFIG
@@ -80,8 +82,8 @@ def test_it_answers_at_once_and_tells_when_a_config_has_arrived(hub: Hub) -> Non
 
 @pytest.mark.parametrize("name", ["org/missing", "org/list", "org/text"])
 def test_a_failure_is_tried_again_after_a_pause_that_doubles(hub: Hub, name: str) -> None:
-    clock = Clock()
-    configs = HubConfigs(lambda *_: pytest.fail("nothing has arrived"), hub.url, clock)
+    clock, looked = Clock(), []
+    configs = HubConfigs(lambda *told: looked.append(told), hub.url, clock)
     model = Model(name, None)
     configs.fetch(model)
     attempts = 1
@@ -93,6 +95,7 @@ def test_a_failure_is_tried_again_after_a_pause_that_doubles(hub: Hub, name: str
         configs.fetch(model)
         attempts += 1
     assert len([path for path in hub.asked if name in path]) == attempts
+    assert looked == [(model, frozenset())], "only of the first"
 
 
 def test_a_hub_that_does_not_answer_costs_one_attempt_and_one_line(
@@ -118,6 +121,81 @@ def test_offline_asks_nobody(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     configs = HubConfigs(lambda *_: None, hub.url)
     assert configs.get("org/model", None) is None
     assert not _asks(configs, Model("org/model", None))
+
+
+def test_a_first_attempt_is_waited_for_and_no_other(hub: Hub, caplog: pytest.LogCaptureFixture) -> None:
+    clock = Clock()
+    looked: list[tuple[Model, Any]] = []
+    configs = HubConfigs(lambda *told: looked.append(told), hub.url, clock)
+    configs._start = lambda: None  # type: ignore[method-assign]
+    model, user = Model("org/missing", None), Key("ns", "demo")
+    assert not configs.pending(*model)
+    configs.get(*model, user)
+    assert configs.pending(*model)
+    configs.fetch(model)
+    assert not configs.pending(*model)
+    assert looked == [(model, {user})], "also of an attempt that failed"
+    clock.now += 61
+    configs.get(*model, user)
+    assert configs._known[model].waiting and not configs.pending(*model)
+    slow = Model("org/slow", None)
+    configs.get(*slow, user)
+    clock.now += 10
+    assert not configs.pending(*slow)
+
+
+def test_a_hub_that_was_silent_is_not_waited_for(hub: Hub) -> None:
+    clock = Clock()
+    hub.server.shutdown()
+    hub.server.server_close()
+    configs = HubConfigs(lambda *_: None, hub.url, clock)
+    configs._start = lambda: None  # type: ignore[method-assign]
+    configs.get("org/one", None)
+    configs.get("org/two", None)
+    configs.fetch(Model("org/one", None))
+    assert not configs.pending("org/two", None)
+    clock.now += 61
+    configs.get("org/three", None)
+    assert configs._known[Model("org/three", None)].waiting, "it is tried"
+    assert not configs.pending("org/three", None)
+
+
+def test_offline_nobody_waits(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    configs = HubConfigs(lambda *_: None, hub.url)
+    configs.get("org/model", None)
+    assert not configs.pending("org/model", None)
+
+
+def test_all_that_endpoints_use_is_kept_and_told_to_whom_it_concerns(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr(hub_configs, "_download", lambda url: asked.append(url) or CONFIG)
+    told: dict[Model, Any] = {}
+    configs = HubConfigs(lambda model, users: told.update({model: users}), hub.url)
+    configs._start = lambda: None  # type: ignore[method-assign]
+    models = [Model(f"org/{number}", None) for number in range(1500)]
+    users = [Key("ns", f"endpoint-{number}") for number in range(1500)]
+    for _ in range(3):
+        for model, user in zip(models, users, strict=True):
+            configs.get(*model, user)
+        while not configs._queue.empty():
+            configs.fetch(configs._queue.get())
+    assert len(asked) == 1500
+    assert told == {model: {user} for model, user in zip(models, users, strict=True)}
+    configs.get(*models[0], users[1])
+    assert configs._known[models[0]].users == {users[0], users[1]} and not configs._known[models[1]].users
+    configs.forget(users[0])
+    assert configs._known[models[0]].users == {users[1]}
+    configs.forget_all()
+    assert len(configs._known) == 512, "what nobody uses is bounded"
+    assert not configs._uses
+
+
+def test_junk_ends_no_thread(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(FILES, "/org/deep/resolve/main/config.json", "[" * 500_000)
+    configs = HubConfigs(lambda *_: None, hub.url)
+    configs.fetch(Model("org/deep", None))
+    assert configs._known[Model("org/deep", None)].config is None
 
 
 def test_memory_is_bounded(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:

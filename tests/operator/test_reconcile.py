@@ -19,6 +19,7 @@ from stoker_operator.kube import KubeError, Listing
 from stoker_operator.manifests.owner import INSTANCE
 from stoker_operator.pinning import ANNOTATION
 from stoker_operator.plan.catalogue import Catalogue
+from stoker_operator.plan.model_shapes import table
 from stoker_operator.reconcile import Cluster, Outcome, reconcile
 from stoker_operator.store import Store
 
@@ -40,6 +41,7 @@ class FakeKube:
         live: dict[str, Any] = copy.deepcopy(body)
         live["metadata"] |= {"resourceVersion": str(self.version), "uid": f"uid-{body['kind']}"}
         live["metadata"].setdefault("generation", 1)
+        live["metadata"].setdefault("creationTimestamp", f"{NOON:%Y-%m-%dT%H:%M:%SZ}")
         self.objects[live["kind"], live["metadata"]["name"]] = live
         return copy.deepcopy(live)
 
@@ -283,6 +285,107 @@ def test_a_change_just_before_our_status_is_not_lost(world: World) -> None:
     assert not world.store.put(world.kube.objects[KIND, "demo"]), "the watch's event"
     world.reconcile()
     assert world.kube.objects["Deployment", "demo"]["spec"]["replicas"] == 3
+
+
+# ---- a hub model, whose description may come late
+
+LARGE, SMALL = table()["meta-llama/Llama-3.1-70B-Instruct"], table()["meta-llama/Llama-3.2-1B-Instruct"]
+
+
+class Hub:
+    """A model's description, on its way."""
+
+    def __init__(self) -> None:
+        self.config: Any = None
+        self.pending = True
+
+    def world(self, document: Any, **spec: Any) -> World:
+        model = {"source": "hf://org/model"}
+        hardware = {"accelerator": "nvidia-l4", "count": 1}
+        made = World(document(model=model, hardware=hardware, engine={"image": "x"}, **spec))
+        made.knowledge = Knowledge(
+            made.knowledge.catalogue, lambda *_: self.config, pending=lambda *_: self.pending and self.config is None
+        )
+        return made
+
+
+@pytest.mark.parametrize("config", [SMALL, None], ids=["it comes", "it does not"])
+def test_first_pods_wait_for_the_first_attempt(document: Any, config: Any) -> None:
+    hub = Hub()
+    world = hub.world(document)
+    outcome, asked = world.reconcile()
+    assert (outcome, asked[:1]) == (Outcome.HELD, [f"apply {KIND}/status"])
+    assert world.reconcile() == (Outcome.HELD, []), "waiting costs no request"
+    assert world.ready()["reason"] == "RollingOut"
+    hub.config, hub.pending = config, False
+    assert world.reconcile()[0] is Outcome.MOVING
+    timely = World(world.document)
+    timely.knowledge = world.knowledge
+    timely.reconcile()
+    made = [each.kube.objects["Deployment", "demo"]["spec"] for each in (world, timely)]
+    assert made[0] == made[1]
+
+
+def test_a_change_waits_too_and_what_runs_goes_on(document: Any) -> None:
+    hub = Hub()
+    world = hub.world(document)
+    hub.config = SMALL
+    world.reconcile()
+    world.serve()
+    hub.config = None
+    world.spec(replicas=2)
+    assert world.reconcile()[0] is not Outcome.HELD, "the pods of this spec are known"
+    world.serve()
+    world.reconcile()
+    world.spec(model={"source": "hf://org/other"})
+    outcome, asked = world.reconcile()
+    assert (outcome, "apply Deployment" in asked) == (Outcome.HELD, False)
+    assert world.ready()["status"] == "False"
+    hub.config = LARGE
+    _, asked = world.reconcile()
+    assert world.ready()["reason"] == "DoesNotFit"
+    assert not [each for each in asked if each.startswith("delete")], "what served stays"
+
+
+def test_what_waited_in_vain_and_cannot_fit_holds_no_accelerator(document: Any) -> None:
+    hub = Hub()
+    world = hub.world(document)
+    hub.pending = False
+    world.reconcile()
+    hub.config = LARGE
+    _, asked = world.reconcile()
+    assert [each for each in asked if each.startswith(("delete", "apply"))] == [
+        "delete Deployment",
+        f"apply {KIND}/status",
+    ]
+    assert world.ready()["reason"] == "DoesNotFit"
+    assert world.reconcile() == (Outcome.SETTLED, [])
+
+
+@pytest.mark.parametrize("evidence", ["serves", "was complete", "was reported", "another spec"])
+def test_what_once_served_is_never_removed(document: Any, evidence: str) -> None:
+    hub = Hub()
+    world = hub.world(document)
+    hub.pending = False
+    world.reconcile()
+    if evidence == "serves":
+        world.change("Deployment", status={"readyReplicas": 1})
+    elif evidence == "was complete":
+        progressing = {"type": "Progressing", "status": "True", "reason": "NewReplicaSetAvailable"}
+        world.change("Deployment", status={"conditions": [progressing]})
+    elif evidence == "was reported":
+        world.serve()
+        world.now += timedelta(minutes=5)
+        world.reconcile()
+        world.change("Deployment", status={})
+        world.now += timedelta(minutes=5)
+        world.reconcile()
+    else:
+        world.spec(model={"source": "hf://org/other"})
+    hub.config = LARGE
+    _, asked = world.reconcile()
+    assert world.ready()["reason"] == "DoesNotFit"
+    assert not [each for each in asked if each.startswith("delete")]
 
 
 def test_an_endpoint_on_its_way_out_is_left_to_its_owner_references(world: World) -> None:
