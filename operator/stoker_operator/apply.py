@@ -18,10 +18,13 @@ from stoker_operator.api.v1alpha1 import API_VERSION, KIND
 from stoker_operator.drift import differs
 from stoker_operator.facts import Child, Endpoint, Key, Object
 from stoker_operator.kube import Kube, KubeError
-from stoker_operator.manifests.owner import INSTANCE
+from stoker_operator.manifests.owner import INSTANCE, made_of
 from stoker_operator.store import Store
 
 MANAGER: Final = "stoker"
+
+#: A write that found the object changed is tried so often.
+_CONFLICTS: Final = 3
 
 logger = logging.getLogger(__name__)
 
@@ -51,7 +54,8 @@ class Writer:
     Args:
         kube: where to.
         store: what has been seen.
-        may_write: asked before each write; a replica that lost the lead must not finish what it began.
+        may_write: asked before each write; a replica that lost the lead must not finish what it began, nor one that
+            has got it back since.
     """
 
     def __init__(self, kube: Kube, store: Store, may_write: Callable[[], bool] = lambda: True) -> None:
@@ -86,7 +90,7 @@ class Writer:
         for child, dry_run in [*checks, *((child, False) for child in due)]:
             wanted = children[child]
             try:
-                answer = self._apply(wanted, dry_run=dry_run)
+                answer = self._apply(wanted, dry_run=True) if dry_run else self._apply_on(wanted, now.get(child))
             except KubeError as error:
                 if not error.refused:
                     raise
@@ -122,6 +126,36 @@ class Writer:
             _log(body, f"Ready is {ready['status']} ({ready['reason']}): {ready['message']}")
             self._tell(endpoint, ready, now)
         return bool(answer["metadata"]["generation"] == endpoint.generation)
+
+    def _apply_on(self, wanted: Object, live: Object | None) -> Object:
+        """Applies what was decided on seeing `live`: not where somebody who saw a newer spec has written since, as a
+        replica that leads after us, while our request was under way.
+
+        Raises:
+            KubeError, NotLeading: as `apply`.
+        """
+        if live is None or not made_of(live):
+            return self._apply(wanted)
+        seen = live
+        for _ in range(_CONFLICTS):
+            body = {
+                **wanted,
+                "metadata": {**wanted["metadata"], "resourceVersion": seen["metadata"]["resourceVersion"]},
+            }
+            try:
+                return self._apply(body)
+            except KubeError as error:
+                if error.status != 409:
+                    raise
+                metadata = wanted["metadata"]
+                found = self._kube.get(wanted["kind"], metadata["namespace"], metadata["name"])
+                if found is None:
+                    raise
+                self._store.put(found)
+                if made_of(found) != made_of(live):
+                    raise
+                seen = found  # it is its status that has changed, say
+        raise KubeError(409, f"{wanted['kind']} {wanted['metadata']['name']} changes faster than it can be written")
 
     def _apply(self, body: Object, subresource: str = "", *, dry_run: bool = False) -> Object:
         self._check()

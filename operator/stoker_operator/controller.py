@@ -72,12 +72,14 @@ class Controller:
             self._metrics,
             self._check,
             {"the cluster has been listed": lambda: self._informer.filled},
-            on_gain=self._wake_all,
+            on_gain=self._gain,
             on_loss=self._let_go,
             learn=self._learn,
         )
-        writer = Writer(kube, self._store, self._process.leading)
-        self._cluster = Cluster(kube, self._store, writer, self._engines.kv_blocks)
+        self._kube = kube
+        self._listing = asyncio.Lock()
+        self._working: int | None = None  # the lead in which tasks are woken: all has been listed in it
+        self._taking_over: asyncio.Task[None] | None = None
         self._resync: asyncio.Task[None] | None = None
         self._letting_go: asyncio.Task[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -107,9 +109,10 @@ class Controller:
     async def stop(self) -> None:
         """Ends; what is under way is finished, and nothing begun."""
         self._process.leave()
-        if self._resync:
-            self._resync.cancel()
-            await asyncio.gather(self._resync, return_exceptions=True)
+        ending = [task for task in (self._resync, self._taking_over) if task]
+        for task in ending:
+            task.cancel()
+        await asyncio.gather(*ending, return_exceptions=True)
         await self._tasks.stop()
         await self._process.stop()
 
@@ -120,9 +123,11 @@ class Controller:
             self._wake(key)
 
     async def _reconcile(self, key: Key) -> Outcome:
-        began = time.monotonic()
+        began, epoch = time.monotonic(), self._process.epoch()
+        writer = Writer(self._kube, self._store, lambda: epoch is not None and self._process.epoch() == epoch)
+        cluster = Cluster(self._kube, self._store, writer, self._engines.kv_blocks)
         try:
-            outcome = await asyncio.to_thread(reconcile, self._cluster, self._knowledge(key), key, datetime.now(UTC))
+            outcome = await asyncio.to_thread(reconcile, cluster, self._knowledge(key), key, datetime.now(UTC))
         except NotLeading:
             raise  # no failure
         except Exception as error:
@@ -139,34 +144,62 @@ class Controller:
         acted_on = self._informer.pod_monitors
         while True:
             await asyncio.sleep(self._settings.resync_seconds)
-            try:
-                await asyncio.to_thread(self._informer.relist)
-            except KubeError as error:
-                logger.warning("the cluster could not be listed: %s", error)
-                self._wake_for_news()
+            if not await self._list():
                 continue
-            self._wake_for_news()
             known = set(self._informer.endpoints())
             for key in known if acted_on != self._informer.pod_monitors else known - self._tasks.keys():
                 self._wake(key)
             # Only now: a round that learned of it may have failed further on. Who begins to lead looks at all anyway.
             acted_on = self._informer.pod_monitors
 
+    async def _list(self) -> bool:
+        """Lists everything, and wakes for what that tells; whether it could be listed."""
+        async with self._listing:
+            try:
+                await asyncio.to_thread(self._informer.relist)
+            except KubeError as error:
+                logger.warning("the cluster could not be listed: %s", error)
+                return False
+            finally:
+                # What a list tells first is no news any more when the watch tells it.
+                for key in self._informer.news():
+                    self._wake(key)
+        return True
+
+    def _gain(self) -> None:
+        """This replica begins to lead."""
+        epoch = self._process.epoch()
+        if self._settings.lease:
+            self._taking_over = asyncio.create_task(self._take_over(epoch), name="take over")
+        else:  # there is nobody whose writes we might not have seen
+            self._begin(epoch)
+
+    async def _take_over(self, epoch: int | None) -> None:
+        """Sees what others have done before it goes on with it: our watches may be behind."""
+        pause = self._settings.backoff_seconds
+        while self._process.epoch() == epoch and not await self._list():
+            await asyncio.sleep(pause)
+            pause = min(pause * 2, self._settings.resync_seconds)
+        if self._process.epoch() == epoch:
+            self._begin(epoch)
+
+    def _begin(self, epoch: int | None) -> None:
+        self._working = epoch
+        self._wake_all()
+
     def _wake(self, key: Key) -> None:
-        if self._process.leading():
+        if self._working is not None and self._working == self._process.epoch():
             self._tasks.wake(key)
 
     def _wake_all(self) -> None:
         for key in self._informer.endpoints():
             self._wake(key)
 
-    def _wake_for_news(self) -> None:
-        """What a list tells first is no news any more when the watch tells it."""
-        for key in self._informer.news():
-            self._wake(key)
-
     def _let_go(self) -> None:
         """The tasks end; what a thread is still at cannot write any more."""
+        self._working = None
+        if self._taking_over:
+            self._taking_over.cancel()
         self._configs.forget_all()
         # Kept, since the event loop itself does not keep a task alive.
         self._letting_go = asyncio.create_task(self._tasks.stop(), name="stop")

@@ -101,6 +101,7 @@ class Leadership:
         self._lease: Object | None = None  # as last seen
         self._changed = 0.0  # when it was first seen so
         self._renewed: float | None = None  # when we last began to ask for what was granted; None: we do not lead
+        self._epoch = 0
         self._task: asyncio.Task[None] | None = None
         self._thread = OwnThread("lease")
 
@@ -109,6 +110,13 @@ class Leadership:
         """Whether we may write now. May be asked from any thread."""
         renewed = self._renewed
         return renewed is not None and self._clock() < renewed + self._timing.renew_deadline
+
+    @property
+    def epoch(self) -> int | None:
+        """The number of our lead; None where we do not lead now. May be asked from any thread."""
+        # In this order: what was begun in an earlier lead must not be taken for the present one's.
+        leading = self.leading
+        return self._epoch if leading else None
 
     async def start(self) -> None:
         """Begins to take part."""
@@ -181,7 +189,11 @@ class Leadership:
     async def _hold(self, write: Callable[[], Awaitable[None]]) -> None:
         began = self._clock()  # the API server may count from here
         await write()
+        if not self.leading:
+            self._lose("it could not be renewed in time")
         gained = self._renewed is None
+        if gained:
+            self._epoch += 1
         self._renewed = began
         if gained:
             logger.info("%s leads, by the Lease %s/%s", self._identity, self._namespace, self._name)

@@ -34,8 +34,20 @@ _CREATING_SECONDS: Final = 5
 def endpoint(store: Store, key: Key) -> Endpoint | None:
     """The endpoint, or None when it is gone."""
     document = store.get(KIND, *key)
-    if document is None:
-        return None
+    return _endpoint(key, document) if document else None
+
+
+def asked_endpoint(kube: Kube, key: Key) -> Endpoint | None:
+    """The endpoint as the API server has it now, where what was seen of it may be older; None when it is gone.
+
+    Raises:
+        KubeError: the API server could not be asked, or could not answer.
+    """
+    found = kube.list(KIND, key.namespace, fields=f"metadata.name={key.name}").items
+    return _endpoint(key, found[0]) if found else None
+
+
+def _endpoint(key: Key, document: Object) -> Endpoint:
     metadata = document["metadata"]
     return Endpoint(
         key=key,

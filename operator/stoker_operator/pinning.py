@@ -9,6 +9,9 @@ for as long as the spec says the same about pods. ``rollout.imageUpdates: Always
 What a spec says beside pods may change meanwhile: how many there are, how they are replaced, the Service. Specs are
 compared by what they mean, whatever version of the API they are written in: a field left out is the same as its
 default, and a field that a later release adds says nothing until somebody sets it.
+
+Beside it stands the generation of the endpoint that the Deployment was made of: whoever sees an older one does not see
+the newest spec, and must not render it (`is_behind`).
 """
 
 from __future__ import annotations
@@ -21,9 +24,9 @@ from typing import Any, Final
 
 from stoker_operator.api.v1alpha1 import Spec
 from stoker_operator.api.v1alpha1.base import NOT_IN_PODS, Part
-from stoker_operator.drift import owned_part
+from stoker_operator.drift import differs, owned_part
 from stoker_operator.facts import Endpoint, Object
-from stoker_operator.manifests.owner import Manifest
+from stoker_operator.manifests.owner import GENERATION, Manifest, made_of
 
 ANNOTATION: Final = "stoker.dev/rendered"
 
@@ -64,13 +67,38 @@ def pin(deployment: Manifest, live: Object | None, endpoint: Endpoint, spec: Spe
     metadata = deployment["metadata"]
     record = json.dumps({"spec": said, "template": template}, separators=(",", ":"), sort_keys=True)
     annotations = {**metadata.get("annotations", {}), ANNOTATION: record}
-    pinned = {
-        **deployment,
-        "metadata": {**metadata, "annotations": annotations},
-        "spec": {**deployment["spec"], "template": template},
-    }
+    pinned = _dated(
+        {
+            **deployment,
+            "metadata": {**metadata, "annotations": annotations},
+            "spec": {**deployment["spec"], "template": template},
+        },
+        live,
+        endpoint,
+        manager,
+    )
     running, newer = image(pinned), image(deployment)
     return Pinned(pinned, newer if newer != running else "", template != today)
+
+
+def is_behind(endpoint: Endpoint, live: Object) -> bool:
+    """Whether the Deployment `live` was made of a newer spec than this one, so that this one is not the newest."""
+    return made_of(live) > endpoint.generation
+
+
+def _dated(pinned: Manifest, live: Object | None, endpoint: Endpoint, manager: str) -> Manifest:
+    """The Deployment with the generation it is made of: that of the last one that said anything else of it."""
+    if live is not None and made_of(live) <= endpoint.generation:
+        same = _with_generation(pinned, made_of(live))
+        if not differs(same, live, manager):
+            return same
+    return _with_generation(pinned, endpoint.generation)
+
+
+def _with_generation(deployment: Manifest, generation: int) -> Manifest:
+    metadata = deployment["metadata"]
+    dated = {GENERATION: str(generation)} if generation else {}
+    return {**deployment, "metadata": {**metadata, "annotations": {**metadata["annotations"], **dated}}}
 
 
 def is_rendered(live: Object, endpoint: Endpoint, spec: Spec, manager: str) -> bool:

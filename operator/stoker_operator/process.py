@@ -70,7 +70,12 @@ class Process:
 
     def leading(self) -> bool:
         """Whether this replica may write now. May be asked from any thread."""
-        return self._leadership is None or self._leadership.leading
+        return self.epoch() is not None
+
+    def epoch(self) -> int | None:
+        """The number of the lead in which this replica may write; None where it may not. May be asked from any
+        thread."""
+        return self._leadership.epoch if self._leadership else 0
 
     async def start(self) -> None:
         """Begins to answer, and to take part in the election.

@@ -22,7 +22,7 @@ from stoker_operator.facts import Child, Endpoint, Key, Pod, Rollout
 from stoker_operator.judge import Judgement, Knowledge, judge
 from stoker_operator.kube import Kube
 from stoker_operator.manifests.owner import Owner
-from stoker_operator.pinning import engine
+from stoker_operator.pinning import engine, is_behind
 from stoker_operator.plan.capacity import Holder, capacity
 from stoker_operator.status import Seen, SeenWorkload, reported_workload, status, told_args
 from stoker_operator.store import Store
@@ -72,6 +72,8 @@ def reconcile(cluster: Cluster, knowledge: Knowledge, key: Key, now: datetime) -
         NotLeading: another replica writes now.
     """
     endpoint = observe.endpoint(cluster.store, key)
+    if endpoint and _is_behind(cluster.store, endpoint):
+        endpoint = observe.asked_endpoint(cluster.kube, key)
     if endpoint is None or endpoint.deleting:  # its objects go with it, by their owner references
         return Outcome.GONE
     owner = Owner(key.name, key.namespace, endpoint.uid)
@@ -106,6 +108,13 @@ def reconcile(cluster: Cluster, knowledge: Knowledge, key: Key, now: datetime) -
     moving = any(not each.rollout.complete for each in workloads.values())
     silent = any(each.silent for each in workloads.values()) and _became_ready(told) > now - _ASK_FOR
     return Outcome.MOVING if moving or decision.conflict or silent else Outcome.SETTLED
+
+
+def _is_behind(store: Store, endpoint: Endpoint) -> bool:
+    """Whether the endpoint is older than what its pods were made of."""
+    owner = Owner(endpoint.key.name, endpoint.key.namespace, endpoint.uid)
+    deployments = store.of_endpoint("Deployment", endpoint.key)
+    return any(is_ours(owner, each) and is_behind(endpoint, each) for each in deployments)
 
 
 def _workload(

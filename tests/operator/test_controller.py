@@ -9,13 +9,16 @@ from typing import Any
 
 import pytest
 
+from stoker_operator import controller as controller_module
 from stoker_operator.api.v1alpha1 import KIND
+from stoker_operator.apply import NotLeading
 from stoker_operator.controller import Controller
 from stoker_operator.facts import Key
 from stoker_operator.hub_configs import Model
 from stoker_operator.kube import KubeError, Listing
 from stoker_operator.plan.catalogue import Catalogue
-from stoker_operator.settings import Settings
+from stoker_operator.reconcile import Cluster, Outcome
+from stoker_operator.settings import LeaseSettings, Settings
 
 ENDPOINT: dict[str, Any] = {
     "kind": KIND,
@@ -119,3 +122,66 @@ def test_a_review_waits_a_little_for_a_description(
         await controller._learn({"spec": {"model": 5}})
 
     virtual_time(main)
+
+
+class Lead:
+    """Stands for the election."""
+
+    def __init__(self, controller: Controller, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.epoch: int | None = None
+        monkeypatch.setattr(controller._process, "epoch", lambda: self.epoch)
+
+
+def test_who_takes_over_lists_first_and_works_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        kube: Any = Kube()
+        settings = Settings(lease=LeaseSettings("ns", "stoker"), backoff_seconds=0.01)
+        controller = Controller(settings, kube, Catalogue.load())
+        controller._loop = asyncio.get_running_loop()
+        woken: list[Key] = []
+        monkeypatch.setattr(controller._tasks, "wake", woken.append)
+        lead = Lead(controller, monkeypatch)
+        kube.broken = True
+        lead.epoch = 1
+        controller._gain()
+        await until(lambda: kube.failures >= 2)
+        newer = {**ENDPOINT, "metadata": {**ENDPOINT["metadata"], "resourceVersion": "2"}}
+        controller.saw(KIND, "MODIFIED", newer)
+        assert woken == [], "nobody works by what may be old"
+        kube.broken = False
+        await until(lambda: woken)
+        assert set(woken) == {Key("ns", "demo")}
+        woken.clear()
+        lead.epoch = None
+        controller._let_go()
+        controller.saw(KIND, "MODIFIED", {**ENDPOINT, "metadata": {**ENDPOINT["metadata"], "resourceVersion": "3"}})
+        assert woken == []
+        lead.epoch = 2
+        controller._gain()
+        controller._wake(Key("ns", "demo"))
+        assert woken == [], "each lead lists anew"
+        await until(lambda: woken)
+
+    asyncio.run(main())
+
+
+def test_what_was_begun_in_one_lead_is_not_finished_in_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        controller = Controller(Settings(lease=LeaseSettings("ns", "stoker")), Kube(), Catalogue.load())  # type: ignore[arg-type]
+        lead = Lead(controller, monkeypatch)
+        lead.epoch = 1
+
+        def work(cluster: Cluster, *_: Any) -> Outcome:
+            cluster.writer._check()
+            lead.epoch = 2  # somebody else may have led in between
+            cluster.writer._check()
+            raise AssertionError("it may write")
+
+        monkeypatch.setattr(controller_module, "reconcile", work)
+        with pytest.raises(NotLeading):
+            await controller._reconcile(Key("ns", "demo"))
+        lead.epoch = None
+        with pytest.raises(NotLeading):
+            await controller._reconcile(Key("ns", "demo"))
+
+    asyncio.run(main())

@@ -254,6 +254,40 @@ def test_a_lease_taken_by_hand_is_lost_at_once(server: Server, virtual_time: Any
     virtual_time(main)
 
 
+def test_each_lead_has_its_number(server: Server, virtual_time: Any) -> None:
+    async def main() -> None:
+        replica = Replica("a", server)
+        assert replica.leadership.epoch is None
+        await replica.leadership.start()
+        await asyncio.sleep(20)
+        assert replica.leadership.epoch == 1
+        server.latency = 60
+        await asyncio.sleep(7.5)
+        assert replica.leadership.epoch is None
+        server.latency = 0.01
+        await asyncio.sleep(60)
+        assert replica.leadership.epoch == 2
+
+    virtual_time(main)
+
+
+def test_a_lead_that_lapsed_before_its_renewal_came_through_is_another_one(server: Server, virtual_time: Any) -> None:
+    async def main() -> None:
+        replica = Replica("a", server)
+        await replica.leadership.start()
+        await asyncio.sleep(20)
+
+        async def late() -> None:
+            # As when the event loop was kept from noticing: nothing timed out, and yet it is too late.
+            replica.leadership._renewed = asyncio.get_running_loop().time() - 8
+
+        await replica.leadership._hold(late)
+        assert replica.leadership.epoch == 2
+        assert [what for what, _ in replica.story] == ["gain", "loss", "gain"]
+
+    virtual_time(main)
+
+
 def test_a_lease_that_is_deleted_is_made_again(server: Server, virtual_time: Any) -> None:
     async def main() -> None:
         replica = Replica("a", server)

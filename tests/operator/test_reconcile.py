@@ -16,7 +16,7 @@ from stoker_operator.facts import Key
 from stoker_operator.informer import Informer
 from stoker_operator.judge import Knowledge
 from stoker_operator.kube import KubeError, Listing
-from stoker_operator.manifests.owner import INSTANCE
+from stoker_operator.manifests.owner import GENERATION, INSTANCE
 from stoker_operator.pinning import ANNOTATION
 from stoker_operator.plan.catalogue import Catalogue
 from stoker_operator.plan.model_shapes import table
@@ -51,7 +51,8 @@ class FakeKube:
 
     def list(self, kind: str, namespace: str = "", labels: Any = None, fields: str = "") -> Listing:
         self.asked.append(f"list {kind}")
-        found = [copy.deepcopy(live) for (each, _), live in self.objects.items() if each == kind]
+        wanted = fields.removeprefix("metadata.name=")
+        found = [copy.deepcopy(live) for id, live in self.objects.items() if id[0] == kind and wanted in ("", id[1])]
         return Listing(found, str(self.version))
 
     def serves(self, kind: str) -> bool:
@@ -63,6 +64,9 @@ class FakeKube:
         if kind in self.refuse and not subresource:
             raise KubeError(422, self.refuse[kind])
         before = self.objects.get((kind, body["metadata"]["name"]), {})
+        version = body["metadata"].get("resourceVersion")
+        if before and version not in (None, before["metadata"]["resourceVersion"]):
+            raise KubeError(409, "the object has been modified")
         if dry_run:
             return dict(body)
         if subresource:
@@ -285,6 +289,79 @@ def test_a_change_just_before_our_status_is_not_lost(world: World) -> None:
     assert not world.store.put(world.kube.objects[KIND, "demo"]), "the watch's event"
     world.reconcile()
     assert world.kube.objects["Deployment", "demo"]["spec"]["replicas"] == 3
+
+
+# ---- others that lead before and after us
+
+
+def test_who_sees_an_older_spec_than_the_deployment_was_made_of_renders_none_of_it(world: World) -> None:
+    """A standby whose watch of endpoints is behind takes over."""
+    world.reconcile()
+    world.serve()
+    stale = world.store.get(KIND, *KEY)
+    world.spec(engine={"maxNumSeqs": 4}, replicas=2)
+    world.reconcile()
+    before = copy.deepcopy(world.kube.objects["Deployment", "demo"])
+    world.store = Store(MANAGER, INSTANCE)
+    for live in world.kube.objects.values():
+        world.store.put(live if live["kind"] != KIND else stale)
+    world.cluster = Cluster(world.kube, world.store, Writer(world.kube, world.store))
+    _, asked = world.reconcile()
+    assert asked[0] == f"list {KIND}"
+    assert not [each for each in asked if each.startswith("apply") and "status" not in each]
+    assert world.kube.objects["Deployment", "demo"] == before
+    del world.kube.objects[KIND, "demo"]
+    world.store.put(stale)
+    assert world.reconcile() == (Outcome.GONE, [f"list {KIND}"]), "nor of one that is gone"
+
+
+def test_who_sees_nothing_new_at_all_is_refused_by_the_api_server(world: World) -> None:
+    """Its request was under way while the next one led: both the endpoint and the Deployment that it saw are old."""
+    world.reconcile()
+    seen = {kind: world.store.get(kind, *KEY) for kind in (KIND, "Deployment")}
+    world.spec(engine={"maxNumSeqs": 4})
+    world.reconcile()
+    before = copy.deepcopy(world.kube.objects["Deployment", "demo"])
+    world.store = Store(MANAGER, INSTANCE)
+    deployment: Any = copy.deepcopy(seen["Deployment"])
+    deployment["spec"]["replicas"] = 7  # something to put right
+    for live in (seen[KIND], deployment, *(world.kube.objects[each, "demo"] for each in ("Service", "ServiceAccount"))):
+        world.store.put(live)
+    world.cluster = Cluster(world.kube, world.store, Writer(world.kube, world.store))
+    with pytest.raises(KubeError, match="modified"):
+        world.reconcile()
+    assert world.kube.objects["Deployment", "demo"] == before
+    world.reconcile()
+    assert world.kube.objects["Deployment", "demo"] == before, "and then it sees"
+
+
+def test_a_status_that_changes_while_we_write_is_no_reason_to_give_up(world: World) -> None:
+    world.reconcile()
+    live = world.kube.objects["Deployment", "demo"]
+    world.kube.seen({**live, "status": {"replicas": 1}})  # nobody has told us yet
+    world.spec(replicas=3)
+    world.reconcile()
+    live = world.kube.objects["Deployment", "demo"]
+    assert live["spec"]["replicas"] == 3
+    assert live["metadata"]["annotations"][GENERATION] == "2"
+
+
+def test_a_generation_that_somebody_made_up_stops_nothing(world: World) -> None:
+    world.reconcile()
+    for made_up in ("99", "many", "-1", "²", "9" * 30):
+        metadata = world.kube.objects["Deployment", "demo"]["metadata"]
+        annotations = {**metadata["annotations"], GENERATION: made_up}
+        world.change("Deployment", metadata={**metadata, "annotations": annotations}, spec={"replicas": 5})
+        world.reconcile()
+        live = world.kube.objects["Deployment", "demo"]
+        assert (live["metadata"]["annotations"][GENERATION], live["spec"]["replicas"]) == ("1", 1)
+
+
+def test_a_generation_that_changes_nothing_of_the_deployment_writes_none(world: World) -> None:
+    world.reconcile()
+    world.spec(service={"port": 9000})
+    _, asked = world.reconcile()
+    assert "apply Service" in asked and "apply Deployment" not in asked
 
 
 # ---- a hub model, whose description may come late

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -13,6 +14,8 @@ Manifest = dict[str, Any]
 MANAGED_BY: Final = {"app.kubernetes.io/managed-by": "stoker"}
 #: The label that names the endpoint an object belongs to.
 INSTANCE: Final = "app.kubernetes.io/instance"
+#: The annotation that says which generation of the endpoint an object was made of.
+GENERATION: Final = "stoker.dev/generation"
 
 
 @dataclass(frozen=True)
@@ -71,3 +74,9 @@ class Owner:
                 }
             ]
         return metadata
+
+
+def made_of(live: Mapping[str, Any]) -> int:
+    """The generation of the endpoint that an object in the cluster was made of; 0 where it does not say."""
+    said = str((live["metadata"].get("annotations") or {}).get(GENERATION, ""))
+    return int(said) if said.isdecimal() and len(said) < 19 else 0
