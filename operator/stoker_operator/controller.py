@@ -27,6 +27,7 @@ from stoker_operator.apply import MANAGER, NotLeading, Writer
 from stoker_operator.endpoint_tasks import EndpointTasks
 from stoker_operator.engine_facts import EngineFacts
 from stoker_operator.facts import Key
+from stoker_operator.holders import Holders
 from stoker_operator.hub_configs import HubConfigs, Model
 from stoker_operator.informer import Informer, Watched
 from stoker_operator.judge import Judgement, Knowledge, judge
@@ -77,6 +78,7 @@ class Controller:
             learn=self._learn,
         )
         self._kube = kube
+        self._holders = Holders(kube)
         self._listing = asyncio.Lock()
         self._working: int | None = None  # the lead in which tasks are woken: all has been listed in it
         self._taking_over: asyncio.Task[None] | None = None
@@ -125,7 +127,7 @@ class Controller:
     async def _reconcile(self, key: Key) -> Outcome:
         began, epoch = time.monotonic(), self._process.epoch()
         writer = Writer(self._kube, self._store, lambda: epoch is not None and self._process.epoch() == epoch)
-        cluster = Cluster(self._kube, self._store, writer, self._engines.kv_blocks)
+        cluster = Cluster(self._kube, self._store, writer, self._holders.now, self._engines.kv_blocks)
         try:
             outcome = await asyncio.to_thread(reconcile, cluster, self._knowledge(key), key, datetime.now(UTC))
         except NotLeading:

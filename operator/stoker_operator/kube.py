@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import urllib3
@@ -112,20 +112,28 @@ class Kube:
         self, kind: str, namespace: str = "", labels: Mapping[str, str] | None = None, fields: str = ""
     ) -> Listing:
         """The objects with these labels, of which the field selector holds."""
+        pages = list(self.pages(kind, namespace, labels, fields))
+        # As the first page is, so are all.
+        return Listing([item for page in pages for item in page.items], pages[0].resource_version)
+
+    def pages(
+        self, kind: str, namespace: str = "", labels: Mapping[str, str] | None = None, fields: str = ""
+    ) -> Iterator[Listing]:
+        """As `list`, page by page, for who need not have all of them in memory."""
         query = {"limit": str(_PAGE)}
         if labels:
             query["labelSelector"] = ",".join(f"{name}={value}" for name, value in labels.items())
         if fields:
             query["fieldSelector"] = fields
-        items: list[Object] = []
+        group = _COLLECTIONS[kind][0]
+        version = group.removeprefix("apis/").removeprefix("api/")
         while True:
             answer = self._request("GET", _path(kind, namespace), query=query)
-            group = _COLLECTIONS[kind][0]
-            version = group.removeprefix("apis/").removeprefix("api/")
             # Items of a list do not say what they are.
-            items += ({"apiVersion": version, "kind": kind, **item} for item in answer["items"])
+            items = [{"apiVersion": version, "kind": kind, **item} for item in answer["items"]]
+            yield Listing(items, answer["metadata"]["resourceVersion"])
             if not answer["metadata"].get("continue"):
-                return Listing(items, answer["metadata"]["resourceVersion"])
+                return
             query["continue"] = answer["metadata"]["continue"]
 
     def apply(self, body: Object, manager: str, subresource: str = "", *, dry_run: bool = False) -> Object:

@@ -14,7 +14,7 @@ from typing import Any, Final
 from stoker_operator.api.v1alpha1 import KIND
 from stoker_operator.facts import MAIN, WORKLOAD, Child, Endpoint, Key, Node, Object, Pod, Rollout
 from stoker_operator.kube import Kube
-from stoker_operator.manifests.owner import INSTANCE, Owner
+from stoker_operator.manifests.owner import Owner
 from stoker_operator.store import Store
 
 #: The kinds of object that each workload of an endpoint may have.
@@ -121,17 +121,6 @@ def nodes(store: Store) -> tuple[Node, ...]:
     return tuple(map(node, store.all("Node")))
 
 
-def holders(store: Store) -> list[tuple[str, str, Mapping[str, int]]]:
-    """Who holds accelerators where, as far as it is endpoints: namespace/name, node, devices by name."""
-    found = []
-    for each in store.all("Pod"):
-        seen = pod(each)
-        if seen.node and seen.requests:
-            metadata = each["metadata"]
-            found.append((f"{metadata['namespace']}/{metadata['labels'][INSTANCE]}", seen.node, seen.requests))
-    return found
-
-
 def rollout(deployment: Object) -> Rollout:
     """How far a Deployment has got."""
     status: Any = deployment.get("status") or {}
@@ -184,7 +173,7 @@ def node(live: Object) -> Node:
     return Node(
         name=live["metadata"]["name"],
         labels=live["metadata"].get("labels") or {},
-        allocatable=_countable(status.get("allocatable") or {}),
+        allocatable=countable(status.get("allocatable") or {}),
         ready=conditions.get("Ready") == "True",
         unschedulable=bool(live["spec"].get("unschedulable")),
     )
@@ -213,11 +202,11 @@ def _requests(live: Object) -> dict[str, int]:
     total: dict[str, int] = {}
     for container in live["spec"]["containers"]:
         resources = container.get("resources") or {}
-        for name, amount in _countable({**resources.get("limits", {}), **resources.get("requests", {})}).items():
+        for name, amount in countable({**resources.get("limits", {}), **resources.get("requests", {})}).items():
             total[name] = total.get(name, 0) + amount
     return total
 
 
-def _countable(amounts: Mapping[str, Any]) -> dict[str, int]:
+def countable(amounts: Mapping[str, Any]) -> dict[str, int]:
     """The amounts of devices: extended resources, which have a domain's name and come in whole numbers."""
     return {name: int(amount) for name, amount in amounts.items() if "/" in name and str(amount).isdigit()}

@@ -6,7 +6,7 @@ times, after lost events and after a restart.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from enum import Enum
@@ -55,12 +55,14 @@ class Cluster:
         kube: where it asks.
         store: what has been seen.
         writer: who writes.
+        holders: who holds accelerators; it may be asked for.
         kv_blocks: what the engine of an endpoint's pod has, as far as it told; by endpoint, pod and the engine's URL.
     """
 
     kube: Kube
     store: Store
     writer: Writer
+    holders: Callable[[], Sequence[Holder]] = tuple
     kv_blocks: Callable[[Key, str, str], int | None] = lambda _key, _pod, _url: None
 
 
@@ -141,10 +143,12 @@ def _trouble(
 ) -> Diagnosis | None:
     pods = tuple(observe.with_mount_failure(cluster.kube, key, pod, now) for pod in pods)
     room = ""
-    if decision.judgement.plan and any(pod.unschedulable for pod in pods):
+    nodes = observe.nodes(cluster.store)
+    if decision.judgement.plan and nodes and any(pod.unschedulable for pod in pods):
         placement = decision.judgement.plan.placement
-        holders = [Holder(*each) for each in observe.holders(cluster.store)]
-        room = capacity(observe.nodes(cluster.store), holders, placement.accelerator, placement.count)
+        # Whether a node is large enough is known without asking who holds what.
+        room = capacity(nodes, (), placement.accelerator, placement.count)
+        room = room or capacity(nodes, cluster.holders(), placement.accelerator, placement.count)
     return diagnose(pods, rollout, room)
 
 

@@ -4,6 +4,7 @@ e2e/apiserver; not shown here: merging, defaults, garbage collection.)"""
 from __future__ import annotations
 
 import copy
+import dataclasses
 import json
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -18,6 +19,7 @@ from stoker_operator.judge import Knowledge
 from stoker_operator.kube import KubeError, Listing
 from stoker_operator.manifests.owner import GENERATION, INSTANCE
 from stoker_operator.pinning import ANNOTATION
+from stoker_operator.plan.capacity import Holder
 from stoker_operator.plan.catalogue import Catalogue
 from stoker_operator.plan.model_shapes import table
 from stoker_operator.reconcile import Cluster, Outcome, reconcile
@@ -108,7 +110,7 @@ class World:
         self.store = Store(MANAGER, INSTANCE)
         Informer(self.kube, self.store).relist()
         writer = Writer(self.kube, self.store, lambda: self.leading)
-        self.cluster = Cluster(self.kube, self.store, writer, lambda *_: self.blocks)
+        self.cluster = Cluster(self.kube, self.store, writer, kv_blocks=lambda *_: self.blocks)
         self.kube.asked.clear()
 
     def reconcile(self) -> tuple[Outcome, list[str]]:
@@ -289,6 +291,33 @@ def test_a_change_just_before_our_status_is_not_lost(world: World) -> None:
     assert not world.store.put(world.kube.objects[KIND, "demo"]), "the watch's event"
     world.reconcile()
     assert world.kube.objects["Deployment", "demo"]["spec"]["replicas"] == 3
+
+
+def test_why_there_is_no_room_counts_everybodys_pods_and_asks_only_then(document: Any) -> None:
+    hardware = {"accelerator": "nvidia-l4", "count": 2}
+    world = World(document(hardware=hardware, engine={"image": "x"}))
+    node = {"metadata": {"name": "big"}, "spec": {}, "status": {"allocatable": {"nvidia.com/gpu": "4"}}}
+    node["status"]["conditions"] = [{"type": "Ready", "status": "True"}]
+    asked = []
+    cluster = world.cluster
+    world.cluster = dataclasses.replace(
+        cluster, holders=lambda: asked.append(1) or [Holder("other/job", "big", {"nvidia.com/gpu": 3})]
+    )
+    world.store.put(world.kube.seen({**node, "kind": "Node"}))
+    world.reconcile()
+    world.change("Deployment", status={"observedGeneration": 9, "replicas": 1})
+    world.reconcile()
+    assert not asked
+    scheduled = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/1 nodes"}
+    world.pod(conditions=[scheduled])
+    # Somebody's who has put our label onto it.
+    labels = {"app.kubernetes.io/managed-by": "stoker"}
+    metadata = {"name": "odd", "namespace": "x", "labels": labels, "creationTimestamp": "2026-01-01T12:00:00Z"}
+    container = {"name": "c", "resources": {"limits": {"nvidia.com/gpu": "1"}}}
+    odd = {"kind": "Pod", "metadata": metadata, "spec": {"nodeName": "big", "containers": [container]}}
+    world.store.put(world.kube.seen(odd))
+    world.reconcile()
+    assert "1 of 4 free on big, held by other/job (3)" in world.ready()["message"]
 
 
 # ---- others that lead before and after us
