@@ -52,6 +52,53 @@ def engine(**theirs: Any) -> Any:
     return merged(containers=[{"name": "engine", **theirs}])["containers"][0]
 
 
+HANDLERS: dict[str, Any] = {
+    "exec": {"command": ["true"]},
+    "grpc": {"port": 9000},
+    "httpGet": {"path": "/other"},
+    "sleep": {"seconds": 5},
+    "tcpSocket": {"port": 9000},
+}
+
+
+@pytest.mark.parametrize("field", ["livenessProbe", "readinessProbe", "startupProbe", "postStart", "preStop"])
+@pytest.mark.parametrize("own", HANDLERS)
+@pytest.mark.parametrize("given", HANDLERS)
+def test_a_probe_or_hook_is_of_one_kind(field: str, own: str, given: str) -> None:
+    times = {"failureThreshold": 2}
+    ours = copy.deepcopy(OURS)
+    theirs: Any = {field: {given: HANDLERS[given], "periodSeconds": 3}}
+    mine: Any = {field: {own: {**HANDLERS[own], "mine": 1}, **times}}
+    hook = field in ("postStart", "preStop")
+    ours["containers"][0] |= {"lifecycle": mine} if hook else mine
+    both = merge_pod_spec(ours, {"containers": [{"name": "engine", **({"lifecycle": theirs} if hook else theirs)}]})
+    container = both["containers"][0]
+    result = (container["lifecycle"] if hook else container)[field]
+    kept = {"mine": 1} if own == given else {}
+    assert result == {given: {**HANDLERS[given], **kept}, **times, "periodSeconds": 3}
+    assert ours["containers"][0]["image"] == container["image"]
+
+
+def test_the_times_of_a_probe_change_without_its_kind() -> None:
+    probe = engine(readinessProbe={"periodSeconds": 3, "exec": None})["readinessProbe"]
+    assert probe == {**OURS["containers"][0]["readinessProbe"], "periodSeconds": 3}
+
+
+def test_a_variable_or_volume_is_of_one_kind() -> None:
+    ours = copy.deepcopy(OURS)
+    ours["containers"].append({"name": "more", "env": [{"name": "A", "value": "1"}]})
+    source = {"secretKeyRef": {"name": "s", "key": "k"}}
+    both = merge_pod_spec(
+        ours,
+        {
+            "containers": [{"name": "more", "env": [{"name": "A", "valueFrom": source}]}],
+            "volumes": [{"name": "cache", "persistentVolumeClaim": {"claimName": "c"}}],
+        },
+    )
+    assert both["containers"][1]["env"] == [{"name": "A", "valueFrom": source}]
+    assert both["volumes"][0] == {"name": "cache", "persistentVolumeClaim": {"claimName": "c"}}
+
+
 def test_nothing_changes_nothing() -> None:
     assert merged() == OURS
     assert merged(containers=[{"name": "engine"}], tolerations=[], volumes=[], affinity={}) == OURS

@@ -5,8 +5,9 @@
     other lists, values     theirs instead of ours
 
 The names are those that core/v1 declares (``x-kubernetes-patch-merge-key``). Three things differ from what
-``kubectl patch`` does, each to keep both sides' meaning. A thing that is one of several kinds, such as a volume, is
-replaced as a whole, as ``kubectl apply`` does: two kinds at a time are none. Tolerations are added to ours. Terms of
+``kubectl patch`` does, each to keep both sides' meaning. A thing that is one of several kinds is never two at a time: a
+volume, or a variable, is replaced as a whole, as ``kubectl apply`` does; of a probe, or a hook, another kind replaces
+ours, and its times stay. Tolerations are added to ours. Terms of
 required node affinity hold beside ours: a pod goes where both allow it.
 
 What a typed field says is not for the template to say otherwise: such fields are refused, with the field's name. The
@@ -41,6 +42,9 @@ _KEYS: Final = {
 }
 #: Lists whose things are each of one of several kinds.
 _OF_KINDS: Final = ("volumes", "resourceClaims", "env")
+#: Maps that hold one of several handlers.
+_HANDLED: Final = ("livenessProbe", "readinessProbe", "startupProbe", "postStart", "preStop")
+_HANDLERS: Final = frozenset(("exec", "grpc", "httpGet", "sleep", "tcpSocket"))
 
 #: What a term of node affinity says.
 _TERM: Final = ("matchExpressions", "matchFields")
@@ -95,7 +99,10 @@ def merge_pod_spec(ours: Manifest, theirs: Mapping[str, Any]) -> Manifest:
 
 def _merge(ours: Any, theirs: Any, name: str, path: str) -> Any:
     if isinstance(ours, Mapping):
-        return _merge_maps(ours, _map(theirs, path), path)
+        theirs = _map(theirs, path)
+        if name in _HANDLED and _HANDLERS & theirs.keys():
+            ours = {key: value for key, value in ours.items() if key not in _HANDLERS - theirs.keys()}
+        return _merge_maps(ours, theirs, path)
     if isinstance(ours, list):
         theirs = _list(theirs, path)
         return _merge_lists(ours, theirs, name, path) if name in _KEYS else theirs
