@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import time
 from pathlib import Path
 from typing import Any
 
@@ -100,6 +101,9 @@ def test_monitors_are_made_as_soon_as_they_are_known(
             "there are PodMonitors",
         )
         eventually(lambda: kube.condition(ns, "insists").get("reason") == "RollingOut", "nothing is missing")
+        time.sleep(3)  # the watch begins after the round of lists that found them
+    watches = [each["objectRef"] for each in kube.server.requests() if each["verb"] == "watch" and "objectRef" in each]
+    assert ("podmonitors", ns) in {(each["resource"], each.get("namespace")) for each in watches}
     endpoints = {
         each["metadata"]["name"]: each["spec"]["podMetricsEndpoints"] for each in kube.get(MONITORS.format(ns))["items"]
     }

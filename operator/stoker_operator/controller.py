@@ -41,6 +41,8 @@ from stoker_operator.reconcile import Cluster, Outcome, reconcile
 from stoker_operator.settings import Settings
 from stoker_operator.store import Store
 
+#: Watches these kinds, and calls the second with what is told, the third when it ends; from any thread.
+Watch = Callable[[tuple[Watched, ...], Callable[[str, str | None, Object], None], Callable[[], None]], None]
 #: A review is answered later by no more than this; the API server waits some seconds.
 _REVIEW_WAITS_SECONDS: Final = 2
 
@@ -54,9 +56,10 @@ class Controller:
         settings: how it runs.
         kube: the cluster.
         catalogue: accelerators and images.
+        watch: watches kinds that the cluster came to know later.
     """
 
-    def __init__(self, settings: Settings, kube: Kube, catalogue: Catalogue) -> None:
+    def __init__(self, settings: Settings, kube: Kube, catalogue: Catalogue, watch: Watch | None = None) -> None:
         self._settings = settings
         self._catalogue = catalogue
         self._store = Store(MANAGER, INSTANCE)
@@ -77,6 +80,8 @@ class Controller:
             on_loss=self._let_go,
             learn=self._learn,
         )
+        self._watch = watch
+        self._watched: set[Watched] = set()
         self._kube = kube
         self._holders = Holders(kube)
         self._listing = asyncio.Lock()
@@ -93,7 +98,9 @@ class Controller:
             KubeError: the API server could not be asked, or could not answer.
         """
         self._informer.discover()
-        return tuple(self._informer.watched())
+        watched = tuple(self._informer.watched())
+        self._watched = set(watched)
+        return watched
 
     async def start(self) -> None:
         """Sees all there is, and begins to work.
@@ -166,7 +173,20 @@ class Controller:
                 # What a list tells first is no news any more when the watch tells it.
                 for key in self._informer.news():
                     self._wake(key)
+        self._watch_later()
         return True
+
+    def _watch_later(self) -> None:
+        """Has watched what the cluster has come to know since."""
+        later = tuple(each for each in self._informer.watched() if each not in self._watched)
+        if not later or self._watch is None:
+            return
+        self._watched |= set(later)
+        self._watch(
+            later,
+            lambda kind, change, seen: self._soon(self.saw, kind, change, seen),
+            lambda: self._soon(self._watched.difference_update, later),
+        )
 
     def _gain(self) -> None:
         """This replica begins to lead."""

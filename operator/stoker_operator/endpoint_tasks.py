@@ -68,7 +68,7 @@ class EndpointTasks:
         failures = quiet = 0
         while True:
             woken.clear()
-            outcome = await self._attempt(key)
+            outcome, retry_after = await self._attempt(key)
             if outcome is Outcome.GONE and not woken.is_set():
                 # Nothing is awaited from the test above to here, so no wake-up can get lost.
                 del self._tasks[key], self._woken[key]
@@ -76,6 +76,8 @@ class EndpointTasks:
             if outcome is Outcome.CHANGED:
                 woken.set()
             failures = failures + 1 if outcome in (None, Outcome.REFUSED) else 0
+            # Whatever happens meanwhile: the API server wants to be left alone.
+            await asyncio.sleep(min(retry_after, self._settings.resync_seconds))
             try:
                 async with asyncio.timeout(self._pause(outcome, failures, quiet)):
                     await woken.wait()
@@ -83,17 +85,18 @@ class EndpointTasks:
             except TimeoutError:
                 quiet += 1
 
-    async def _attempt(self, key: Key) -> Outcome | None:
-        """The outcome, or None after an error."""
+    async def _attempt(self, key: Key) -> tuple[Outcome | None, float]:
+        """The outcome, or None after an error; and the seconds in which the API server does not want to be asked."""
         try:
-            return await self._reconcile(key)
+            return await self._reconcile(key), 0
         except KubeError as error:
             logger.warning("%s", error, extra=key.reference)
+            return None, error.retry_after
         except NotLeading:
             logger.info("left to the replica that leads now", extra=key.reference)
         except Exception:
             logger.exception("this is a bug in the operator", extra=key.reference)
-        return None
+        return None, 0
 
     def _pause(self, outcome: Outcome | None, failures: int, quiet: int) -> float:
         """Seconds until the endpoint is looked at without being woken.

@@ -7,18 +7,26 @@ handle, and an endpoint is its user's, not ours: it must be deletable also while
 from __future__ import annotations
 
 import asyncio
+import logging
 import signal
-from collections.abc import Iterable
+import threading
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import kopf
 
+from stoker_operator.admission import Object
 from stoker_operator.controller import Controller
 from stoker_operator.informer import Watched
 from stoker_operator.kube import Kube, KubeError
 from stoker_operator.manifests.owner import MANAGED_BY
 from stoker_operator.plan.catalogue import Catalogue
 from stoker_operator.settings import Settings
+
+#: Takes in what a watch told: the kind, what happened, the object.
+Saw = Callable[[str, str | None, Object], None]
+
+logger = logging.getLogger(__name__)
 
 
 def registry(
@@ -45,15 +53,68 @@ def registry(
     async def stop(**_: Any) -> None:
         await controller.stop()
 
+    _tell(handlers, watched, controller.saw)
+    return handlers
+
+
+def _tell(handlers: kopf.OperatorRegistry, watched: Iterable[Watched], saw: Saw) -> None:
     def tell(kind: str) -> Any:
         async def seen(event: kopf.RawEvent, **_: Any) -> None:
-            controller.saw(kind, event["type"], event["object"])
+            saw(kind, event["type"], event["object"])
 
         return seen
 
     for each in watched:
         kopf.on.event(each.group, each.version, each.plural, registry=handlers)(tell(each.kind))
-    return handlers
+
+
+class LaterWatches:
+    """Watches of kinds that the cluster came to know after kopf had begun, which takes in no more: kopf once again, in
+    a thread.
+
+    Args:
+        settings: where to look.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._ending = threading.Event()
+        self._threads: list[threading.Thread] = []
+
+    def begin(self, watched: tuple[Watched, ...], saw: Saw, ended: Callable[[], None]) -> None:
+        """Watches these kinds. `saw` is called with what is told, and `ended` when it is no more, because a kind is
+        unknown again, say; both in a thread of ours."""
+        thread = threading.Thread(target=self._watch, args=(watched, saw, ended), name="watch", daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    def stop(self) -> None:
+        """Ends them. Blocks a little."""
+        self._ending.set()
+        for thread in self._threads:
+            thread.join(5)
+
+    def _watch(self, watched: tuple[Watched, ...], saw: Saw, ended: Callable[[], None]) -> None:
+        handlers = kopf.OperatorRegistry()
+        kopf.on.login(registry=handlers)(kopf.login_via_client)
+
+        @kopf.on.startup(registry=handlers)
+        async def start(settings: kopf.OperatorSettings, **_: Any) -> None:
+            quieten(settings, watched)
+
+        _tell(handlers, watched, saw)
+        # It says so of every thread but the first, which is where ours are heeded.
+        logging.getLogger("kopf._core.reactor.running").addFilter(_not_of_signals)
+        logger.info("the cluster knows %s now, which is watched", ", ".join(each.plural for each in watched))
+        try:
+            _run(handlers, self._settings, self._ending)
+        except Exception as error:
+            logger.warning("%s is no longer watched: %s", ", ".join(each.plural for each in watched), error)
+        ended()
+
+
+def _not_of_signals(record: logging.LogRecord) -> bool:
+    return "OS signals" not in record.getMessage()
 
 
 def quieten(settings: kopf.OperatorSettings, watched: Iterable[Watched]) -> None:
@@ -79,10 +140,22 @@ def run(settings: Settings, kube: Kube, catalogue: Catalogue) -> None:
         KubeError: the API server does not answer.
         OSError: an address cannot be listened on.
     """
-    controller = Controller(settings, kube, catalogue)
+    later = LaterWatches(settings)
+    controller = Controller(settings, kube, catalogue, later.begin)
     failure: list[KubeError | OSError] = []
-    identity: Any = "stoker"  # kopf would make one from the user's name, and a container's user has none
     ending = asyncio.Event()
+    try:
+        _run(registry(controller, controller.watched(), ending, failure), settings, ending)
+    except Exception:
+        if failure:
+            raise failure[0] from None
+        raise
+    finally:
+        later.stop()
+
+
+def _run(handlers: kopf.OperatorRegistry, settings: Settings, ending: asyncio.Event | threading.Event) -> None:
+    identity: Any = "stoker"  # kopf would make one from the user's name, and a container's user has none
     # kopf is stopped in the midst of its watches. asyncio.run would then close these generators and the ones they stand
     # on all at once, which fails loudly; kopf itself leaves no task and no connection behind.
     loop = asyncio.new_event_loop()
@@ -90,15 +163,11 @@ def run(settings: Settings, kube: Kube, catalogue: Catalogue) -> None:
         kopf.run(
             loop=loop,
             stop_flag=ending,
-            registry=registry(controller, controller.watched(), ending, failure),
+            registry=handlers,
             standalone=True,
             identity=identity,
             clusterwide=not settings.namespaces,
             namespaces=settings.namespaces,
         )
-    except Exception:
-        if failure:
-            raise failure[0] from None
-        raise
     finally:
         loop.close()

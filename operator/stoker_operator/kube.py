@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -37,6 +38,9 @@ _COLLECTIONS = {
 #: Objects of one answer to a list; more are asked for page by page.
 _PAGE = 500
 
+#: A list is asked for so often where the API server says when to ask again, and no later than after so long.
+_TRIES, _LONGEST_WAIT_SECONDS = 4, 10.0
+
 _CONNECT_SECONDS, _READ_SECONDS = 5, 30
 
 
@@ -46,11 +50,13 @@ class KubeError(Exception):
     Attributes:
         status: the HTTP status; 0 where there was no answer.
         refused: the object itself is the reason, so asking again will not help.
+        retry_after: seconds in which the API server does not want to be asked again, as it says; 0 where it does not.
     """
 
-    def __init__(self, status: int, message: str) -> None:
+    def __init__(self, status: int, message: str, retry_after: float = 0) -> None:
         super().__init__(message)
         self.status = status
+        self.retry_after = retry_after
 
     @property
     def refused(self) -> bool:
@@ -86,6 +92,9 @@ class Kube:
                 config.load_config(client_configuration=configuration)  # type: ignore[no-untyped-call]
         except config.ConfigException as error:
             raise KubeError(0, f"no cluster: {error}") from None
+        # Connections that broke are made anew. How long to wait for an API server that is too busy is for callers to
+        # say: urllib3 would sleep for as long as it is told, and only before what is not a patch or a creation.
+        configuration.retries = urllib3.Retry(3, respect_retry_after_header=False)  # type: ignore[assignment]
         return cls(client.ApiClient(configuration))
 
     def serves(self, kind: str) -> bool:
@@ -128,13 +137,24 @@ class Kube:
         group = _COLLECTIONS[kind][0]
         version = group.removeprefix("apis/").removeprefix("api/")
         while True:
-            answer = self._request("GET", _path(kind, namespace), query=query)
+            answer = self._page(_path(kind, namespace), query)
             # Items of a list do not say what they are.
             items = [{"apiVersion": version, "kind": kind, **item} for item in answer["items"]]
             yield Listing(items, answer["metadata"]["resourceVersion"])
             if not answer["metadata"].get("continue"):
                 return
             query["continue"] = answer["metadata"]["continue"]
+
+    def _page(self, path: str, query: dict[str, str]) -> Object:
+        """A page of a list. A list is worth some patience: whoever needs it can do nothing without."""
+        for _ in range(_TRIES - 1):
+            try:
+                return self._request("GET", path, query=query)
+            except KubeError as error:
+                if not error.retry_after:
+                    raise
+                time.sleep(min(error.retry_after, _LONGEST_WAIT_SECONDS))
+        return self._request("GET", path, query=query)
 
     def apply(self, body: Object, manager: str, subresource: str = "", *, dry_run: bool = False) -> Object:
         """Server-side apply: the API server merges `body` and remembers which fields are ours. It is strict: a field
@@ -197,11 +217,13 @@ class Kube:
             response = self._api.call_api(*request, _request_timeout=(_CONNECT_SECONDS, _READ_SECONDS))
             data = response.read()  # type: ignore[no-untyped-call]
         except client.ApiException as error:
-            raise KubeError(error.status or 0, _message(error.body) or str(error.reason)) from None
+            after = _retry_after((error.headers or {}).get("Retry-After"))
+            raise KubeError(error.status or 0, _message(error.body) or str(error.reason), after) from None
         except urllib3.exceptions.HTTPError as error:
             raise KubeError(0, f"no answer from the API server: {error}") from None
         if not 200 <= response.status < 300:
-            raise KubeError(response.status, _message(data) or str(response.reason))
+            after = _retry_after(response.getheader("Retry-After"))  # type: ignore[no-untyped-call]
+            raise KubeError(response.status, _message(data) or str(response.reason), after)
         answer: Object = json.loads(data)
         return answer
 
@@ -210,6 +232,14 @@ def _path(kind: str, namespace: str, name: str = "") -> str:
     group, plural = _COLLECTIONS[kind]
     path = f"/{group}/namespaces/{namespace}/{plural}" if namespace else f"/{group}/{plural}"
     return f"{path}/{name}" if name else path
+
+
+def _retry_after(header: str | None) -> float:
+    """The seconds of a Retry-After header (RFC 9110), which may name a time instead."""
+    try:
+        return float(urllib3.Retry().parse_retry_after(header)) if header else 0
+    except (urllib3.exceptions.InvalidHeader, ValueError, OverflowError):
+        return 0
 
 
 def _message(body: str | bytes | None) -> str:

@@ -141,10 +141,12 @@ class Leadership:
 
     async def _run(self) -> None:
         while True:
+            wanted = 0.0
             try:
                 async with asyncio.timeout(self._patience()):
                     await self._round()
             except KubeError as error:
+                wanted = error.retry_after
                 logger.warning("the Lease %s/%s: %s", self._namespace, self._name, error)
             except TimeoutError:
                 logger.warning("the Lease %s/%s: no answer from the API server yet", self._namespace, self._name)
@@ -153,7 +155,7 @@ class Leadership:
             if not self.leading:
                 self._lose("it could not be renewed in time")
             pause = self._timing.retry_period * (0.8 + 0.4 * self._jitter())
-            await asyncio.sleep(min(pause, self._patience()))
+            await asyncio.sleep(min(max(pause, wanted), self._patience()))
 
     def _patience(self) -> float:
         """Seconds we may wait for anything: a leader must notice its own end in time."""

@@ -185,3 +185,29 @@ def test_what_was_begun_in_one_lead_is_not_finished_in_the_next(monkeypatch: pyt
             await controller._reconcile(Key("ns", "demo"))
 
     asyncio.run(main())
+
+
+def test_a_kind_that_comes_later_is_watched_from_then_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        kube: Any = Kube()
+        begun: list[Any] = []
+        settings = Settings(health_address="127.0.0.1:0", resync_seconds=0.02)
+        controller = Controller(settings, kube, Catalogue.load(), lambda *watch: begun.append(watch))
+        monkeypatch.setattr(controller._tasks, "wake", lambda key: None)
+        assert "PodMonitor" not in {each.kind for each in controller.watched()}
+        await controller.start()
+        await asyncio.sleep(0.1)
+        assert not begun
+        kube.pod_monitors = True
+        await until(lambda: begun)
+        await asyncio.sleep(0.1)
+        ((watched, saw, ended),) = begun
+        assert [each.kind for each in watched] == ["PodMonitor"]
+        monitor = {"metadata": {"name": "demo", "namespace": "ns", "resourceVersion": "77"}}
+        await asyncio.to_thread(saw, "PodMonitor", "ADDED", monitor)
+        await until(lambda: controller._store.get("PodMonitor", "ns", "demo"))
+        await asyncio.to_thread(ended)
+        await until(lambda: len(begun) == 2)
+        await controller.stop()
+
+    asyncio.run(main())

@@ -89,6 +89,23 @@ def test_errors_are_retried_ever_more_slowly_and_an_event_does_not_wait(virtual_
     virtual_time(main)
 
 
+def test_an_api_server_that_wants_to_be_left_alone_is(virtual_time: Any) -> None:
+    async def main() -> None:
+        recorder = Recorder(KubeError(429, "too many requests", 30), KubeError(503, "not now", 1e9))
+        waker = tasks(recorder)
+        waker.wake(KEY)
+        for _ in range(20):
+            await asyncio.sleep(1)
+            waker.wake(KEY)
+        await asyncio.sleep(10)
+        assert recorder.times == [0]
+        await asyncio.sleep(1000)
+        assert recorder.times[1:] == [31, 634], "a wake-up is not lost, and there is a limit"
+        await waker.stop()
+
+    virtual_time(main)
+
+
 def test_what_changed_meanwhile_is_looked_at_again_at_once(virtual_time: Any) -> None:
     async def main() -> None:
         recorder = Recorder(Outcome.CHANGED)
