@@ -43,6 +43,8 @@ from stoker_operator.store import Store
 
 #: Watches these kinds, and calls the second with what is told, the third when it ends; from any thread.
 Watch = Callable[[tuple[Watched, ...], Callable[[str, str | None, Object], None], Callable[[], None]], None]
+#: Between two lists, whatever happens.
+_LISTS_APART_SECONDS: Final = 30
 #: A review is answered later by no more than this; the API server waits some seconds.
 _REVIEW_WAITS_SECONDS: Final = 2
 
@@ -85,6 +87,7 @@ class Controller:
         self._kube = kube
         self._holders = Holders(kube)
         self._listing = asyncio.Lock()
+        self._doubt = asyncio.Event()
         self._working: int | None = None  # the lead in which tasks are woken: all has been listed in it
         self._taking_over: asyncio.Task[None] | None = None
         self._resync: asyncio.Task[None] | None = None
@@ -130,6 +133,8 @@ class Controller:
         key = self._informer.saw(kind, change, seen)
         if key:
             self._wake(key)
+        if self._informer.doubtful:
+            self._doubt.set()
 
     async def _reconcile(self, key: Key) -> Outcome:
         began, epoch = time.monotonic(), self._process.epoch()
@@ -152,7 +157,7 @@ class Controller:
         """Lists everything now and then, and looks at every endpoint of which that has told something new."""
         acted_on = self._informer.pod_monitors
         while True:
-            await asyncio.sleep(self._settings.resync_seconds)
+            await self._until_the_next_list()
             if not await self._list():
                 continue
             known = set(self._informer.endpoints())
@@ -160,6 +165,16 @@ class Controller:
                 self._wake(key)
             # Only now: a round that learned of it may have failed further on. Who begins to lead looks at all anyway.
             acted_on = self._informer.pod_monitors
+
+    async def _until_the_next_list(self) -> None:
+        """The clock says when; or what a watch told, but not at once again."""
+        resync = self._settings.resync_seconds
+        soonest = min(resync, _LISTS_APART_SECONDS)
+        self._doubt.clear()
+        await asyncio.sleep(soonest)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(resync - soonest):
+                await self._doubt.wait()
 
     async def _list(self) -> bool:
         """Lists everything, and wakes for what that tells; whether it could be listed."""

@@ -60,6 +60,7 @@ class Informer:
     Attributes:
         filled: everything has been listed once.
         pod_monitors: the cluster knows PodMonitors.
+        doubtful: a watch told what cannot be unless versions went back, as by a backup of etcd; a list will tell.
     """
 
     def __init__(self, kube: Kube, store: Store, namespaces: tuple[str, ...] = ()) -> None:
@@ -68,6 +69,7 @@ class Informer:
         self._namespaces = namespaces
         self._news: set[Key] = set()
         self.filled = False
+        self.doubtful = False
         self.pod_monitors = False
 
     def discover(self) -> None:
@@ -85,6 +87,7 @@ class Informer:
             KubeError: as `discover`.
         """
         self.discover()
+        self.doubtful = False
         for watched in self.watched():
             for namespace in self._namespaces or ("",):
                 labels = MANAGED_BY if watched.ours else None
@@ -110,10 +113,12 @@ class Informer:
 
         Args:
             kind: the kind of object.
-            change: ``DELETED``, or anything else.
+            change: ``DELETED``, or anything else; None where the watch begins with a list.
             seen: the object.
         """
         live: dict[str, Any] = {**seen, "kind": kind}
+        if change is None and self._store.contradicts(live):
+            self.doubtful = True
         if change == "DELETED":
             self._store.remove(live)
         elif not self._store.put(live):

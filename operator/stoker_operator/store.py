@@ -47,6 +47,7 @@ class Store:
         self._objects: dict[str, dict[Id, Object]] = {}  # by kind: nodes and endpoints are asked for as such
         self._of_endpoint: dict[tuple[str, Key], set[Id]] = {}
         self._deleted: dict[Id, int] = {}
+        self._listed: dict[str, int] = {}  # the version of the last list, by kind
 
     def put(self, seen: Object) -> bool:
         """Takes note of an object; whether that was news."""
@@ -101,7 +102,14 @@ class Store:
             for id in older:
                 news.append(self._objects[kind][id])
                 self._remove(id, at)
+            self._listed[kind] = at
         return news
+
+    def contradicts(self, seen: Object) -> bool:
+        """Whether a later list cannot tell this of an object, since an earlier one has told something newer."""
+        with self._lock:
+            there = self._find(_id(seen))
+            return there is not None and _version(seen) < _version(there) <= self._listed.get(seen["kind"], 0)
 
     def get(self, kind: str, namespace: str, name: str) -> Object | None:
         """The object, or None."""

@@ -203,11 +203,43 @@ def test_a_kind_that_comes_later_is_watched_from_then_on(monkeypatch: pytest.Mon
         await asyncio.sleep(0.1)
         ((watched, saw, ended),) = begun
         assert [each.kind for each in watched] == ["PodMonitor"]
-        monitor = {"metadata": {"name": "demo", "namespace": "ns", "resourceVersion": "77"}}
-        await asyncio.to_thread(saw, "PodMonitor", "ADDED", monitor)
-        await until(lambda: controller._store.get("PodMonitor", "ns", "demo"))
+        told: list[Any] = []
+        monkeypatch.setattr(controller, "saw", lambda *words: told.append(words))
+        await asyncio.to_thread(saw, "PodMonitor", "ADDED", {})
+        await until(lambda: told == [("PodMonitor", "ADDED", {})])
         await asyncio.to_thread(ended)
         await until(lambda: len(begun) == 2)
         await controller.stop()
 
     asyncio.run(main())
+
+
+def test_a_watch_that_contradicts_a_list_has_all_listed_soon(
+    virtual_time: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
+        controller = Controller(Settings(), Kube(), Catalogue.load())  # type: ignore[arg-type]
+        rounds: list[float] = []
+
+        async def relist() -> bool:
+            rounds.append(asyncio.get_running_loop().time())
+            return True
+
+        monkeypatch.setattr(controller, "_list", relist)
+        newer = {**ENDPOINT, "metadata": {**ENDPOINT["metadata"], "resourceVersion": "40"}}
+        controller._store.replace(KIND, "", [newer], "50")
+        listing = asyncio.create_task(controller._relist())
+        await asyncio.sleep(100)
+        controller.saw(KIND, "MODIFIED", ENDPOINT)  # it may be late
+        await asyncio.sleep(100)
+        assert rounds == []
+        for _ in range(5):
+            controller.saw(KIND, None, ENDPOINT)
+        await asyncio.sleep(550)
+        assert rounds == [200], "and then the clock again"
+        controller._informer.doubtful = False
+        await asyncio.sleep(100)
+        assert rounds == [200, 800]
+        listing.cancel()
+
+    virtual_time(main)

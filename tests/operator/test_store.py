@@ -156,3 +156,12 @@ def test_a_restored_cluster_that_has_grown_past_what_was_seen_is_taken_too() -> 
     kept.remove(service("deleted-since", 510))
     kept.replace("Service", "", [service("changed", 200), service("deleted-since", 300)], "900", 510)
     assert (version(kept, "changed"), version(kept, "deleted-since")) == ("200", "300")
+
+
+def test_only_what_a_list_told_contradicts_a_later_one() -> None:
+    kept = store()
+    kept.replace("Service", "", [service("a", 5)], "10")
+    assert kept.contradicts(service("a", 4))
+    assert not kept.contradicts(service("a", 5)) and not kept.contradicts(service("b", 4))
+    kept.put(service("a", 12))  # by ourselves, say, while a watch's list was under way
+    assert not kept.contradicts(service("a", 5))
