@@ -11,6 +11,7 @@ from typing import Any
 import yaml
 from kubernetes import client
 
+from stoker_operator.api.manifest import parse
 from stoker_operator.pinning import ANNOTATION, digest
 
 CHART = Path(__file__).parents[2] / "charts/stoker"
@@ -110,7 +111,7 @@ def hopeless(kube: Any, ns: str, document: Any, eventually: Any) -> None:
     assert (planned["status"], planned["reason"]) == ("False", "DoesNotFit")
     owner = {"apiVersion": made["apiVersion"], "kind": made["kind"], "name": "large", "uid": made["metadata"]["uid"]}
     labels = {"app.kubernetes.io/managed-by": "stoker", "app.kubernetes.io/instance": "large"}
-    record = json.dumps({"spec": digest(made["spec"]), "template": {}})
+    record = json.dumps({"spec": digest(parse(made).spec), "template": {}})
     metadata = {
         "name": "large",
         "labels": labels,

@@ -63,7 +63,7 @@ async def kv_blocks(url: str, seconds: float) -> int | None:
 
 @dataclass
 class _Asked:
-    """What is known of an endpoint's engine: of which pod, its answer, and when it may be asked again."""
+    """What is known of a workload's engine: of which pod, its answer, and when it may be asked again."""
 
     pod: str
     blocks: int | None = None
@@ -82,18 +82,19 @@ class EngineFacts:
     def __init__(self, told: Callable[[Key], None], clock: Callable[[], float] = time.monotonic) -> None:
         self._told = told
         self._clock = clock
-        self._asked: dict[Key, _Asked] = {}
+        self._asked: dict[Key, dict[str, _Asked]] = {}
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._turns = asyncio.Semaphore(_MOST_AT_A_TIME)
 
-    def kv_blocks(self, key: Key, pod: str, url: str) -> int | None:
-        """The blocks that the engine of the endpoint's `pod` has, whose metrics are at `url`; None: not known, or not
-        yet. Never waits."""
+    def kv_blocks(self, key: Key, workload: str, pod: str, url: str) -> int | None:
+        """The blocks that the engine of a pod of the endpoint's workload has, whose metrics are at `url`; None: not
+        known, or not yet. Never waits."""
         with self._lock:
-            asked = self._asked.get(key)
+            workloads = self._asked.setdefault(key, {})
+            asked = workloads.get(workload)
             if asked is None or asked.pod != pod:
-                asked = self._asked[key] = _Asked(pod)
+                asked = workloads[workload] = _Asked(pod)
             if asked.blocks is None and not asked.asking and self._clock() >= asked.again_at:
                 asked.asking = True
                 self._run(self._ask(key, asked, url))

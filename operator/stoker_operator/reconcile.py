@@ -56,14 +56,14 @@ class Cluster:
         store: what has been seen.
         writer: who writes.
         holders: who holds accelerators; it may be asked for.
-        kv_blocks: what the engine of an endpoint's pod has, as far as it told; by endpoint, pod and the engine's URL.
+        kv_blocks: what an engine has, as far as it told; by endpoint, workload, pod and the URL of its metrics.
     """
 
     kube: Kube
     store: Store
     writer: Writer
     holders: Callable[[], Sequence[Holder]] = tuple
-    kv_blocks: Callable[[Key, str, str], int | None] = lambda _key, _pod, _url: None
+    kv_blocks: Callable[[Key, str, str, str], int | None] = lambda _key, _workload, _pod, _url: None
 
 
 def reconcile(cluster: Cluster, knowledge: Knowledge, key: Key, now: datetime) -> Outcome:
@@ -165,7 +165,7 @@ def _kv_blocks(
     pod = next((pod for pod in pods if pod.ready and pod.address), None)
     if moving or pod is None:
         return None
-    return cluster.kv_blocks(endpoint.key, pod.name, metrics_url(container, pod.address))
+    return cluster.kv_blocks(endpoint.key, workload, pod.name, metrics_url(container, pod.address))
 
 
 def _became_ready(told: dict[str, Any]) -> datetime:

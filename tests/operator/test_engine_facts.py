@@ -177,14 +177,15 @@ def test_nobody_waits_and_a_hostile_server_costs_only_itself(serve: Any, monkeyp
     for number in range(10):
         hostile = Key("ns", f"hostile-{number}")
         for _ in range(100):
-            assert facts.kv_blocks(hostile, "pod", hung.url) is None
-    assert facts.kv_blocks(KEY, "pod-1", honest.url) is None
+            assert facts.kv_blocks(hostile, "main", "pod", hung.url) is None
+    assert facts.kv_blocks(KEY, "main", "pod-1", honest.url) is None
     assert came.wait(30)
     assert told == [KEY]
-    assert facts.kv_blocks(KEY, "pod-1", honest.url) == 1234
+    assert facts.kv_blocks(KEY, "main", "pod-1", honest.url) == 1234
     assert len(honest.requests) == 1
     assert len(hung.requests) <= 10, "one request at a time to each"
-    assert facts.kv_blocks(KEY, "pod-2", honest.url) is None, "another pod is asked anew"
+    assert facts.kv_blocks(KEY, "main", "pod-2", honest.url) is None, "another pod is asked anew"
+    assert facts.kv_blocks(KEY, "prefill", "pod-9", honest.url) is None, "and another workload for itself"
     facts.forget(KEY)
     assert KEY not in facts._asked
 
@@ -194,11 +195,11 @@ def test_one_that_does_not_tell_is_asked_again_after_a_pause(serve: Any) -> None
     facts = EngineFacts(lambda key: None, lambda: clock)
     server = serve(answer(b""))
     for attempts in (1, 2):
-        facts.kv_blocks(KEY, "pod", server.url)
-        while facts._asked[KEY].asking:
+        facts.kv_blocks(KEY, "main", "pod", server.url)
+        while facts._asked[KEY]["main"].asking:
             threading.Event().wait(0.01)
-        facts.kv_blocks(KEY, "pod", server.url)
-        assert not facts._asked[KEY].asking
+        facts.kv_blocks(KEY, "main", "pod", server.url)
+        assert not facts._asked[KEY]["main"].asking
         assert len(server.requests) == attempts
         clock += 2
 
