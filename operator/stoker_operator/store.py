@@ -83,6 +83,10 @@ class Store:
         """
         at, news = int(version), []
         with self._lock:
+            if at < since:
+                here = [id for id in self._deleted if id.kind == kind and namespace in ("", id.namespace)]
+                for id in here:
+                    del self._deleted[id]
             # What is newer than the list was seen while it was under way, and stays.
             until = at if at >= since else since
             older = {

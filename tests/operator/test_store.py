@@ -146,6 +146,8 @@ def test_a_restored_cluster_is_taken_as_it_is_now() -> None:
     assert version(kept, "changed") == "200" and version(kept, "deleted-since") == "300"
     assert version(kept, "made-since") is None
     assert kept.replace("Service", "other", [], "400", kept.newest("Service", "other"))
+    kept.replace("Service", "ns", restored, "400", kept.newest("Service", "ns"))
+    assert kept.newest("Service", "") == 400, "nothing of before is left"
     assert kept.put(service("changed", 401)), "and goes on from there"
 
 
