@@ -40,11 +40,8 @@ HUB: Final = "https://huggingface.co"
 _MOST_BYTES: Final = 1 << 20
 #: Models that are remembered and no endpoint uses; the one that was asked for longest ago goes first.
 _MOST_UNUSED: Final = 512
-_TIMEOUT_SECONDS: Final = 5.0
-#: Of a whole answer, which may come in pieces.
-_ANSWER_SECONDS: Final = 10.0
-#: A first attempt is waited for so long. Who waits looks every second or so, and is not to wait more than ten.
-_PENDING_SECONDS: Final = 8.0
+#: An attempt ends by then, and nobody waits for longer: ten seconds at most, for who looks every second or so.
+_ATTEMPT_SECONDS: Final = 8.0
 _FIRST_PAUSE, _LONGEST_PAUSE = 60.0, 3600.0
 
 
@@ -127,7 +124,7 @@ class HubConfigs:
             known = self._known.get(Model(name, revision))
             if known is None or not known.waiting or known.tried or self._hub.pause:
                 return False
-            return self._clock() < known.asked_at + _PENDING_SECONDS
+            return self._clock() < known.asked_at + _ATTEMPT_SECONDS
 
     def forget(self, user: Key) -> None:
         """There is no such endpoint any more."""
@@ -239,15 +236,15 @@ def _download(url: str) -> Mapping[str, Any]:
         ValueError: it is no JSON object.
     """
     request = urllib.request.Request(url, headers={"User-Agent": "stoker-operator"})
-    until = time.monotonic() + _ANSWER_SECONDS
+    until = time.monotonic() + _ATTEMPT_SECONDS
     body = b""
-    with urllib.request.urlopen(request, timeout=_TIMEOUT_SECONDS) as response:
+    with urllib.request.urlopen(request, timeout=_ATTEMPT_SECONDS) as response:
         while part := response.read1(_MOST_BYTES):
             body += part
             if len(body) > _MOST_BYTES:
                 raise ValueError(f"config.json is larger than {_MOST_BYTES} bytes")
             if time.monotonic() > until:
-                raise TimeoutError(f"its answer takes more than {_ANSWER_SECONDS:.0f} s")
+                raise TimeoutError(f"its answer takes more than {_ATTEMPT_SECONDS:.0f} s")
     try:
         config = json.loads(body)
     except (ValueError, RecursionError):
