@@ -38,7 +38,7 @@ _COLLECTIONS = {
 #: Objects of one answer to a list; more are asked for page by page.
 _PAGE = 500
 
-#: A list is asked for so often where the API server says when to ask again, and no later than after so long.
+#: A list is asked for so often where the API server says when to ask again, and not later than after so long.
 _TRIES, _LONGEST_WAIT_SECONDS = 4, 10.0
 
 _CONNECT_SECONDS, _READ_SECONDS = 5, 30
@@ -101,7 +101,7 @@ class Kube:
         """Whether the API server knows the kind; its CustomResourceDefinition may be missing."""
         group, plural = _COLLECTIONS[kind]
         try:
-            known = self._request("GET", f"/{group}")["resources"]
+            known = self._patiently(f"/{group}", {})["resources"]
         except KubeError as error:
             if error.status == 404:
                 return False
@@ -137,7 +137,7 @@ class Kube:
         group = _COLLECTIONS[kind][0]
         version = group.removeprefix("apis/").removeprefix("api/")
         while True:
-            answer = self._page(_path(kind, namespace), query)
+            answer = self._patiently(_path(kind, namespace), query)
             # Items of a list do not say what they are.
             items = [{"apiVersion": version, "kind": kind, **item} for item in answer["items"]]
             yield Listing(items, answer["metadata"]["resourceVersion"])
@@ -145,8 +145,8 @@ class Kube:
                 return
             query["continue"] = answer["metadata"]["continue"]
 
-    def _page(self, path: str, query: dict[str, str]) -> Object:
-        """A page of a list. A list is worth some patience: whoever needs it can do nothing without."""
+    def _patiently(self, path: str, query: dict[str, str]) -> Object:
+        """What is read there, a page of a list, say. That is worth some patience: who needs it can do nothing without."""
         for _ in range(_TRIES - 1):
             try:
                 return self._request("GET", path, query=query)
