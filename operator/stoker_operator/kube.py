@@ -146,7 +146,7 @@ class Kube:
             query["continue"] = answer["metadata"]["continue"]
 
     def _patiently(self, path: str, query: dict[str, str]) -> Object:
-        """What is read there, a page of a list, say. That is worth some patience: who needs it can do nothing without."""
+        """What is read there, as a page of a list: worth some patience, since who needs it can do nothing without."""
         for _ in range(_TRIES - 1):
             try:
                 return self._request("GET", path, query=query)
