@@ -41,8 +41,8 @@ def draw(logits: torch.Tensor, draws: list[Draw]) -> torch.Tensor:
     Returns:
         [rows] int64 token ids.
     """
-    # In float64, and the largest logit becomes 0 first: a tiny temperature then gives -inf, never nan; nor does a huge
-    # one, by which -inf stays that.
+    # The largest logit becomes 0 first: a temperature so tiny that it is clamped then gives -inf, never nan; nor does a
+    # huge one, by which -inf stays that.
     temperature = torch.tensor([d.temperature for d in draws], dtype=torch.float64, device=logits.device)
     scaled = logits - logits.amax(dim=-1, keepdim=True)
     scaled /= temperature.to(logits).clamp(1e-30, 1e30).unsqueeze(1)

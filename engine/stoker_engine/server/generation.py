@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mappi
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field
 
-from stoker_engine.contract.errors import RequestError, RequestFailedError
+from stoker_engine.contract.errors import RequestError
 from stoker_engine.core.finish_reason import FinishReason
 from stoker_engine.core.logprobs import PositionLogprobs
 from stoker_engine.core.outputs import OutputDelta
@@ -163,10 +163,6 @@ class Generation:
         try:
             async with aclosing(stream) as deltas:
                 async for delta in deltas:
-                    if delta.finish_reason is FinishReason.ERROR:
-                        raise RequestFailedError(
-                            delta.error or "the engine failed at this request; see the server's log"
-                        )
                     self._merged.put_nowait((prompt, delta))
             self._merged.put_nowait((prompt, None))
         except Exception as error:  # raised again where the answer is made
