@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
-from pydantic import BaseModel, Field, model_validator
+from pydantic import Field, model_validator
 
 from stoker_engine.contract.errors import RequestError
 from stoker_engine.core.sampling_params import BeamSearchParams, SamplingParams
-from stoker_engine.server.field_types import STRICT, Count, CountOrAll
+from stoker_engine.server.field_types import Count, CountOrAll, StrictModel
 from stoker_engine.server.messages import Message, Tool
 from stoker_engine.server.sampled_request import SampledRequest
 from stoker_engine.server.unbuilt import Only, UnbuiltChat
@@ -23,10 +23,8 @@ _OWN_FIELDS = frozenset(
 Messages = Annotated[list[Message], Field(min_length=1, fail_fast=True)]
 
 
-class ChatRendering(BaseModel):
+class ChatRendering(StrictModel):
     """How a conversation becomes a prompt."""
-
-    model_config = STRICT
 
     tools: Annotated[list[Tool], Field(fail_fast=True)] | None = None
     documents: Annotated[list[dict[str, Any]], Field(fail_fast=True)] | None = None

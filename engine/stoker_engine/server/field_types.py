@@ -1,7 +1,7 @@
 """The types of the fields that requests are made of.
 
 A body may be as large as the server takes, and is checked in the event loop: so lists fail fast, at their first wrong
-element, instead of collecting millions of errors of which one is told.
+element, and of unknown names one is looked at, instead of collecting millions of errors of which one is reported.
 """
 
 from __future__ import annotations
@@ -10,7 +10,16 @@ import re
 from itertools import chain
 from typing import Annotated, Any, Final
 
-from pydantic import ConfigDict, Field, ValidationError, ValidatorFunctionWrapHandler, WrapValidator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
+    model_validator,
+)
 from pydantic_core import PydanticCustomError
 
 from stoker_engine.core.sampling_params import MAX_LOGIT_BIAS, MAX_N
@@ -19,11 +28,25 @@ from stoker_engine.core.sampling_params import MAX_LOGIT_BIAS, MAX_N
 MAX_STOPS: Final = 16
 #: Most bad words; each is looked for at every step.
 MAX_BAD_WORDS: Final = 256
+#: Most members of `metadata`, which is OpenAI's limit.
+MAX_METADATA: Final = 16
 #: What may name a request: it goes into headers and logs.
 REQUEST_ID: Final = re.compile(r"[!-~]{1,128}")
 
-#: Unknown names are refused, and a number in a string is no number.
-STRICT: Final = ConfigDict(extra="forbid", strict=True)
+
+class StrictModel(BaseModel):
+    """Unknown names are refused, and a number in a string is no number."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _one_unknown(cls, data: Any) -> Any:
+        """Of names beyond all that there are only one is looked at: errors of a million would take seconds."""
+        if not isinstance(data, dict) or len(data) <= len(cls.model_fields):
+            return data
+        unknown = next(name for name in data if name not in cls.model_fields)
+        return {name: data[name] for name in (*cls.model_fields, unknown) if name in data}
 
 
 def or_else(sentence: str) -> WrapValidator:
@@ -50,10 +73,26 @@ Stop = Annotated[
     or_else(f"must be a string or a list of at most {MAX_STOPS} strings"),
 ]
 BadWords = Annotated[list[str], Field(max_length=MAX_BAD_WORDS, fail_fast=True)]
+
+
+def at_most(most: int) -> BeforeValidator:
+    """Objects of at most so many members; a larger one is refused before its members are looked at."""
+
+    def check(value: Any) -> Any:
+        if isinstance(value, dict) and len(value) > most:
+            sentence = f"must hold at most {most} members"
+            raise PydanticCustomError("too_long", "{sentence}", {"sentence": sentence})
+        return value
+
+    return BeforeValidator(check)
+
+
+Metadata = Annotated[dict[str, str], at_most(MAX_METADATA)]
 LogitBias = Annotated[
     Annotated[
         dict[Annotated[str, Field(pattern=r"^[0-9]{1,10}$")], Annotated[float, Field(ge=-100, le=100)]],
         Field(max_length=MAX_LOGIT_BIAS),
+        at_most(MAX_LOGIT_BIAS),
     ],
     or_else(f"must map at most {MAX_LOGIT_BIAS} token ids to numbers between -100 and 100"),
 ]

@@ -5,19 +5,17 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal, TypeVar
 
 import pydantic_core
-from pydantic import BaseModel, Field, ValidationInfo, field_validator
+from pydantic import Field, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError
 
-from stoker_engine.server.field_types import STRICT, or_else
+from stoker_engine.server.field_types import StrictModel, or_else
 from stoker_engine.server.unbuilt import UnbuiltMessage
 
 T = TypeVar("T")
 
 
-class TextPart(BaseModel):
+class TextPart(StrictModel):
     """A piece of a message's text."""
-
-    model_config = STRICT
 
     type: Literal["text"]
     text: str
@@ -29,10 +27,8 @@ Content = Annotated[
 ]
 
 
-class CalledFunction(BaseModel):
+class CalledFunction(StrictModel):
     """What the assistant called; `arguments` is JSON."""
-
-    model_config = STRICT
 
     name: str
     arguments: str | dict[str, Any] | None = None
@@ -51,10 +47,8 @@ class CalledFunction(BaseModel):
         return arguments or {}
 
 
-class ToolCall(BaseModel):
+class ToolCall(StrictModel):
     """One call of a tool, in an assistant's message."""
-
-    model_config = STRICT
 
     id: str | None = None
     type: Literal["function"] = "function"
@@ -67,10 +61,8 @@ class ToolCall(BaseModel):
         return call if self.id is None else {"id": self.id, **call}
 
 
-class Message(UnbuiltMessage):
+class Message(UnbuiltMessage, StrictModel):
     """One message of a chat."""
-
-    model_config = STRICT
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     tool_calls: Annotated[list[ToolCall], Field(fail_fast=True)] | None = None
@@ -121,10 +113,8 @@ class Message(UnbuiltMessage):
         return message
 
 
-class Function(BaseModel):
+class Function(StrictModel):
     """A function that the model may call; `parameters` is a JSON schema."""
-
-    model_config = STRICT
 
     name: str
     description: str | None = None
@@ -132,10 +122,8 @@ class Function(BaseModel):
     strict: bool | None = None
 
 
-class Tool(BaseModel):
+class Tool(StrictModel):
     """A tool that the model may use."""
-
-    model_config = STRICT
 
     type: Literal["function"]
     function: Function

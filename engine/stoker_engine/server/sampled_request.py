@@ -5,21 +5,22 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, Literal
 
-from pydantic import BaseModel, model_validator
+from pydantic import model_validator
 
 from stoker_engine.contract.errors import RequestError
 from stoker_engine.core.sampling_defaults import sampling_params
 from stoker_engine.core.sampling_params import BeamSearchParams, SamplingParams
 from stoker_engine.server.field_types import (
-    STRICT,
     BadWords,
     CacheSalt,
     CountOrAll,
     CountOrZero,
     Int64,
     LogitBias,
+    Metadata,
     RequestId,
     Stop,
+    StrictModel,
     TokenIds,
     Width,
 )
@@ -66,20 +67,16 @@ _NEUTRAL_FOR_BEAMS: Final[Mapping[str, Sequence[Any]]] = {
 }
 
 
-class StreamOptions(BaseModel):
+class StreamOptions(StrictModel):
     """How to stream."""
-
-    model_config = STRICT
 
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
     include_obfuscation: Off = None
 
 
-class SampledRequest(Unbuilt):
+class SampledRequest(Unbuilt, StrictModel):
     """The fields of both bodies."""
-
-    model_config = STRICT
 
     model: str | None = None
     stream: bool | None = None
@@ -119,7 +116,7 @@ class SampledRequest(Unbuilt):
 
     # These label a request for whoever keeps accounts or logs; they ask nothing of us.
     user: str | None = None
-    metadata: dict[str, str] | None = None
+    metadata: Metadata | None = None
     store: bool | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 
 from fastapi import APIRouter
-from pydantic import BaseModel, model_validator
+from pydantic import model_validator
 
 from stoker_engine.contract.errors import RequestError
 from stoker_engine.server.body import JSONRoute
 from stoker_engine.server.chat_prompt import render
 from stoker_engine.server.chat_request import ChatRendering, Messages
-from stoker_engine.server.field_types import STRICT, TokenIds
+from stoker_engine.server.field_types import StrictModel, TokenIds
 from stoker_engine.server.responses import DetokenizeResponse, TokenizeResponse
 from stoker_engine.server.service import Service
 from stoker_engine.server.unbuilt import NoDict
@@ -39,10 +39,8 @@ class TokenizeRequest(ChatRendering):
         return self
 
 
-class DetokenizeRequest(BaseModel):
+class DetokenizeRequest(StrictModel):
     """Tokens."""
-
-    model_config = STRICT
 
     model: str | None = None
     tokens: TokenIds
