@@ -42,7 +42,9 @@ def sampling_defaults(argument: str, model: Path) -> dict[str, Any]:
             "--generation-config", f"there is no {path}; give auto, vllm, or a folder that has one"
         ) from None
     read = {name: config.integer if name in _WHOLE else config.number for name in _NAMES}
-    defaults = {ours: read[theirs](theirs, -1) for theirs, ours in _NAMES.items() if config.get(theirs) is not None}
+    defaults: dict[str, Any] = {
+        ours: read[theirs](theirs, -1) for theirs, ours in _NAMES.items() if config.get(theirs) is not None
+    }
     try:
         SamplingParams(**defaults)
     except RequestError as error:
