@@ -75,7 +75,8 @@ class LLM:
             priority: one each, for ``scheduling_policy="priority"``; the lowest is served first.
 
         Returns:
-            One output a prompt, in order.
+            One output a prompt, in order. Those that the engine failed at have the finish reason ``error``, for which
+            the log tells the reason; others are whole.
 
         Raises:
             RequestError: a prompt or its parameters are invalid; then none is run.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,15 +20,15 @@ class LogitRules:
     """How a request changes its logits.
 
     Attributes:
-        allowed: [n] tokens beside which nothing can be chosen; None: all can be.
-        end_tokens: [n] tokens that cannot be chosen before ``min_tokens``.
+        allowed: tokens beside which nothing can be chosen; None: all can be.
+        end_tokens: sets of tokens that cannot be chosen before ``min_tokens``, none empty.
         bad_words: None where there are none.
         bias_tokens, biases: [n] int64 and [n] float64, what is added to which token's logit.
         repetition, frequency, presence: the penalties.
     """
 
-    allowed: Ids | None
-    end_tokens: Ids
+    allowed: TokenIds | None
+    end_tokens: tuple[TokenIds, ...]
     bad_words: BadWords | None
     bias_tokens: Ids
     biases: npt.NDArray[np.float64]
@@ -41,12 +42,12 @@ class LogitRules:
         params = asked.params
         if not isinstance(params, SamplingParams):
             return None
-        end_tokens = np.zeros(0, np.int64)
+        end_tokens: tuple[TokenIds, ...] = ()
         if params.min_tokens:
             eos = () if params.ignore_eos else asked.eos_token_ids
-            end_tokens = np.union1d(TokenIds(params.stop_token_ids).array, TokenIds(eos).array)
+            end_tokens = tuple(ids for ids in (_as_ids(params.stop_token_ids), TokenIds(eos)) if len(ids))
         rules = cls(
-            allowed=None if params.allowed_token_ids is None else TokenIds(params.allowed_token_ids).array,
+            allowed=None if params.allowed_token_ids is None else _as_ids(params.allowed_token_ids),
             end_tokens=end_tokens,
             bad_words=BadWords(asked.bad_words) if asked.bad_words else None,
             bias_tokens=np.array(list(params.logit_bias), dtype=np.int64),
@@ -55,7 +56,7 @@ class LogitRules:
             frequency=params.frequency_penalty,
             presence=params.presence_penalty,
         )
-        return rules if rules.is_lasting or len(end_tokens) else None
+        return rules if rules.is_lasting or end_tokens else None
 
     @property
     def is_lasting(self) -> bool:
@@ -70,3 +71,8 @@ class LogitRules:
     def counts(self, prompt: list[int]) -> TokenCounts | None:
         """What a sequence of this request counts, at its beginning; only repetition looks at the prompt."""
         return TokenCounts(prompt if self.repetition != 1 else []) if self.is_penalised else None
+
+
+def _as_ids(token_ids: Sequence[int]) -> TokenIds:
+    """The same object where it is one: prompts share theirs, with what it remembers."""
+    return token_ids if isinstance(token_ids, TokenIds) else TokenIds(token_ids)

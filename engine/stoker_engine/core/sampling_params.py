@@ -18,6 +18,9 @@ MAX_WORD_LENGTH = 4096
 #: Most tokens whose logits one request may bias; OpenAI's.
 MAX_LOGIT_BIAS = 300
 
+#: Most next tokens that a beam offers: as many times the beams as there are stop tokens, and one.
+MAX_CANDIDATES = 1024
+
 
 @dataclass(frozen=True)
 class SamplingParams:
@@ -155,6 +158,12 @@ class BeamSearchParams:
         object.__setattr__(self, "stop_token_ids", _token_ids(self.stop_token_ids, "stop_token_ids"))
         if not 1 <= self.beam_width <= MAX_N:
             raise RequestError(f"the beam width must be 1 to {MAX_N}, got {self.beam_width}", "n")
+        if (1 + len(self.stop_token_ids)) * self.beam_width > MAX_CANDIDATES:
+            raise RequestError(
+                f"{self.beam_width} beams take at most {MAX_CANDIDATES // self.beam_width - 1} stop_token_ids, "
+                f"got {len(self.stop_token_ids)}",
+                "stop_token_ids",
+            )
         if self.max_tokens is not None and self.max_tokens < 1:
             raise RequestError(f"max_tokens must be at least 1, got {self.max_tokens}", "max_tokens")
         if not -10 <= self.length_penalty <= 10:

@@ -12,7 +12,10 @@ import torch
 
 from stoker_engine.core.batch import ScheduledSequence
 from stoker_engine.core.logit_rules import LogitRules
-from stoker_engine.core.token_ids import Ids
+from stoker_engine.core.token_ids import Ids, TokenIds
+
+#: Tokens of a set that are written one by one; more of them by a mask over the vocabulary.
+_FEW = 1000
 
 _Rows = list[tuple[int, ScheduledSequence, LogitRules]]
 
@@ -45,30 +48,38 @@ def process_logits(logits: torch.Tensor, sequences: list[ScheduledSequence]) -> 
 def _keep_allowed(logits: torch.Tensor, rows: _Rows) -> None:
     for row, _, rules in rows:
         if rules.allowed is not None:
-            allowed = torch.from_numpy(rules.allowed).to(logits.device)
-            kept = logits[row, allowed]
-            logits[row] = -torch.inf
-            logits[row, allowed] = kept
+            logits[row].masked_fill_(_mask(rules.allowed, logits).logical_not(), -torch.inf)
 
 
 def _forbid(logits: torch.Tensor, rows: _Rows) -> None:
-    forbidden: list[tuple[int, Ids]] = []
+    few: list[tuple[int, Ids]] = []
+    many: list[tuple[int, TokenIds]] = []
     for row, sequence, rules in rows:
-        if not sequence.may_end:
-            forbidden.append((row, rules.end_tokens))
+        for ids in () if sequence.may_end else rules.end_tokens:
+            if len(ids) > _FEW:
+                many.append((row, ids))
+            else:
+                few.append((row, ids.array))
         if rules.bad_words is not None:
-            forbidden.append((row, rules.bad_words.completions(sequence.known, sequence.num_prompt_tokens)))
-    if not any(len(tokens) for _, tokens in forbidden):
+            few.append((row, rules.bad_words.completions(sequence.known, sequence.num_prompt_tokens)))
+    few = [(row, tokens) for row, tokens in few if len(tokens)]
+    concerned = torch.tensor(sorted({row for row, _ in (*few, *many)}), device=logits.device)
+    if not len(concerned):
         return
-    at_row, at_token = _places(forbidden, logits.device)
-    before = logits[at_row, at_token]
-    logits[at_row, at_token] = -torch.inf
+    before = logits[concerned]
+    if few:
+        logits[_places(few, logits.device)] = -torch.inf
+    for row, ids in many:
+        logits[row].masked_fill_(_mask(ids, logits), -torch.inf)
     # Where nothing allowed is left, what was forbidden is the only answer there is.
-    concerned = torch.tensor(sorted({row for row, _ in forbidden}), device=logits.device)
-    choiceless = concerned[logits[concerned].amax(dim=-1) == -torch.inf]
-    if len(choiceless):
-        again = torch.isin(at_row, choiceless)
-        logits[at_row[again], at_token[again]] = before[again]
+    choiceless = logits[concerned].amax(dim=-1) == -torch.inf
+    if choiceless.any():
+        logits[concerned[choiceless]] = before[choiceless]
+
+
+def _mask(ids: TokenIds, logits: torch.Tensor) -> torch.Tensor:
+    """[vocabulary] whether each token is among `ids`."""
+    return torch.from_numpy(ids.mask(logits.shape[-1])).to(logits.device)
 
 
 def _add_bias(logits: torch.Tensor, rows: _Rows) -> None:

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 import torch
 
 from stoker_engine.core.batch import Sampled, ScheduledSequence
+from stoker_engine.core.logprobs import TokenLogprobs
 from stoker_engine.core.sampling_params import SamplingParams
 from stoker_engine.kernels.argmax import argmax
 from stoker_engine.sampling.draw import Draw, draw
@@ -87,7 +88,7 @@ def _choose(
         for place, (row, _) in enumerate(places)
         if isinstance(p := params[row], SamplingParams) and p.logprobs is not None
     ]
-    logprobs = {}
+    logprobs: dict[int, TokenLogprobs] = {}
     for part in _parts(len(told), rows_at_once):
         of_part = [place for place, _ in told[part]]
         rows = _rows(logits, [places[place][0] for place in of_part])

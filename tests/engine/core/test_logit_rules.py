@@ -73,7 +73,11 @@ def test_token_ids_are_a_set() -> None:
     assert (list(ids), len(ids), ids.num_given) == ([3, 4, 9], 3, 4)
     assert 4 in ids and 5 not in ids and 10**30 not in ids and "x" not in ids
     assert pickle.loads(pickle.dumps(ids)) == ids == [3, 4, 9]
-    assert len(pickle.dumps(TokenIds(range(100_000)))) < 900_000
+    crossed = [pickle.loads(pickle.dumps(TokenIds(range(100_000)))) for _ in range(3)]
+    assert crossed[0] is crossed[1] is crossed[2]  # the prompts of one request share theirs
+    assert crossed[0] == TokenIds(range(100_000)) and len(pickle.dumps(crossed[0])) < 401_000
+    assert pickle.loads(pickle.dumps(TokenIds([-5, 2**40]))) == [-5, 2**40]
+    assert ids.mask(12).nonzero()[0].tolist() == [3, 4, 9]
     assert len(repr(TokenIds(range(100_000)))) < 100
 
 
@@ -92,5 +96,9 @@ def test_more_biases_than_openai_takes_are_refused() -> None:
     assert refused.value.param == "logit_bias"
 
 
-def test_a_beam_search_takes_its_stop_tokens_as_a_set() -> None:
+def test_a_beam_search_takes_few_stop_tokens() -> None:
     assert BeamSearchParams(2, stop_token_ids=[4, 3, 4]).stop_token_ids == (3, 4)
+    BeamSearchParams(128, stop_token_ids=range(7))
+    with pytest.raises(RequestError, match="128 beams take at most 7 stop_token_ids, got 8") as refused:
+        BeamSearchParams(128, stop_token_ids=range(8))
+    assert refused.value.param == "stop_token_ids"

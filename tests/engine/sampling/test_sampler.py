@@ -196,6 +196,38 @@ def test_bias_allowed_tokens_and_end_tokens() -> None:
     assert changed[3].isfinite().nonzero().flatten().tolist() == [2]  # there is no other choice
 
 
+def test_few_and_many_tokens_are_forbidden_alike() -> None:
+    logits = torch.randn(3, 3000, generator=torch.Generator().manual_seed(13))
+    ends = tuple(range(0, 3000, 2)), (4, 6), tuple(range(3000))
+    changed = process_logits(logits, [_sequence(end_tokens=tokens) for tokens in ends])
+    for row, tokens in enumerate(ends[:2]):
+        assert (changed[row] == -torch.inf).nonzero().flatten().tolist() == list(tokens)
+    assert torch.equal(changed[2], logits[2])  # there is no other choice
+
+
+@pytest.mark.parametrize("number", [torch.nan, torch.inf, -torch.inf])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_rows_that_are_no_numbers_are_told_and_the_others_drawn_as_ever(temperature: float, number: float) -> None:
+    logits = torch.randn(6, 3000, generator=torch.Generator().manual_seed(12))
+    logits[:, 2999] = -torch.inf  # single tokens may be ruled out
+    asked: list[dict[str, Any]] = [{}, {"top_p": 0.9}, {"allowed_token_ids": [5, 6]}]
+    sequences = [_sequence(seed=row, temperature=temperature, **asked[row % 3]) for row in range(6)]
+    expected = sample(logits, sequences)
+    broken = logits.clone()
+    for row in (1, 3, 5):
+        broken[row, 17 if number != -torch.inf else slice(None)] = number
+    found = sample(broken, sequences)
+    assert [s.is_corrupted for s in found] == [False, True] * 3
+    assert [s.token_ids for s in found[::2]] == [s.token_ids for s in expected[::2]]
+
+
+def test_a_row_whose_allowed_tokens_the_model_rules_out_is_told() -> None:
+    logits = torch.randn(2, 30, generator=torch.Generator().manual_seed(14))
+    logits[0, 5] = -torch.inf
+    found = sample(logits, [_sequence(allowed_token_ids=[5]), _sequence()])
+    assert [s.is_corrupted for s in found] == [True, False]
+
+
 def test_what_nobody_asked_for_changes_nothing() -> None:
     logits = torch.randn(2, 20)
     assert process_logits(logits, [_sequence(), _sequence(temperature=0.0)]) is logits
