@@ -12,10 +12,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
-
-from stoker_engine.core.token_ids import Ids
-
 
 @dataclass
 class _Node:
@@ -39,11 +35,10 @@ class BadWords:
             for token in reversed(begin):
                 node = node.before.setdefault(token, _Node())
             node.last.append(last)
-        self._always = np.unique(np.array(self._root.last, dtype=np.int64))
 
-    def completions(self, known: Sequence[int], num_prompt_tokens: int) -> Ids:
-        """[n] tokens that would complete a word in the output, the part of `known` behind the prompt."""
-        found: list[int] = []
+    def completions(self, known: Sequence[int], num_prompt_tokens: int) -> list[int]:
+        """Tokens that would complete a word in the output, the part of `known` behind the prompt."""
+        found = list(self._root.last)
         node = self._root
         for place in range(len(known) - 1, num_prompt_tokens - 1, -1):
             following = node.before.get(known[place])
@@ -51,4 +46,4 @@ class BadWords:
                 break
             node = following
             found += node.last
-        return np.append(self._always, np.array(found, dtype=np.int64)) if found else self._always
+        return found

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
-
-import numpy as np
-import numpy.typing as npt
 
 from stoker_engine.core.bad_words import BadWords
 from stoker_engine.core.engine_request import EngineRequest
 from stoker_engine.core.sampling_params import SamplingParams
 from stoker_engine.core.token_counts import TokenCounts
-from stoker_engine.core.token_ids import Ids, TokenIds
+from stoker_engine.core.token_ids import TokenIds
 
 
 @dataclass(frozen=True, eq=False)
@@ -23,15 +21,15 @@ class LogitRules:
         allowed: tokens beside which nothing can be chosen; None: all can be.
         end_tokens: sets of tokens that cannot be chosen before ``min_tokens``, none empty.
         bad_words: None where there are none.
-        bias_tokens, biases: [n] int64 and [n] float64, what is added to which token's logit.
+        bias_tokens, biases: int64 and float64, what is added to which token's logit.
         repetition, frequency, presence: the penalties.
     """
 
     allowed: TokenIds | None
     end_tokens: tuple[TokenIds, ...]
     bad_words: BadWords | None
-    bias_tokens: Ids
-    biases: npt.NDArray[np.float64]
+    bias_tokens: array[int]
+    biases: array[float]
     repetition: float
     frequency: float
     presence: float
@@ -50,8 +48,8 @@ class LogitRules:
             allowed=None if params.allowed_token_ids is None else _as_ids(params.allowed_token_ids),
             end_tokens=end_tokens,
             bad_words=BadWords(asked.bad_words) if asked.bad_words else None,
-            bias_tokens=np.array(list(params.logit_bias), dtype=np.int64),
-            biases=np.array(list(params.logit_bias.values()), dtype=np.float64),
+            bias_tokens=array("q", params.logit_bias),
+            biases=array("d", params.logit_bias.values()),
             repetition=params.repetition_penalty,
             frequency=params.frequency_penalty,
             presence=params.presence_penalty,

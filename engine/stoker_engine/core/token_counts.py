@@ -3,14 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
-
-import numpy as np
-import numpy.typing as npt
-
-Ids = npt.NDArray[np.int64]
-
-_MORE = 256
+from array import array
+from collections.abc import Iterable
 
 
 class TokenCounts:
@@ -18,51 +12,32 @@ class TokenCounts:
 
     ::
 
-        tokens   │ the prompt's, ascending │ the output's others, as they came │ (room)
-        counts   │ 0  2  0  1  …           │ 1  3  …                           │
+        tokens   │ the prompt's  │ the output's others, as they came
+        counts   │ 0  2  0  1  … │ 1  3  …
 
     Args:
         prompt: its tokens, or none where a sequence's output alone is asked about.
+
+    Attributes:
+        tokens: int64, the distinct tokens.
+        counts: int64, how often the output holds each of them; 0 where only the prompt does.
     """
 
-    def __init__(self, prompt: Sequence[int]) -> None:
-        tokens = np.unique(np.array(prompt, dtype=np.int64))
-        self._num_prompt = self._size = len(tokens)
-        self._tokens: Ids = np.append(tokens, np.zeros(_MORE, np.int64))
-        self._counts: Ids = np.zeros(len(self._tokens), np.int64)
-        self._place: dict[int, int] = {}  # of the output's tokens
-
-    @property
-    def tokens(self) -> Ids:
-        """[n] the distinct tokens."""
-        return self._tokens[: self._size]
-
-    @property
-    def counts(self) -> Ids:
-        """[n] how often the output holds each of `tokens`; 0 where only the prompt does."""
-        return self._counts[: self._size]
+    def __init__(self, prompt: Iterable[int]) -> None:
+        self.tokens = array("q", dict.fromkeys(prompt))
+        self.counts = array("q", bytes(8 * len(self.tokens)))
+        self._place = {token: place for place, token in enumerate(self.tokens)}
 
     def add(self, token_id: int) -> None:
         """Counts a new token of the output."""
-        place = self._place.get(token_id)
-        if place is None:
-            place = self._place[token_id] = self._find(token_id)
-        self._counts[place] += 1
+        place = self._place.setdefault(token_id, len(self.tokens))
+        if place == len(self.tokens):
+            self.tokens.append(token_id)
+            self.counts.append(0)
+        self.counts[place] += 1
 
     def copy(self) -> TokenCounts:
         """The same, for a sequence that goes on from here."""
         other = copy.copy(self)
-        other._tokens, other._counts, other._place = self._tokens.copy(), self._counts.copy(), self._place.copy()
+        other.tokens, other.counts, other._place = self.tokens[:], self.counts[:], self._place.copy()
         return other
-
-    def _find(self, token_id: int) -> int:
-        """The token's place in the prompt's part, or a new one behind everything."""
-        place = int(self._tokens[: self._num_prompt].searchsorted(token_id))
-        if place < self._num_prompt and self._tokens[place] == token_id:
-            return place
-        if self._size == len(self._tokens):
-            room = np.zeros(max(_MORE, self._size), np.int64)
-            self._tokens, self._counts = np.append(self._tokens, room), np.append(self._counts, room)
-        self._tokens[self._size] = token_id
-        self._size += 1
-        return self._size - 1

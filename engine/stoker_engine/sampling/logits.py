@@ -7,12 +7,14 @@ Each step touches only the rows that ask for it, and of a row only the tokens it
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 
 from stoker_engine.core.batch import ScheduledSequence
 from stoker_engine.core.logit_rules import LogitRules
-from stoker_engine.core.token_ids import Ids, TokenIds
+from stoker_engine.core.token_ids import TokenIds
 
 #: Tokens of a set that are written one by one; more of them by a mask over the vocabulary.
 _FEW = 1000
@@ -52,7 +54,7 @@ def _keep_allowed(logits: torch.Tensor, rows: _Rows) -> None:
 
 
 def _forbid(logits: torch.Tensor, rows: _Rows) -> None:
-    few: list[tuple[int, Ids]] = []
+    few: list[tuple[int, Sequence[int]]] = []
     many: list[tuple[int, TokenIds]] = []
     for row, sequence, rules in rows:
         for ids in () if sequence.may_end else rules.end_tokens:
@@ -79,26 +81,26 @@ def _forbid(logits: torch.Tensor, rows: _Rows) -> None:
 
 def _mask(ids: TokenIds, logits: torch.Tensor) -> torch.Tensor:
     """[vocabulary] whether each token is among `ids`."""
-    return torch.from_numpy(ids.mask(logits.shape[-1])).to(logits.device)
+    return torch.from_numpy(np.frombuffer(ids.mask(logits.shape[-1]), bool)).to(logits.device)
 
 
 def _add_bias(logits: torch.Tensor, rows: _Rows) -> None:
     biased = [(row, rules) for row, _, rules in rows if len(rules.biases)]
     if biased:
         where = _places([(row, rules.bias_tokens) for row, rules in biased], logits.device)
-        biases = torch.from_numpy(np.concatenate([rules.biases for _, rules in biased]))
+        biases = torch.from_numpy(np.concatenate([np.array(rules.biases) for _, rules in biased]))
         logits.index_put_(where, biases.to(logits), accumulate=True)
 
 
 def _penalise(logits: torch.Tensor, rows: _Rows) -> None:
     """Repetition penalty on prompt and output (Keskar et al., 2019), the other two on the output (OpenAI's formula)."""
-    held: list[tuple[int, Ids]] = []
+    held: list[tuple[int, Sequence[int]]] = []
     numbers = []
     for row, sequence, rules in rows:
         if not rules.is_penalised:
             continue
         assert sequence.counts is not None
-        counts = sequence.counts.counts
+        counts = np.array(sequence.counts.counts)
         additive = rules.frequency * counts + rules.presence * (counts > 0)
         held.append((row, sequence.counts.tokens))
         numbers.append(np.stack([np.full(len(counts), rules.repetition), additive]))
@@ -112,8 +114,8 @@ def _penalise(logits: torch.Tensor, rows: _Rows) -> None:
     logits[where] = chosen - additive_
 
 
-def _places(tokens: list[tuple[int, Ids]], device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+def _places(tokens: list[tuple[int, Sequence[int]]], device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
     """(row, its tokens) … → [n] rows and [n] tokens."""
-    at_row = np.concatenate([np.full(len(ids), row) for row, ids in tokens])
-    at_token = np.concatenate([ids for _, ids in tokens])
+    at_row = np.repeat([row for row, _ in tokens], [len(ids) for _, ids in tokens])
+    at_token = np.concatenate([np.array(ids, dtype=np.int64) for _, ids in tokens])
     return torch.from_numpy(at_row).to(device), torch.from_numpy(at_token).to(device)

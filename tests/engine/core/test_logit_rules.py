@@ -21,7 +21,7 @@ TOKEN = st.integers(0, 5)
 
 
 def held(counts: TokenCounts) -> dict[int, int]:
-    return dict(zip(counts.tokens.tolist(), counts.counts.tolist(), strict=True))
+    return dict(zip(counts.tokens, counts.counts, strict=True))
 
 
 @given(st.lists(TOKEN), st.lists(st.tuples(st.booleans(), st.integers(0, 700)), max_size=40))
@@ -52,7 +52,7 @@ def test_bad_words_are_completed_by_what_the_definition_says(words: list[list[in
     num_prompt = min(3, len(known))
     output = known[num_prompt:]
     by_definition = {word[-1] for word in words if len(word) == 1 or output[1 - len(word) :] == word[:-1]}
-    assert set(BadWords(words).completions(known, num_prompt).tolist()) == by_definition
+    assert set(BadWords(words).completions(known, num_prompt)) == by_definition
 
 
 def test_bad_words_are_looked_for_no_further_than_they_reach() -> None:
@@ -77,7 +77,7 @@ def test_token_ids_are_a_set() -> None:
     assert crossed[0] is crossed[1] is crossed[2]  # the prompts of one request share theirs
     assert crossed[0] == TokenIds(range(100_000)) and len(pickle.dumps(crossed[0])) < 401_000
     assert pickle.loads(pickle.dumps(TokenIds([-5, 2**40]))) == [-5, 2**40]
-    assert ids.mask(12).nonzero()[0].tolist() == [3, 4, 9]
+    assert [place for place, is_in in enumerate(ids.mask(12)) if is_in] == [3, 4, 9]
     assert len(repr(TokenIds(range(100_000)))) < 100
 
 
