@@ -218,6 +218,12 @@ def _planned(decision: Decision) -> Verdict:
     placement = judgement.plan.placement
     pipeline = f", pipeline {placement.pipeline}" if placement.pipeline > 1 else ""
     spread = f"each pod runs tensor {placement.tensor}{pipeline}, data {placement.data}"
+    if placement.expert:
+        spread += f", expert {placement.tensor * placement.data}"
+    if judgement.plan.chosen_by:
+        unknown = judgement.plan.estimate is None
+        why = "takes all accelerators for tensor, since the model is not known" if unknown else "chose"
+        spread += f", as {judgement.plan.chosen_by} Auto {why}"
     spread = "; ".join((spread, *judgement.plan.warnings))
     if decision.held:
         return Verdict("Unknown", "ModelUnknown", f"{spread}; {_HELD}")

@@ -34,6 +34,8 @@ class ModelConfig:
         dtype: of the checkpoint.
         decoder: the parts it is assembled from.
         num_weights: how many numbers the weights hold, where the parts do not tell (the Transformers backend).
+        encoder_weights: how many numbers an encoder of images or sound holds, which the planner counts for runtimes
+            that load it; every device is taken to hold all of them.
     """
 
     architecture: str
@@ -46,6 +48,7 @@ class ModelConfig:
     eos_token_ids: tuple[int, ...]
     decoder: DecoderConfig = field(repr=False)
     num_weights: int | None = None
+    encoder_weights: int = 0
 
     @property
     def layers(self) -> tuple[LayerConfig, ...]:

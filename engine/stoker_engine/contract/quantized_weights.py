@@ -10,7 +10,7 @@ head, norms and routers stay as they are. What a checkpoint says of itself is it
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 
@@ -23,12 +23,16 @@ class QuantizedWeights:
         bits: of one number.
         group_size: numbers that share a scale; 0: so many (a row, a tensor) that scales weigh nothing.
         group_bytes: of one group's scale and zero point.
+        block: output columns × input rows that share a scale, and so cannot be parted by tensor parallelism.
+        experts_only: only the experts are stored so (gpt-oss).
     """
 
     method: str
     bits: float
     group_size: int = 0
     group_bytes: float = 0.0
+    block: tuple[int, int] = (1, 1)
+    experts_only: bool = False
 
     def stored_bytes(self, numbers: int) -> int:
         """What `numbers` numbers take."""
@@ -46,7 +50,7 @@ _USUAL: Final = {
     "mxfp4": QuantizedWeights("mxfp4", 4, 32, 1),
     "mxfp8": QuantizedWeights("mxfp8", 8, 32, 1),
     "modelopt": QuantizedWeights("modelopt", 8),
-    "modelopt_fp4": QuantizedWeights("modelopt_fp4", 4, 16, 1),
+    "modelopt_fp4": QuantizedWeights("modelopt_fp4", 4, 16, 1, (1, 16)),
     "bitsandbytes": QuantizedWeights("bitsandbytes", 4, 64, 4),
 }
 #: Further names of the same.
@@ -92,10 +96,15 @@ def quantized_weights(config: Mapping[str, Any]) -> QuantizedWeights | None:
     if method in ("awq", "gptq"):
         bits = int(stated.get("bits") or stated.get("w_bit") or 4)
         group = int(stated.get("group_size") or stated.get("q_group_size") or 128)
-        return QuantizedWeights(method, bits, max(group, 0), 2 + bits / 8)
+        return QuantizedWeights(method, bits, max(group, 0), 2 + bits / 8, (1, max(group, 1)))
     if method == "fp8":
         block = stated.get("weight_block_size")
-        return QuantizedWeights(method, 8, int(block[0]) * int(block[1]), 4) if block else _USUAL[method]
+        if not block:
+            return _USUAL[method]
+        columns, rows = int(block[0]), int(block[1])
+        return QuantizedWeights(method, 8, columns * rows, 4, (max(columns, 1), max(rows, 1)))
+    if method == "mxfp4":
+        return replace(_USUAL[method], experts_only=True)
     if method == "bitsandbytes":
         return QuantizedWeights(method, 8) if stated.get("load_in_8bit") else _USUAL[method]
     if method == "compressed-tensors":
@@ -110,4 +119,9 @@ def _compressed(stated: Mapping[str, Any]) -> QuantizedWeights | None:
     if not isinstance(weights, Mapping) or not weights.get("num_bits"):
         return None
     bits, group = int(weights["num_bits"]), int(weights.get("group_size") or 0)
-    return QuantizedWeights("compressed-tensors", bits, max(group, 0), 2 if weights.get("symmetric", True) else 3)
+    scale = 2 if weights.get("symmetric", True) else 3
+    block = weights.get("block_structure")
+    if isinstance(block, list) and len(block) == 2:
+        columns, rows = max(int(block[0]), 1), max(int(block[1]), 1)
+        return QuantizedWeights("compressed-tensors", bits, columns * rows, scale, (columns, rows))
+    return QuantizedWeights("compressed-tensors", bits, max(group, 0), scale, (1, max(group, 1)))

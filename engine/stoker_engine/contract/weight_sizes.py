@@ -121,6 +121,7 @@ def _end_sizes(config: ModelConfig, stage: int, stages: int) -> Iterator[WeightS
         yield WeightSize(vocabulary * width, units=vocabulary)
         yield WeightSize(decoder.embedding.positions * hidden)
         yield _norm(decoder.norm, decoder.embedding.norm * hidden)
+        yield WeightSize(config.encoder_weights)
     if last:
         # A head that is tied to the embedding is that same matrix, which the last stage needs as well as the first.
         if not config.tie_word_embeddings or not first:
@@ -148,7 +149,7 @@ def _bytes(size: WeightSize, element_bytes: int, split: Sharding, quantized: Qua
     """What a device's share takes."""
     parts = split.expert if size.experts and split.expert > 1 else split.tensor
     share = size.numbers // size.units * -(-size.units // parts)
-    if quantized is not None and size.linear:
+    if quantized is not None and size.linear and (size.experts or not quantized.experts_only):
         return quantized.stored_bytes(share)
     return share * (4 if size.wide else element_bytes)
 

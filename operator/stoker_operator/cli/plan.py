@@ -62,7 +62,7 @@ def consider(options: argparse.Namespace) -> Answer:
     """The answer for what the command was given."""
     try:
         catalogue = Catalogue.load(options.catalogue)
-        asked = _manifest(options.filename) if options.filename else document_of(options)
+        asked = _manifest(options.filename) if options.filename else document_of(options, catalogue)
     except Refused as refused:
         return Answer(None, None, False, refused.violations)
     try:
@@ -73,9 +73,15 @@ def consider(options: argparse.Namespace) -> Answer:
         found = study(spec, catalogue, local_config(spec))
     except Refused as refused:
         return Answer(spec, None, False, refused.violations)
-    # Only a manifest needs an image, and pods that are connected.
-    errors = found.unplannable if options.model else _fate(asked, spec, catalogue)
-    return Answer(spec, found, True, errors)
+    fate = _fate(asked, spec, catalogue)
+    if options.filename:
+        return Answer(spec, found, True, fate)
+    # Sums are also asked for of what this release cannot run: other runtimes' images, pods that nothing connects yet.
+    kind = found.placement.accelerator.images
+    served = any(kind in images for images in catalogue.runtimes.values())
+    errors = (*(() if served else found.refused), *found.unplannable)
+    more = [f"a manifest that says so is refused: {each}" for each in fate if each not in errors]
+    return Answer(spec, replace(found, warnings=(*found.warnings, *more)), True, errors)
 
 
 def _fate(manifest: Mapping[str, Any], spec: Spec, catalogue: Catalogue) -> tuple[Violation, ...]:

@@ -9,10 +9,8 @@ from typing import Any
 from stoker_operator.api.v1alpha1 import Spec
 from stoker_operator.api.violation import Violation
 from stoker_operator.plan.estimate import gib
-from stoker_operator.plan.options import Option, recommended
+from stoker_operator.plan.options import Advice, Option
 from stoker_operator.plan.planner import Study
-
-RECOMMENDED = "the fewest accelerators that hold a copy"
 
 
 @dataclass(frozen=True)
@@ -44,12 +42,14 @@ def document(answer: Answer) -> dict[str, Any]:
                 "tensor": way.sizes.tensor,
                 "pipeline": way.sizes.pipeline,
                 "data": way.sizes.data,
+                **({"expert": way.expert} if way.expert > 1 else {}),
                 **_numbers(way),
                 "verdict": verdict,
                 "reason": reason,
             }
             for way, verdict, reason in _judged(answer)
         ],
+        "recommendation": _recommendation(study.advice) if study and study.advice else None,
         "errors": [
             {"field": violation.field, "message": violation.message, "remedy": violation.remedy}
             for violation in answer.errors
@@ -76,23 +76,31 @@ def table(answer: Answer) -> str:
         head.append(("not known", study.unknown))
     if answer.cluster is not None:
         head.append(("cluster", answer.cluster))
+    if study.advice is not None:
+        head.append(("recommended", _written(study.advice)))
+    ways = _judged(answer)
+    dealt = any(way.expert > 1 for way, _, _ in ways)
     rows = [
         (
-            *map(str, (way.sizes.tensor, way.sizes.pipeline, way.sizes.data, way.sizes.data)),
+            *map(str, (way.sizes.tensor, way.sizes.pipeline, way.sizes.data)),
+            *([str(way.expert)] if dealt else []),
+            str(way.sizes.data),
             *_cells(way),
             verdict,
             reason,
         )
-        for way, verdict, reason in _judged(answer)
+        for way, verdict, reason in ways
     ]
+    titles = tuple(title for title in _TITLES if title != "EP" or dealt)
     lines = [f"{name:<13}{value}" for name, value in head]
-    lines += ["", *_aligned([_TITLES, *rows])]
+    lines += ["", *_aligned([titles, *rows])]
     lines += ["", *(f"warning: {warning}" for warning in study.warnings)] if study.warnings else []
     return "\n".join(lines)
 
 
 _TITLES = (
-    "TP", "PP", "DP", "copies", "weights/GPU", "KV tokens/copy", "max length", "max concurrency", "verdict", "why",
+    "TP", "PP", "DP", "EP", "copies", "weights/GPU", "KV tokens/copy", "max length", "max concurrency", "verdict",
+    "why",
 )  # fmt: skip
 #: Columns of words, which begin on the left.
 _WORDS = 2
@@ -103,17 +111,49 @@ def _judged(answer: Answer) -> list[tuple[Option, str, str]]:
     study = answer.study
     if study is None:
         return []
-    best = recommended(study.options)
+    advice = study.advice
     judged = []
     for way in study.options:
-        reason = RECOMMENDED if way is best else ""
+        reason = advice.reason if advice is not None and way.way == advice.option.way else ""
         if way.problem is not None:
             judged.append((way, "impossible", way.problem.message))
-        elif answer.asked and way.sizes == study.chosen.sizes:
+        elif answer.asked and way.way == study.chosen.way:
             judged.append((way, "chosen", f"recommended: {reason}" if reason else ""))
         else:
-            judged.append((way, "recommended" if reason else "possible", reason))
+            judged.append((way, "recommended" if reason else "possible", reason or _short(study, way)))
     return judged
+
+
+def _short(study: Study, way: Option) -> str:
+    """What a way that can run does not reach."""
+    found = way.estimate
+    if way.serves or found is None or found.max_model_len is None or found.max_concurrency is None:
+        return ""
+    if found.max_model_len < study.wanted_len:
+        return f"sequences are cut to {found.max_model_len:,} of {study.wanted_len:,} tokens"
+    return f"too few sequences of {study.wanted_len:,} tokens at once"
+
+
+def _recommendation(advice: Advice) -> dict[str, Any]:
+    """What a manifest would say, by the fields of its spec."""
+    sizes = advice.sizes
+    parallelism = {"tensor": sizes.tensor, "pipeline": sizes.pipeline, "data": sizes.data}
+    expert = {"expert": advice.option.expert} if advice.option.expert > 1 else {}
+    return {
+        "replicas": advice.replicas,
+        "hardware": {"count": advice.count, "nodes": advice.nodes},
+        "parallelism": {**parallelism, **expert},
+        "reason": advice.reason,
+    }
+
+
+def _written(advice: Advice) -> str:
+    """The same in a line."""
+    nodes = f", nodes {advice.nodes}" if advice.nodes > 1 else ""
+    expert = f", expert {advice.option.expert}" if advice.option.expert > 1 else ""
+    pipeline = f", pipeline {advice.sizes.pipeline}" if advice.sizes.pipeline > 1 else ""
+    sizes = f"tensor {advice.sizes.tensor}{pipeline}, data {advice.sizes.data}{expert}"
+    return f"count {advice.count}{nodes}, replicas {advice.replicas}, {sizes}"
 
 
 def _numbers(way: Option) -> dict[str, int | None]:

@@ -8,12 +8,14 @@ from typing import Any, Final
 
 from stoker_engine.contract.names import DTYPES, KV_CACHE_DTYPES
 from stoker_operator.api.v1alpha1 import API_VERSION, KIND
+from stoker_operator.api.violation import Refused, Violation
+from stoker_operator.plan.catalogue import Catalogue
 
 Document = dict[str, Any]
 
 _FLAGS: Final = (
     "model", "accelerator", "count", "nodes", "tensor_parallel_size", "data_parallel_size", "pipeline_parallel_size",
-    "kv_cache_dtype", "max_model_len", "dtype", "quantization", "runtime", "memory",
+    "min_concurrency", "kv_cache_dtype", "max_model_len", "dtype", "quantization", "runtime", "memory", "topology",
 )  # fmt: skip
 
 
@@ -29,16 +31,24 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--data-parallel-size", "-dp", type=int, metavar="N", help="copies of the model")
     group.add_argument("--pipeline-parallel-size", "-pp", type=int, metavar="N", help="stages layers are dealt among")
+    group.add_argument(
+        "--min-concurrency", type=int, metavar="N", help="sequences each copy should hold at once (default: 4)"
+    )
     group.add_argument("--kv-cache-dtype", choices=KV_CACHE_DTYPES, help="dtype of the KV cache")
     group.add_argument("--max-model-len", type=int, metavar="N", help="longest sequence, prompt and output")
     group.add_argument("--dtype", choices=DTYPES, help="dtype of weights and activations")
     group.add_argument("--quantization", metavar="METHOD", help="how weights are quantized: fp8, awq, gptq, …")
     group.add_argument("--runtime", metavar="NAME", help="which engine runs (default: stoker)")
     group.add_argument("--memory", metavar="AMOUNT", help="the container's memory, for accelerator cpu: 16Gi")
+    group.add_argument("--topology", metavar="SHAPE", help="the slice's shape, for accelerators that have one: 2x4")
 
 
-def document_of(options: argparse.Namespace) -> Document:
-    """The manifest that the flags stand for."""
+def document_of(options: argparse.Namespace, catalogue: Catalogue) -> Document:
+    """The manifest that the flags stand for.
+
+    Raises:
+        Refused: the accelerator has no topology, and one is given.
+    """
     hardware = {"accelerator": options.accelerator or "cpu", "count": options.count, "nodes": options.nodes}
     if options.memory:
         hardware["resources"] = {"limits": {"memory": options.memory}}
@@ -46,6 +56,7 @@ def document_of(options: argparse.Namespace) -> Document:
         "tensor": options.tensor_parallel_size,
         "data": options.data_parallel_size,
         "pipeline": options.pipeline_parallel_size,
+        "minConcurrency": options.min_concurrency,
     }
     engine = {
         "runtime": options.runtime,
@@ -59,6 +70,12 @@ def document_of(options: argparse.Namespace) -> Document:
         spec["parallelism"] = _given(parallelism)
     if _given(engine):
         spec["engine"] = _given(engine)
+    if options.topology:
+        label = catalogue.accelerator(hardware["accelerator"]).topology_label
+        if label is None:
+            problem = f"{hardware['accelerator']} has no topologies to choose from"
+            raise Refused(Violation("--topology", problem, "remove it"))
+        spec["template"] = {"spec": {"nodeSelector": {label: options.topology}}}
     return {"apiVersion": API_VERSION, "kind": KIND, "metadata": {"name": "plan"}, "spec": spec}
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -16,6 +16,9 @@ from pydantic.alias_generators import to_camel
 from stoker_engine.contract.names import Device
 from stoker_operator.api.violation import Refused, Violation
 
+#: NVIDIA's label for the product, and what is put behind one whose devices are time-sliced.
+_PRODUCT: Final = "nvidia.com/gpu.product"
+_SHARED: Final = "-shared"
 BUILT_IN = Path(__file__).with_name("catalogue.yaml")
 
 
@@ -45,6 +48,9 @@ class Accelerator(_Entry):
         images: which kind of image serves it.
         node_labels: by which its nodes can be told from others: key → any of these values.
         tolerations: of the taints that keep other pods from its nodes.
+        max_count: the most that a pod can use together; None: any number.
+        topology_label: by which a pod asks for the shape of the slice whose chips it has; None: it need not.
+        shared: one is a share of a device, whose memory others use as well.
     """
 
     memory_mib: Annotated[int | None, Field(alias="memoryMiB", ge=1)] = None
@@ -54,6 +60,18 @@ class Accelerator(_Entry):
     images: str
     node_labels: dict[str, list[str]] = {}
     tolerations: list[Toleration] = []
+    max_count: Annotated[int | None, Field(ge=1)] = None
+    topology_label: str | None = None
+    shared: bool = False
+
+    @property
+    def most(self) -> int | None:
+        """The most that a pod can use together. A process sees one slice of a GPU only (NVIDIA, "MIG User Guide"), so
+        slices are known for what they are by their names as well: ``nvidia.com/mig-3g.40gb``, or a product's
+        ``-MIG-3g.40gb``."""
+        products = [value for values in self.node_labels.values() for value in values]
+        sliced = (self.resource or "").startswith("nvidia.com/mig-") or any("-MIG-" in each for each in products)
+        return 1 if sliced else self.max_count
 
 
 class Support(_Entry):
@@ -115,6 +133,9 @@ class Catalogue(BaseModel):
         """
         if key in self.accelerators:
             return self.accelerators[key]
+        shared = self._share(key)
+        if shared is not None:
+            return shared
         raise Refused(
             Violation(
                 "spec.hardware.accelerator",
@@ -123,6 +144,20 @@ class Catalogue(BaseModel):
                 reason="UnknownAccelerator",
             )
         )
+
+    def _share(self, key: str) -> Accelerator | None:
+        """A time-sliced device, by the key of the device with ``-shared`` behind it; None where it has no such thing.
+        Feature discovery puts ``-SHARED`` behind its product, and the device plugin gives each pod one of them."""
+        device = self.accelerators.get(key.removesuffix(_SHARED))
+        products = device.node_labels.get(_PRODUCT) if device is not None and key.endswith(_SHARED) else None
+        if device is None or not products:
+            return None
+        labels = {**device.node_labels, _PRODUCT: [f"{product}{_SHARED.upper()}" for product in products]}
+        return device.model_copy(update={"node_labels": labels, "max_count": 1, "shared": True})
+
+    def keys(self) -> list[str]:
+        """Every key that `accelerator` knows, those of shared devices behind the others."""
+        return [*self.accelerators, *(f"{key}{_SHARED}" for key in self.accelerators if self._share(f"{key}{_SHARED}"))]
 
     def image(self, runtime: str, key: str) -> str:
         """The image that runs `runtime` on the accelerator called `key`.

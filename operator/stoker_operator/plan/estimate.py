@@ -75,6 +75,13 @@ class Bench:
     on_cpu: bool
     margin: float = MARGIN
 
+    @property
+    def wanted_len(self) -> int:
+        """The longest sequence that is to be served: what is asked for, or else the model's own. What is beyond the
+        model's own length is refused as such, whatever the memory."""
+        config = self.shape.config
+        return min(self.settings.max_model_len or config.default_model_len, config.longest_model_len)
+
 
 class Problem(NamedTuple):
     """Why a copy cannot run so.
@@ -106,8 +113,7 @@ def estimate(bench: Bench, sharding: Sharding) -> tuple[Estimate, Problem | None
 
     if use.usable_blocks < 1:
         return Estimate(use.weights, 0, 0, 0, 0, 0), Problem("DoesNotFit", _too_large(use, device))
-    # What is beyond the model's own length is refused as such, whatever the memory.
-    wanted = min(settings.max_model_len or config.default_model_len, config.longest_model_len)
+    wanted = bench.wanted_len
     exact = bench.on_cpu or numbers.num_blocks is not None or numbers.kv_cache_memory_bytes is not None
     spare = use.usable_blocks if exact or settings.max_model_len else int(use.usable_blocks * (1 - bench.margin))
     length = longest(spare, wanted)

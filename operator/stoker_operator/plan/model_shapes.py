@@ -23,6 +23,7 @@ from stoker_engine.contract.quantized_weights import QuantizedWeights, quantizat
 from stoker_engine.contract.sources import ModelSource
 from stoker_engine.contract.weight_sizes import weight_sizes
 from stoker_operator.api.violation import Violation
+from stoker_operator.plan.foreign_models import foreign_config, text_of
 from stoker_operator.plan.unplannable import Unplannable
 
 #: More layers, and more heads, than a model has.
@@ -60,21 +61,22 @@ class Shape:
         return 0 if self.config.layers[0].cache.latent else self.config.num_key_value_heads
 
 
-def shape_of(source: ModelSource, config: Mapping[str, Any] | None) -> Shape | str:
+def shape_of(source: ModelSource, config: Mapping[str, Any] | None, runtime: str = "stoker") -> Shape | str:
     """The shape of a source's model; or why it is not known.
 
     Args:
         source: where the model comes from.
         config: its config.json, where somebody has it.
+        runtime: which engine is to serve it; others know more architectures than ours.
 
     Raises:
         Unplannable: no engine of this kind serves such a model.
     """
     if config is None:
-        known = _known(f"demo://{source.name}" if source.scheme == "demo" else source.name)
+        known = _known(f"demo://{source.name}" if source.scheme == "demo" else source.name, runtime)
         return known or _WHY[source.scheme]
     try:
-        return _read(config)
+        return _read(config, runtime)
     except ModelError as error:
         return str(error)
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
@@ -83,15 +85,16 @@ def shape_of(source: ModelSource, config: Mapping[str, Any] | None) -> Shape | s
 
 
 @lru_cache(maxsize=256)
-def _known(name: str) -> Shape | None:
-    """The shape of a model of the table."""
+def _known(name: str, runtime: str) -> Shape | str | None:
+    """The shape of a model of the table; why the runtime's is not known, or None where it is not in the table."""
     config = table().get(name)
-    shape = None if config is None else _read(config)
-    assert not isinstance(shape, str), shape
-    return shape
+    try:
+        return None if config is None else _read(config, runtime)
+    except ModelError as error:
+        return str(error)
 
 
-def _read(config: Mapping[str, Any]) -> Shape | str:
+def _read(config: Mapping[str, Any], runtime: str) -> Shape | str:
     """The shape that a config.json describes; or why it is not known. Other errors than these mean that it is junk.
 
     Raises:
@@ -114,8 +117,8 @@ def _read(config: Mapping[str, Any]) -> Shape | str:
     if method and stored is None:
         return f"how large weights are that {method} quantizes cannot be told"
     plain = {key: value for key, value in config.items() if key != "quantization_config"}
-    _bounded(Fields(plain.get("text_config") or plain, {}))
-    shape = Shape(ModelConfig.from_dict(plain), method, stored)
+    _bounded(Fields(text_of(plain), {}))
+    shape = Shape(ModelConfig.from_dict(plain) if runtime == "stoker" else foreign_config(plain), method, stored)
     _positive(shape.config)
     return shape
 

@@ -1,12 +1,17 @@
 """The ways in which a replica's accelerators can share a model, each with its verdict.
 
-Choosing the right one (the rule of thumb of vLLM's documentation, and of most people who run it):
+What is recommended is what serves, not what barely fits:
 
-    1.  the fewest accelerators that hold a copy    → tensor, and pipeline where tensor alone cannot
-    2.  the rest make further copies                → data = accelerators ÷ (tensor × pipeline)
+    1.  sequences of the length that is asked for, or else of the model's own
+    2.  so many of them at once as the floor says, in each copy
+    3.  the most copies: the fewest accelerators a copy, rather split by tensor than by pipeline
 
-More copies serve more requests; more accelerators a copy leave each more memory for its KV cache, that is, for longer
-sequences.
+Where no way reaches length and floor, the one that comes nearest is recommended, length first. More accelerators a
+copy leave each more memory for its KV cache; more copies serve more requests.
+
+Copies that share nothing are better pods of their own (``count`` of one copy, and ``replicas``): one that fails takes
+no other with it, smaller pods find room on more nodes, and replicas scale in finer steps. Copies of a mixture whose
+experts are dealt over all of them work in step, and so stay in one pod.
 """
 
 from __future__ import annotations
@@ -18,11 +23,14 @@ from typing import Final
 from stoker_engine.contract.weight_sizes import Sharding
 from stoker_operator.api.v1alpha1.parallelism import Sizes
 from stoker_operator.plan.estimate import Bench, Estimate, Problem, could_hold, estimate
+from stoker_operator.plan.shards import Split, uneven
 
 #: Accelerators that nodes come with.
 NODE_COUNTS: Final = (1, 2, 4, 8)
 #: The most that is searched for a model that is too large.
 _MOST: Final = 64
+#: Sequences that a copy should hold at once, where nobody says how many.
+MIN_CONCURRENCY: Final = 4
 
 
 @dataclass(frozen=True)
@@ -33,16 +41,59 @@ class Option:
         sizes: tensor, pipeline, data.
         estimate: a copy in memory; None where nothing is known of the model.
         problem: why it cannot be; None: it can.
+        whole_experts: experts are dealt over tensor × data accelerators, instead of each being split.
+        reach: how far a copy comes towards what is wanted: the length, and the sequences of it at once. What is not
+            known is taken to be enough.
+        serves: that is all that is wanted.
     """
 
     sizes: Sizes
     estimate: Estimate | None = None
     problem: Problem | None = None
+    whole_experts: bool = False
+    reach: tuple[int, int] = (0, 0)
+    serves: bool = False
 
     @property
     def copy_size(self) -> int:
         """Accelerators of one copy."""
         return self.sizes.tensor * self.sizes.pipeline
+
+    @property
+    def expert(self) -> int:
+        """What ``spec.parallelism.expert`` says of it; 1: nothing."""
+        return self.sizes.tensor * self.sizes.data if self.whole_experts else 1
+
+    @property
+    def way(self) -> tuple[Sizes, int]:
+        """What tells it from other ways."""
+        return self.sizes, self.expert
+
+
+@dataclass(frozen=True)
+class Advice:
+    """What to write for a way that is recommended.
+
+    Attributes:
+        option: the way.
+        count: accelerators of a pod.
+        nodes: pods of a replica.
+        replicas: how many replicas.
+        sizes: tensor, pipeline and data of each.
+        reason: why this one.
+    """
+
+    option: Option
+    count: int
+    nodes: int
+    replicas: int
+    sizes: Sizes
+    reason: str
+
+    @property
+    def apart(self) -> bool:
+        """Whether copies that would share a pod are better pods of their own."""
+        return self.sizes != self.option.sizes
 
 
 @dataclass(frozen=True)
@@ -53,13 +104,23 @@ class Layout:
         count: accelerators of a pod.
         nodes: pods of a replica.
         bench: what a copy is measured on; None where the model's shape is not known.
-        spread_experts: whether whole experts are spread over all copies' accelerators.
+        joint_experts: the copies of a mixture share its experts: each device of all copies holds a part of them.
+        whole_experts: whether those parts are whole experts.
+        can_deal_experts: the runtime could deal whole experts, where splitting each does not come out even.
+        min_concurrency: sequences that a copy should hold at once.
+        most: accelerators that can be used together; None: any number.
+        divisible: pods may have fewer accelerators than these.
     """
 
     count: int
     nodes: int
     bench: Bench | None
-    spread_experts: bool = False
+    joint_experts: bool = False
+    whole_experts: bool = False
+    can_deal_experts: bool = False
+    min_concurrency: int = MIN_CONCURRENCY
+    most: int | None = None
+    divisible: bool = True
 
     @property
     def gpus(self) -> int:
@@ -69,12 +130,20 @@ class Layout:
 
 def judge(layout: Layout, sizes: Sizes) -> Option:
     """The verdict on one way."""
+    whole = layout.whole_experts
     problem = _structure(layout, sizes)
     if layout.bench is None or (problem and problem.reason != "TensorSpansNodes"):
-        return Option(sizes, problem=problem)
-    experts = sizes.tensor * sizes.data if layout.spread_experts else 1
+        return Option(sizes, problem=problem, whole_experts=whole)
+    experts = sizes.tensor * sizes.data if layout.joint_experts or whole else 1
     found, shortage = estimate(layout.bench, Sharding(sizes.tensor, sizes.pipeline, experts))
-    return Option(sizes, found, problem or shortage)
+    wanted = (layout.bench.wanted_len, layout.min_concurrency)
+    reach = tuple(most if each is None else min(each, most) for each, most in zip(_held(found), wanted, strict=True))
+    possible = problem is None and shortage is None
+    return Option(sizes, found, problem or shortage, whole, (reach[0], reach[1]), possible and reach == wanted)
+
+
+def _held(found: Estimate) -> tuple[int | None, int | None]:
+    return found.max_model_len, found.max_concurrency
 
 
 def options(layout: Layout, pipeline: int | None = None) -> tuple[Option, ...]:
@@ -94,14 +163,40 @@ def options(layout: Layout, pipeline: int | None = None) -> tuple[Option, ...]:
 
 
 def recommended(found: Sequence[Option]) -> Option | None:
-    """The one to choose: the fewest accelerators a copy, rather split by tensor than by pipeline. None where none is
-    possible, or where nothing is known of the model."""
+    """The one to choose, by the rule above. None where none is possible, or where nothing is known of the model."""
     possible = [option for option in found if option.problem is None and option.estimate is not None]
-    return min(possible, key=lambda option: (option.copy_size, option.sizes.pipeline), default=None)
+    return max(possible, key=lambda it: (*it.reach, -it.copy_size, -it.sizes.pipeline), default=None)
 
 
-def smallest(layout: Layout) -> Option | None:
-    """The smallest machine of the same accelerators that holds one copy; None where none is known to."""
+def advise(layout: Layout, found: Sequence[Option], replicas: int) -> Advice | None:
+    """What to write for the way that is recommended among `found`, where `replicas` are asked for."""
+    best = recommended(found)
+    if best is None:
+        return None
+    sizes, joint = best.sizes, layout.joint_experts or best.whole_experts
+    nodes = -(-best.copy_size // layout.count)
+    if sizes.data == 1 or joint or not layout.divisible or best.copy_size % nodes:
+        return Advice(best, layout.count, layout.nodes, replicas, sizes, _why(layout, best))
+    alone = sizes._replace(data=1)
+    count, replicas = best.copy_size // nodes, max(replicas, 1) * sizes.data
+    reason = f"{_why(layout, best)}; better as hardware.count {count}, replicas {replicas}: one copy a pod"
+    return Advice(best, count, nodes, replicas, alone, reason)
+
+
+def _why(layout: Layout, best: Option) -> str:
+    assert layout.bench is not None and best.estimate is not None
+    wanted = layout.bench.wanted_len
+    if layout.bench.memory_bytes is None:
+        return "the fewest accelerators a copy, whose memory is not known"
+    if best.serves:
+        return f"the most copies that hold {layout.min_concurrency} sequences of {wanted:,} tokens each"
+    length, at_once = best.reach
+    return f"comes nearest to {layout.min_concurrency} sequences of {wanted:,} tokens: {at_once} of {length:,}"
+
+
+def smallest(layout: Layout, *, serving: bool = False) -> Option | None:
+    """The smallest machine of the same accelerators that holds one copy, or also serves as is wanted; None where none
+    is known to."""
     for gpus in (*NODE_COUNTS, *range(2 * max(NODE_COUNTS), _MOST + 1, max(NODE_COUNTS))):
         if layout.bench is not None and not could_hold(layout.bench, gpus):
             continue
@@ -109,7 +204,7 @@ def smallest(layout: Layout) -> Option | None:
         ways = (Sizes(tensor, gpus // tensor, 1) for tensor in range(alone.count, 0, -1) if gpus % tensor == 0)
         widest = next((sizes for sizes in ways if _structure(alone, sizes) is None), None)
         found = None if widest is None else judge(alone, widest)
-        if found is not None and found.problem is None:
+        if found is not None and found.problem is None and (not serving or found.serves):
             return found
     return None
 
@@ -120,12 +215,26 @@ def _with(layout: Layout, pipelines: Iterable[int]) -> tuple[Option, ...]:
         if layout.gpus % pipeline == 0:
             rest = layout.gpus // pipeline
             tensors = (size for size in range(rest, 0, -1) if rest % size == 0 and size <= layout.count)
-            ways += [judge(layout, Sizes(tensor, pipeline, rest // tensor)) for tensor in tensors]
+            for tensor in tensors:
+                ways += _judged(layout, Sizes(tensor, pipeline, rest // tensor))
     return tuple(ways)
+
+
+def _judged(layout: Layout, sizes: Sizes) -> list[Option]:
+    """The verdict on one way; where it only fails since experts cannot be split so, also that on whole experts."""
+    split = judge(layout, sizes)
+    reason = split.problem.reason if split.problem else ""
+    if layout.whole_experts or not layout.can_deal_experts or reason != "ExpertsNotDivisible":
+        return [split]
+    return [split, judge(replace(layout, whole_experts=True), sizes)]
 
 
 def _structure(layout: Layout, sizes: Sizes) -> Problem | None:
     """What speaks against a way whatever the memory."""
+    if layout.most is not None and layout.count > layout.most:
+        # NVIDIA, "MIG User Guide": a process sees one slice.
+        message = f"{layout.count} of these cannot work together: they are parts of devices, and a process sees one"
+        return Problem("NotTogether", message)
     if sizes.tensor > layout.count:
         message = f"tensor {sizes.tensor} spans nodes, each of which has {layout.count}"
         return Problem("TensorSpansNodes", message)
@@ -142,4 +251,25 @@ def _structure(layout: Layout, sizes: Sizes) -> Problem | None:
     layers = shape.config.num_hidden_layers
     if sizes.pipeline > layers:
         return Problem("TooFewLayers", f"pipeline {sizes.pipeline} is more than the model's {layers} layers")
-    return None
+    experts = 1 if layout.whole_experts else sizes.tensor * (sizes.data if layout.joint_experts else 1)
+    split = uneven(shape, layout.bench.numbers.quantized, sizes.tensor, experts)
+    return None if split is None else _parted(split, sizes, layout.bench)
+
+
+def _parted(split: Split, sizes: Sizes, bench: Bench) -> Problem:
+    """What is said of shards that are not whole."""
+    quantized = bench.numbers.quantized
+    by = f"tensor {sizes.tensor}"
+    if split.shards != sizes.tensor:
+        by = f"tensor {sizes.tensor} × data {sizes.data}"
+    message = f"{by} splits {split.what}, {split.size:,}, into {split.shards} parts"
+    if split.size % split.shards == 0 and quantized is not None:
+        size = split.size // split.shards
+        message += f" of {size:,}, which are not whole blocks of {split.block} as {quantized.method} stores them"
+    else:
+        message += " that are not whole"
+    whole = [n for n in range(1, split.shards) if bench.shape.heads % n == 0 and split._replace(shards=n).even]
+    message += f" ({' or '.join(map(str, whole))} would be)"
+    if split.of_experts:
+        return Problem("ExpertsNotDivisible", message)
+    return Problem("ShardsNotDivisible", message)

@@ -8,7 +8,7 @@ the same sums when it starts.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from stoker_engine.contract.dtype_sizes import element_bytes, kv_element_bytes
@@ -19,12 +19,12 @@ from stoker_operator.api.quantity import amount
 from stoker_operator.api.v1alpha1 import Spec
 from stoker_operator.api.v1alpha1.hardware import CPU
 from stoker_operator.api.violation import Refused, Violation
-from stoker_operator.plan import remedies
+from stoker_operator.plan import devices, remedies
 from stoker_operator.plan.catalogue import Catalogue
 from stoker_operator.plan.engine_settings import EngineSettings, engine_settings
 from stoker_operator.plan.estimate import FOREIGN_MARGIN, MARGIN, Bench, Estimate
 from stoker_operator.plan.model_shapes import Shape, shape_of
-from stoker_operator.plan.options import Layout, Option, judge, options
+from stoker_operator.plan.options import MIN_CONCURRENCY, Advice, Layout, Option, advise, judge, options
 from stoker_operator.plan.placement import Placement, place
 from stoker_operator.plan.support import mismatched, unsupported, warnings
 from stoker_operator.plan.unplannable import Unplannable as Unplannable
@@ -44,7 +44,9 @@ class Plan:
         estimate: what will be in an accelerator's memory; None where the model's shape is not known.
         unknown: why it is not known.
         max_model_len: the longest sequence that the engine is told to take; None leaves it to the engine.
-        warnings: sentences on what is planned and the runtime's release does not do yet.
+        warnings: sentences on what is planned and its author would want to know: a length that was cut, what the
+            runtime's release does not do yet.
+        chosen_by: which field of the spec left the sizes to the planner; empty: none did.
     """
 
     placement: Placement
@@ -53,6 +55,7 @@ class Plan:
     unknown: str = ""
     max_model_len: int | None = None
     warnings: tuple[str, ...] = ()
+    chosen_by: str = ""
 
 
 @dataclass(frozen=True)
@@ -68,7 +71,10 @@ class Study:
         max_model_len: what the engine is to be told.
         refused: what the catalogue does not allow.
         unplannable: why model and accelerators do not go together so.
-        warnings: as in `Plan`.
+        warnings, chosen_by: as in `Plan`.
+        advice: what is recommended; None where nothing is possible, or nothing is known of the model, or where it was
+            not looked for.
+        wanted_len: the length that is to be served; 0 where it is not known.
     """
 
     placement: Placement
@@ -80,6 +86,9 @@ class Study:
     refused: tuple[Violation, ...]
     unplannable: tuple[Violation, ...]
     warnings: tuple[str, ...]
+    chosen_by: str = ""
+    advice: Advice | None = None
+    wanted_len: int = 0
 
 
 def plan(spec: Spec, catalogue: Catalogue, config: Mapping[str, Any] | None = None) -> Plan:
@@ -101,7 +110,15 @@ def plan(spec: Spec, catalogue: Catalogue, config: Mapping[str, Any] | None = No
     unplannable = found.unplannable + (_spans_nodes(nodes) if nodes > 1 else ())
     if unplannable:
         raise Unplannable(*unplannable)
-    return Plan(found.placement, found.image, found.chosen.estimate, found.unknown, found.max_model_len, found.warnings)
+    return Plan(
+        found.placement,
+        found.image,
+        found.chosen.estimate,
+        found.unknown,
+        found.max_model_len,
+        found.warnings,
+        found.chosen_by,
+    )
 
 
 def study(spec: Spec, catalogue: Catalogue, config: Mapping[str, Any] | None = None) -> Study:
@@ -125,27 +142,39 @@ def _study(spec: Spec, catalogue: Catalogue, config: Mapping[str, Any] | None, *
             image = catalogue.image(spec.engine.runtime, spec.hardware.accelerator)
         except Refused as no_image:
             refused = no_image.violations
-    shape = shape_of(ModelSource.parse(spec.model.source), config)
+    shape = shape_of(ModelSource.parse(spec.model.source), config, spec.engine.runtime)
     memory = _memory_bytes(spec, placement)
     settings = engine_settings(spec, memory, spec.hardware.accelerator)
     unknown, bench = shape, None
     if isinstance(shape, Shape):
         unknown, bench = _bench(spec, shape, settings, memory)
-    layout = Layout(placement.count, placement.nodes, bench, _spreads_experts(spec, shape))
+    layout = _layout(spec, placement, shape, bench)
     chosen = judge(layout, placement.sizes)
+    automatic = spec.parallelism is not None and spec.parallelism.mode == "Auto"
     ways: tuple[Option, ...] = ()
-    if every_way or chosen.problem:
+    if every_way or chosen.problem or automatic or not chosen.serves:
         ways = options(layout, spec.parallelism.pipeline if spec.parallelism else None)
-    if all(way.sizes != chosen.sizes for way in ways):
+    advice = advise(layout, ways, spec.replicas)
+    if automatic and advice is not None:
+        chosen = advice.option
+        placement = replace(placement, **chosen.sizes._asdict(), expert=chosen.whole_experts, idle=0)
+    if all(way.way != chosen.way for way in ways):
         ways = (chosen, *ways)
     against = [
+        *devices.unusable(spec, placement),
         *unsupported(spec, catalogue),
         *(mismatched(spec, shape, catalogue) if isinstance(shape, Shape) else ()),
         *_experts(spec, shape),
         *_length(shape, settings),
     ]
     if chosen.problem is not None:
-        against.append(remedies.violation(spec, catalogue, layout, chosen, ways))
+        against.append(remedies.violation(spec, catalogue, layout, chosen, ways, advice))
+    told = [
+        *remedies.shortfalls(spec, layout, chosen, advice),
+        *([remedies.apart(advice)] if automatic and advice is not None and advice.apart else []),
+        *devices.warnings(spec, placement),
+        *warnings(spec, shape.method if isinstance(shape, Shape) else "", catalogue),
+    ]
     return Study(
         placement,
         image,
@@ -155,7 +184,29 @@ def _study(spec: Spec, catalogue: Catalogue, config: Mapping[str, Any] | None, *
         _told_length(chosen.estimate, settings),
         refused,
         tuple(against),
-        tuple(warnings(spec, shape.method if isinstance(shape, Shape) else "", catalogue)),
+        tuple(told),
+        "spec.parallelism.mode" if automatic else "",
+        advice,
+        bench.wanted_len if bench else 0,
+    )
+
+
+def _layout(spec: Spec, placement: Placement, shape: Shape | str, bench: Bench | None) -> Layout:
+    """What the ways share. vLLM's copies of a mixture share its experts whether whole experts are dealt or each is
+    split; other copies share nothing."""
+    mixture = isinstance(shape, Shape) and shape.experts > 0
+    given = spec.parallelism
+    whole = mixture and given is not None and (given.expert or 1) > 1
+    return Layout(
+        placement.count,
+        placement.nodes,
+        bench,
+        joint_experts=mixture and (whole or spec.engine.runtime == "vllm"),
+        whole_experts=whole,
+        can_deal_experts=mixture and spec.engine.runtime == "vllm",
+        min_concurrency=(given.min_concurrency if given else None) or MIN_CONCURRENCY,
+        most=placement.accelerator.most,
+        divisible=placement.accelerator.topology_label is None and spec.can_share_its_cache,
     )
 
 
@@ -193,15 +244,6 @@ def _bench(spec: Spec, shape: Shape, settings: EngineSettings, memory: int | Non
     )
     margin = MARGIN if engine.runtime == "stoker" else FOREIGN_MARGIN
     return "", Bench(shape, numbers, settings, memory, spec.hardware.accelerator == CPU, margin)
-
-
-def _spreads_experts(spec: Spec, shape: Shape | str) -> bool:
-    """Whether experts are spread over all copies' accelerators. vLLM's copies of a mixture share its experts whether
-    whole experts are spread or each is split."""
-    if not isinstance(shape, Shape) or not shape.experts:
-        return False
-    asked = spec.parallelism is not None and (spec.parallelism.expert or 1) > 1
-    return asked or spec.engine.runtime == "vllm"
 
 
 def _experts(spec: Spec, shape: Shape | str) -> Iterator[Violation]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from stoker_engine.contract.memory import GIB
@@ -13,11 +13,13 @@ from stoker_operator.api.v1alpha1.parallelism import Sizes
 from stoker_operator.api.violation import Violation
 from stoker_operator.plan.catalogue import Catalogue
 from stoker_operator.plan.estimate import could_hold, needed_bytes
-from stoker_operator.plan.options import Layout, Option, options, recommended, smallest
+from stoker_operator.plan.options import Advice, Layout, Option, options, recommended, smallest
 from stoker_operator.plan.support import can_quantize
 
 
-def violation(spec: Spec, catalogue: Catalogue, layout: Layout, chosen: Option, ways: Sequence[Option]) -> Violation:
+def violation(
+    spec: Spec, catalogue: Catalogue, layout: Layout, chosen: Option, ways: Sequence[Option], advice: Advice | None
+) -> Violation:
     """What is wrong with the `chosen` way, and every way out.
 
     Args:
@@ -26,40 +28,101 @@ def violation(spec: Spec, catalogue: Catalogue, layout: Layout, chosen: Option, 
         layout: what the ways share.
         chosen: the way that is asked for, which has a problem.
         ways: all ways.
+        advice: the way among them that is recommended.
     """
     problem = chosen.problem
     assert problem is not None
-    best = recommended(ways)
     on_cpu = spec.hardware.accelerator == CPU
     remedies = []
     field = "spec.parallelism"
-    if problem.reason == "MaxModelLenDoesNotFit":
+    if problem.reason == "NotTogether":
+        field = "spec.hardware.count"
+    elif problem.reason == "MaxModelLenDoesNotFit":
         field = "spec.engine.maxModelLen"
         remedies.append(f"lower it to {problem.length}")
-    elif best is None and problem.reason == "DoesNotFit":
+    elif advice is None and problem.reason == "DoesNotFit":
         field = "spec.hardware.resources.limits.memory" if on_cpu else "spec.hardware"
-    if best is not None:
-        remedies.append(_ways(ways, best))
+    if advice is not None:
+        remedies.append(_ways(ways, advice))
     elif _sized_by_hand(layout):
         remedies.append("give the cache more in spec.engine.args")
     elif on_cpu:
         remedies += _more_memory(layout)
     else:
-        remedies += _other_machines(spec, layout)
+        remedies += _smaller_pods(layout) or _other_machines(spec, layout)
         remedies += _fewer_bits(spec, catalogue, layout)
     return Violation(field, problem.message, "; or ".join(remedies), reason=problem.reason)
 
 
-def say(sizes: Sizes) -> str:
-    """The sizes as the spec's fields say them."""
+def shortfalls(spec: Spec, layout: Layout, chosen: Option, advice: Advice | None) -> Iterator[str]:
+    """What a way that can run does not reach of what is wanted: a length that was cut, too few sequences at once.
+
+    Args:
+        spec: what is asked for.
+        layout: what the ways share.
+        chosen: the way that is taken.
+        advice: the way that is recommended, where one was looked for.
+    """
+    found, bench = chosen.estimate, layout.bench
+    if chosen.problem or found is None or bench is None or chosen.serves:
+        return
+    assert found.max_model_len is not None and found.max_concurrency is not None
+    length, wanted, at_once = found.max_model_len, bench.wanted_len, found.max_concurrency
+    parts = []
+    if length < wanted:
+        parts.append(f"sequences are cut to {length:,} of the model's {wanted:,} tokens, for want of memory")
+    if at_once < layout.min_concurrency:
+        parts.append(f"a copy holds {at_once} of {length:,} tokens at once, fewer than {layout.min_concurrency}")
+    yield f"{', and '.join(parts)}; {_more_room(spec, layout, chosen, advice)}"
+
+
+def apart(advice: Advice) -> str:
+    """Why copies that share a pod are better pods of their own."""
+    return (
+        f"copies that share a pod fail and move together; hardware.count {advice.count} with replicas "
+        f"{advice.replicas} gives each its own"
+    )
+
+
+def say(option: Option) -> str:
+    """A way as the spec's fields say it."""
+    sizes = option.sizes
     pipeline = f", pipeline {sizes.pipeline}" if sizes.pipeline > 1 else ""
-    return f"tensor {sizes.tensor}{pipeline}, data {sizes.data}"
+    expert = f", expert {option.expert}" if option.expert > 1 else ""
+    return f"tensor {sizes.tensor}{pipeline}, data {sizes.data}{expert}"
 
 
-def _ways(ways: Sequence[Option], best: Option) -> str:
+def _ways(ways: Sequence[Option], advice: Advice) -> str:
+    best = advice.option
     others = [option for option in ways if option.problem is None and option is not best]
-    text = f"use {say(best.sizes)} (recommended)"
-    return text + "".join(f" or {say(option.sizes)}" for option in others)
+    better = f"; better as hardware.count {advice.count}, replicas {advice.replicas}" if advice.apart else ""
+    text = f"use {say(best)} (recommended{better})"
+    return text + "".join(f" or {say(option)}" for option in others)
+
+
+def _more_room(spec: Spec, layout: Layout, chosen: Option, advice: Advice | None) -> str:
+    """What would serve as is wanted."""
+    if spec.hardware.accelerator == CPU:
+        return "give spec.hardware.resources.limits.memory more, or set spec.engine.maxModelLen to what is needed"
+    if advice is not None and advice.option.way != chosen.way and advice.option.serves:
+        return f"use {say(advice.option)}, or set spec.engine.maxModelLen to what is needed"
+    more = smallest(layout, serving=True)
+    if more is not None and more.copy_size > layout.count:
+        return f"use {more.copy_size} × {spec.hardware.accelerator} a copy, or set spec.engine.maxModelLen"
+    return "set spec.engine.maxModelLen to what is needed"
+
+
+def _smaller_pods(layout: Layout) -> list[str]:
+    """Fewer accelerators a pod, where more do not come out even."""
+    if not layout.divisible:
+        return []
+    for count in range(layout.count - 1, 0, -1):
+        fewer = replace(layout, count=count, nodes=1)
+        best = recommended(options(fewer))
+        if best is not None or (layout.bench is None and count == layout.most):
+            best = best or Option(Sizes(count, 1, 1))
+            return [f"use hardware.count {count} with {say(best)}, and more replicas"]
+    return []
 
 
 def _sized_by_hand(layout: Layout) -> bool:
@@ -103,4 +166,4 @@ def _fewer_bits(spec: Spec, catalogue: Catalogue, layout: Layout) -> list[str]:
     words = "set spec.engine.quantization to fp8"
     if runtimes[0] != runtime:
         words += f" with spec.engine.runtime {runtimes[0]}"
-    return [f"{words}, which fits with {say(best.sizes)}"]
+    return [f"{words}, which fits with {say(best)}"]

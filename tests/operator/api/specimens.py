@@ -65,6 +65,10 @@ RIGHT: dict[str, Spec] = {
     "two nodes": spec(hardware={**GPUS, "nodes": 2}, parallelism={"tensor": 4, "pipeline": 2}),
     "data over two nodes": spec(hardware={**GPUS, "nodes": 2}, parallelism={"data": 2}),
     "experts": spec(hardware=GPUS, parallelism={"tensor": 2, "data": 2, "expert": 4, "pipeline": 1}),
+    "chosen by the planner": spec(hardware=GPUS, parallelism={"mode": "Auto", "minConcurrency": 16}),
+    "chosen by the planner, on two nodes": spec(hardware={**GPUS, "nodes": 2}, parallelism={"mode": "Auto"}),
+    "chosen by the planner, on a cpu": spec(parallelism={"mode": "Auto"}),
+    "a floor, and all else as ever": spec(hardware=GPUS, parallelism={"minConcurrency": 1}),
     "the most accelerators": spec(
         hardware={**GPUS, "count": 64, "nodes": 2}, parallelism={"tensor": 64, "data": 1, "pipeline": 2}
     ),
@@ -289,6 +293,15 @@ RULE_BREAKERS = (
         spec(parallelism={"tensor": 2}),
         "spec.parallelism",
         "accelerator cpu runs one copy of the model, unsplit; remove parallelism, and use spec.replicas for more",
+    ),
+    *(
+        Wrong(
+            f"{size} chosen twice",
+            spec(hardware=GPUS, parallelism={"mode": "Auto", size: 4 if size != "pipeline" else 1}),
+            "spec.parallelism.mode",
+            f"mode Auto chooses {size}, and {size} is given as well; remove mode or {size}",
+        )
+        for size in ("tensor", "data", "pipeline", "expert")
     ),
     Wrong(
         "experts on a cpu",

@@ -47,16 +47,20 @@ def test_the_table_shows_every_way_and_the_one_that_is_taken(run: Any) -> None:
     lines = out.splitlines()
     assert lines[1] == "accelerator  4 × nvidia-a100-80gb (81,920 MiB each)"
     titles = "TP  PP  DP  copies  weights/GPU  KV tokens/copy  max length  max concurrency  verdict      why"
-    assert lines[4] == titles
-    assert [line.split()[:4] for line in lines[5:8]] == [list("4111"), list("2122"), list("1144")]
-    assert lines[5].split()[4:] == ["3.7", "GiB", "2,191,456", "8,192", "267", "chosen"]
-    assert lines[7].endswith("56  recommended  the fewest accelerators that hold a copy")
+    assert lines[3] == "recommended  count 1, replicas 4, tensor 1, data 1"
+    assert lines[5] == titles
+    assert [line.split()[:4] for line in lines[6:9]] == [list("4111"), list("2122"), list("1144")]
+    assert lines[6].split()[4:] == ["3.7", "GiB", "2,191,456", "8,192", "267", "chosen"]
+    assert lines[8].endswith(
+        "56  recommended  the most copies that hold 4 sequences of 8,192 tokens each; "
+        "better as hardware.count 1, replicas 4: one copy a pod"
+    )
 
 
 def test_the_document_has_these_fields(answer: Any) -> None:
     code, found = answer(*LLAMA_8B, "-tp", "2")
     assert code == 0
-    assert list(found) == ["accepted", "options", "errors", "warnings"]
+    assert list(found) == ["accepted", "options", "recommendation", "errors", "warnings"]
     assert found["accepted"] is True
     assert found["errors"] == []
     assert found["options"][1] == {
@@ -71,6 +75,12 @@ def test_the_document_has_these_fields(answer: Any) -> None:
         "reason": "",
     }
     assert [way["verdict"] for way in found["options"]] == ["possible", "chosen", "recommended"]
+    assert found["recommendation"] == {
+        "replicas": 4,
+        "hardware": {"count": 1, "nodes": 1},
+        "parallelism": {"tensor": 1, "pipeline": 1, "data": 1},
+        "reason": found["options"][2]["reason"],
+    }
     assert found["warnings"][0].startswith("the stoker engine of this release drives 1 accelerator, not 4")
 
 

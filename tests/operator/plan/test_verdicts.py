@@ -35,7 +35,7 @@ def test_a_default_that_heads_do_not_allow_names_the_recommended_sizes(spec: Spe
     (violation,) = refused(spec(QWEN_05B, "nvidia-l4", 8))
     assert str(violation) == (
         "spec.parallelism: tensor 8 does not divide the model's 14 attention heads; "
-        "use tensor 1, data 8 (recommended) or tensor 2, data 4"
+        "use tensor 1, data 8 (recommended; better as hardware.count 1, replicas 8) or tensor 2, data 4"
     )
     assert violation.reason == "HeadsNotDivisible"
     assert plan(spec(QWEN_05B, "nvidia-l4", 8, parallelism={"data": 8}), Catalogue.load())

@@ -6,7 +6,7 @@ would. The same arithmetic stands here in Python and in CEL; ``self`` is a workl
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from typing import TYPE_CHECKING, Annotated, ClassVar, Final, Literal, NamedTuple
 
 from pydantic import Field
 
@@ -20,10 +20,30 @@ if TYPE_CHECKING:
 Size = Annotated[int, Field(ge=1, le=MAX_GPUS)]
 
 
+#: The fields that say how many accelerators each kind of parallelism takes.
+SIZES: Final = ("tensor", "data", "pipeline", "expert")
+
+
+def _chosen_twice(size: str) -> Rule:
+    return Rule(
+        field="mode",
+        holds=lambda it: it.mode is None or getattr(it, size) is None,
+        cel=f"!has(self.mode) || !has(self.{size})",
+        message=f"mode Auto chooses {size}, and {size} is given as well",
+        remedy=f"remove mode or {size}",
+    )
+
+
 class Parallelism(Part):
     """How the accelerators of a replica share the work. tensor × pipeline × data must equal count × nodes. tensor and
     data both absent: tensor takes all there are and data is 1; one of them given: the other is what is left."""
 
+    mode: Literal["Auto"] | None = None
+    """Auto: what `stoker plan` recommends for the replica's accelerators; status says what that is. Where the model's
+    shape is not known, tensor takes all there are. Absent: what tensor, data, pipeline and expert say."""
+    min_concurrency: Annotated[int, Field(ge=1, le=10000)] | None = None
+    """Sequences, of the length that is asked for or else of the model's own, that each copy of the model should hold
+    at once: what is recommended is chosen by it, and what holds fewer is warned about. Absent: 4."""
     tensor: Size | None = None
     """Accelerators over which each layer of a copy of the model is split."""
     data: Size | None = None
@@ -33,6 +53,8 @@ class Parallelism(Part):
     expert: Size | None = None
     """Accelerators over which the experts of a mixture-of-experts model are dealt: tensor × data. Absent: each expert
     is split as other layers are."""
+
+    RULES: ClassVar = tuple(map(_chosen_twice, SIZES))
 
 
 class Sizes(NamedTuple):
@@ -129,7 +151,8 @@ _IDLE_ALLOWED = "has(self.hardware.allowIdle) && self.hardware.allowIdle"
 _FILLS = (
     f"{_NOT_COUNTED} || {_SIZES}.all(s, s[0] * s[1] * s[2] == s[3] || (s[0] * s[1] * s[2] < s[3] && {_IDLE_ALLOWED}))"
 )
-_SPANS_NO_NODE = f"{_NOT_COUNTED} || {_NODES} == 1 || {_SIZES}.all(s, s[0] <= {_COUNT})"
+_IS_AUTO = "has(self.parallelism) && has(self.parallelism.mode)"
+_SPANS_NO_NODE = f"{_NOT_COUNTED} || {_NODES} == 1 || ({_IS_AUTO}) || {_SIZES}.all(s, s[0] <= {_COUNT})"
 _PRODUCT = (
     "(has(self.parallelism) && has(self.parallelism.pipeline)"
     " ? 'tensor (%d) × data (%d) × pipeline (%d)'.format([s[0], s[2], s[1]])"
@@ -168,6 +191,7 @@ RULES = (
             it.hardware.accelerator == CPU
             or it.hardware.gpus > MAX_GPUS
             or it.hardware.pods_per_replica == 1
+            or (it.parallelism is not None and it.parallelism.mode is not None)
             or it.sizes.tensor <= it.hardware.accelerators
         ),
         cel=_SPANS_NO_NODE,
@@ -179,12 +203,10 @@ RULES = (
         holds=lambda it: (
             it.hardware.accelerator != CPU
             or it.parallelism is None
-            or all(getattr(it.parallelism, size) in (None, 1) for size in type(it.parallelism).model_fields)
+            or all(getattr(it.parallelism, size) in (None, 1) for size in SIZES)
         ),
         cel=f"self.hardware.accelerator != '{CPU}' || !has(self.parallelism) || ("
-        + " && ".join(
-            f"(!has(self.parallelism.{size}) || self.parallelism.{size} == 1)" for size in Parallelism.model_fields
-        )
+        + " && ".join(f"(!has(self.parallelism.{size}) || self.parallelism.{size} == 1)" for size in SIZES)
         + ")",
         message="accelerator cpu runs one copy of the model, unsplit",
         remedy="remove parallelism, and use spec.replicas for more copies",

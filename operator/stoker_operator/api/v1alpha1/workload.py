@@ -54,5 +54,9 @@ class Workload(Part):
 
     @property
     def sizes(self) -> Sizes:
-        """`parallelism` with what its absence means."""
+        """`parallelism` with what its absence means; with mode Auto, what holds until more is known."""
+        if self.parallelism is not None and self.parallelism.mode is not None:
+            given = self.parallelism
+            if (given.tensor, given.data, given.pipeline) == (None, None, None):
+                return Sizes(self.hardware.accelerators, self.hardware.pods_per_replica, 1)
         return resolve(self.hardware.gpus, self.parallelism)

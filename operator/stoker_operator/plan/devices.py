@@ -1,0 +1,78 @@
+"""What is to know of accelerators whatever the model.
+
+A TPU node pool is one shape of slice. A pod says which, or is never scheduled (GKE, "Deploy TPU workloads"), and a
+replica has all chips of it. A time-sliced GPU's memory is not divided among those who share it.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from stoker_operator.api.v1alpha1 import Spec
+from stoker_operator.api.violation import Violation
+from stoker_operator.plan.placement import Placement
+
+
+def unusable(spec: Spec, placement: Placement) -> Iterator[Violation]:
+    """Why no node would take pods that ask for accelerators so."""
+    label = placement.accelerator.topology_label
+    if label is None:
+        return
+    chips = placement.count * placement.nodes
+    field = f"spec.template.spec.nodeSelector[{label}]"
+    found = _selected(spec.template.spec or {}, label)
+    if not found:
+        yield Violation(
+            field,
+            f"no shape of slice is asked for, so no node ever takes a pod with {spec.hardware.accelerator}",
+            f"set it to the topology of {chips} chips{_shape(chips)}, as your node pool has it",
+            reason="TopologyMissing",
+        )
+    elif all(_chips(value) != chips for value in found):
+        yield Violation(
+            field,
+            f"topology {' or '.join(found)} has not the {chips} chips of a replica",
+            "set spec.hardware.count to the chips of a node, and nodes to the nodes of the slice",
+            reason="TopologyMismatch",
+        )
+
+
+def warnings(spec: Spec, placement: Placement) -> Iterator[str]:
+    """What the author of a spec should know of the accelerators."""
+    if placement.accelerator.shared and spec.engine.gpu_memory_utilization_percent is None:
+        yield (
+            "the memory of a time-sliced device is also that of the other pods on it, which nothing keeps apart; set "
+            "spec.engine.gpuMemoryUtilizationPercent to this pod's share"
+        )
+
+
+def _selected(pod: Any, label: str) -> list[str]:
+    """The values of a node's label that a pod asks for; the API server judges all else about the template."""
+    selector = _part(pod, "nodeSelector")
+    if isinstance(selector.get(label), str):
+        return [selector[label]]
+    required = _part(_part(_part(pod, "affinity"), "nodeAffinity"), "requiredDuringSchedulingIgnoredDuringExecution")
+    terms = [each for each in required.get("nodeSelectorTerms") or () if isinstance(each, dict)]
+    wanted = [each for term in terms for each in term.get("matchExpressions") or () if isinstance(each, dict)]
+    named = [each for each in wanted if each.get("key") == label and each.get("operator") == "In"]
+    return [str(value) for each in named for value in each.get("values") or ()]
+
+
+def _part(of: Any, name: str) -> dict[str, Any]:
+    inner = of.get(name) if isinstance(of, dict) else None
+    return inner if isinstance(inner, dict) else {}
+
+
+def _chips(topology: str) -> int:
+    """How many chips a slice of such a shape has; 0 where it is no shape."""
+    if not re.fullmatch(r"\d{1,4}(x\d{1,4}){1,2}", topology):
+        return 0
+    return math.prod(map(int, topology.split("x")))
+
+
+def _shape(chips: int) -> str:
+    """The usual shape of so many chips on one host."""
+    return {1: ": 1x1", 4: ": 2x2", 8: ": 2x4"}.get(chips, "")

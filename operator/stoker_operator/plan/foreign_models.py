@@ -1,0 +1,217 @@
+"""How large models are that other runtimes serve and our engine does not, by the sums of their config.json.
+
+Our engine computes what it can describe to the last multiplication; a plan needs sizes only. An architecture is
+
+    a family's     its tensors have the sizes of a family that the contract describes (`_LIKE`)
+    by its fields  attention and MLP or experts as config.json's general fields count them (`_BY_FIELDS`)
+
+and an encoder of images or sound is counted by its own config. The tables name what vLLM serves and a test has counted
+in transformers' own classes; of any other architecture the shape is not known, and the engine judges at its start.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, Final
+
+from stoker_engine.contract.config_fields import Fields
+from stoker_engine.contract.decoder_config import (
+    AttentionConfig,
+    DecoderConfig,
+    LayerConfig,
+    MLPConfig,
+    NormConfig,
+)
+from stoker_engine.contract.errors import ModelError
+from stoker_engine.contract.families.registry import FAMILY_CONFIGS
+from stoker_engine.contract.model_config import ModelConfig
+from stoker_engine.contract.moe_config import MoEConfig
+
+#: Architecture → the family whose sizes its text model has; empty: the one that the text model's own config names.
+_LIKE: Final = {
+    "AquilaForCausalLM": "LlamaForCausalLM",
+    "AquilaModel": "LlamaForCausalLM",
+    "DeepseekV32ForCausalLM": "DeepseekV3ForCausalLM",
+    "Gemma3ForConditionalGeneration": "Gemma3ForCausalLM",
+    "Glm4vForConditionalGeneration": "Glm4ForCausalLM",
+    "Glm4vMoeForConditionalGeneration": "Glm4MoeForCausalLM",
+    "InternVLChatModel": "",
+    "KimiK25ForConditionalGeneration": "DeepseekV3ForCausalLM",
+    "KimiVLForConditionalGeneration": "DeepseekV3ForCausalLM",
+    "LlavaForConditionalGeneration": "",
+    "LlavaNextForConditionalGeneration": "",
+    "LlavaOnevisionForConditionalGeneration": "",
+    "Mistral3ForConditionalGeneration": "",
+    "Qwen2_5_VLForConditionalGeneration": "Qwen2ForCausalLM",
+    "Qwen2VLForConditionalGeneration": "Qwen2ForCausalLM",
+    "Qwen3VLForConditionalGeneration": "Qwen3ForCausalLM",
+    "Qwen3VLMoeForConditionalGeneration": "Qwen3MoeForCausalLM",
+    "SmolLM3ForCausalLM": "LlamaForCausalLM",
+}
+#: Architecture → whether its MLPs are gated.
+_BY_FIELDS: Final = {
+    "ApertusForCausalLM": False,
+    "ArceeForCausalLM": False,
+    "Ernie4_5ForCausalLM": True,
+    "Ernie4_5_MoeForCausalLM": True,
+    "Exaone4ForCausalLM": True,
+    "GptOssForCausalLM": True,
+    "HunYuanDenseV1ForCausalLM": True,
+    "Llama4ForCausalLM": True,
+    "Llama4ForConditionalGeneration": True,
+    "MiniMaxM2ForCausalLM": True,
+    "NemotronForCausalLM": False,
+    "Olmo3ForCausalLM": True,
+    "PhimoeForCausalLM": True,
+    "PhiMoEForCausalLM": True,
+    "SeedOssForCausalLM": True,
+}
+#: Where a config keeps that of its text model.
+_TEXT: Final = ("text_config", "llm_config", "language_config")
+#: Where it keeps those of its encoders.
+_ENCODERS: Final = ("vision_config", "audio_config")
+#: How a config says how many experts a layer has.
+_EXPERTS: Final = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
+#: Kinds of layers that see a part only → the field that says how much.
+_WINDOWS: Final = {"sliding_attention": "sliding_window", "chunked_attention": "attention_chunk_size"}
+#: Fields of layers that keep something else than keys and values.
+_NOT_ATTENTION: Final = ("ssm_cfg", "mamba_d_state", "linear_num_key_heads", "hybrid_override_pattern")
+
+
+def foreign_config(config: Mapping[str, Any]) -> ModelConfig:
+    """The sizes of the model that a parsed config.json without ``quantization_config`` describes.
+
+    Raises:
+        ModelError: it is of no architecture whose sizes are known, or a field is missing.
+    """
+    named = next((name for name in config.get("architectures") or [] if name in _LIKE or name in _BY_FIELDS), None)
+    if named is None:
+        found = ModelConfig.from_dict(config)
+    elif named in _LIKE:
+        found = _like(config, _LIKE[named] or _family_of(config, named))
+    else:
+        found = _by_fields(config, named)
+    return replace(found, encoder_weights=sum(_encoder(config.get(name)) for name in _ENCODERS))
+
+
+def text_of(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The config of the model that writes text, in that of one that also reads other things."""
+    for name in _TEXT:
+        inner = config.get(name)
+        if isinstance(inner, Mapping) and inner:
+            return inner
+    return config
+
+
+def _like(config: Mapping[str, Any], family: str) -> ModelConfig:
+    text = {key: value for key, value in text_of(config).items() if key != "quantization_config"}
+    for name in ("tie_word_embeddings", "dtype", "torch_dtype"):
+        if text.get(name) is None and config.get(name) is not None:
+            text[name] = config[name]
+    return ModelConfig.from_dict({**text, "architectures": [family]})
+
+
+def _family_of(config: Mapping[str, Any], named: str) -> str:
+    """The family that the text model's config says it is of."""
+    text = text_of(config)
+    stated = next((name for name in text.get("architectures") or [] if name in FAMILY_CONFIGS), None)
+    kind = str(text.get("model_type") or "")
+    families = {family.model_type: name for name, family in FAMILY_CONFIGS.items() if name.endswith("ForCausalLM")}
+    if stated is None and kind not in families:
+        raise ModelError(f"architecture {named} with a text model of type {kind or 'unknown'} is not known here")
+    return stated or families[kind]
+
+
+def _by_fields(config: Mapping[str, Any], named: str) -> ModelConfig:
+    c = Fields(text_of(config), {})
+    gated = _BY_FIELDS[named]
+    strange = next((name for name in _NOT_ATTENTION if c.get(name) is not None), None)
+    if strange is not None:
+        raise ModelError(
+            f"architecture {named} with {strange} keeps more than keys and values, which is not known here"
+        )
+    norm = NormConfig("rms", 1e-6)
+    # Llama 4 says both: the size of its experts as intermediate_size, that of its dense layers as this.
+    dense = MLPConfig(int(c.get("intermediate_size_mlp") or c.integer("intermediate_size")), "silu", gated)
+    moe = _experts(c)
+    kinds = {kind: _attention(c, kind) for kind in set(_kinds(c))}
+    layers = tuple(
+        LayerConfig(kinds[kind], dense, moe if _is_sparse(c, index) else None) for index, kind in enumerate(_kinds(c))
+    )
+    return ModelConfig(
+        architecture=named,
+        model_type=str(c.get("model_type") or named),
+        vocab_size=c.integer("vocab_size"),
+        hidden_size=c.integer("hidden_size"),
+        max_position_embeddings=c.integer("max_position_embeddings"),
+        tie_word_embeddings=bool(config.get("tie_word_embeddings", c.flag("tie_word_embeddings"))),
+        dtype=str(c.get("dtype") or config.get("dtype") or config.get("torch_dtype") or "bfloat16"),
+        eos_token_ids=(),
+        decoder=DecoderConfig(norm, layers),
+    )
+
+
+def _kinds(c: Fields) -> list[str]:
+    """What each layer sees, in the words of ``layer_types``."""
+    count = c.integer("num_hidden_layers")
+    kinds = c.get("layer_types")
+    if kinds is None:
+        # Every so many-th layer sees everything.
+        chunked = c.get("attention_chunk_size") is not None
+        every = c.get("no_rope_layer_interval") or 4 if chunked else c.get("sliding_window_pattern") or 0
+        every = len(every) if isinstance(every, str) else int(every)
+        windowed = "chunked_attention" if chunked else "sliding_attention"
+        kinds = [windowed if every and (index + 1) % every else "full_attention" for index in range(count)]
+    unknown = set(map(str, kinds)) - {"full_attention", *_WINDOWS}
+    if unknown or len(kinds) != count:
+        raise ModelError(f"layers of kind {', '.join(sorted(unknown)) or kinds!r} are not known here")
+    return list(kinds)
+
+
+def _attention(c: Fields, kind: str) -> AttentionConfig:
+    heads = c.integer("num_attention_heads")
+    kv_heads, size = int(c.get("num_key_value_heads") or heads), int(c.get("head_dim") or 0)
+    size = size or c.integer("hidden_size") // heads
+    window = c.get(_WINDOWS[kind]) if kind in _WINDOWS else None
+    bias = c.flag("attention_bias")
+    seen = None if window is None else int(window)
+    return AttentionConfig(heads, kv_heads, size, size**-0.5, sliding_window=seen, qkv_bias=bias, out_bias=bias)
+
+
+def _experts(c: Fields) -> MoEConfig | None:
+    """The mixture, where there is one."""
+    count = next((c.get(name) for name in _EXPERTS if c.get(name)), None)
+    if not count:
+        return None
+    size = int(c.get("moe_intermediate_size") or c.integer("intermediate_size"))
+    # Llama 4 has a shared expert beside the others, and no field that says so.
+    shared = (
+        1 if c.get("intermediate_size_mlp") else int(c.get("n_shared_experts") or c.get("moe_num_shared_experts") or 0)
+    )
+    chosen = c.get("num_experts_per_tok") or c.get("moe_k") or 1
+    return MoEConfig(int(count), int(chosen), size, shared_intermediate_size=shared * size)
+
+
+def _is_sparse(c: Fields, index: int) -> bool:
+    """Whether the layer at `index` is a mixture, where there is one."""
+    every = int(c.get("interleave_moe_layer_step") or c.get("moe_layer_interval") or 1)
+    first = int(c.get("first_k_dense_replace") or c.get("moe_layer_start_index") or 0)
+    return index >= first and (index + 1) % every == 0
+
+
+def _encoder(config: Any) -> int:
+    """How many numbers an encoder has: a transformer's of its layers, by the fields under any of their names."""
+    if not isinstance(config, Mapping):
+        return 0
+    found = Fields(config, {})
+
+    def first(*names: str) -> int:
+        value = next((found.get(name) for name in names if isinstance(found.get(name), int | float)), 0)
+        return int(value or 0)
+
+    # Qwen2-VL calls the width of its blocks embed_dim, and hidden_size that of what it hands on.
+    hidden, layers = first("embed_dim", "hidden_size", "d_model"), first("num_hidden_layers", "depth", "encoder_layers")
+    inner = first("intermediate_size", "encoder_ffn_dim") or int(hidden * float(found.get("mlp_ratio") or 4))
+    matrices = 3 if found.get("hidden_act") == "silu" else 2  # gated
+    return max(layers * (4 * hidden * hidden + matrices * hidden * inner), 0)

@@ -1,0 +1,148 @@
+"""What is recommended, what Auto makes of it, and what is warned about."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from stoker_operator.api.v1alpha1 import Spec
+from stoker_operator.plan.catalogue import Catalogue
+from stoker_operator.plan.options import recommended
+from stoker_operator.plan.planner import Plan, Study, plan
+
+from .conftest import LLAMA_8B
+
+LLAMA_31_70B = "hf://meta-llama/Llama-3.1-70B-Instruct"
+QWEN_MOE = "hf://Qwen/Qwen3-30B-A3B"
+H100 = "nvidia-h100-80gb"
+
+SpecOf = Callable[..., Spec]
+Studied = Callable[..., Study]
+
+
+def sizes(study: Study) -> tuple[int, ...]:
+    best = recommended(study.options)
+    assert best is not None
+    return best.sizes
+
+
+def test_what_only_fits_is_not_what_serves(studied: Studied) -> None:
+    """TP 2 × DP 4 holds the weights and a sequence of 13,472 tokens, where the model takes 131,072."""
+    assert sizes(studied(LLAMA_31_70B, H100, 8)) == (8, 1, 1)  # ten of them; three with TP 4
+
+
+@pytest.mark.parametrize(
+    ("floor", "length", "expected"),
+    [
+        (1, None, (4, 1, 2)),
+        (3, None, (4, 1, 2)),
+        (4, None, (8, 1, 1)),
+        (10, None, (8, 1, 1)),
+        (11, None, (8, 1, 1)),  # none holds as many: the nearest
+        (4, 32768, (4, 1, 2)),
+        (4, 3000, (2, 1, 4)),
+        (5, 3000, (4, 1, 2)),
+    ],
+)
+def test_length_and_floor_decide_before_copies(
+    studied: Studied, floor: int, length: int | None, expected: tuple[int, ...]
+) -> None:
+    engine = {} if length is None else {"maxModelLen": length}
+    found = studied(LLAMA_31_70B, H100, 8, parallelism={"minConcurrency": floor}, **engine)
+    assert sizes(found) == expected
+
+
+def test_copies_that_share_nothing_are_pods_of_their_own(studied: Studied) -> None:
+    advice = studied(LLAMA_8B, H100, 8).advice
+    assert advice is not None
+    assert (advice.count, advice.nodes, advice.replicas, advice.sizes) == (1, 1, 8, (1, 1, 1))
+    found = studied(LLAMA_8B, H100, 8, parallelism={"minConcurrency": 100}).advice
+    assert found is not None and (found.count, found.replicas, found.sizes) == (2, 4, (2, 1, 1))
+    over_nodes = studied(LLAMA_8B, H100, 8, hardware={"nodes": 2}, parallelism={"data": 16}).advice
+    assert over_nodes is not None and (over_nodes.count, over_nodes.nodes, over_nodes.replicas) == (1, 1, 16)
+
+
+def test_copies_that_share_experts_stay_together(studied: Studied) -> None:
+    advice = studied(QWEN_MOE, H100, 4).advice
+    assert advice is not None and not advice.apart
+    assert (advice.count, advice.replicas, advice.sizes) == (4, 1, (1, 1, 4))
+    # Those of our own engine share nothing, unless whole experts are dealt.
+    apart = studied(QWEN_MOE, H100, 4, runtime="stoker", image="x").advice
+    assert apart is not None and apart.apart
+
+
+# Auto
+
+
+def test_auto_is_what_is_recommended(spec: SpecOf, studied: Studied) -> None:
+    for source, count in [(LLAMA_31_70B, 8), (LLAMA_8B, 8), (LLAMA_8B, 6), (QWEN_MOE, 4), (LLAMA_31_70B, 2)]:
+        planned = plan(spec(source, H100, count, parallelism={"mode": "Auto"}), Catalogue.load())
+        assert planned.placement.sizes == sizes(studied(source, H100, count))
+        assert planned.chosen_by == "spec.parallelism.mode"
+
+
+def test_auto_heeds_the_floor(spec: SpecOf) -> None:
+    asked = spec(LLAMA_31_70B, H100, 8, parallelism={"mode": "Auto", "minConcurrency": 3})
+    assert plan(asked, Catalogue.load()).placement.sizes == (4, 1, 2)
+
+
+def test_auto_says_that_copies_are_better_apart(spec: SpecOf) -> None:
+    (warning,) = plan(spec(LLAMA_8B, H100, 8, parallelism={"mode": "Auto"}), Catalogue.load()).warnings
+    assert "hardware.count 1 with replicas 8" in warning
+
+
+def test_auto_without_a_shape_takes_all_for_tensor(spec: SpecOf) -> None:
+    planned = plan(spec("pvc://models/mine", H100, 8, parallelism={"mode": "Auto"}), Catalogue.load())
+    assert planned.placement.sizes == (8, 1, 1)
+    assert planned.unknown and planned.chosen_by
+
+
+def test_auto_deals_whole_experts_where_parts_do_not_come_out_even(spec: SpecOf) -> None:
+    planned = plan(spec("hf://Qwen/Qwen3-30B-A3B-FP8", H100, 8, parallelism={"mode": "Auto"}), Catalogue.load())
+    assert planned.placement.expert
+
+
+def test_absence_means_what_it_did(spec: SpecOf) -> None:
+    for parallelism in (None, {"minConcurrency": 1}, {"minConcurrency": 100}):
+        planned = plan(spec(LLAMA_8B, H100, 8, parallelism=parallelism), Catalogue.load())
+        assert planned.placement.sizes == (8, 1, 1)
+        assert planned.max_model_len == 8192
+        assert not planned.chosen_by
+
+
+# Warnings
+
+
+def planned(spec: SpecOf, *args: Any, **given: Any) -> Plan:
+    return plan(spec(*args, **given), Catalogue.load())
+
+
+def test_a_length_that_is_cut_is_warned_about(spec: SpecOf) -> None:
+    found = planned(spec, LLAMA_31_70B, H100, 2)
+    (warning,) = found.warnings
+    assert found.max_model_len is not None and found.max_model_len < 20_000
+    assert f"cut to {found.max_model_len:,} of the model's 131,072 tokens" in warning
+    assert "use 8 × nvidia-h100-80gb a copy" in warning
+    (warning,) = planned(spec, LLAMA_31_70B, H100, 8, parallelism={"data": 4}).warnings
+    assert "use tensor 8, data 1" in warning
+    # Who says how long sequences are has nothing cut, and who asks for one at once has too few of none.
+    assert not planned(spec, LLAMA_31_70B, H100, 2, maxModelLen=3000).warnings
+    assert not planned(spec, LLAMA_31_70B, H100, 8).warnings
+
+
+def test_a_cut_is_warned_about_whoever_chooses_the_length(spec: SpecOf) -> None:
+    for args in ([], ["--max-model-len=auto"], ["--max-num-seqs=8"]):
+        assert "sequences are cut" in planned(spec, LLAMA_31_70B, H100, 2, args=args).warnings[0]
+    assert "sequences are cut" in planned(spec, LLAMA_31_70B, H100, 2, parallelism={"mode": "Auto"}).warnings[0]
+    memory = {"resources": {"limits": {"memory": "3300Mi"}}}
+    (warning,) = planned(spec, "demo://gemma-3-270m", "cpu", hardware=memory, runtime="stoker").warnings
+    assert "sequences are cut" in warning and "resources.limits.memory" in warning
+
+
+def test_too_few_at_once_are_warned_about(spec: SpecOf) -> None:
+    asked = {"tensor": 4, "data": 2}
+    (warning,) = planned(spec, LLAMA_31_70B, H100, 8, parallelism=asked).warnings
+    assert warning.startswith("a copy holds 3 of 131,072 tokens at once, fewer than 4; use tensor 8, data 1")
+    assert not planned(spec, LLAMA_31_70B, H100, 8, parallelism={**asked, "minConcurrency": 3}).warnings
