@@ -2,7 +2,8 @@
 
 It judges a manifest (``-f``), or a model and accelerators (``--model``), by the operator's own planner. It needs no
 cluster and no network: the shape of a model comes from the table of well-known ones, or from a folder on this machine.
-With ``--cluster`` the nodes of the cluster that the kubeconfig points at are asked whether they have room.
+With ``--cluster`` the cluster that the kubeconfig points at is asked what it has and has free, and which of its
+accelerators would hold the model; ``--accelerator`` may be left out then.
 """
 
 from __future__ import annotations
@@ -19,17 +20,17 @@ import yaml
 from stoker_operator.api.manifest import parse
 from stoker_operator.api.v1alpha1 import Spec
 from stoker_operator.api.violation import Refused, Violation
-from stoker_operator.cli import yaml_text
+from stoker_operator.cli import plan_cluster, yaml_text
 from stoker_operator.cli.local_config import local_config
 from stoker_operator.cli.manifest_file import add_arguments, read_text
 from stoker_operator.cli.plan_answer import Answer, document, table
 from stoker_operator.cli.plan_flags import add_flags, document_of, flags_given
 from stoker_operator.manifests.children import children
 from stoker_operator.manifests.owner import Owner
-from stoker_operator.plan.capacity import Holder, capacity
+from stoker_operator.plan.capacity import capacity
 from stoker_operator.plan.catalogue import Catalogue
 from stoker_operator.plan.placement import Placement
-from stoker_operator.plan.planner import plan, study
+from stoker_operator.plan.planner import Study, plan, study
 
 
 def main(argv: list[str]) -> int:
@@ -41,7 +42,12 @@ def main(argv: list[str]) -> int:
     )
     add_arguments(parser, required=False)
     add_flags(parser)
-    parser.add_argument("--cluster", action="store_true", help="ask the nodes of the kubeconfig's cluster for room")
+    parser.add_argument(
+        "--cluster",
+        action="store_true",
+        help="show what the kubeconfig's cluster has and has free, and which of its accelerators would hold the model; "
+        "--accelerator may be left out then",
+    )
     parser.add_argument("-o", "--output", choices=("table", "json", "yaml"), default="table", help="(default: table)")
     options = parser.parse_args(argv)
     given = flags_given(options)
@@ -49,9 +55,7 @@ def main(argv: list[str]) -> int:
         parser.error("give either -f FILE or --model MODEL")
     if options.filename and given:
         parser.error(f"{given[0]} stands in for a manifest; put it into {options.filename}")
-    answer = consider(options)
-    if answer.study is not None and options.cluster:
-        answer = replace(answer, cluster=_room(answer.study.placement))
+    answer = _anywhere(options) if options.cluster and options.model and not options.accelerator else consider(options)
     print(_said(answer, options.output), end="")
     for violation in answer.errors:
         print(f"stoker plan: {violation}", file=sys.stderr)
@@ -73,6 +77,38 @@ def consider(options: argparse.Namespace) -> Answer:
         found = study(spec, catalogue, local_config(spec))
     except Refused as refused:
         return Answer(spec, None, False, refused.violations)
+    answer = _answer(options, asked, spec, found, catalogue)
+    if not options.cluster:
+        return answer
+    seen = plan_cluster.ask()
+    kinds = plan_cluster.rows(seen, asked, catalogue)
+    return replace(answer, cluster=_room(seen, found.placement), kinds=kinds)
+
+
+def _anywhere(options: argparse.Namespace) -> Answer:
+    """The answer for a model, and whatever accelerators the cluster has."""
+    try:
+        catalogue = Catalogue.load(options.catalogue)
+        asked = document_of(options, catalogue)
+    except Refused as refused:
+        return Answer(None, None, False, refused.violations)
+    seen = plan_cluster.ask()
+    kinds = plan_cluster.rows(seen, asked, catalogue)
+    if not kinds:
+        problem = seen.unknown or "no node has an accelerator of the catalogue"
+        remedy = "name --accelerator, such as cpu with --memory"
+        return Answer(None, None, False, (Violation("cluster", problem, remedy),), kinds=())
+    errors: tuple[Violation, ...] = ()
+    if all(kind.option is None for kind in kinds):
+        problem = "no accelerator of the cluster can run it so"
+        errors = (Violation("spec.hardware", problem, "see why, or use a smaller or quantized model"),)
+    return Answer(None, None, False, errors, seen.unknown or None, kinds)
+
+
+def _answer(
+    options: argparse.Namespace, asked: Mapping[str, Any], spec: Spec, found: Study, catalogue: Catalogue
+) -> Answer:
+    """What is said of a spec that was considered."""
     fate = _fate(asked, spec, catalogue)
     if options.filename:
         return Answer(spec, found, True, fate)
@@ -130,21 +166,12 @@ def _manifest(filename: str) -> Mapping[str, Any]:
     return dict(found[0])
 
 
-def _room(placement: Placement) -> str:
-    """What the cluster's nodes say."""
-    # Imported when needed: the Kubernetes client takes a second, and every other plan does without.
-    from stoker_operator import observe
-    from stoker_operator.kube import Kube, KubeError
-
-    try:
-        kube = Kube.connect()
-        nodes = [observe.node(each) for each in kube.list("Node").items]
-        live = [each for each in kube.list("Pod").items if each["status"].get("phase") not in ("Succeeded", "Failed")]
-    except KubeError as error:
-        return f"not known: {error}"
-    pods = [(f"{each['metadata']['namespace']}/{each['metadata']['name']}", observe.pod(each)) for each in live]
-    holders = [Holder(name, pod.node, pod.requests) for name, pod in pods if pod.node and pod.requests]
-    return capacity(nodes, holders, placement.accelerator, placement.count) or "it has room for a pod now"
+def _room(seen: plan_cluster.Seen, placement: Placement) -> str:
+    """Whether the cluster's nodes have room for what was asked for."""
+    if seen.unknown:
+        return seen.unknown if seen.nodes else f"not known: {seen.unknown}"
+    room = capacity(seen.nodes, seen.holders or (), placement.accelerator, placement.count)
+    return room or "it has room for a pod now"
 
 
 def _said(answer: Answer, output: str) -> str:

@@ -8,6 +8,9 @@ from typing import Any
 
 from stoker_operator.api.v1alpha1 import Spec
 from stoker_operator.api.violation import Violation
+from stoker_operator.cli import plan_cluster
+from stoker_operator.cli.columns import columns
+from stoker_operator.cli.plan_cluster import Row
 from stoker_operator.plan.estimate import gib
 from stoker_operator.plan.options import Advice, Option
 from stoker_operator.plan.planner import Study
@@ -22,7 +25,8 @@ class Answer:
         study: what was considered; None where nothing could be.
         asked: the sizes in the spec are among those that were considered.
         errors: all that speaks against it.
-        cluster: what the nodes say; None where they were not asked.
+        cluster: what the nodes say of what was asked for; None where they were not asked.
+        kinds: what each kind of accelerator of the cluster would make of the model; None where nodes were not asked.
     """
 
     spec: Spec | None
@@ -30,6 +34,7 @@ class Answer:
     asked: bool
     errors: tuple[Violation, ...]
     cluster: str | None = None
+    kinds: tuple[Row, ...] | None = None
 
 
 def document(answer: Answer) -> dict[str, Any]:
@@ -56,14 +61,27 @@ def document(answer: Answer) -> dict[str, Any]:
         ],
         "warnings": list(study.warnings) if study else [],
     }
-    return found if answer.cluster is None else {**found, "cluster": answer.cluster}
+    if answer.cluster is not None:
+        found["cluster"] = answer.cluster
+    if answer.kinds is not None:
+        found["accelerators"] = plan_cluster.document(answer.kinds)
+    return found
 
 
 def table(answer: Answer) -> str:
     """The answer to read."""
+    parts = [_ways(answer), *([_kinds(answer.kinds)] if answer.kinds else [])]
+    return "\n\n".join(filter(None, parts))
+
+
+def _kinds(kinds: Sequence[Row]) -> str:
+    return "\n".join(columns(plan_cluster.table(kinds), ("accelerator", *_WORDS)))
+
+
+def _ways(answer: Answer) -> str:
     spec, study = answer.spec, answer.study
     if spec is None or study is None:
-        return ""
+        return "" if answer.cluster is None else f"{'cluster':<13}{answer.cluster}"
     placement = study.placement
     memory = placement.accelerator.memory_mib
     nodes = f" × {placement.nodes} nodes" if placement.nodes > 1 else ""
@@ -93,7 +111,7 @@ def table(answer: Answer) -> str:
     ]
     titles = tuple(title for title in _TITLES if title != "EP" or dealt)
     lines = [f"{name:<13}{value}" for name, value in head]
-    lines += ["", *_aligned([titles, *rows])]
+    lines += ["", *columns([titles, *rows], _WORDS)]
     lines += ["", *(f"warning: {warning}" for warning in study.warnings)] if study.warnings else []
     return "\n".join(lines)
 
@@ -102,8 +120,8 @@ _TITLES = (
     "TP", "PP", "DP", "EP", "copies", "weights/GPU", "KV tokens/copy", "max length", "max concurrency", "verdict",
     "why",
 )  # fmt: skip
-#: Columns of words, which begin on the left.
-_WORDS = 2
+#: Columns of words.
+_WORDS = ("verdict", "why")
 
 
 def _judged(answer: Answer) -> list[tuple[Option, str, str]]:
@@ -173,13 +191,3 @@ def _cells(way: Option) -> tuple[str, ...]:
 
 def _each(memory: int | None) -> str:
     return f" ({memory:,} MiB each)" if memory else ""
-
-
-def _aligned(rows: Sequence[tuple[str, ...]]) -> list[str]:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = []
-    for row in rows:
-        numbers = [cell.rjust(width) for cell, width in zip(row, widths, strict=True)][:-_WORDS]
-        words = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)][-_WORDS:]
-        lines.append("  ".join([*numbers, *words]).rstrip())
-    return lines

@@ -155,7 +155,7 @@ class Catalogue(BaseModel):
         labels = {**device.node_labels, _PRODUCT: [f"{product}{_SHARED.upper()}" for product in products]}
         return device.model_copy(update={"node_labels": labels, "max_count": 1, "shared": True})
 
-    def keys(self) -> list[str]:
+    def every_key(self) -> list[str]:
         """Every key that `accelerator` knows, those of shared devices behind the others."""
         return [*self.accelerators, *(f"{key}{_SHARED}" for key in self.accelerators if self._share(f"{key}{_SHARED}"))]
 

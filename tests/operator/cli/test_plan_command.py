@@ -50,7 +50,7 @@ def test_the_table_shows_every_way_and_the_one_that_is_taken(run: Any) -> None:
     assert lines[3] == "recommended  count 1, replicas 4, tensor 1, data 1"
     assert lines[5] == titles
     assert [line.split()[:4] for line in lines[6:9]] == [list("4111"), list("2122"), list("1144")]
-    assert lines[6].split()[4:] == ["3.7", "GiB", "2,191,456", "8,192", "267", "chosen"]
+    assert lines[6].split()[4:] == ["3.7", "GiB", "2,191,440", "8,192", "267", "chosen"]
     assert lines[8].endswith(
         "56  recommended  the most copies that hold 4 sequences of 8,192 tokens each; "
         "better as hardware.count 1, replicas 4: one copy a pod"
@@ -68,7 +68,7 @@ def test_the_document_has_these_fields(answer: Any) -> None:
         "pipeline": 1,
         "data": 2,
         "weightBytesPerGpu": 8_030_527_488,
-        "kvTokensPerCopy": 1_033_600,
+        "kvTokensPerCopy": 1_033_584,
         "maxModelLen": 8192,
         "maxConcurrency": 126,
         "verdict": "chosen",

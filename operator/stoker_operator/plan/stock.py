@@ -1,0 +1,110 @@
+"""What a cluster has of each kind of accelerator, and what of it is free. Pure.
+
+A node's labels say which kind its devices are (`Accelerator.node_labels`); a device plugin's resource alone does not,
+where several kinds share it. Devices on nodes that are not ready or cordoned are there, and not free.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from stoker_operator.facts import Node
+from stoker_operator.plan.capacity import Holder
+from stoker_operator.plan.catalogue import Accelerator, Catalogue
+
+
+@dataclass(frozen=True)
+class Stock:
+    """One kind of accelerator, as the cluster has it.
+
+    Attributes:
+        key: the catalogue's; empty where labels do not say which kind it is.
+        resource: what its device plugin calls it.
+        sizes: devices of each node that has some.
+        free: those that no pod holds, in the same order; None where pods may not be seen.
+        topology: the shape of the slices, where pods must ask for one.
+        why_unknown: what is missing, where `key` is empty.
+    """
+
+    key: str
+    resource: str
+    sizes: tuple[int, ...]
+    free: tuple[int, ...] | None
+    topology: str = ""
+    why_unknown: str = ""
+
+    @property
+    def largest(self) -> int:
+        """The most devices of a node."""
+        return max(self.sizes)
+
+    def pods_now(self, count: int) -> int | None:
+        """How many pods with `count` of them find room now; None where it is not known what is free."""
+        return None if self.free is None else sum(free // count for free in self.free)
+
+
+def stocks(nodes: Sequence[Node], holders: Sequence[Holder] | None, catalogue: Catalogue) -> tuple[Stock, ...]:
+    """What the cluster has, in the catalogue's order; what is of no known kind comes last.
+
+    Args:
+        nodes: all of them.
+        holders: every pod that holds devices; None where they may not be seen.
+        catalogue: the kinds that are known.
+    """
+    resources = {entry.resource for entry in catalogue.accelerators.values() if entry.resource}
+    found: dict[tuple[str, str, str], list[Node]] = {}
+    for node in nodes:
+        for resource in sorted(resources & node.allocatable.keys()):
+            if node.allocatable[resource]:
+                key = kind_of(node, resource, catalogue)
+                label = catalogue.accelerator(key).topology_label if key else None
+                found.setdefault((key, resource, node.labels.get(label or "", "")), []).append(node)
+    order = {key: index for index, key in enumerate(catalogue.every_key())}
+    kinds = sorted(found, key=lambda kind: (order.get(kind[0], len(order)), kind))
+    return tuple(_stock(kind, found[kind], holders, catalogue) for kind in kinds)
+
+
+def kind_of(node: Node, resource: str, catalogue: Catalogue) -> str:
+    """The key of the node's devices of a resource: the one that a label vouches for, or the only one of that resource
+    that has no labels to be known by. Empty: it cannot be told."""
+    kinds = {key: catalogue.accelerator(key) for key in catalogue.every_key()}
+    kinds = {key: kind for key, kind in kinds.items() if kind.resource == resource}
+    vouched = [key for key, kind in kinds.items() if _vouched(node, kind)]
+    unlabelled = [key for key, kind in kinds.items() if not kind.node_labels]
+    return next(iter(vouched or (unlabelled if len(unlabelled) == 1 else ())), "")
+
+
+def _vouched(node: Node, kind: Accelerator) -> bool:
+    return any(node.labels.get(key) in values for key, values in kind.node_labels.items())
+
+
+def _stock(
+    kind: tuple[str, str, str], nodes: Sequence[Node], holders: Sequence[Holder] | None, catalogue: Catalogue
+) -> Stock:
+    key, resource, topology = kind
+    sizes = tuple(node.allocatable[resource] for node in nodes)
+    free = None
+    if holders is not None:
+        held: dict[str, int] = {}
+        for holder in holders:
+            held[holder.node] = held.get(holder.node, 0) + holder.requests.get(resource, 0)
+        left = (
+            node.allocatable[resource] - held.get(node.name, 0) if node.ready and not node.unschedulable else 0
+            for node in nodes
+        )
+        free = tuple(max(each, 0) for each in left)
+    why = "" if key else _why_unknown(nodes, resource, catalogue)
+    return Stock(key, resource, sizes, free, topology, why)
+
+
+def _why_unknown(nodes: Sequence[Node], resource: str, catalogue: Catalogue) -> str:
+    kinds = {key: entry for key, entry in catalogue.accelerators.items() if entry.resource == resource}
+    labels = list(dict.fromkeys(label for entry in kinds.values() for label in entry.node_labels))
+    if not labels:
+        return f"it is {' or '.join(kinds)}, and no label tells which; name --accelerator"
+    said = sorted({node.labels[label] for node in nodes for label in labels if label in node.labels})
+    unlabelled = sum(not any(label in node.labels for label in labels) for node in nodes)
+    parts = [f"{', '.join(said)} is not in the accelerator catalogue"] if said else []
+    parts += [f"{unlabelled} of the nodes lack the label {' or '.join(labels)}"] if unlabelled else []
+    return "; ".join(parts)
