@@ -101,6 +101,23 @@ def test_a_model_of_unknown_shape_runs_all_the_same(document: Any, catalogue: Ca
     assert reported["workloads"][0]["plan"] == {"tensor": 1, "pipeline": 1, "data": 1}
 
 
+def test_what_mode_auto_chose_is_reported(document: Any, catalogue: Catalogue) -> None:
+    auto = {"parallelism": {"mode": "Auto"}, "engine": {"runtime": "vllm"}}
+    hardware = {"hardware": {"accelerator": "nvidia-h100-80gb", "count": 8}}
+    known = {"source": "hf://meta-llama/Meta-Llama-3-70B-Instruct"}
+    reported = report(document(model=known, **hardware, **auto), catalogue)
+    planned = reported["workloads"][0]["plan"]
+    assert (planned["tensor"], planned["data"]) == (4, 2)
+    assert message(reported, "Planned").startswith(
+        "each pod runs tensor 4, data 2, as spec.parallelism.mode Auto chose"
+    )
+    reported = report(document(model={"source": "pvc://weights/llama"}, **hardware, **auto), catalogue)
+    planned = reported["workloads"][0]["plan"]
+    assert (planned["tensor"], planned["data"]) == (8, 1)
+    assert condition(reported, "Planned") == ("Unknown", "ModelUnknown")
+    assert "takes all accelerators for tensor, since the model is not known" in message(reported, "Planned")
+
+
 def test_a_load_balancer_has_an_address_of_its_own(document: Any, catalogue: Catalogue) -> None:
     service = {
         **ours("Service"),

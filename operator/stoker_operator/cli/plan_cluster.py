@@ -103,7 +103,7 @@ def rows(seen: Seen, asked: Document, catalogue: Catalogue) -> tuple[Row, ...]:
 
 def table(found: Sequence[Row]) -> list[tuple[str, ...]]:
     """The rows to read, titles first."""
-    lines = [_TITLES]
+    lines: list[tuple[str, ...]] = [_TITLES]
     for row in found:
         stock, option = row.stock, row.option
         sizes = option.sizes if option else None
@@ -117,7 +117,7 @@ def table(found: Sequence[Row]) -> list[tuple[str, ...]]:
                 *(
                     str(len(stock.sizes)),
                     str(sum(stock.sizes)),
-                    _said(stock.free and sum(stock.free)),
+                    _said(None if stock.free is None else sum(stock.free)),
                     str(stock.largest),
                 ),
                 *(map(str, way) if way else ("",) * 4),

@@ -62,6 +62,8 @@ def main(argv: list[str]) -> int:
         launch = prepare(endpoint, Catalogue.load(options.catalogue), options, os.environ)
         if launch.unused:
             print(f"Not used on one machine: {', '.join(launch.unused)}", flush=True)
+        for warning in launch.warnings:
+            print(f"Warning: {warning}", flush=True)
         print(f"{launch.name}: {shlex.join([launch.runtime, *launch.words])}", flush=True)
         # Replaced, not wrapped: signals and the exit code are the engine's own.
         os.execve(launch.program[0], [*launch.program, *launch.words], launch.env)
@@ -80,6 +82,7 @@ class Launch:
         words: what follows that.
         env: the whole environment.
         unused: fields that were given and mean nothing here.
+        warnings: what its author should know of the plan.
     """
 
     name: str
@@ -88,6 +91,7 @@ class Launch:
     words: list[str]
     env: dict[str, str]
     unused: list[str]
+    warnings: tuple[str, ...] = ()
 
 
 def prepare(
@@ -115,7 +119,9 @@ def prepare(
     template = spec.model.chat_template.value if spec.model.chat_template else None
     started = engine.invocation(spec, planned, chat_template=template, host=options.host, port=options.port)
     variables = env(spec, engine, environment)
-    return Launch(endpoint.metadata.name, engine.name, program(engine), list(started.words), variables, unused)
+    return Launch(
+        endpoint.metadata.name, engine.name, program(engine), list(started.words), variables, unused, planned.warnings
+    )
 
 
 def plan_here(spec: Spec, catalogue: Catalogue) -> Plan:

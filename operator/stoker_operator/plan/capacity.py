@@ -44,7 +44,7 @@ def capacity(nodes: Sequence[Node], holders: Sequence[Holder], accelerator: Acce
     wanted = f"{count} × {resource}"
     if largest == 0:
         others = any(node.allocatable.get(resource, 0) for node in nodes)
-        why = "those that have some are labelled as another kind" if others else "none has any"
+        why = _other_kind(nodes, resource) if others else "none has any"
         return f"no node can ever hold {wanted}: {why}"
     if largest < count:
         return f"no node can ever hold {wanted}: the largest has {largest}"
@@ -64,6 +64,14 @@ def capacity(nodes: Sequence[Node], holders: Sequence[Holder], accelerator: Acce
 def allows(node: Node, accelerator: Accelerator) -> bool:
     """Whether no label of `node` says that it has another kind of accelerator."""
     return all(key not in node.labels or node.labels[key] in values for key, values in accelerator.node_labels.items())
+
+
+def _other_kind(nodes: Sequence[Node], resource: str) -> str:
+    """What is said of nodes whose labels say that they have the resource, and another kind of it."""
+    labels = [value for node in nodes if node.allocatable.get(resource, 0) for value in node.labels.values()]
+    if any(value.endswith("-SHARED") for value in labels):
+        return "those that have some are time-sliced; name the accelerator with -shared behind it to use a share"
+    return "those that have some are labelled as another kind"
 
 
 def _held(holders: Sequence[Holder], node: str, resource: str) -> int:

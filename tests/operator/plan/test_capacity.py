@@ -30,6 +30,12 @@ def node(name: str, gpus: int, product: str = "", *, ready: bool = True, cordone
             [],
             "no node can ever hold 8 × nvidia.com/gpu: those that have some are labelled as another kind",
         ),
+        (
+            [node("a", 8, "NVIDIA-H100-80GB-HBM3-SHARED")],
+            [],
+            "no node can ever hold 8 × nvidia.com/gpu: those that have some are time-sliced; name the accelerator with "
+            "-shared behind it to use a share",
+        ),
         ([node("a", 8, "NVIDIA-H100-80GB-HBM3")], [], ""),
         (
             [node("a", 8), node("b", 4)],
