@@ -212,6 +212,10 @@ def _encoder(config: Any) -> int:
 
     # Qwen2-VL calls the width of its blocks embed_dim, and hidden_size that of what it hands on.
     hidden, layers = first("embed_dim", "hidden_size", "d_model"), first("num_hidden_layers", "depth", "encoder_layers")
-    inner = first("intermediate_size", "encoder_ffn_dim") or int(hidden * float(found.get("mlp_ratio") or 4))
+    # What GLM-4V calls intermediate_size is that of what joins its encoder to the text model.
+    glm = str(found.get("model_type")).startswith("glm4v")
+    inner = first("out_hidden_size" if glm else "intermediate_size", "encoder_ffn_dim") or int(
+        hidden * float(found.get("mlp_ratio") or 4)
+    )
     matrices = 3 if found.get("hidden_act") == "silu" else 2  # gated
     return max(layers * (4 * hidden * hidden + matrices * hidden * inner), 0)
