@@ -12,8 +12,11 @@ import yaml
 
 from stoker_operator import webhook as webhook_module
 from stoker_operator.api.manifest import parse as parse_endpoint
+from stoker_operator.api.v1alpha1 import InferenceEndpoint
 from stoker_operator.cli.operator import parse
+from stoker_operator.cli.render import render
 from stoker_operator.plan.catalogue import Catalogue
+from stoker_operator.policy import Policy
 from stoker_operator.settings import LeaseSettings
 
 CHART = Path(__file__).parents[2] / "charts/stoker"
@@ -51,17 +54,119 @@ def granted(rules: list[dict[str, Any]]) -> set[str]:
 def test_the_operator_may_do_what_it_does_and_no_more(helm: str) -> None:
     documents = lasting(template(helm))
     roles = {each["metadata"]["name"]: each["rules"] for each in documents if each["kind"] in ("Role", "ClusterRole")}
+    users = {name: granted(roles.pop(name)) for name in ("stoker-view", "stoker-edit")}
     assert set(roles) == {"stoker", "stoker-self", "stoker-webhook"}
     assert not [grant for rules in roles.values() for grant in granted(rules) if "*" in grant]
     everywhere = granted(roles["stoker"])
     assert {grant for grant in everywhere if grant.endswith(" delete")} == {
         "poddisruptionbudgets delete",
         "podmonitors delete",
+        "networkpolicies delete",
     }
     assert not [grant for grant in everywhere if grant.startswith("secrets")]
     assert "inferenceendpoints patch" not in everywhere  # users' objects are theirs
     for rule in [*roles["stoker-self"], *roles["stoker-webhook"]]:
         assert rule.get("resourceNames") or rule["verbs"] == ["create"]
+    assert all(grant.startswith("inferenceendpoints") for grants in users.values() for grant in grants)
+    assert "inferenceendpoints/status patch" not in users["stoker-edit"]  # that is the operator's
+    bound = {each["roleRef"]["name"] for each in documents if each["kind"] in ("RoleBinding", "ClusterRoleBinding")}
+    assert bound == set(roles)
+    without = template(helm, "rbac.aggregate=false")
+    assert not [each for each in without if each["kind"] == "ClusterRole" and each["metadata"]["name"] in users]
+
+
+def test_the_operators_pods_are_closed_but_for_its_webhook_and_prometheus(helm: str) -> None:
+    policy = only(template(helm), "NetworkPolicy")["spec"]
+    pods = only(template(helm), "Deployment")["spec"]
+    assert policy["podSelector"] == pods["selector"]
+    assert policy["policyTypes"] == ["Ingress"]
+    webhook, metrics = policy["ingress"]
+    (container,) = pods["template"]["spec"]["containers"]
+    named = {port["name"] for port in container["ports"]}
+    assert {each["port"] for rule in policy["ingress"] for each in rule["ports"]} == named == {"webhook", "health"}
+    assert "from" not in webhook
+    assert webhook["ports"][0]["port"] == "webhook"
+    monitoring = {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}
+    assert metrics["from"] == [{"namespaceSelector": monitoring}]
+    closed = only(template(helm, "webhook.enabled=false", "networkPolicy.prometheus=null"), "NetworkPolicy")["spec"]
+    assert not closed.get("ingress")
+    assert not [each for each in template(helm, "networkPolicy.enabled=false") if each["kind"] == "NetworkPolicy"]
+
+
+def policy_of(documents: list[dict[str, Any]], folder: Path) -> Policy:
+    file = folder / "policy.yaml"
+    file.write_text(only(documents, "ConfigMap")["data"]["policy.yaml"])
+    return Policy.load(file)
+
+
+def test_the_policy_reaches_the_operator(helm: str, tmp_path: Path) -> None:
+    documents = template(helm)
+    policy = policy_of(documents, tmp_path)
+    assert (policy.template, policy.pod_monitors, policy.pod_monitor_labels) == ("Restricted", True, {})
+    operator, prometheus = policy.network_policy_from or ()
+    labels = only(documents, "Deployment")["spec"]["template"]["metadata"]["labels"]
+    assert operator.pod_selector and (operator.pod_selector.match_labels or {}).items() <= labels.items()
+    assert operator.namespace_selector and operator.namespace_selector.match_labels == {
+        "kubernetes.io/metadata.name": "default"
+    }
+    assert prometheus.namespace_selector and prometheus.pod_selector is None
+    changed = template(
+        helm,
+        "policy.template=None",
+        "networkPolicy.gateway[0].ipBlock.cidr=10.0.0.0/8",
+        "networkPolicy.gateway[0].ipBlock.except={10.1.0.0/16}",
+        "monitoring.endpointLabels.release=mine",
+        "monitoring.kind=ServiceMonitor",
+    )
+    policy = policy_of(changed, tmp_path)
+    assert (policy.template, policy.pod_monitors, policy.pod_monitor_labels) == ("None", False, {"release": "mine"})
+    assert policy.network_policy_from
+    (gateway,) = (each.ip_block for each in policy.network_policy_from if each.ip_block)
+    assert (gateway.cidr, gateway.except_) == ("10.0.0.0/8", ["10.1.0.0/16"])
+
+    def checksum(rendered: list[dict[str, Any]]) -> Any:
+        return only(rendered, "Deployment")["spec"]["template"]["metadata"]["annotations"]["checksum/policy"]
+
+    assert checksum(documents) != checksum(changed)
+
+
+def test_the_operator_has_variables_of_the_values(helm: str) -> None:
+    values = (
+        "env[0].name=HTTPS_PROXY",
+        "env[0].value=http://p:1",
+        "env[1].name=T",
+        "env[1].valueFrom.fieldRef.fieldPath=f",
+    )
+    (container,) = only(template(helm, *values), "Deployment")["spec"]["template"]["spec"]["containers"]
+    assert container["env"] == [
+        {"name": "HTTPS_PROXY", "value": "http://p:1"},
+        {"name": "T", "valueFrom": {"fieldRef": {"fieldPath": "f"}}},
+    ]
+    (bare,) = only(template(helm), "Deployment")["spec"]["template"]["spec"]["containers"]
+    assert "env" not in bare
+
+
+def test_images_may_be_named_by_their_digest(helm: str, tmp_path: Path) -> None:
+    digest = "sha256:" + "a1" * 32
+    own = "registry.example.com:5000/mirror"
+    for registry in ("", own):
+        documents = template(
+            helm,
+            f"images.registry={registry}",
+            f"images.operator=stoker/operator@{digest}",
+            f"images.engine.cpu=engine@{digest}",
+            f"images.engine.cuda=stoker/engine-cuda:1@{digest}",
+            f"catalogue.runtimes.vllm.cuda=other.example.com/vllm@{digest}",
+        )
+        before = f"{registry}/" if registry else ""
+        (container,) = only(documents, "Deployment")["spec"]["template"]["spec"]["containers"]
+        assert container["image"] == f"{before}stoker/operator@{digest}"
+        file = tmp_path / "catalogue.yaml"
+        file.write_text(only(documents, "ConfigMap")["data"]["catalogue.yaml"])
+        catalogue = Catalogue.load(file)
+        assert catalogue.image("stoker", "cpu") == f"{before}engine@{digest}"
+        assert catalogue.image("stoker", "nvidia-l4") == f"{before}stoker/engine-cuda:1@{digest}"
+        assert catalogue.image("vllm", "nvidia-l4") == f"other.example.com/vllm@{digest}"
 
 
 def test_its_pod_is_restricted(helm: str) -> None:
@@ -175,15 +280,7 @@ def test_example_values_are_right(helm: str) -> None:
     assert examples
     for path in examples:
         subprocess.run([helm, "template", "stoker", CHART, "-f", path], stdout=subprocess.PIPE, check=True)
-    demo = yaml.safe_load((CHART / "examples/demo-model.yaml").read_text())["endpoints"]["demo"]
-    parse_endpoint(
-        {
-            "apiVersion": "stoker.dev/v1alpha1",
-            "kind": "InferenceEndpoint",
-            "metadata": {"name": "demo"},
-            "spec": demo["spec"],
-        }
-    )
+    demo()
 
 
 def test_an_image_that_is_said_twice_is_refused(helm: str) -> None:
@@ -197,7 +294,8 @@ def test_an_image_that_is_said_twice_is_refused(helm: str) -> None:
 def test_rights_end_where_the_namespaces_do(helm: str) -> None:
     documents = lasting(template(helm, "watchNamespaces={one,two}"))
     everywhere = [each for each in documents if each["kind"] in ("ClusterRole", "ClusterRoleBinding")]
-    assert {each["metadata"]["name"] for each in everywhere} == {"stoker-webhook"}  # which names one object
+    users = {"stoker-view", "stoker-edit"}
+    assert {each["metadata"]["name"] for each in everywhere} - users == {"stoker-webhook"}  # which names one object
     roles = {each["metadata"]["namespace"]: each["rules"] for each in documents if each["kind"] == "Role"}
     assert set(roles) == {"one", "two", "default"}
     bound = [each["metadata"]["namespace"] for each in documents if each["kind"] == "RoleBinding"]
@@ -225,6 +323,26 @@ def test_it_is_monitored_where_that_is_possible(helm: str) -> None:
     known = "--api-versions=monitoring.coreos.com/v1/PodMonitor"
     assert (monitors(), monitors(known), monitors(known, "--set=monitoring.podMonitor=Disabled")) == (0, 1, 0)
     assert monitors("--set=monitoring.podMonitor=Enabled") == 1
+    services = template(helm, "monitoring.podMonitor=Enabled", "monitoring.kind=ServiceMonitor", "watchNamespaces={a}")
+    assert not [each for each in services if each["kind"] == "PodMonitor"]
+    own = only_named(services, "ServiceMonitor", "stoker")["spec"]
+    service = only_named(services, "Service", "stoker-metrics")
+    assert own["selector"]["matchLabels"].items() <= service["metadata"]["labels"].items()
+    webhook = only_named(services, "Service", "stoker-webhook")
+    assert not own["selector"]["matchLabels"].items() <= webhook["metadata"]["labels"].items()
+    assert [each["port"] for each in own["endpoints"]] == [each["name"] for each in service["spec"]["ports"]]
+    # An endpoint's Service is found by what the operator calls it.
+    found = only_named(services, "ServiceMonitor", "stoker-endpoints")["spec"]
+    assert found["namespaceSelector"] == {"matchNames": ["a"]}
+    (made,) = (each for each in render(demo(), Catalogue.load()) if each["kind"] == "Service")
+    assert found["selector"]["matchLabels"].items() <= made["metadata"]["labels"].items()
+    assert [each["port"] for each in found["endpoints"]] == [each["name"] for each in made["spec"]["ports"]]
+
+
+def demo() -> InferenceEndpoint:
+    spec = yaml.safe_load((CHART / "examples/demo-model.yaml").read_text())["endpoints"]["demo"]["spec"]
+    kind = {"apiVersion": "stoker.dev/v1alpha1", "kind": "InferenceEndpoint"}
+    return parse_endpoint({**kind, "metadata": {"name": "demo"}, "spec": spec})
 
 
 @pytest.mark.parametrize("name", ["default", "confined", "cert-manager"])
@@ -271,6 +389,17 @@ def test_what_is_rendered_is_as_it_was(helm: str, name: str) -> None:
         "endpoints.Demo.spec.model.source=demo://gemma-3-270m",
         "images.registry=registry.example.com/",
         "crds.keep=maybe",
+        "policy.template=Some",
+        "policy.templates=Full",
+        "networkPolicy.prometheus={a}",
+        "networkPolicy.gateway[0].podselector.a=b",
+        "networkPolicy.gateway[0].ipBlock.except={10.0.0.0/8}",
+        "env.A=b",
+        "env[0].value=b",
+        "monitoring.kind=Probe",
+        "monitoring.alerts=true",
+        "monitoring.endpointLabels={a}",
+        "rbac.aggregate=maybe",
     ],
 )
 def test_a_wrong_value_is_refused(helm: str, value: str) -> None:

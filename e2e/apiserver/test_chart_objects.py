@@ -17,7 +17,7 @@ from apiserver import kube_binary
 
 CHART = Path(__file__).parents[2] / "charts/stoker"
 #: Kinds of others, which a bare cluster does not know.
-FOREIGN = {"PodMonitor", "Certificate", "Issuer"}
+FOREIGN = {"PodMonitor", "ServiceMonitor", "PrometheusRule", "Certificate", "Issuer"}
 
 VALUES: dict[str, tuple[str, ...]] = {
     "defaults": (),
@@ -38,6 +38,10 @@ VALUES: dict[str, tuple[str, ...]] = {
         "podAnnotations.a=b",
         "serviceAccount.annotations.a=b",
         "monitoring.dashboards.annotations.a=b",
+        "monitoring.alerts.enabled=true",
+        "networkPolicy.gateway[0].ipBlock.cidr=10.0.0.0/8",
+        "env[0].name=A",
+        "env[0].value=b",
     ),
 }
 

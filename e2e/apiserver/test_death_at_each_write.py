@@ -87,10 +87,10 @@ class Cast:
         yield Phase("brought up", self.create, "RollingOut", up | told)
         yield Phase("ready", self.serve, "Ready", told)
         changes = {"apply Service", "apply NetworkPolicy", "apply Deployment"}
-        change = {"service": {"port": 9000}, **other_pods}
+        change = {"service": {"port": 9000}, "networkPolicy": {"mode": "Open"}, **other_pods}
         yield Phase("changed", lambda ns: self.kube.patch(ns, "demo", change), "RollingOut", changes | told)
-        less = {"replicas": 1, "monitoring": {"podMonitor": "Disabled"}}
-        removals = {"apply Deployment", "delete PodDisruptionBudget", "delete PodMonitor"}
+        less = {"replicas": 1, "monitoring": {"podMonitor": "Disabled"}, "networkPolicy": {"mode": "None"}}
+        removals = {"apply Deployment", "delete PodDisruptionBudget", "delete PodMonitor", "delete NetworkPolicy"}
         status = {"apply InferenceEndpoint/status"}
         yield Phase("shrunk", lambda ns: self.kube.patch(ns, "demo", less), "RollingOut", removals | status)
 

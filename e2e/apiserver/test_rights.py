@@ -32,12 +32,17 @@ def granted(helm: str) -> set[tuple[str, str, str]]:
     return {
         (group, resource, verb)
         for document in documents
-        if document and document["kind"] in ("Role", "ClusterRole") and "helm.sh/hook" not in str(document["metadata"])
+        if document and document["kind"] in ("Role", "ClusterRole") and is_the_operators(document["metadata"])
         for rule in document["rules"]
         for group in rule["apiGroups"]
         for resource in rule["resources"]
         for verb in rule["verbs"]
     }
+
+
+def is_the_operators(metadata: Any) -> bool:
+    """Whether a role is neither a hook's nor users'."""
+    return "helm.sh/hook" not in str(metadata) and "aggregate-to-" not in str(metadata["labels"])
 
 
 def used(kube: Any) -> set[tuple[str, str, str]]:
@@ -89,8 +94,9 @@ def test_what_is_granted_is_what_is_used(
     eventually(lambda: ("", "events", "list") in used(kube), "the operator looks for the reason")
 
     # What an endpoint ceases to need goes; what somebody else changed is put right.
-    kube.patch(ns, "all", {"replicas": 1, "monitoring": {"podMonitor": "Disabled"}})
-    for kind in ("poddisruptionbudgets", "podmonitors"):
+    less = {"replicas": 1, "monitoring": {"podMonitor": "Disabled"}, "networkPolicy": {"mode": "None"}}
+    kube.patch(ns, "all", less)
+    for kind in ("poddisruptionbudgets", "podmonitors", "networkpolicies"):
         eventually(lambda kind=kind: is_gone(kube, paths[kind]), f"its {kind} are gone")
     right = port_names(kube, ns)
     spoil(kube, ns)

@@ -36,6 +36,7 @@ from stoker_operator.manifests.owner import INSTANCE, Owner
 from stoker_operator.metrics import Metrics
 from stoker_operator.plan.capacity import capacity
 from stoker_operator.plan.catalogue import Catalogue
+from stoker_operator.policy import PERMISSIVE, Policy
 from stoker_operator.process import Process
 from stoker_operator.reconcile import Cluster, Outcome, reconcile
 from stoker_operator.settings import Settings
@@ -58,12 +59,21 @@ class Controller:
         settings: how it runs.
         kube: the cluster.
         catalogue: accelerators and images.
+        policy: what the administrator permits endpoints, and adds to their objects.
         watch: watches kinds that the cluster came to know later.
     """
 
-    def __init__(self, settings: Settings, kube: Kube, catalogue: Catalogue, watch: Watch | None = None) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        kube: Kube,
+        catalogue: Catalogue,
+        policy: Policy = PERMISSIVE,
+        watch: Watch | None = None,
+    ) -> None:
         self._settings = settings
         self._catalogue = catalogue
+        self._policy = policy
         self._store = Store(MANAGER, INSTANCE)
         self._informer = Informer(kube, self._store, settings.namespaces)
         self._metrics = Metrics()
@@ -264,7 +274,9 @@ class Controller:
 
     def _knowledge(self, user: Key | None = None) -> Knowledge:
         configs = functools.partial(self._configs.get, user=user)
-        return Knowledge(self._catalogue, configs, self._informer.pod_monitors, self._configs.pending)
+        return Knowledge(
+            self._catalogue, configs, self._informer.pod_monitors, self._policy, pending=self._configs.pending
+        )
 
     async def _learn(self, document: Object) -> None:
         """Waits a little for what the webhook's verdict rests on, where it is on its way."""

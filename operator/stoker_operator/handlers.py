@@ -21,6 +21,7 @@ from stoker_operator.informer import Watched
 from stoker_operator.kube import Kube, KubeError
 from stoker_operator.manifests.owner import MANAGED_BY
 from stoker_operator.plan.catalogue import Catalogue
+from stoker_operator.policy import Policy
 from stoker_operator.settings import Settings
 
 #: Takes in what a watch told: the kind, what happened, the object.
@@ -133,7 +134,7 @@ def quieten(settings: kopf.OperatorSettings, watched: Iterable[Watched]) -> None
             settings.watching.label_selectors[name] = selector
 
 
-def run(settings: Settings, kube: Kube, catalogue: Catalogue) -> None:
+def run(settings: Settings, kube: Kube, catalogue: Catalogue, policy: Policy) -> None:
     """Runs the operator until SIGTERM or SIGINT.
 
     Raises:
@@ -141,7 +142,7 @@ def run(settings: Settings, kube: Kube, catalogue: Catalogue) -> None:
         OSError: an address cannot be listened on.
     """
     later = LaterWatches(settings)
-    controller = Controller(settings, kube, catalogue, later.begin)
+    controller = Controller(settings, kube, catalogue, policy, later.begin)
     failure: list[KubeError | OSError] = []
     ending = asyncio.Event()
     try:

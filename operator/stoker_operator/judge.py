@@ -19,6 +19,8 @@ from stoker_operator.manifests.children import children
 from stoker_operator.manifests.owner import Manifest, Owner
 from stoker_operator.plan.catalogue import Catalogue
 from stoker_operator.plan.planner import Plan, Unplannable, plan
+from stoker_operator.policy import PERMISSIVE, Policy
+from stoker_operator.template_policy import forbidden
 
 #: Hub id and revision → the model's config.json, where it has been fetched.
 Configs = Callable[[str, str | None], Mapping[str, Any] | None]
@@ -32,12 +34,14 @@ class Knowledge:
         catalogue: accelerators and images.
         configs: descriptions of hub models, as far as they have been fetched.
         pod_monitors: the cluster knows PodMonitors.
+        policy: what the administrator permits and adds.
         pending: whether a hub model's description is being fetched for the first time.
     """
 
     catalogue: Catalogue
     configs: Configs = lambda _id, _revision: None
     pod_monitors: bool = False
+    policy: Policy = PERMISSIVE
     pending: Callable[[str, str | None], bool] = lambda _id, _revision: False
 
 
@@ -74,6 +78,8 @@ def judge(owner: Owner, document: Object, knowledge: Knowledge, before: Object |
     except Refused as refused:
         return Judgement(refused=refused.violations)
     spec = parsed.spec
+    if against := forbidden(spec.template, knowledge.policy.template):
+        return Judgement(parsed, refused=against)
     source = ModelSource.parse(spec.model.source)
     config, awaited = None, None
     if source.scheme == "hf":
@@ -87,7 +93,7 @@ def judge(owner: Owner, document: Object, knowledge: Knowledge, before: Object |
     except Refused as refused:
         return Judgement(parsed, refused=refused.violations)
     try:
-        objects = children(owner, spec, planned, pod_monitors=knowledge.pod_monitors)
+        objects = children(owner, spec, planned, pod_monitors=knowledge.pod_monitors, policy=knowledge.policy)
     except Refused as refused:
         return Judgement(parsed, planned, refused=refused.violations)
     return Judgement(parsed, planned, objects, awaited=awaited)

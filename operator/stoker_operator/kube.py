@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -87,6 +88,9 @@ class Kube:
             KubeError: there is neither.
         """
         configuration = client.Configuration()
+        if "KUBERNETES_SERVICE_HOST" in os.environ:
+            # In a pod, HTTPS_PROXY is the way out of the cluster. One that a kubeconfig names is set further on.
+            configuration.proxy = None
         try:
             with contextlib.redirect_stdout(None):  # it prints where there is no kubeconfig
                 config.load_config(client_configuration=configuration)  # type: ignore[no-untyped-call]

@@ -31,7 +31,7 @@ from stoker_operator.manifests.owner import GENERATION, Manifest, made_of
 ANNOTATION: Final = "stoker.dev/rendered"
 
 #: What of a spec no pod shows, in records of releases that compared specs as they were written.
-_NOT_OF_PODS: Final = ("replicas", "service", "monitoring")
+_NOT_OF_PODS: Final = ("replicas", "service", "networkPolicy", "monitoring")
 _NOT_OF_PODS_IN_ROLLOUT: Final = ("maxSurge", "maxUnavailable", "imageUpdates")
 
 

@@ -48,6 +48,7 @@ class Settings:
         recheck_seconds: how soon an endpoint is looked at again that is not ready yet; up to sixteen times that while
             nothing happens. Events tell most of it, but not why pods do not start.
         backoff_seconds: the first pause after an error; it doubles up to `resync_seconds`.
+        policy: a file that says what is permitted to endpoints, and what is added to their objects.
         catalogue: a file that extends and overrides the built-in accelerator catalogue.
         health_address: where ``/healthz``, ``/readyz`` and ``/metrics`` answer, as HOST:PORT.
         lease: how replicas agree on the one that writes; None: there is one replica.
@@ -59,6 +60,7 @@ class Settings:
     recheck_seconds: float = 2
     backoff_seconds: float = 1
     catalogue: Path | None = None
+    policy: Path | None = None
     health_address: str = "0.0.0.0:8080"
     lease: LeaseSettings | None = None
     webhook: WebhookSettings | None = None

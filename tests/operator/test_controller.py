@@ -192,7 +192,7 @@ def test_a_kind_that_comes_later_is_watched_from_then_on(monkeypatch: pytest.Mon
         kube: Any = Kube()
         begun: list[Any] = []
         settings = Settings(health_address="127.0.0.1:0", resync_seconds=0.02)
-        controller = Controller(settings, kube, Catalogue.load(), lambda *watch: begun.append(watch))
+        controller = Controller(settings, kube, Catalogue.load(), watch=lambda *watch: begun.append(watch))
         monkeypatch.setattr(controller._tasks, "wake", lambda key: None)
         assert "PodMonitor" not in {each.kind for each in controller.watched()}
         await controller.start()

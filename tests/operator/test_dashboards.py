@@ -1,4 +1,4 @@
-"""The chart's dashboards ask for metrics that there are, and vLLM's own dashboard finds what it asks for."""
+"""The chart's dashboards and alerts ask for metrics that there are, and vLLM's own dashboard finds what it asks for."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -17,7 +18,11 @@ from stoker_engine.core.engine_info import EngineInfo
 from stoker_engine.metrics import EngineMetrics
 from stoker_operator.metrics import Metrics
 
-DASHBOARDS = sorted((Path(__file__).parents[2] / "charts/stoker/dashboards").glob("*.json"))
+CHART = Path(__file__).parents[2] / "charts/stoker"
+DASHBOARDS = sorted((CHART / "dashboards").glob("*.json"))
+ALERTS = [
+    alert for group in yaml.safe_load((CHART / "files/alerts.yaml").read_text())["groups"] for alert in group["rules"]
+]
 
 #: What examples/observability/prometheus_grafana/grafana.json of vLLM asks for.
 VLLMS = {
@@ -74,15 +79,34 @@ def test_panels_ask_for_what_there_is(path: Path, there: dict[str, set[str]]) ->
     dashboard = json.loads(path.read_text())
     ids = [panel["id"] for panel in dashboard["panels"]]
     assert len(set(ids)) == len(ids)
-    # What Prometheus adds to everything that it scrapes from pods.
-    given = {"namespace", "pod"}
     for expression in expressions(dashboard):
-        names = set(re.findall(r"\b(?:vllm:|stoker_operator_|process_)\w+", expression))
-        assert names, expression
-        assert names <= set(there), expression
-        labels = set(re.findall(r"(\w+)=~?\"", expression)) | set(re.findall(r"by \((\w+)\)", expression))
-        known = given.union(*(there[name] for name in names))
-        assert labels <= known, expression
+        check(expression, there)
+
+
+def check(expression: str, there: dict[str, set[str]]) -> None:
+    """An expression asks for metrics that there are, by labels that one of them has."""
+    names = set(re.findall(r"\b(?:vllm:|stoker:|stoker_operator_|process_)\w+", expression))
+    assert names, expression
+    assert names <= set(there), expression
+    by = {label for group in re.findall(r"by \(([^)]*)\)", expression) for label in re.split(r",\s*", group)}
+    # The first two are what Prometheus adds to everything that it scrapes from pods.
+    known = {"namespace", "pod"}.union(*(there[name] for name in names))
+    assert set(re.findall(r"(\w+)=~?\"", expression)) | by <= known, expression
+
+
+@pytest.mark.parametrize("alert", ALERTS, ids=lambda alert: alert["alert"])
+def test_alerts_ask_for_what_there_is(alert: Any, there: dict[str, set[str]]) -> None:
+    assert alert.keys() >= {"alert", "expr", "labels", "annotations"}
+    assert alert["labels"]["severity"] in ("critical", "warning")
+    check(alert["expr"], there)
+    # What is said names labels that the result has: those it is summed by, or those of every sample.
+    summed = re.search(r"by \(([^)]*)\)", alert["expr"])
+    left = re.split(r",\s*", summed[1]) if summed else ["namespace", "pod"]
+    assert set(re.findall(r"\$labels\.(\w+)", str(alert["annotations"]))) <= set(left)
+
+
+def test_alerts_have_names_of_their_own() -> None:
+    assert len({alert["alert"] for alert in ALERTS}) == len(ALERTS) > 10
 
 
 def test_vllms_own_dashboard_finds_what_it_asks_for(there: dict[str, set[str]]) -> None:

@@ -1,4 +1,4 @@
-"""What an API server says when it is too busy, over a socket."""
+"""How the cluster is found, and what an API server says when it is too busy, over a socket."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import yaml
+from kubernetes import config
 
 from stoker_operator import kube as kube_module
 from stoker_operator.kube import Kube, KubeError
@@ -93,3 +94,24 @@ def test_a_list_is_asked_for_again_when_the_api_server_says_so(server: Server, m
     server.answers = [(500, "")]
     with pytest.raises(KubeError):
         kube.list("Lease")
+
+
+@pytest.mark.parametrize(
+    ("in_pod", "named", "expected"),
+    [(True, None, None), (True, "http://named:1", "http://named:1"), (False, None, "http://way-out:3128")],
+)
+def test_the_way_out_of_the_cluster_is_not_the_way_to_its_api_server(
+    in_pod: bool, named: str | None, expected: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def load_config(client_configuration: Any) -> None:
+        client_configuration.host = "https://10.96.0.1:443"
+        if named:
+            client_configuration.proxy = named
+
+    for name in ("HTTPS_PROXY", "https_proxy"):
+        monkeypatch.setenv(name, "http://way-out:3128")
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+    if in_pod:
+        monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.96.0.1")
+    monkeypatch.setattr(config, "load_config", load_config)
+    assert Kube.connect()._api.configuration.proxy == expected

@@ -126,25 +126,6 @@ def test_a_single_pod_may_be_moved(endpoint: Any) -> None:
     assert budget["selector"] == rendered(endpoint, "Deployment")["spec"]["selector"]
 
 
-def test_traffic_reaches_the_ports_that_pods_declare(endpoint: Any) -> None:
-    containers = [
-        {"name": "engine", "ports": [{"containerPort": 9000, "protocol": "UDP"}]},
-        {"name": "proxy", "image": "p", "ports": [{"containerPort": 8443}, {"containerPort": 8443, "protocol": "TCP"}]},
-    ]
-    init = [{"name": "sidecar", "image": "s", "restartPolicy": "Always", "ports": [{"containerPort": 7}]}]
-    template = {"spec": {"containers": containers, "initContainers": init}}
-    policy = rendered(endpoint, "NetworkPolicy", template=template)["spec"]
-    assert policy["policyTypes"] == ["Ingress"]
-    (rule,) = policy["ingress"]
-    assert [(port["protocol"], port["port"]) for port in rule["ports"]] == [
-        ("TCP", 8000),
-        ("UDP", 9000),
-        ("TCP", 8443),
-        ("TCP", 7),
-    ]
-    assert policy["podSelector"] == rendered(endpoint, "Deployment")["spec"]["selector"]
-
-
 def test_metrics_are_scraped_where_the_cluster_can(endpoint: Any) -> None:
     monitor = rendered(endpoint, "PodMonitor")["spec"]
     assert monitor["podMetricsEndpoints"] == [{"port": "http", "path": "/metrics"}]
@@ -274,7 +255,12 @@ def test_whatever_is_written_goes_to_a_volume(endpoint: Any) -> None:
 
 
 def test_the_service_reaches_the_pods(endpoint: Any) -> None:
-    service = rendered(endpoint, "Service", service={"port": 80, "type": "NodePort", "annotations": {"a": "b"}})
+    service = rendered(
+        endpoint,
+        "Service",
+        networkPolicy={"mode": "Open"},
+        service={"port": 80, "type": "NodePort", "annotations": {"a": "b"}},
+    )
     deployment = rendered(endpoint, "Deployment")
     labels = deployment["spec"]["template"]["metadata"]["labels"]
     assert service["spec"]["selector"].items() <= labels.items()

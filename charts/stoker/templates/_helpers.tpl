@@ -52,6 +52,23 @@ registry: {{ . | quote }}
 {{- end }}
 {{- end }}
 
+{{- /* What endpoints are permitted, and what is added to their objects. */ -}}
+{{- define "stoker.policy" -}}
+{{- $namespace := dict "matchLabels" (dict "kubernetes.io/metadata.name" .Release.Namespace) -}}
+{{- $operator := dict "namespaceSelector" $namespace "podSelector" (dict "matchLabels" (include "stoker.selector" . | fromYaml)) -}}
+template: {{ .Values.policy.template | quote }}
+podMonitors: {{ eq .Values.monitoring.kind "PodMonitor" }}
+podMonitorLabels: {{ .Values.monitoring.endpointLabels | toJson }}
+{{- $others := concat (.Values.networkPolicy.prometheus | default list) (.Values.networkPolicy.gateway | default list) }}
+networkPolicyFrom: {{ prepend $others $operator | toJson }}
+{{- end }}
+
+{{- /* Whether there are monitors of the kind that the values name; empty: there are none. */ -}}
+{{- define "stoker.monitored" -}}
+{{- $known := .Capabilities.APIVersions.Has (printf "monitoring.coreos.com/v1/%s" .Values.monitoring.kind) -}}
+{{- if or (eq .Values.monitoring.podMonitor "Enabled") (and (eq .Values.monitoring.podMonitor "Auto") $known) }}yes{{ end -}}
+{{- end }}
+
 {{- /* Annotations of what `helm test` makes. */ -}}
 {{- define "stoker.testHook" }}
     helm.sh/hook: test

@@ -48,9 +48,11 @@ def _run(argv: list[str]) -> int:
     from stoker_operator.api.violation import Refused
     from stoker_operator.kube import Kube, KubeError
     from stoker_operator.plan.catalogue import Catalogue
+    from stoker_operator.policy import Policy
 
     try:
         catalogue = Catalogue.load(settings.catalogue)
+        policy = Policy.load(settings.policy)
         kube = Kube.connect()
         if not kube.serves(KIND):
             print(f"stoker operator: {CRD_MISSING}", file=sys.stderr)
@@ -64,7 +66,7 @@ def _run(argv: list[str]) -> int:
     from stoker_operator import handlers  # kopf takes a second to load, which a wrong flag need not wait for
 
     try:
-        handlers.run(settings, kube, catalogue)
+        handlers.run(settings, kube, catalogue, policy)
     except (KubeError, OSError) as error:
         print(f"stoker operator: it cannot start: {error}", file=sys.stderr)
         return 1
@@ -82,6 +84,7 @@ def parse(argv: list[str]) -> tuple[Settings, Logging]:
         namespaces=tuple(options.namespace),
         resync_seconds=options.resync_seconds,
         catalogue=options.catalogue,
+        policy=options.policy,
         health_address=options.health_address,
         lease=LeaseSettings(namespace, options.lease_name) if options.leader_elect else None,
         webhook=_webhook(parser, options, namespace),
@@ -126,6 +129,9 @@ def _parser() -> argparse.ArgumentParser:
         help="look after this one; repeatable (default: all)",
     )
     parser.add_argument("--catalogue", type=Path, metavar="FILE", help="laid over the built-in accelerator catalogue")
+    parser.add_argument(
+        "--policy", type=Path, metavar="FILE", help="what endpoints are permitted, and what is added to their objects"
+    )
     parser.add_argument(
         "--resync-seconds",
         type=_seconds,

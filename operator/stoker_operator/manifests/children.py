@@ -12,9 +12,12 @@ from stoker_operator.manifests.service import service
 from stoker_operator.manifests.service_account import service_account
 from stoker_operator.manifests.storage import claim
 from stoker_operator.plan.planner import Plan
+from stoker_operator.policy import PERMISSIVE, Policy
 
 
-def children(owner: Owner, spec: Spec, plan: Plan, *, pod_monitors: bool = False) -> tuple[Manifest, ...]:
+def children(
+    owner: Owner, spec: Spec, plan: Plan, *, pod_monitors: bool = False, policy: Policy = PERMISSIVE
+) -> tuple[Manifest, ...]:
     """The objects that should exist for `spec`; what pods need comes before them.
 
     Args:
@@ -22,6 +25,7 @@ def children(owner: Owner, spec: Spec, plan: Plan, *, pod_monitors: bool = False
         spec: what the user asks for.
         plan: what was decided about it.
         pod_monitors: whether the cluster knows PodMonitors.
+        policy: what the administrator permits and adds.
 
     Raises:
         Refused: ``spec.engine.args``, ``spec.template`` or ``spec.monitoring`` cannot be honoured.
@@ -31,9 +35,9 @@ def children(owner: Owner, spec: Spec, plan: Plan, *, pod_monitors: bool = False
         service_account(owner),
         claim(owner, spec),
         service(owner, spec),
-        network_policy(owner, pods["spec"]["template"]["spec"]),
+        network_policy(owner, spec, policy),
         disruption_budget(owner, spec),
         pods,
-        pod_monitor(owner, spec, pod_monitors),
+        pod_monitor(owner, spec, pod_monitors, policy),
     )
     return tuple(each for each in objects if each is not None)

@@ -5,16 +5,18 @@ from __future__ import annotations
 from stoker_operator.api.v1alpha1 import Spec
 from stoker_operator.api.violation import Refused, Violation
 from stoker_operator.manifests.owner import Manifest, Owner
+from stoker_operator.policy import Policy
 from stoker_operator.runtimes.registry import runtime
 
 
-def pod_monitor(owner: Owner, spec: Spec, known: bool) -> Manifest | None:
+def pod_monitor(owner: Owner, spec: Spec, known: bool, policy: Policy) -> Manifest | None:
     """The endpoint's PodMonitor; None where there is to be none.
 
     Args:
         owner: the endpoint.
         spec: what the user asks for.
         known: whether the cluster knows PodMonitors.
+        policy: what the administrator adds.
 
     Raises:
         Refused: one is asked for that the cluster does not know.
@@ -29,16 +31,18 @@ def pod_monitor(owner: Owner, spec: Spec, known: bool) -> Manifest | None:
                 reason="NoPodMonitors",
             )
         )
-    if mode == "Disabled" or not known:
+    if mode == "Disabled" or not known or (mode == "Auto" and policy.pod_monitors is False):
         return None
     engine = runtime(spec.engine.runtime)
     scraped: Manifest = {"port": "http", "path": engine.metrics_path}
     if engine.speaks_tls(spec):
         # Pods are scraped by address, which no certificate names.
         scraped |= {"scheme": "https", "tlsConfig": {"insecureSkipVerify": True}}
+    metadata = owner.metadata()
+    metadata["labels"] = {**(policy.pod_monitor_labels or {}), **metadata["labels"]}
     return {
         "apiVersion": "monitoring.coreos.com/v1",
         "kind": "PodMonitor",
-        "metadata": owner.metadata(),
+        "metadata": metadata,
         "spec": {"selector": {"matchLabels": owner.selector()}, "podMetricsEndpoints": [scraped]},
     }

@@ -46,10 +46,13 @@ def spec(**parts: Any) -> Spec:
     return copy.deepcopy({"model": DEMO, "hardware": CPU, **parts})
 
 
-def claim(*modes: str) -> Spec:
+def claim(*modes: str, **more: Any) -> Spec:
     """A cache on a claim of these access modes."""
-    template = {"spec": {"accessModes": list(modes), "resources": {"requests": {"storage": "1Gi"}}}}
+    template = {"spec": {"accessModes": list(modes), "resources": {"requests": {"storage": "1Gi"}}, **more}}
     return {"cache": {"volumeClaimTemplate": template}}
+
+
+COMPARES_WITH_NOTHING = {"key": "a", "operator": "In"}
 
 
 #: Right specs by name; together they use every field.
@@ -178,7 +181,34 @@ RIGHT: dict[str, Spec] = {
     "a cache for one pod, in percent": spec(
         replicas=0, storage=claim("ReadWriteOncePod"), rollout={"maxSurge": "0%", "maxUnavailable": "100%"}
     ),
-    "service": spec(service={"type": "LoadBalancer", "port": 80, "annotations": {"a": "b"}}),
+    "service": spec(
+        service={"type": "LoadBalancer", "port": 80, "annotations": {"a": "b"}}, networkPolicy={"mode": "Open"}
+    ),
+    "a node's port for the namespace's own policies": spec(
+        service={"type": "NodePort"}, networkPolicy={"mode": "None"}
+    ),
+    "who may come": spec(
+        service={"type": "NodePort"},
+        networkPolicy={
+            "mode": "Namespace",
+            "from": [
+                {
+                    "podSelector": {
+                        "matchLabels": {"a": "b"},
+                        "matchExpressions": [{"key": "a", "operator": "In", "values": ["b"]}],
+                    },
+                    "namespaceSelector": {
+                        "matchLabels": {"a": "b"},
+                        "matchExpressions": [{"key": "a", "operator": "In", "values": ["b"]}],
+                    },
+                },
+                {"podSelector": {}},
+                {"namespaceSelector": {"matchExpressions": [{"key": "a", "operator": "Exists"}]}},
+                {"ipBlock": {"cidr": "10.0.0.0/8", "except": ["10.1.0.0/16", "10.2.0.0/16"]}},
+                {"ipBlock": {"cidr": "2001:db8::/32", "except": ["2001:db8:1::/48"]}},
+            ],
+        },
+    ),
     "rollout": spec(
         rollout={
             "maxSurge": "25%",
@@ -448,6 +478,91 @@ RULE_BREAKERS = (
         spec(template={"metadata": {"labels": {"app.kubernetes.io/instance": "x"}}}),
         "spec.template.metadata.labels",
         "one of these labels is what the operator finds the pods by; use labels other than app.kubernetes.io/name",
+    ),
+    Wrong(
+        "a load balancer for those inside",
+        spec(service={"type": "LoadBalancer"}),
+        "spec.networkPolicy",
+        "a Service of type NodePort or LoadBalancer is for clients that mode Namespace keeps out; set networkPolicy.",
+    ),
+    Wrong(
+        "a node's port for those inside",
+        spec(service={"type": "NodePort"}, networkPolicy={"mode": "Namespace"}),
+        "spec.networkPolicy",
+        "a Service of type NodePort or LoadBalancer is for clients that mode Namespace keeps out; set networkPolicy.",
+    ),
+    Wrong(
+        "everyone, and some",
+        spec(networkPolicy={"mode": "Open", "from": [{"podSelector": {}}]}),
+        "spec.networkPolicy.from",
+        "who may come is listed for mode Namespace only",
+    ),
+    Wrong(
+        "a peer that is nobody",
+        spec(networkPolicy={"from": [{"podSelector": {}}, {}]}),
+        "spec.networkPolicy.from[1]",
+        "a peer is either pods or addresses; set podSelector, namespaceSelector or both, or set ipBlock alone",
+    ),
+    Wrong(
+        "a peer of both kinds",
+        spec(networkPolicy={"from": [{"podSelector": {}, "ipBlock": {"cidr": "10.0.0.0/8"}}]}),
+        "spec.networkPolicy.from[0]",
+        "a peer is either pods or addresses; set podSelector, namespaceSelector or both, or set ipBlock alone",
+    ),
+    *(
+        Wrong(
+            f"no network: {cidr}",
+            spec(networkPolicy={"from": [{"ipBlock": {"cidr": cidr}}]}),
+            "spec.networkPolicy.from[0].ipBlock.cidr",
+            "this is no network; use one such as 10.0.0.0/8",
+        )
+        for cidr in ("10.0.0.1/8", "10.0.0.0/33", "10.0.0/8", "010.0.0.0/8", "::ffff:0:0/96", "1::2::3/64", "::1/64")
+    ),
+    Wrong(
+        "no network among those that are left out",
+        spec(networkPolicy={"from": [{"ipBlock": {"cidr": "10.0.0.0/8", "except": ["10.1.0.0/16", "10.1.0.1/16"]}}]}),
+        "spec.networkPolicy.from[0].ipBlock.except",
+        "one of these is no network; use networks such as 10.1.0.0/16",
+    ),
+    *(
+        Wrong(
+            f"{inner} is not a part",
+            spec(networkPolicy={"from": [{"ipBlock": {"cidr": "10.0.0.0/8", "except": [inner]}}]}),
+            "spec.networkPolicy.from[0].ipBlock.except",
+            "one of these networks is not a part of cidr; use networks that cidr contains",
+        )
+        for inner in ("10.0.0.0/8", "11.0.0.0/16", "0.0.0.0/0", "2001:db8::/32")
+    ),
+    *(
+        Wrong(
+            f"{operator} {values}",
+            spec(
+                networkPolicy={
+                    "from": [{"podSelector": {"matchExpressions": [{"key": "a", "operator": operator, **values}]}}]
+                }
+            ),
+            "spec.networkPolicy.from[0].podSelector.matchExpressions[0].values",
+            "In and NotIn compare with values, Exists and DoesNotExist with none; set values, or remove them",
+        )
+        for operator, values in (("In", {}), ("NotIn", {"values": []}), ("Exists", {"values": ["b"]}))
+    ),
+    *(
+        Wrong(
+            f"a selector of {where} that compares with nothing",
+            change,
+            f"spec.{where}.matchExpressions[0].values",
+            "In and NotIn compare with values, Exists and DoesNotExist with none; set values, or remove them",
+        )
+        for where, change in (
+            (
+                "networkPolicy.from[0].namespaceSelector",
+                spec(networkPolicy={"from": [{"namespaceSelector": {"matchExpressions": [COMPARES_WITH_NOTHING]}}]}),
+            ),
+            (
+                "storage.cache.volumeClaimTemplate.spec.selector",
+                spec(storage=claim("ReadWriteMany", selector={"matchExpressions": [COMPARES_WITH_NOTHING]})),
+            ),
+        )
     ),
     Wrong("autoscaling", spec(autoscaling={"minReplicas": 1}), "spec.autoscaling"),
     Wrong("gateway", spec(gateway={}), "spec.gateway"),

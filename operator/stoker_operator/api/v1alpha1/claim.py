@@ -8,30 +8,11 @@ from pydantic import Field
 
 from stoker_operator.api.rule import Rule
 from stoker_operator.api.v1alpha1.base import Annotations, EachOnce, Labels, ObjectName, Part, Quantity
+from stoker_operator.api.v1alpha1.label_selector import LabelSelector
 
 AccessMode = Literal["ReadWriteOnce", "ReadWriteOncePod", "ReadWriteMany"]
 #: The mode that lets pods on several nodes share a volume.
 SHARED: Final[AccessMode] = "ReadWriteMany"
-
-
-class SelectorRequirement(Part):
-    """What a label must be, as in meta/v1."""
-
-    key: Annotated[str, Field(min_length=1, max_length=317)]
-    """The label."""
-    operator: Literal["In", "NotIn", "Exists", "DoesNotExist"]
-    """How it relates to the values."""
-    values: Annotated[list[Annotated[str, Field(max_length=63)]], Field(max_length=64)] | None = None
-    """The values; none for Exists and DoesNotExist."""
-
-
-class LabelSelector(Part):
-    """Which objects, by their labels, as in meta/v1."""
-
-    match_labels: Labels | None = None
-    """Labels and their values."""
-    match_expressions: Annotated[list[SelectorRequirement], Field(max_length=64)] | None = None
-    """What labels must be."""
 
 
 class VolumeResources(Part):

@@ -11,6 +11,7 @@ from stoker_operator.api.v1alpha1.claim import SHARED
 from stoker_operator.api.v1alpha1.exposure import Service
 from stoker_operator.api.v1alpha1.model import Model
 from stoker_operator.api.v1alpha1.monitoring import Monitoring
+from stoker_operator.api.v1alpha1.network_policy import NetworkPolicy
 from stoker_operator.api.v1alpha1.rollout import Rollout
 from stoker_operator.api.v1alpha1.storage import Storage
 from stoker_operator.api.v1alpha1.workload import Workload
@@ -27,6 +28,8 @@ class Spec(Workload):
     """Storage of each pod."""
     service: Annotated[Service, NOT_IN_PODS] = Service()
     """The Service in front of the pods. It has the endpoint's name."""
+    network_policy: Annotated[NetworkPolicy, NOT_IN_PODS] = NetworkPolicy()
+    """Who reaches the port that serves the API. Other ports of the pods are closed, those of sidecars too."""
     rollout: Rollout = Rollout()
     """How pods are replaced when the spec changes."""
     monitoring: Annotated[Monitoring, NOT_IN_PODS] = Monitoring()
@@ -44,6 +47,15 @@ class Spec(Workload):
             "(!has(self.hardware.nodes) || self.hardware.nodes == 1))",
             message="this claim is for one pod, and there may be two",
             remedy=f"use access mode {SHARED}, or replicas 1 with rollout maxSurge 0 and maxUnavailable 1",
+        ),
+        Rule(
+            field="networkPolicy",
+            holds=lambda it: it.service.type in (None, "ClusterIP") or it.network_policy.lets_outsiders_in,
+            cel="!has(self.service) || !has(self.service.type) || self.service.type == 'ClusterIP' || "
+            "(has(self.networkPolicy) && (has(self.networkPolicy.from) || "
+            "(has(self.networkPolicy.mode) && self.networkPolicy.mode != 'Namespace')))",
+            message="a Service of type NodePort or LoadBalancer is for clients that mode Namespace keeps out",
+            remedy="set networkPolicy.mode to Open, or list in networkPolicy.from who may come",
         ),
     )
     CHANGES: ClassVar[tuple[ChangeRule, ...]] = (

@@ -1,0 +1,40 @@
+"""Which objects, by their labels, as in meta/v1."""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field
+
+from stoker_operator.api.rule import Rule
+from stoker_operator.api.v1alpha1.base import Labels, Part
+
+
+class SelectorRequirement(Part):
+    """What a label must be, as in meta/v1."""
+
+    key: Annotated[str, Field(min_length=1, max_length=317)]
+    """The label."""
+    operator: Literal["In", "NotIn", "Exists", "DoesNotExist"]
+    """How it relates to the values."""
+    values: Annotated[list[Annotated[str, Field(max_length=63)]], Field(max_length=64)] | None = None
+    """The values; none for Exists and DoesNotExist."""
+
+    RULES: ClassVar = (
+        Rule(
+            field="values",
+            holds=lambda it: bool(it.values) == (it.operator in ("In", "NotIn")),
+            cel="(has(self.values) && self.values.size() > 0) == (self.operator in ['In', 'NotIn'])",
+            message="In and NotIn compare with values, Exists and DoesNotExist with none",
+            remedy="set values, or remove them",
+        ),
+    )
+
+
+class LabelSelector(Part):
+    """Which objects, by their labels, as in meta/v1."""
+
+    match_labels: Labels | None = None
+    """Labels and their values."""
+    match_expressions: Annotated[list[SelectorRequirement], Field(max_length=64)] | None = None
+    """What labels must be."""

@@ -1,0 +1,135 @@
+"""Who reaches an endpoint's pods: judged as a network would, by a small reading of NetworkPolicy of our own."""
+
+from __future__ import annotations
+
+import ipaddress
+from typing import Any, NamedTuple
+
+import pytest
+
+from stoker_operator.api.manifest import parse
+from stoker_operator.cli.render import render
+from stoker_operator.facts import Endpoint, Key
+from stoker_operator.pinning import digest, pin
+from stoker_operator.plan.catalogue import Catalogue
+from stoker_operator.policy import Policy
+
+
+class Sender(NamedTuple):
+    """Who sends a request to a pod of namespace default."""
+
+    namespace: str
+    labels: tuple[tuple[str, str], ...] = ()
+    address: str = "10.1.2.3"
+
+
+NEIGHBOUR = Sender("default")
+STRANGER = Sender("other", (("app", "web"),))
+OPERATOR = Sender("stoker-system", (("app.kubernetes.io/name", "stoker-operator"),))
+IMPOSTOR = Sender("other", (("app.kubernetes.io/name", "stoker-operator"),))
+PROMETHEUS = Sender("monitoring")
+OUTSIDE = Sender("", (), "203.0.113.9")
+
+POLICY = Policy.model_validate(
+    {
+        "networkPolicyFrom": [
+            {
+                "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "stoker-system"}},
+                "podSelector": {"matchLabels": {"app.kubernetes.io/name": "stoker-operator"}},
+            },
+            {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}},
+        ]
+    }
+)
+SIDECARS = {
+    "spec": {
+        "containers": [
+            {"name": "engine", "ports": [{"containerPort": 9000}]},
+            {"name": "proxy", "image": "p", "ports": [{"containerPort": 8443}]},
+        ]
+    }
+}
+
+
+def matches(selector: Any, labels: dict[str, str]) -> bool:
+    assert not selector.keys() - {"matchLabels"}
+    return selector.get("matchLabels", {}).items() <= labels.items()
+
+
+def is_peer(peer: Any, sender: Sender) -> bool:
+    if "ipBlock" in peer:
+        inside = [ipaddress.ip_address(sender.address) in ipaddress.ip_network(peer["ipBlock"]["cidr"])]
+        left_out = [ipaddress.ip_network(each) for each in peer["ipBlock"].get("except", ())]
+        return all(inside) and not any(ipaddress.ip_address(sender.address) in each for each in left_out)
+    if not sender.namespace or not matches(peer.get("podSelector", {}), dict(sender.labels)):
+        return False
+    if "namespaceSelector" not in peer:
+        return sender.namespace == "default"
+    return matches(peer["namespaceSelector"], {"kubernetes.io/metadata.name": sender.namespace})
+
+
+def admits(policy: Any, sender: Sender, port: int) -> bool:
+    """Whether the policy lets a connection in; a rule without `from` is for everyone, one without ports for all."""
+    return any(
+        ("ports" not in rule or any(each["port"] == port for each in rule["ports"]))
+        and ("from" not in rule or any(is_peer(peer, sender) for peer in rule["from"]))
+        for rule in policy["spec"]["ingress"]
+    )
+
+
+def policy_of(document: Any, **spec: Any) -> Any:
+    objects = render(parse(document(**spec)), Catalogue.load(), policy=POLICY)
+    return next((each for each in objects if each["kind"] == "NetworkPolicy"), None)
+
+
+FROM = [{"podSelector": {"matchLabels": {"app": "web"}}, "namespaceSelector": {}}]
+ADDRESSES = [{"ipBlock": {"cidr": "203.0.113.0/24", "except": ["203.0.113.128/25"]}}]
+
+
+@pytest.mark.parametrize(
+    ("said", "let_in"),
+    [
+        (None, {NEIGHBOUR, OPERATOR, PROMETHEUS}),
+        ({}, {NEIGHBOUR, OPERATOR, PROMETHEUS}),
+        ({"mode": "Namespace"}, {NEIGHBOUR, OPERATOR, PROMETHEUS}),
+        ({"from": FROM}, {NEIGHBOUR, OPERATOR, PROMETHEUS, STRANGER}),
+        ({"from": ADDRESSES}, {NEIGHBOUR, OPERATOR, PROMETHEUS, OUTSIDE}),
+        ({"mode": "Open"}, {NEIGHBOUR, OPERATOR, PROMETHEUS, STRANGER, IMPOSTOR, OUTSIDE}),
+    ],
+)
+def test_who_may_send_requests(document: Any, said: Any, let_in: set[Any]) -> None:
+    everyone = [NEIGHBOUR, STRANGER, OPERATOR, IMPOSTOR, PROMETHEUS, OUTSIDE]
+    spec = {} if said is None else {"networkPolicy": said}
+    policy = policy_of(document, template=SIDECARS, **spec)
+    assert [each for each in everyone if admits(policy, each, 8000)] == [each for each in everyone if each in let_in]
+    for port in (9000, 8443, 22):  # a sidecar's, declared or not, is nobody's
+        assert not any(admits(policy, each, port) for each in everyone), port
+
+
+def test_none_is_none(document: Any) -> None:
+    assert policy_of(document, networkPolicy={"mode": "None"}) is None
+
+
+def test_it_picks_the_pods_and_says_nothing_of_what_they_send(document: Any) -> None:
+    objects = {each["kind"]: each for each in render(parse(document()), Catalogue.load(), policy=POLICY)}
+    policy = objects["NetworkPolicy"]["spec"]
+    assert policy["podSelector"] == objects["Deployment"]["spec"]["selector"]
+    assert policy["policyTypes"] == ["Ingress"]
+
+
+def test_changing_it_restarts_no_pod(document: Any) -> None:
+    """Also where a newer operator would build other pods."""
+    before = document()
+    (today,) = (each for each in render(parse(before), Catalogue.load()) if each["kind"] == "Deployment")
+    seen = Endpoint(Key("default", "demo"), "u", 1, False, before, {})
+    live = pin(today, None, seen, "stoker", newest=False).deployment
+    for said in ({"mode": "Open"}, {"mode": "None"}, {"from": FROM}):
+        after = document(networkPolicy=said)
+        assert digest(after["spec"]) == digest(before["spec"])
+        newer = {
+            **today,
+            "spec": {**today["spec"], "template": {"spec": {"containers": [{"name": "engine", "image": "n"}]}}},
+        }
+        changed = Endpoint(Key("default", "demo"), "u", 2, False, after, {})
+        pinned = pin(newer, live, changed, "stoker", newest=False)
+        assert pinned.deployment["spec"]["template"] == today["spec"]["template"]
