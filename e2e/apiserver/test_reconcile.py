@@ -291,6 +291,37 @@ def test_a_claim_that_cannot_be_shared_is_refused(kube: Any, ns: str, document: 
     eventually(lambda: ready(kube, ns, "RollingOut"), "accepted")
 
 
+def test_a_claim_grows_and_no_pod_ends(kube: Any, ns: str, document: Any, eventually: Any) -> None:
+    storage = client.StorageV1Api(kube.api)
+    grows = {"metadata": {"name": ns}, "provisioner": "example.com/none", "allowVolumeExpansion": True}
+    storage.create_storage_class(grows)
+    volume = {
+        "capacity": {"storage": "1Gi"},
+        "accessModes": ["ReadWriteMany"],
+        "storageClassName": ns,
+        "hostPath": {"path": "/nowhere"},
+        "persistentVolumeReclaimPolicy": "Retain",
+        "claimRef": {"namespace": ns, "name": "demo"},
+    }
+    kube.core.create_persistent_volume({"metadata": {"name": ns}, "spec": volume})
+
+    def cache(size: str) -> Any:
+        resources = {"requests": {"storage": size}}
+        claim = {"accessModes": ["ReadWriteMany"], "storageClassName": ns, "resources": resources}
+        return {"cache": {"volumeClaimTemplate": {"spec": claim}}}
+
+    kube.create(ns, document(storage=cache("1Gi")))
+    live = lambda: kube.core.read_namespaced_persistent_volume_claim("demo", ns)  # noqa: E731
+    eventually(lambda: live().status.phase == "Bound", "the claim is bound")
+    eventually(lambda: kube.pods(ns, "demo") or None, "its pod is made")
+    before = kube.deployment(ns, "demo")["metadata"]["generation"]
+    kube.patch(ns, "demo", {"storage": cache("2Gi")})
+    eventually(lambda: live().spec.resources.requests["storage"] == "2Gi", "the claim asks for more")
+    assert kube.deployment(ns, "demo")["metadata"]["generation"] == before
+    kube.core.delete_persistent_volume(ns)
+    storage.delete_storage_class(ns)
+
+
 def test_deletion_leaves_nothing(kube: Any, ns: str, document: Any, eventually: Any) -> None:
     kube.create(ns, document())
     eventually(lambda: kube.pods(ns, "demo"), "a pod")

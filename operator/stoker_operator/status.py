@@ -170,6 +170,9 @@ def _plan(plan: Plan) -> dict[str, int]:
         "tensor": placement.tensor,
         "pipeline": placement.pipeline,
         "data": placement.data,
+        "expert": placement.tensor * placement.data if placement.expert else None,
+        "nodes": placement.nodes,
+        "idle": placement.idle,
         "maxModelLen": plan.max_model_len,
     }
     if estimate:

@@ -10,8 +10,8 @@ it keeps away:
     precedence over others' pods                      priority, and a node that is named past the scheduler
 
 Of the standard it is what all versions permit from Kubernetes 1.31, the chart's oldest, to 1.37. What the template
-leaves out is ours, and `manifests` builds it as the standard asks. A container that the template adds is all its own, so
-it must say itself what the standard wants said.
+leaves out is ours, and `manifests` builds it as the standard asks. A container that the template adds is all its own,
+so it must say itself what the standard wants said.
 """
 
 from __future__ import annotations

@@ -98,7 +98,26 @@ def test_a_model_of_unknown_shape_runs_all_the_same(document: Any, catalogue: Ca
     reported = report(document(model={"source": "pvc://weights/llama"}), catalogue)
     assert condition(reported, "Planned") == ("Unknown", "ModelUnknown")
     assert condition(reported, "Ready") == ("True", "Ready")
-    assert reported["workloads"][0]["plan"] == {"tensor": 1, "pipeline": 1, "data": 1}
+    assert reported["workloads"][0]["plan"] == {"tensor": 1, "pipeline": 1, "data": 1, "nodes": 1, "idle": 0}
+
+
+@pytest.mark.parametrize(
+    ("parallelism", "expected"),
+    [
+        ({"tensor": 2, "data": 2, "expert": 4}, {"expert": 4, "nodes": 1, "idle": 0}),
+        ({"tensor": 2, "data": 1}, {"nodes": 1, "idle": 2}),
+        ({"tensor": 1, "data": 3, "expert": 3}, {"expert": 3, "nodes": 1, "idle": 1}),
+        ({"tensor": 4}, {"nodes": 1, "idle": 0}),
+    ],
+)
+def test_what_nothing_runs_on_and_where_experts_are(
+    document: Any, catalogue: Catalogue, parallelism: Any, expected: Any
+) -> None:
+    hardware = {"accelerator": "nvidia-h100-80gb", "count": 4, "allowIdle": True}
+    engine = {"runtime": "vllm", "image": "v"}
+    manifest = document(model={"source": "pvc://w"}, hardware=hardware, engine=engine, parallelism=parallelism)
+    plan = report(manifest, catalogue)["workloads"][0]["plan"]
+    assert {name: plan[name] for name in ("expert", "nodes", "idle") if name in plan} == expected
 
 
 def test_what_mode_auto_chose_is_reported(document: Any, catalogue: Catalogue) -> None:

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Final, Literal
+from typing import Annotated, Any, ClassVar, Final, Literal
 
 from pydantic import Field
 
-from stoker_operator.api.rule import Rule
+from stoker_operator.api.quantity import amount
+from stoker_operator.api.rule import ChangeRule, Rule
 from stoker_operator.api.v1alpha1.base import Annotations, EachOnce, Labels, ObjectName, Part, Quantity
 from stoker_operator.api.v1alpha1.label_selector import LabelSelector
 
 AccessMode = Literal["ReadWriteOnce", "ReadWriteOncePod", "ReadWriteMany"]
 #: The mode that lets pods on several nodes share a volume.
 SHARED: Final[AccessMode] = "ReadWriteMany"
+
+
+def _same(field: str, now: str = "self", before: str = "oldSelf") -> str:
+    """In CEL: `field` is as it was, or absent as before."""
+    return f"has({now}.{field}) == has({before}.{field}) && (!has({now}.{field}) || {now}.{field} == {before}.{field})"
 
 
 class VolumeResources(Part):
@@ -30,6 +36,20 @@ class VolumeResources(Part):
             cel="'storage' in self.requests",
             message="a claim asks for storage",
             remedy="set requests.storage, to 100Gi for example",
+        ),
+    )
+    CHANGES: ClassVar = (
+        ChangeRule(
+            field="requests",
+            holds=lambda now, before: (
+                "storage" not in now.requests
+                or "storage" not in before.requests
+                or amount(now.requests["storage"]) >= amount(before.requests["storage"])
+            ),
+            cel="!('storage' in self.requests) || !('storage' in oldSelf.requests) || quantity("
+            "string(self.requests['storage'])).compareTo(quantity(string(oldSelf.requests['storage']))) >= 0",
+            message="a volume can grow and cannot shrink",
+            remedy="ask for what it was, or for more",
         ),
     )
 
@@ -53,7 +73,8 @@ class DataSourceRef(DataSource):
 
 
 class VolumeClaimSpec(Part):
-    """What kind of volume is asked for, as in core/v1."""
+    """What kind of volume is asked for, as in core/v1. Later, requests.storage can grow where the storage class lets
+    volumes grow, and volumeAttributesClassName can be changed."""
 
     access_modes: Annotated[list[AccessMode], Field(min_length=1, max_length=3), *EachOnce]
     """Who may mount it: ReadWriteMany for pods on several nodes; ReadWriteOnce and ReadWriteOncePod for an endpoint
@@ -74,6 +95,44 @@ class VolumeClaimSpec(Part):
     """A claim or snapshot that it is filled from."""
     data_source_ref: DataSourceRef | None = None
     """An object of any kind that it is filled from."""
+
+    CHANGES: ClassVar = (
+        ChangeRule(
+            field="",
+            holds=lambda now, before: now.identity == before.identity,
+            cel=" && ".join(
+                (
+                    "self.accessModes == oldSelf.accessModes",
+                    *(
+                        _same(name)
+                        for name in (
+                            "storageClassName",
+                            "volumeName",
+                            "volumeMode",
+                            "selector",
+                            "dataSource",
+                            "dataSourceRef",
+                        )
+                    ),
+                    _same("limits", "self.resources", "oldSelf.resources"),
+                    *(
+                        f"{one}.resources.requests.all(name, name == 'storage' || (name in {other}.resources.requests"
+                        f" && {other}.resources.requests[name] == {one}.resources.requests[name]))"
+                        for one, other in (("self", "oldSelf"), ("oldSelf", "self"))
+                    ),
+                )
+            ),
+            message="a claim can grow and cannot be changed otherwise",
+            remedy="restore it, or delete the endpoint and create it anew",
+        ),
+    )
+
+    @property
+    def identity(self) -> tuple[Any, ...]:
+        """What of a claim cannot be changed, as the API server has it."""
+        more = {name: amount for name, amount in self.resources.requests.items() if name != "storage"}
+        changeable = {"access_modes", "resources", "volume_attributes_class_name"}
+        return set(self.access_modes), more, self.resources.limits, self.model_dump(exclude=changeable)
 
 
 class ClaimMetadata(Part):

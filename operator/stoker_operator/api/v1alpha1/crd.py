@@ -73,11 +73,14 @@ def _columns() -> list[dict[str, Any]]:
         ("Accelerator", "string", ".spec.hardware.accelerator", 0),
         ("TP", "integer", f"{workload}.plan.tensor", 0),
         ("DP", "integer", f"{workload}.plan.data", 0),
+        ("Desired", "integer", ".spec.replicas", 0),
+        ("Available", "integer", ".status.availableReplicas", 0),
         ("Ready", "string", f"{ready}.status", 0),
         ("URL", "string", ".status.url", 0),
         ("Reason", "string", f"{ready}.reason", 0),
         ("Age", "date", ".metadata.creationTimestamp", 0),
-        ("Message", "string", f"{ready}.message", 1),  # with -o wide
+        ("Updated", "integer", ".status.updatedReplicas", 1),  # those with -o wide
+        ("Message", "string", f"{ready}.message", 1),
     )
     return [
         {"name": name, "type": kind, "jsonPath": path} | ({"priority": priority} if priority else {})

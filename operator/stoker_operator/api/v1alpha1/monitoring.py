@@ -15,7 +15,8 @@ class Monitoring(Part):
 
     pod_monitor: PodMonitorMode | None = None
     """Whether the Prometheus operator is asked, by a PodMonitor, to scrape the pods. Auto: where the cluster knows
-    PodMonitors, unless the administrator has endpoints scraped otherwise. Enabled: it must. Disabled: never. Absent: Auto."""
+    PodMonitors, unless the administrator has endpoints scraped otherwise. Enabled: it must. Disabled: never. Absent:
+    Auto."""
 
     @property
     def mode(self) -> PodMonitorMode:

@@ -17,6 +17,16 @@ from stoker_operator.api.v1alpha1.storage import Storage
 from stoker_operator.api.v1alpha1.workload import Workload
 
 
+def _place(spec: str) -> str:
+    """`Storage.place` in CEL."""
+    cache = f"{spec}.storage.cache"
+    given = f"has({spec}.storage) && has({cache})"
+    return (
+        f"({given} && has({cache}.volumeClaimTemplate) ? 'made' : "
+        f"{given} && has({cache}.persistentVolumeClaim) ? 'claim ' + {cache}.persistentVolumeClaim.claimName : 'node')"
+    )
+
+
 class Spec(Workload):
     """What is served, on what, and how."""
 
@@ -61,10 +71,8 @@ class Spec(Workload):
     CHANGES: ClassVar[tuple[ChangeRule, ...]] = (
         ChangeRule(
             field="storage.cache",
-            holds=lambda now, before: now.storage.cache == before.storage.cache,
-            cel="has(self.storage) && has(self.storage.cache)"
-            " ? has(oldSelf.storage) && has(oldSelf.storage.cache) && self.storage.cache == oldSelf.storage.cache"
-            " : !(has(oldSelf.storage) && has(oldSelf.storage.cache))",
+            holds=lambda now, before: now.storage.place == before.storage.place,
+            cel=f"{_place('self')} == {_place('oldSelf')}",
             message="the cache cannot be changed",
             remedy="restore it, or delete the endpoint and create it anew",
         ),

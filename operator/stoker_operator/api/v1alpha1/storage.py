@@ -26,7 +26,8 @@ class PersistentVolumeClaim(Part):
 
 
 class Cache(Part):
-    """Where downloaded and assembled weights are kept. Exactly one of the three. It cannot be changed later."""
+    """Where downloaded and assembled weights are kept. Exactly one of the three, which stays what it is: neither is one
+    turned into another, nor one claim into another."""
 
     empty_dir: EmptyDir | None = None
     """Space on the node, gone with the pod. This is what is used when storage is absent."""
@@ -51,7 +52,16 @@ class Storage(Part):
     """Storage of each pod."""
 
     cache: Cache | None = None
-    """Where downloaded and assembled weights are kept; it cannot be changed later. Absent: space on the node."""
+    """Where downloaded and assembled weights are kept; what may grow is its size. Absent: space on the node."""
     shm_size: Quantity | None = None
     """Size of /dev/shm, which is memory of the pod. Absent: as much as is needed where a model is split, and under
     runtime vllm; else the container runtime's."""
+
+    @property
+    def place(self) -> str:
+        """Which place the cache is, however large: a claim that is made, one that exists, or space on the node."""
+        if self.cache and self.cache.volume_claim_template:
+            return "made"
+        if self.cache and self.cache.persistent_volume_claim:
+            return f"claim {self.cache.persistent_volume_claim.claim_name}"
+        return "node"
