@@ -24,7 +24,6 @@ from stoker_operator.api.violation import Violation
 from stoker_operator.policy import TemplateUse
 
 PATH: Final = "spec.template"
-REASON: Final = "TemplateNotPermitted"
 
 #: Fields of a pod that give it nothing that it does not have; those that are looked into are not among them.
 _POD: Final = frozenset({
@@ -256,7 +255,7 @@ def _not(path: str, value: Any, remedy: str) -> Violation:
 
 def _violation(path: str, message: str, remedy: str, otherwise: TemplateUse = "Full") -> Violation:
     ask = f"or ask the administrator for the Helm chart's value policy.template: {otherwise}"
-    return Violation(path, message, f"{remedy}, {ask}", reason=REASON)
+    return Violation(path, message, f"{remedy}, {ask}", reason="TemplateNotPermitted")
 
 
 def _shown(value: Any) -> str:

@@ -19,6 +19,7 @@ from stoker_operator.manifests.service import url
 from stoker_operator.manifests.storage import sharing_problem
 from stoker_operator.plan.catalogue import Catalogue
 from stoker_operator.plan.planner import plan
+from stoker_operator.policy import Policy
 
 ROOT = Path(__file__).parents[2]
 GOLDEN = Path(__file__).parent / "golden"
@@ -124,6 +125,19 @@ def test_a_single_pod_may_be_moved(endpoint: Any) -> None:
     budget = rendered(endpoint, "PodDisruptionBudget", replicas=2)["spec"]
     assert budget["maxUnavailable"] == 1
     assert budget["selector"] == rendered(endpoint, "Deployment")["spec"]["selector"]
+
+
+def test_the_administrator_says_how_endpoints_are_scraped(endpoint: Any) -> None:
+    def monitor(said: dict[str, Any], **spec: Any) -> Any:
+        policy = Policy.model_validate(said)
+        objects = render(endpoint(**spec), Catalogue.load(), True, policy)
+        return next((each for each in objects if each["kind"] == "PodMonitor"), None)
+
+    ours = monitor({})["metadata"]["labels"]
+    labels = {"release": "kube-prometheus-stack", "app.kubernetes.io/instance": "not-mine-to-set"}
+    assert monitor({"podMonitorLabels": labels})["metadata"]["labels"] == {"release": "kube-prometheus-stack", **ours}
+    assert monitor({"podMonitors": False}) is None
+    assert monitor({"podMonitors": False}, monitoring={"podMonitor": "Enabled"})["metadata"]["labels"] == ours
 
 
 def test_metrics_are_scraped_where_the_cluster_can(endpoint: Any) -> None:
