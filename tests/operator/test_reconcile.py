@@ -22,6 +22,7 @@ from stoker_operator.pinning import ANNOTATION
 from stoker_operator.plan.capacity import Holder
 from stoker_operator.plan.catalogue import Catalogue
 from stoker_operator.plan.model_shapes import table
+from stoker_operator.policy import Policy
 from stoker_operator.reconcile import Cluster, Outcome, reconcile
 from stoker_operator.store import Store
 
@@ -233,6 +234,39 @@ def test_who_lost_the_lead_writes_nothing(world: World) -> None:
     with pytest.raises(NotLeading):
         world.reconcile()
     assert not [each for each in world.kube.asked if not each.startswith("get")]
+
+
+@pytest.mark.parametrize("use", ["Restricted", "None"])
+def test_a_stricter_policy_stops_nothing_that_runs(document: Any, use: Any) -> None:
+    world = World(document(template={"spec": {"hostPID": True}}))
+    world.reconcile()
+    world.serve()
+    assert world.reconcile()[0] is Outcome.SETTLED
+    world.knowledge = dataclasses.replace(world.knowledge, policy=Policy(template=use))
+    world.restart()
+    _, asked = world.reconcile()
+    assert asked == [f"apply {KIND}/status", "create Event TemplateNotPermitted"]
+    assert world.ready()["message"].startswith("spec.template.spec")
+    assert world.kube.objects["Deployment", "demo"]["spec"]["template"]["spec"]["hostPID"] is True
+    world.spec(template={})
+    _, asked = world.reconcile()
+    assert "apply Deployment" in asked
+    assert "hostPID" not in world.kube.objects["Deployment", "demo"]["spec"]["template"]["spec"]
+
+
+def test_the_networks_policy_comes_and_goes_and_pods_do_not(world: World) -> None:
+    world.reconcile()
+    world.spec(networkPolicy={"mode": "None"}, service={"type": "NodePort"})
+    _, asked = world.reconcile()
+    assert [each for each in asked if "NetworkPolicy" in each] == ["delete NetworkPolicy"]
+    assert "apply Deployment" not in asked
+    world.spec(networkPolicy={"mode": "Open"})
+    _, asked = world.reconcile()
+    assert "apply NetworkPolicy" in asked and "apply Deployment" not in asked
+    world.spec(networkPolicy={})  # a node's port, and nobody from outside may come
+    _, asked = world.reconcile()
+    assert asked == [f"apply {KIND}/status", "create Event Invalid"]
+    assert "from" not in world.kube.objects["NetworkPolicy", "demo"]["spec"]["ingress"][0]
 
 
 def test_pods_that_the_api_server_refuses_are_the_templates_fault(document: Any) -> None:

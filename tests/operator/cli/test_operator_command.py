@@ -110,3 +110,12 @@ def test_it_can_be_ended_before_it_has_begun(tmp_path: Path) -> None:
         connection.close()
     assert process.returncode == 0
     assert "Traceback" not in said
+
+
+def test_a_wrong_policy_is_refused_before_the_cluster_is_asked(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "policy.yaml"
+    file.write_text("template: Strict\n")
+    assert operator._run([f"--policy={file}"]) == 2
+    assert f"stoker operator: policy {file}: template: " in capsys.readouterr().err
