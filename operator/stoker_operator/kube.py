@@ -98,7 +98,7 @@ class Kube:
             raise KubeError(0, f"no cluster: {error}") from None
         # Connections that broke are made anew. How long to wait for an API server that is too busy is for callers to
         # say: urllib3 would sleep for as long as it is told, and only before what is not a patch or a creation.
-        configuration.retries = urllib3.Retry(3, respect_retry_after_header=False)  # type: ignore[assignment]
+        configuration.retries = urllib3.Retry(3, respect_retry_after_header=False)
         return cls(client.ApiClient(configuration))
 
     def serves(self, kind: str) -> bool:
