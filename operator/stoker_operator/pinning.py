@@ -20,7 +20,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, get_args
 
 from stoker_operator.api.v1alpha1 import Spec
 from stoker_operator.api.v1alpha1.base import NOT_IN_PODS, Part
@@ -118,8 +118,12 @@ def _not_in_pods(part: type[Part]) -> dict[str, Any]:
     for name, field in part.model_fields.items():
         if NOT_IN_PODS in field.metadata:
             found[name] = True
-        elif isinstance(field.annotation, type) and issubclass(field.annotation, Part):
-            found |= {name: inner} if (inner := _not_in_pods(field.annotation)) else {}
+        else:
+            # A part, or a part that may be absent: only whether it is there is said then.
+            kinds = (field.annotation, *get_args(field.annotation))
+            inner = next((each for each in kinds if isinstance(each, type) and issubclass(each, Part)), None)
+            below = _not_in_pods(inner) if inner else {}
+            found |= {name: below} if below else {}
     return found
 
 

@@ -10,7 +10,7 @@ import pytest
 from stoker_operator.api.manifest import parse
 from stoker_operator.cli.render import render
 from stoker_operator.facts import Endpoint, Key
-from stoker_operator.pinning import digest, pin
+from stoker_operator.pinning import pin
 from stoker_operator.plan.catalogue import Catalogue
 from stoker_operator.policy import Policy
 
@@ -119,17 +119,15 @@ def test_it_picks_the_pods_and_says_nothing_of_what_they_send(document: Any) -> 
 
 def test_changing_it_restarts_no_pod(document: Any) -> None:
     """Also where a newer operator would build other pods."""
-    before = document()
-    (today,) = (each for each in render(parse(before), Catalogue.load()) if each["kind"] == "Deployment")
-    seen = Endpoint(Key("default", "demo"), "u", 1, False, before, {})
-    live = pin(today, None, seen, "stoker", newest=False).deployment
+
+    def pinned(today: Any, live: Any, manifest: Any) -> Any:
+        endpoint = Endpoint(Key("default", "demo"), "u", 1, False, manifest, {})
+        return pin(today, live, endpoint, parse(manifest).spec, "stoker").deployment
+
+    (today,) = (each for each in render(parse(document()), Catalogue.load()) if each["kind"] == "Deployment")
+    live = pinned(today, None, document())
+    container = {"name": "engine", "image": "newer"}
+    newer = {**today, "spec": {**today["spec"], "template": {"spec": {"containers": [container]}}}}
     for said in ({"mode": "Open"}, {"mode": "None"}, {"from": FROM}):
-        after = document(networkPolicy=said)
-        assert digest(after["spec"]) == digest(before["spec"])
-        newer = {
-            **today,
-            "spec": {**today["spec"], "template": {"spec": {"containers": [{"name": "engine", "image": "n"}]}}},
-        }
-        changed = Endpoint(Key("default", "demo"), "u", 2, False, after, {})
-        pinned = pin(newer, live, changed, "stoker", newest=False)
-        assert pinned.deployment["spec"]["template"] == today["spec"]["template"]
+        assert pinned(newer, live, document(networkPolicy=said))["spec"]["template"] == today["spec"]["template"]
+    assert pinned(newer, live, document(engine={"maxNumSeqs": 3}))["spec"]["template"] != today["spec"]["template"]

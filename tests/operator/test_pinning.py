@@ -11,6 +11,7 @@ import pytest
 from stoker_operator.api.manifest import parse
 from stoker_operator.api.v1alpha1 import Spec
 from stoker_operator.api.v1alpha1.base import NOT_IN_PODS, Part
+from stoker_operator.api.v1alpha1.claim import VolumeClaimTemplate
 from stoker_operator.api.v1alpha1.rollout import Rollout
 from stoker_operator.drift import differs
 from stoker_operator.facts import Endpoint, Key
@@ -69,6 +70,7 @@ def test_a_newer_operator_and_catalogue_change_no_pods(document: Any) -> None:
         {"replicas": 5},
         {"service": {"port": 80}},
         {"monitoring": {"podMonitor": "Disabled"}},
+        {"networkPolicy": {"mode": "Open"}},
         {"rollout": {"maxSurge": 0, "maxUnavailable": 1}},
     ],
 )
@@ -77,6 +79,21 @@ def test_what_pods_do_not_show_changes_no_pods(document: Any, change: dict[str, 
     second = pinned(rendered("engine:2", replicas=5), first, facts(document(**change))).deployment
     assert image(second) == "engine:1"
     assert second["spec"]["replicas"] == 5
+
+
+def test_a_claim_that_grows_changes_no_pods(document: Any) -> None:
+    def cache(size: str, **metadata: Any) -> Any:
+        spec = {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": size}}}
+        return {"cache": {"volumeClaimTemplate": {"spec": spec, "metadata": metadata}}}
+
+    first = pinned(rendered("engine:1"), None, facts(document(storage=cache("1Gi")))).deployment
+    for storage, expected in (
+        (cache("2Gi", labels={"a": "b"}), "engine:1"),
+        ({**cache("1Gi"), "shmSize": "1Gi"}, "engine:2"),
+        ({"cache": {"emptyDir": {}}}, "engine:2"),
+        ({}, "engine:2"),
+    ):
+        assert image(pinned(rendered("engine:2"), first, facts(document(storage=storage))).deployment) == expected
 
 
 @pytest.mark.parametrize(
@@ -145,10 +162,11 @@ def test_every_field_is_known_to_show_in_pods_or_not() -> None:
     def fields(part: type[Part], marked: bool) -> set[str]:
         return {name for name, each in part.model_fields.items() if (NOT_IN_PODS in each.metadata) is marked}
 
-    assert fields(Spec, True) == {"replicas", "service", "monitoring"}
+    assert fields(Spec, True) == {"replicas", "service", "network_policy", "monitoring"}
     assert fields(Spec, False) == {
         "hardware", "parallelism", "engine", "template", "model", "auth", "storage", "rollout",
     }  # fmt: skip
+    assert fields(VolumeClaimTemplate, True) == {"metadata", "spec"}  # a pod shows its name alone, the endpoint's
     assert fields(Rollout, True) == {"max_surge", "max_unavailable", "image_updates"}
     assert fields(Rollout, False) == {"drain_seconds", "startup_timeout_seconds"}
 

@@ -8,7 +8,7 @@ from pydantic import Field
 
 from stoker_operator.api.quantity import amount
 from stoker_operator.api.rule import ChangeRule, Rule
-from stoker_operator.api.v1alpha1.base import Annotations, EachOnce, Labels, ObjectName, Part, Quantity
+from stoker_operator.api.v1alpha1.base import NOT_IN_PODS, Annotations, EachOnce, Labels, ObjectName, Part, Quantity
 from stoker_operator.api.v1alpha1.label_selector import LabelSelector
 
 AccessMode = Literal["ReadWriteOnce", "ReadWriteOncePod", "ReadWriteMany"]
@@ -147,9 +147,9 @@ class ClaimMetadata(Part):
 class VolumeClaimTemplate(Part):
     """A claim to be made."""
 
-    metadata: ClaimMetadata = ClaimMetadata()
+    metadata: Annotated[ClaimMetadata, NOT_IN_PODS] = ClaimMetadata()
     """Labels and annotations of the claim."""
-    spec: VolumeClaimSpec
+    spec: Annotated[VolumeClaimSpec, NOT_IN_PODS]
     """What kind of volume is asked for."""
 
     @property
