@@ -110,7 +110,13 @@ def test_an_upgrade_restarts_nothing(before: ApiServer, release: Path, tmp_path:
     with Operator(before.kubeconfig, tmp_path / "log"):
         # The new operator's own objects appear, and its conditions.
         policies: Any = client.NetworkingV1Api(api)
-        eventually(lambda: policies.list_namespaced_network_policy("default").items, "the new operator works")
+
+        def closed() -> bool:
+            """An earlier release let everyone in, or had no policy."""
+            (policy,) = policies.list_namespaced_network_policy("default").items or (None,)
+            return policy is not None and bool(policy.spec.ingress[0]._from)
+
+        eventually(closed, "the new operator works")
         conditions = eventually(
             lambda: custom.get_namespaced_custom_object(*ENDPOINTS, name)["status"].get("conditions"), "and reports"
         )
