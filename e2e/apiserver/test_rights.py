@@ -131,6 +131,30 @@ def hopeless(kube: Any, ns: str, document: Any, eventually: Any) -> None:
     eventually(lambda: is_gone(kube, path), "it is removed")
 
 
+def test_kubernetes_own_roles_hold_for_endpoints(kube: Any, ns: str, eventually: Any) -> None:
+    rbac, authorization = client.RbacAuthorizationV1Api(kube.api), client.AuthorizationV1Api(kube.api)
+    for role in ("view", "edit", "admin"):
+        reference = {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": role}
+        user = {"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": f"a-{role}"}
+        rbac.create_namespaced_role_binding(ns, {"metadata": {"name": role}, "roleRef": reference, "subjects": [user]})
+
+    def may(role: str, verb: str, resource: str = "inferenceendpoints", namespace: str = ns) -> bool:
+        resource, _, subresource = resource.partition("/")
+        about = {"group": "stoker.dev", "resource": resource, "subresource": subresource, "verb": verb}
+        review = {"spec": {"user": f"a-{role}", "resourceAttributes": {**about, "namespace": namespace}}}
+        return bool(authorization.create_subject_access_review(review).status.allowed)
+
+    for role in ("view", "edit", "admin"):
+        eventually(lambda role=role: may(role, "list"), f"{role} is aggregated")
+        assert may(role, "get", "inferenceendpoints/scale")
+        assert not may(role, "list", namespace="default")
+        assert not may(role, "patch", "inferenceendpoints/status")
+        writes = role != "view"
+        for verb in ("create", "update", "patch", "delete"):
+            assert may(role, verb) is writes
+        assert may(role, "patch", "inferenceendpoints/scale") is writes
+
+
 def is_gone(kube: Any, path: str) -> bool:
     try:
         kube.get(path)
