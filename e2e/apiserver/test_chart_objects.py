@@ -56,17 +56,46 @@ def test_every_object_passes_a_strict_dry_run(kube: Any, helm: str, ns: str, val
     for each in ours:
         if each["kind"] == "ServiceAccount":  # a pod is taken where its account is
             kube.core.create_namespaced_service_account(ns, each)
+    check(kube, ours)
+
+
+def check(kube: Any, documents: list[Any]) -> None:
+    """A strict dry run of applying these."""
     applied = subprocess.run(
         ["kubectl", "apply", "--server-side", "--dry-run=server", "--validate=strict", "--force-conflicts", "-f", "-"],
         executable=kube_binary(),
         env={**os.environ, "KUBECONFIG": str(kube.kubeconfig)},
-        input=json.dumps({"apiVersion": "v1", "kind": "List", "items": ours}),
+        input=json.dumps({"apiVersion": "v1", "kind": "List", "items": documents}),
         capture_output=True,
         text=True,
     )
     assert applied.returncode == 0, applied.stderr
     assert "Warning" not in applied.stderr, applied.stderr
-    assert len(applied.stdout.splitlines()) == len(ours)
+    assert len(applied.stdout.splitlines()) == len(documents)
+
+
+def test_monitors_and_alerts_are_what_the_prometheus_operator_takes(
+    kube: Any, helm: str, ns: str, foreign: Any, define: Any
+) -> None:
+    folder = "example/prometheus-operator-crd/monitoring.coreos.com"
+    kinds = ("PodMonitor", "ServiceMonitor", "PrometheusRule")
+    files = (f"{folder}_{kind.lower()}s.yaml" for kind in kinds)
+    define(foreign("github.com/prometheus-operator/prometheus-operator", "v0.85.0", *files))
+    for kind, count in (("PodMonitor", 2), ("ServiceMonitor", 3)):
+        values = (f"monitoring.kind={kind}", "monitoring.podMonitor=Enabled", "monitoring.alerts.enabled=true")
+        labels = ("monitoring.labels.release=a", "monitoring.endpointLabels.release=b", "monitoring.alerts.labels.c=d")
+        command = [
+            helm,
+            "template",
+            "fresh",
+            CHART,
+            f"--namespace={ns}",
+            *(f"--set={each}" for each in values + labels),
+        ]
+        rendered = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
+        documents = [each for each in yaml.safe_load_all(rendered) if each and each["kind"] in kinds]
+        assert len(documents) == count
+        check(kube, documents)
 
 
 def script(kube: Any, name: str, *arguments: str, patience: str = "") -> subprocess.CompletedProcess[str]:
