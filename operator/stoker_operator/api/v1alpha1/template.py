@@ -50,4 +50,5 @@ class PodTemplate(Part):
     """Part of a core/v1 PodSpec (`kubectl explain pod.spec`), merged onto the operator's as `kubectl patch` does: lists
     of named things by name. The container called engine is the operator's; others run beside it. What has a field of
     its own is refused here: the engine's image, imagePullPolicy, command, args, env and resources, and
-    terminationGracePeriodSeconds. The API server checks the rest strictly when the pods are applied."""
+    terminationGracePeriodSeconds. Of the rest the administrator may permit less than all (policy.template of the Helm
+    chart), and the API server checks it strictly when the pods are applied."""
