@@ -2,10 +2,15 @@
 
 The engine knows nothing of text, so a stop string is found here, after the step: `process` says so, and its caller
 tells the engine to end that sequence. What the engine still computed of it in the meantime is dropped.
+
+Two threads work here. The event loop adds requests and forgets them, at any moment; the thread that reads the engine's
+pipe processes deltas. They share the table of requests, under a lock that nobody holds while text is made; an entry's
+sequences are the reading thread's alone.
 """
 
 from __future__ import annotations
 
+import threading
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -45,19 +50,22 @@ class _Request:
 
 
 class OutputProcessor:
-    """Token deltas → output deltas. Not thread-safe: one owner calls it, in the order the engine tells."""
+    """Token deltas → output deltas. One thread processes, in the order the engine tells; others may add and forget."""
 
     def __init__(self, tokenizer: TokenTexts) -> None:
         self._tokenizer = tokenizer
         self._requests: dict[str, _Request] = {}
+        self._lock = threading.Lock()
 
     def add(self, request: EngineRequest) -> None:
         """Takes in a request, before its first delta."""
-        self._requests[request.id] = _Request(request)
+        with self._lock:
+            self._requests[request.id] = _Request(request)
 
     def forget(self, request_id: str) -> None:
         """Drops a request that nobody wants any more; unknown ids are ignored."""
-        self._requests.pop(request_id, None)
+        with self._lock:
+            self._requests.pop(request_id, None)
 
     def process(self, delta: TokenDelta) -> tuple[OutputDelta | None, bool]:
         """The text of `delta`.
@@ -66,7 +74,8 @@ class OutputProcessor:
             (what to tell, or None where nobody waits for it: the request is forgotten or the sequence has ended;
             whether a stop string ended the sequence, so that the engine must be told to).
         """
-        entry = self._requests.get(delta.request_id)
+        with self._lock:
+            entry = self._requests.get(delta.request_id)
         if entry is None:
             return None, False
         sequence = entry.sequences.get(delta.index)
@@ -94,8 +103,14 @@ class OutputProcessor:
             error=delta.error,
         )
         if len(entry.sequences) == entry.request.num_sequences and all(s.finished for s in entry.sequences.values()):
-            del self._requests[delta.request_id]
+            self._done(entry)
         return output, stop is not None and delta.finish_reason is None
+
+    def _done(self, entry: _Request) -> None:
+        """Drops an entry, unless it is forgotten meanwhile, and another one may have its id."""
+        with self._lock:
+            if self._requests.get(entry.request.id) is entry:
+                del self._requests[entry.request.id]
 
     def _sequence(self, request: EngineRequest) -> _Sequence:
         params = request.params

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -159,3 +161,31 @@ def test_logprobs_carry_their_tokens_text(tokenizer: Tokenizer) -> None:
     assert output.prompt_logprobs is not None
     assert output.prompt_logprobs[0] is None
     assert list(output.prompt_logprobs[1] or {}) == [6]
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_a_request_may_be_forgotten_while_its_text_is_made(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, again: bool
+) -> None:
+    """By the event loop, which is not kept waiting; also if another request has got its name meanwhile."""
+    processor = OutputProcessor(tokenizer)
+    processor.add(request(SamplingParams()))
+    token, interrupted = tokenizer.token, threading.Event()
+
+    def meddle() -> None:
+        processor.forget("r")
+        if again:
+            processor.add(request(SamplingParams()))
+        interrupted.set()
+
+    def interrupting(token_id: int, skip_special_tokens: bool) -> str | None:
+        if token_id == 42 and not interrupted.is_set():
+            threading.Thread(target=meddle).start()
+            assert interrupted.wait(30), "the event loop waits for text"
+        return token(token_id, skip_special_tokens)
+
+    monkeypatch.setattr(tokenizer, "token", interrupting)
+    output, _ = processor.process(TokenDelta("r", 0, [42], FinishReason.LENGTH))
+    assert output is not None and output.finish_reason is FinishReason.LENGTH
+    later, _ = processor.process(TokenDelta("r", 0, [43], FinishReason.LENGTH))
+    assert (later is not None) == again
