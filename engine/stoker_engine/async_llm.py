@@ -16,13 +16,14 @@ import asyncio
 import dataclasses
 import logging
 import threading
+import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from stoker_engine.contract.engine_args import EngineArgs
-from stoker_engine.contract.errors import EngineDeadError, RequestFailedError
+from stoker_engine.contract.errors import EngineDeadError, EngineStuckError, RequestError, RequestFailedError
 from stoker_engine.core.engine_info import EngineInfo
 from stoker_engine.core.finish_reason import FinishReason
 from stoker_engine.core.observer import StepReport
@@ -40,6 +41,12 @@ logger = logging.getLogger(__name__)
 
 #: Seconds for which an engine may be stopped while somebody waits for it.
 STOPPED_TIMEOUT_S: Final = 3.0
+
+#: Seconds for which this side may be at one message of the engine.
+HANDLING_TIMEOUT_S: Final = 300.0
+
+#: Seconds that a killed engine may take to be gone.
+_KILL_TIMEOUT_S: Final = 15.0
 
 _WATCH_INTERVAL_S: Final = 0.5
 
@@ -97,23 +104,29 @@ class AsyncLLM:
         """Waits until the engine is loaded. Call once; and again, for another engine, when it is dead.
 
         Raises:
-            ArgumentError, ModelError: it cannot be loaded.
+            ArgumentError, ModelError: it cannot be loaded. The client is shut down then.
             EngineDeadError: it died while it loaded.
         """
         if self._dead_of is not None:
             self._process.close()
-            self._process = self._start()
+            try:
+                self._process = self._start()
+            except OSError as error:
+                raise EngineDeadError(f"its process cannot be started: {error.strerror}") from error
             self._dead_of = None
         self._loop = asyncio.get_running_loop()
         self._loaded: asyncio.Future[EngineInfo] = self._loop.create_future()
         self._death: asyncio.Future[EngineDeadError] = self._loop.create_future()
-        self._process.listen(self._receive, self._receive_death)
+        process = self._process
+        process.listen(partial(self._receive, process), partial(self._call, self._die, process))
         self._watch()
         try:
             path = self._path = self._path or await self._locate()  # another engine has the same weights
-            self._process.send(dataclasses.replace(self.args, model=str(path), revision=None))
+            process.send(dataclasses.replace(self.args, model=str(path), revision=None))
             tokenizer = asyncio.to_thread(self._load_tokenizer, path)
             info, loaded = await asyncio.gather(self._loaded, tokenizer)
+        except EngineDeadError:
+            raise
         except BaseException:
             self.shutdown()
             raise
@@ -138,17 +151,12 @@ class AsyncLLM:
     @property
     def is_live(self) -> bool:
         """Whether the engine's process runs, and neither a step nor a stage of loading takes too long."""
-        return (
-            self._dead_of is None
-            and not self._closed
-            and self._process.is_running
-            and self._process.status.busy_for <= self._step_timeout
-        )
+        return self._dead_of is None and not self._closed and self._process.is_running and self._standstill() is None
 
     @property
     def is_stuck(self) -> bool:
         """Whether its process is there, but stopped, or with a step that takes too long."""
-        return self._process.is_stopped or self._process.status.busy_for > self._step_timeout
+        return self._process.is_stopped or self._standstill() is not None
 
     @property
     def is_ready(self) -> bool:
@@ -164,9 +172,9 @@ class AsyncLLM:
             return "the engine is shut down"
         if not self._process.is_running:
             return "the engine's process is stopped or gone"
+        if (standstill := self._standstill()) is not None:
+            return f"the engine is stuck: {standstill}"
         words = STAGE_WORDS[self._process.status.stage]
-        if (seconds := self._process.status.busy_for) > self._step_timeout:
-            return f"the engine is stuck: {words}, for {seconds:.0f} s"
         return words if self._serving or words.startswith("loading") else "loading: reading the tokenizer"
 
     async def wait_dead(self) -> EngineDeadError:
@@ -204,14 +212,16 @@ class AsyncLLM:
         if not self._serving or self._closed:
             raise EngineDeadError(_DEAD)
         assert self._inputs is not None and self._outputs is not None, "the engine is not loaded yet"
+        if request_id in self._streams:
+            raise RequestError(f"a request with the id {request_id} is running; choose another", "request_id")
         process, outputs = self._process, self._outputs  # of this engine's life: the next one knows nothing of it
         request = self._inputs.request(request_id, prompt_token_ids, params, priority=priority, cache_salt=cache_salt)
         stream = self._streams[request_id] = asyncio.Queue()
-        outputs.add(request)
-        process.send(request)
-        self._watch()
         unfinished = request.num_sequences
         try:
+            outputs.add(request)
+            process.send(request)
+            self._watch()
             while unfinished:
                 item = await stream.get()
                 if isinstance(item, EngineDeadError):
@@ -251,16 +261,18 @@ class AsyncLLM:
             return self._tokenizer
         return Tokenizer.load(locate_tokenizer(self.args, model), self._chat_template)
 
-    def _receive(self, message: Any) -> None:
-        """Takes a message of the engine, in the reading thread."""
+    def _receive(self, process: EngineProcess, message: Any) -> None:
+        """Takes a message of the engine, in the reading thread. What it raises is the engine's death."""
         if isinstance(message, StepOutputs):
-            self._call(self._deliver, self._as_text(message), message.report)
+            self._call(self._deliver, self._as_text(process, message), message.report)
         elif isinstance(message, LoadFailed):
-            self._call(self._resolve_loaded, message.error())
+            self._call(self._resolve_loaded, process, message.error())
+        elif isinstance(message, EngineInfo):
+            self._call(self._resolve_loaded, process, message)
         else:
-            self._call(self._resolve_loaded, message)
+            raise TypeError(f"{type(message).__name__} is no message of the engine")
 
-    def _as_text(self, outputs: StepOutputs) -> list[OutputDelta]:
+    def _as_text(self, process: EngineProcess, outputs: StepOutputs) -> list[OutputDelta]:
         assert self._outputs is not None, "the engine has no requests before it is loaded"
         told = []
         for delta in outputs.deltas:
@@ -270,13 +282,10 @@ class AsyncLLM:
                 logger.exception("the output of request %s cannot be told", delta.request_id)
                 output, stopped = OutputDelta(delta.request_id, "", finish_reason=FinishReason.ERROR), False
             if stopped:
-                self._process.send(Stop(delta.request_id, delta.index))
+                process.send(Stop(delta.request_id, delta.index))
             if output is not None:
                 told.append(output)
         return told
-
-    def _receive_death(self, cause: EngineDeadError) -> None:
-        self._call(self._die, cause)
 
     def _call(self, function: Callable[..., None], *args: Any) -> None:
         try:
@@ -292,22 +301,32 @@ class AsyncLLM:
         if report is not None and self.observer is not None:
             self.observer(report)
 
-    def _resolve_loaded(self, result: EngineInfo | Exception) -> None:
-        _resolve(self._loaded, result)
+    def _resolve_loaded(self, process: EngineProcess, result: EngineInfo | Exception) -> None:
+        if process is self._process:
+            _resolve(self._loaded, result)
 
-    def _die(self, cause: EngineDeadError) -> None:
-        if self._closed or self._dead_of is not None:
+    def _die(self, process: EngineProcess, cause: EngineDeadError) -> None:
+        if self._closed or self._dead_of is not None or process is not self._process:
             return
         self._dead_of = cause
         self._serving = False
         logger.error("the engine died: %s", cause)
-        self._resolve_loaded(type(cause)(f"the engine died while it loaded: {cause}"))
-        self._end_streams()
+        _resolve(self._loaded, type(cause)(f"the engine died while it loaded: {cause}"))
+        self._end_streams(type(cause))
         self._death.set_result(cause)
 
-    def _end_streams(self) -> None:
+    def _end_streams(self, kind: type[EngineDeadError] = EngineDeadError) -> None:
         for stream in self._streams.values():
-            stream.put_nowait(EngineDeadError(_DEAD))
+            stream.put_nowait(kind(_DEAD))
+
+    def _standstill(self, lost: float = 0.0) -> str | None:
+        """What takes too long, if something does; `lost` seconds of it are not counted."""
+        process = self._process
+        if (seconds := process.busy_for - lost) > self._step_timeout:
+            return f"{STAGE_WORDS[process.status.stage]}, for {seconds:.0f} s"
+        if (seconds := process.handling_for - lost) > HANDLING_TIMEOUT_S:
+            return f"the server handles one of its messages, for {seconds:.0f} s"
+        return None
 
     def _watch(self) -> None:
         """Sees to it that the watchdog runs."""
@@ -315,15 +334,31 @@ class AsyncLLM:
             self._watchdog = asyncio.create_task(self._watch_engine())
 
     async def _watch_engine(self) -> None:
-        """Kills an engine that is stopped or stuck while somebody waits for it; ends when nobody does."""
-        stopped_for = 0.0
+        """Kills an engine that is stopped or stuck while somebody waits for it; ends when nobody does.
+
+        Time in which this process itself did not run does not count: then the engine may have been stopped, too, or
+        waited for it.
+        """
+        stopped_for = lost = 0.0
+        looked = time.monotonic()
         while self._dead_of is None and (not self._serving or self._streams):
             await asyncio.sleep(_WATCH_INTERVAL_S)
-            stopped_for = stopped_for + _WATCH_INTERVAL_S if self._process.is_stopped else 0.0
+            elapsed = time.monotonic() - looked
+            looked += elapsed
+            process = self._process
+            still_for = max(process.busy_for, process.handling_for)
+            lost = lost if still_for > elapsed else 0.0  # it began before the last look, or is something new
+            lost = min(lost + max(elapsed - 2 * _WATCH_INTERVAL_S, 0.0), still_for)
+            stopped_for = stopped_for + _WATCH_INTERVAL_S if process.is_stopped else 0.0
             if stopped_for >= STOPPED_TIMEOUT_S:
-                self._process.kill(f"it was stopped for {stopped_for:.0f} s, and killed")
-            elif self._process.status.busy_for > self._step_timeout:
-                self._process.kill(f"it was stuck ({self.status}; --step-timeout), and killed")
+                death = EngineStuckError(f"it was stopped for {stopped_for:.0f} s, and killed")
+            elif (standstill := self._standstill(lost)) is not None:
+                death = EngineStuckError(f"it was stuck ({standstill}; --step-timeout), and killed")
+            else:
+                continue
+            process.kill(death)
+            await asyncio.wait({self._death}, timeout=_KILL_TIMEOUT_S)
+            self._die(process, death)  # nobody waits for a process that cannot be killed
 
 
 def _resolve(future: asyncio.Future[_T], result: _T | Exception) -> None:

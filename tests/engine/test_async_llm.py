@@ -62,6 +62,7 @@ def test_one_engine_for_everything_that_ends_well(tiny_llama: Path) -> None:
                 many_streams_at_once,
                 a_closed_stream_frees_its_blocks_and_hurts_nobody,
                 an_invalid_request_is_refused_before_it_starts,
+                a_request_that_cannot_be_sent_hurts_nobody,
                 a_stop_string_ends_one_sequence,
                 several_sequences,
                 a_request_whose_text_fails_hurts_nobody,
@@ -96,7 +97,25 @@ async def a_closed_stream_frees_its_blocks_and_hurts_nobody(llm: AsyncLLM, repor
 async def an_invalid_request_is_refused_before_it_starts(llm: AsyncLLM, reports: list[StepReport]) -> None:
     with pytest.raises(RequestError):
         await anext(llm.generate("bad", [], SHORT))
+    stream: Any = llm.generate("twice", [5], LONG)
+    await anext(stream)
+    with pytest.raises(RequestError, match="choose another"):
+        await anext(llm.generate("twice", [5], SHORT))
+    assert len([delta async for delta in stream]) > 300, "it goes on"
     assert len(await collect(llm, "good")) == 8
+
+
+async def a_request_that_cannot_be_sent_hurts_nobody(llm: AsyncLLM, reports: list[StepReport]) -> None:
+    alone = asyncio.create_task(collect(llm, "fine", LONG))
+
+    class Unpicklable(str):
+        def __reduce__(self) -> Any:
+            raise MemoryError("no room for the pickle")
+
+    with pytest.raises(MemoryError):
+        await anext(llm.generate("unpicklable", [5], LONG, cache_salt=Unpicklable("salt")))
+    assert len(await alone) == 400
+    assert not llm._streams
 
 
 async def a_stop_string_ends_one_sequence(llm: AsyncLLM, reports: list[StepReport]) -> None:

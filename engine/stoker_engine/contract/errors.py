@@ -12,8 +12,9 @@
         ├── NotFoundError   no such model                                HTTP 404
         ├── RequestFailedError  this request broke in the engine; others go on   HTTP 500
         ├── EngineDeadError the engine stopped; nothing can be served    HTTP 500, CLI: exit 1
+        │   ├── EngineKilledError       a signal from outside ended it
         │   ├── EngineOutOfMemoryError  because memory ran out
-        │   └── EngineStuckError        because it made no progress
+        │   └── EngineStuckError        it made no progress
         └── in `server.unavailable`, what is fine at another time, with another key, or in another size:
             ├── UnauthorizedError   no valid API key                     HTTP 401
             ├── TooLargeError       the body is too large                HTTP 413
@@ -108,6 +109,10 @@ class EngineDeadError(RequestError):
 
     status = 500
     type = "internal_error"
+
+
+class EngineKilledError(EngineDeadError):
+    """A signal from outside ended the engine: no request that it worked on can have done so."""
 
 
 class EngineOutOfMemoryError(EngineDeadError):

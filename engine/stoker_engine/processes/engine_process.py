@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import logging
 import os
+import pickle
 import queue
 import signal
 import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Final
 
-from stoker_engine.contract.errors import EngineDeadError, EngineOutOfMemoryError, EngineStuckError
+from stoker_engine.contract.errors import EngineDeadError, EngineKilledError, EngineOutOfMemoryError, EngineStuckError
 from stoker_engine.processes.messages import Died
 from stoker_engine.processes.oom_kills import oom_kills
 from stoker_engine.processes.status_word import Stage, StatusWord
@@ -25,8 +27,13 @@ logger = logging.getLogger(__name__)
 #: What runs in the process. `-P`: what lies in the working directory is not imported.
 PROGRAM: Final = ("-P", "-m", "stoker_engine.processes.main")
 
-#: Seconds an engine that is told to end may take.
+#: Seconds an engine that is told to end may take, and one that is killed.
 _CLOSE_TIMEOUT_S: Final = 5
+
+#: How a process ends by its own mistake; other signals come from outside.
+_CRASHES: Final = frozenset(
+    {signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGSEGV, signal.SIGSYS, signal.SIGTRAP}
+)
 
 
 class EngineProcess:
@@ -35,6 +42,9 @@ class EngineProcess:
     Args:
         log_format: see `logs.configure`.
         program: interpreter arguments of what runs; tests bring their own.
+
+    Raises:
+        OSError: the system has no process or memory left for it.
     """
 
     def __init__(self, log_format: str = "text", program: Sequence[str] = PROGRAM) -> None:
@@ -42,41 +52,49 @@ class EngineProcess:
         self.status.enter(Stage.STARTING)
         self._socket, theirs = socket.socketpair()
         self._connection = Connection(os.dup(self._socket.fileno()))
-        self._outbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self._killed_because: str | None = None
+        self._outbox: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        self._reading_since: float | None = None
+        self._handling_since: float | None = None
+        self._killed_because: EngineDeadError | None = None
         self._died: Died | None = None
         self._oom_kills = oom_kills()
         # The kernel takes the death of the thread that starts a process for the death of its parent.
         parent = os.getpid() if threading.current_thread() is threading.main_thread() else 0
-        with theirs:
-            self._process = subprocess.Popen(
-                [
-                    sys.executable,
-                    *program,
-                    str(theirs.fileno()),
-                    str(self.status.fd),
-                    log_format,
-                    str(parent),
-                ],
-                pass_fds=(theirs.fileno(), self.status.fd),
-                process_group=0,  # Ctrl-C in a terminal is for the server, which ends the engine in its own time
-            )
-        os.close(self.status.fd)  # the memory stays, for as long as one of the two looks at it
+        try:
+            with theirs:
+                self._process = subprocess.Popen(
+                    [
+                        sys.executable,
+                        *program,
+                        str(theirs.fileno()),
+                        str(self.status.fd),
+                        log_format,
+                        str(parent),
+                    ],
+                    pass_fds=(theirs.fileno(), self.status.fd),
+                    process_group=0,  # Ctrl-C in a terminal is for the server, which ends the engine in its own time
+                )
+        finally:
+            os.close(self.status.fd)  # the memory stays, for as long as one of the two looks at it
         self.pid: int = self._process.pid
 
     def listen(self, on_message: Callable[[Any], None], on_death: Callable[[EngineDeadError], None]) -> None:
         """Starts the threads that read and write the pipe.
 
         Args:
-            on_message: called in the reading thread, with each message.
-            on_death: called in it once, last, with the sentence that says of what the engine died.
+            on_message: called in the reading thread, with each message. What it raises is the engine's death.
+            on_death: called in it once, last and whatever happens, with the sentence that says of what the engine died.
         """
         threading.Thread(target=self._read, args=(on_message, on_death), name="from-engine", daemon=True).start()
         threading.Thread(target=self._write, name="to-engine", daemon=True).start()
 
     def send(self, message: Any) -> None:
-        """Sends a message, without waiting; to a dead engine it is lost."""
-        self._outbox.put(message)
+        """Sends a message, without waiting; to a dead engine it is lost.
+
+        Raises:
+            Exception: it cannot be pickled. Nothing is sent then, and others are not hurt.
+        """
+        self._outbox.put(pickle.dumps(message, pickle.HIGHEST_PROTOCOL))
 
     @property
     def is_running(self) -> bool:
@@ -88,6 +106,21 @@ class EngineProcess:
         """Whether the process lives and is stopped (SIGSTOP, a debugger, a frozen container), right now."""
         return self._state() in (b"T", b"t")
 
+    @property
+    def busy_for(self) -> float:
+        """Seconds since the engine began what must come to an end by itself; 0 where it waits. It cannot end sending
+        while this side does not read, so that counts only from when this side does."""
+        busy_for, reading_since = self.status.busy_for, self._reading_since
+        if self.status.stage is not Stage.SENDING:
+            return busy_for
+        return 0.0 if reading_since is None else min(busy_for, time.monotonic() - reading_since)
+
+    @property
+    def handling_for(self) -> float:
+        """Seconds since this side began to handle one message of the engine; 0 while it waits for the next."""
+        since = self._handling_since
+        return 0.0 if since is None else time.monotonic() - since
+
     def _state(self) -> bytes:
         """The process's state as Linux writes it; X also where there is none any more."""
         try:
@@ -96,8 +129,8 @@ class EngineProcess:
             return b"R" if sys.platform != "linux" and self._process.poll() is None else b"X"
         return stat.rpartition(b")")[2].split()[0]
 
-    def kill(self, because: str) -> None:
-        """Ends the process, whatever it does."""
+    def kill(self, because: EngineDeadError) -> None:
+        """Ends the process, whatever it does; `because` is what it died of then."""
         self._killed_because = self._killed_because or because
         self._process.kill()
 
@@ -111,45 +144,81 @@ class EngineProcess:
         try:
             self._process.wait(_CLOSE_TIMEOUT_S)
         except subprocess.TimeoutExpired:
-            self.kill("it did not end when told to")
-            self._process.wait()
+            self.kill(EngineStuckError("it did not end when told to"))
+            try:
+                self._process.wait(_CLOSE_TIMEOUT_S)
+            except subprocess.TimeoutExpired:
+                logger.error("the engine process %d cannot be killed, and is left behind", self.pid)
         self._socket.close()
 
     def _read(self, on_message: Callable[[Any], None], on_death: Callable[[EngineDeadError], None]) -> None:
-        while True:
+        try:
             try:
-                message = self._connection.recv()
-            except (EOFError, OSError):
-                break
+                self._handle_messages(on_message)
+            except BaseException as error:  # whoever waits for an answer must hear that there will be none
+                logger.exception("a message of the engine cannot be handled")
+                self.kill(EngineDeadError(f"its message could not be handled: {type(error).__name__}: {error}"))
+            cause = self._wait()
+        except BaseException as error:
+            cause = EngineDeadError(f"how it ended is not known: {type(error).__name__}: {error}")
+        self._outbox.put(None)
+        on_death(cause)
+
+    def _handle_messages(self, on_message: Callable[[Any], None]) -> None:
+        """Until the end of the pipe."""
+        while True:
+            self._handling_since, self._reading_since = None, time.monotonic()
+            try:
+                data = self._connection.recv_bytes()
+            except (EOFError, OSError):  # also in the middle of a message
+                return
+            self._handling_since, self._reading_since = time.monotonic(), None
+            message = pickle.loads(data)
             if isinstance(message, Died):
                 self._died = message
             else:
                 on_message(message)
-        try:
-            code = self._process.wait(_CLOSE_TIMEOUT_S)
-        except subprocess.TimeoutExpired:  # it lives without a pipe: of no use
-            self.kill("it closed its pipe")
-            code = self._process.wait()
-        self._outbox.put(None)
-        on_death(self._cause(code))
 
     def _write(self) -> None:
-        while (message := self._outbox.get()) is not None:
-            try:
-                self._connection.send(message)
-            except OSError:
-                return
+        try:
+            while (data := self._outbox.get()) is not None:
+                self._connection.send_bytes(data)
+        except (BrokenPipeError, ConnectionResetError):  # it is dead, of which the reading thread hears
+            return
+        except BaseException as error:
+            logger.exception("the engine cannot be written to")
+            self.kill(EngineDeadError(f"it could not be written to: {type(error).__name__}: {error}"))
+
+    def _wait(self) -> EngineDeadError:
+        """Waits for the end of a process that sends no more; returns of what it died."""
+        try:
+            return self._cause(self._process.wait(_CLOSE_TIMEOUT_S))
+        except subprocess.TimeoutExpired:  # it lives without a pipe: of no use
+            self.kill(EngineDeadError("it closed its pipe"))
+        try:
+            return self._cause(self._process.wait(_CLOSE_TIMEOUT_S))
+        except subprocess.TimeoutExpired:
+            return EngineStuckError("it cannot be killed")
 
     def _cause(self, code: int) -> EngineDeadError:
-        if self._killed_because:
-            return EngineStuckError(self._killed_because)
+        if self._killed_because is not None:
+            return self._killed_because
         if self._died:
             kind = EngineOutOfMemoryError if self._died.out_of_memory else EngineDeadError
             return kind(f"{self._died.message} (exit code {code}; the log says more)")
         if code == -signal.SIGKILL and oom_kills() > self._oom_kills:
             return EngineOutOfMemoryError("the kernel killed it because the container's memory ran out (SIGKILL)")
         if code == -signal.SIGKILL:
-            return EngineDeadError("it was killed by signal 9 (SIGKILL), maybe because memory ran out")
+            return EngineKilledError("it was killed by signal 9 (SIGKILL), maybe because memory ran out")
         if code < 0:
-            return EngineDeadError(f"it was killed by signal {-code} ({signal.Signals(-code).name})")
+            death = EngineDeadError if -code in _CRASHES else EngineKilledError
+            return death(f"it was killed by signal {-code} ({_signal_name(-code)})")
         return EngineDeadError(f"it ended with exit code {code}; its log says why")
+
+
+def _signal_name(number: int) -> str:
+    """A signal's name; real-time signals have none, but the system has words for them."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return signal.strsignal(number) or "unknown"

@@ -11,6 +11,7 @@ import ctypes
 import gc
 import logging
 import os
+import pickle
 import queue
 import signal
 import sys
@@ -60,12 +61,10 @@ def main(argv: list[str]) -> int:
         if engine is None:
             return 2
         _run(engine, connection, inbox, status)
-    except BrokenPipeError:  # the server is gone, or wants no more
-        return 0
-    except Exception as error:
+    except BaseException as error:
         logger.exception("the engine died of an error")
-        with contextlib.suppress(OSError):
-            connection.send(Died(f"{type(error).__name__}: {error}", _is_out_of_memory(error)))
+        with contextlib.suppress(Exception):
+            _send(connection, status, Died(f"{type(error).__name__}: {error}", _is_out_of_memory(error)))
         return 1
     return 0
 
@@ -75,56 +74,77 @@ def _load(connection: Connection, inbox: Inbox, status: StatusWord) -> Engine | 
     from stoker_engine.engine import Engine  # torch: seconds, while the server finds the model's files
 
     status.enter(Stage.WAITING)
-    args: EngineArgs = inbox.get()
+    args = inbox.get()
+    if not isinstance(args, EngineArgs):
+        raise _unexpected(args)
     status.enter(Stage.LOADING)
     try:
         engine = Engine.from_args(args, on_progress=lambda: status.enter(Stage.LOADING))
     except StokerError as error:
-        connection.send(LoadFailed.of(error))
+        _send(connection, status, LoadFailed.of(error))
         return None
     gc.collect()
     gc.freeze()  # what is loaded stays: the collector need not look at it again, between steps
-    status.enter(Stage.IDLE)
-    connection.send(engine.info)
+    _send(connection, status, engine.info)
     return engine
 
 
 def _run(engine: Engine, connection: Connection, inbox: Inbox, status: StatusWord) -> None:
     while True:
-        _take(engine, connection, inbox)
-        status.enter(Stage.STEPPING)
+        _take(engine, connection, inbox, status)
         outputs = engine.step()
-        status.enter(Stage.IDLE)
         if outputs.deltas or outputs.report is not None:
-            connection.send(outputs)
+            _send(connection, status, outputs)
 
 
-def _take(engine: Engine, connection: Connection, inbox: Inbox) -> None:
-    """Empties the inbox, sleeping on it while there is no work."""
+def _take(engine: Engine, connection: Connection, inbox: Inbox, status: StatusWord) -> None:
+    """Empties the inbox, sleeping on it while there is no work. Only that sleep is idle: the rest is the step's."""
     while True:
+        has_work = engine.has_work
+        if not has_work:
+            status.enter(Stage.IDLE)
         try:
-            message = inbox.get(block=not engine.has_work)
+            message = inbox.get(block=not has_work)
         except queue.Empty:
+            status.enter(Stage.STEPPING)
             return
+        status.enter(Stage.STEPPING)
         if isinstance(message, EngineRequest):
-            _add(engine, connection, message)
+            _add(engine, connection, status, message)
         elif isinstance(message, Abort):
             engine.abort(message.request_id)
         elif isinstance(message, Stop):
             engine.stop(message.request_id, message.index)
+        else:
+            raise _unexpected(message)
 
 
-def _add(engine: Engine, connection: Connection, request: EngineRequest) -> None:
+def _add(engine: Engine, connection: Connection, status: StatusWord, request: EngineRequest) -> None:
     try:
         engine.add(request)
     except Exception:  # ours, for requests are checked before they come here; yet one request never hurts another
         logger.exception("the engine cannot take request %s", request.id)
         engine.abort(request.id)
         failed = [TokenDelta(request.id, i, [], FinishReason.ERROR) for i in range(request.num_sequences)]
-        connection.send(StepOutputs(failed, None))
+        _send(connection, status, StepOutputs(failed, None))
 
 
-def _is_out_of_memory(error: Exception) -> bool:
+def _send(connection: Connection, status: StatusWord, message: Any) -> None:
+    """Waits while the pipe is full, for a server that does not read."""
+    status.enter(Stage.SENDING)
+    try:
+        connection.send(message)
+    except (BrokenPipeError, ConnectionResetError):
+        os._exit(0)  # the server is gone, or wants no more
+    status.enter(Stage.STEPPING)
+
+
+def _unexpected(message: Any) -> BaseException:
+    """What to die of when that is what the inbox holds; `_receive` puts its own error there."""
+    return message if isinstance(message, BaseException) else TypeError(f"{type(message).__name__} is no message")
+
+
+def _is_out_of_memory(error: BaseException) -> bool:
     """torch has an error of that name for devices, and none for the CPU's memory."""
     return (
         isinstance(error, MemoryError)
@@ -135,11 +155,16 @@ def _is_out_of_memory(error: Exception) -> bool:
 
 def _receive(connection: Connection, inbox: Inbox) -> None:
     """Moves messages into the inbox, so that the server never waits for a step."""
-    try:
-        while True:
-            inbox.put(connection.recv())
-    except (EOFError, OSError):
-        os._exit(0)  # at once, in the middle of a step too: nobody listens any more
+    while True:
+        try:
+            data = connection.recv_bytes()
+        except (EOFError, OSError):
+            os._exit(0)  # at once, in the middle of a step too: nobody listens any more
+        try:
+            inbox.put(pickle.loads(data))
+        except BaseException as error:  # the loop dies of it
+            inbox.put(error)
+            return
 
 
 def _die_with(parent: int) -> None:

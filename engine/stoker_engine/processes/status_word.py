@@ -23,6 +23,7 @@ class Stage(enum.IntEnum):
     LOADING = 2
     IDLE = 3
     STEPPING = 4
+    SENDING = 5
 
     @property
     def is_work(self) -> bool:
@@ -37,6 +38,7 @@ STAGE_WORDS: Final = {
     Stage.LOADING: "loading: reading the model",
     Stage.IDLE: "idle",
     Stage.STEPPING: "stepping",
+    Stage.SENDING: "sending its outputs",
 }
 
 

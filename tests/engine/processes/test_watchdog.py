@@ -1,0 +1,123 @@
+"""Who is killed for standing still, and who is not. In virtual time; the process is pretended."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+
+from stoker_engine import async_llm
+from stoker_engine.async_llm import AsyncLLM
+from stoker_engine.contract.errors import EngineDeadError, EngineStuckError
+from stoker_engine.processes.status_word import Stage
+
+STEP_TIMEOUT = 100.0
+
+
+class Status:
+    stage = Stage.STEPPING
+
+
+class Process:
+    """Stands still from `since` until `until`, by the clock."""
+
+    def __init__(self, clock: Callable[[], float], since: float, until: float, handling: bool = False) -> None:
+        self._clock, self._since, self._until, self._handling = clock, since, until, handling
+        self.status, self.is_stopped, self.is_running = Status(), False, True
+        self.killed: EngineDeadError | None = None
+
+    @property
+    def _still_for(self) -> float:
+        now = self._clock()
+        return now - self._since if self._since <= now < self._until else 0.0
+
+    @property
+    def busy_for(self) -> float:
+        return 0.0 if self._handling else self._still_for
+
+    @property
+    def handling_for(self) -> float:
+        return self._still_for if self._handling else 0.0
+
+    def kill(self, because: EngineDeadError) -> None:
+        self.killed = because
+
+
+def watch(
+    monkeypatch: pytest.MonkeyPatch,
+    since: float,
+    until: float,
+    *,
+    frozen: tuple[float, float] = (0, 0),
+    handling: bool = False,
+    watched_from: float = 0.0,
+) -> tuple[EngineDeadError | None, float]:
+    """What the process is killed of, and when, if it is within 1,000 s. `frozen`: from when the server does not run,
+    and for how long."""
+    now = watched_from
+    sleep = asyncio.sleep
+
+    async def virtual_sleep(seconds: float) -> None:
+        nonlocal now
+        now += seconds
+        if frozen[0] <= now < frozen[0] + frozen[1]:
+            now = frozen[0] + frozen[1]
+        await sleep(0)
+
+    async def run() -> tuple[EngineDeadError | None, float]:
+        llm = object.__new__(AsyncLLM)
+        process = Process(lambda: now, since, until, handling)
+        llm._process, llm._step_timeout = process, STEP_TIMEOUT  # type: ignore[assignment]
+        llm._dead_of, llm._closed, llm._serving = None, False, True
+        llm._streams = {"r": asyncio.Queue()}
+        llm._loaded, llm._death = asyncio.Future(), asyncio.Future()
+        monkeypatch.setattr(async_llm, "_KILL_TIMEOUT_S", 0.0)
+        monkeypatch.setattr(async_llm.asyncio, "sleep", virtual_sleep)
+        monkeypatch.setattr(async_llm.time, "monotonic", lambda: now)
+        watching = asyncio.ensure_future(llm._watch_engine())
+        while now < 1000 and not watching.done():
+            await sleep(0)
+        watching.cancel()
+        if process.killed is not None:
+            assert llm._dead_of is process.killed, "its streams end, even where the process does not"
+            assert isinstance(llm._streams["r"].get_nowait(), EngineStuckError)
+        return process.killed, now
+
+    with monkeypatch.context() as monkeypatch:
+        return asyncio.run(run())
+
+
+def test_a_standstill_ends_with_the_time_it_may_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    death, at = watch(monkeypatch, since=10, until=1000)
+    assert isinstance(death, EngineStuckError) and "stepping" in str(death)
+    assert 110 < at < 112
+
+
+def test_what_began_before_anybody_watched_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    death, at = watch(monkeypatch, since=10, until=1000, watched_from=90)
+    assert death is not None and 110 < at < 112
+
+
+def test_long_work_is_no_standstill(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert watch(monkeypatch, since=10, until=109)[0] is None
+
+
+@pytest.mark.parametrize("since", [10, 49.8, 50.0, 50.2])
+def test_time_in_which_the_server_did_not_run_does_not_count(monkeypatch: pytest.MonkeyPatch, since: float) -> None:
+    """Both were frozen, say, or the engine waited for the server. A step of 20 s goes on for 420 s of the clock."""
+    assert watch(monkeypatch, since=since, until=since + 420, frozen=(50, 400))[0] is None
+
+
+@pytest.mark.parametrize("since, end", [(10, 510), (49.8, 550), (60, 550), (449, 550), (450, 550), (460, 560)])
+def test_a_standstill_is_one_also_after_a_freeze(monkeypatch: pytest.MonkeyPatch, since: float, end: float) -> None:
+    """From 50 to 450."""
+    death, at = watch(monkeypatch, since=since, until=1000, frozen=(50, 400))
+    assert death is not None
+    assert end - 2 < at < end + 2
+
+
+def test_a_server_that_handles_one_message_for_ever_stands_still_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    death, at = watch(monkeypatch, since=10, until=1000, handling=True)
+    assert isinstance(death, EngineStuckError) and "the server handles" in str(death)
+    assert 310 < at < 312, "not the time that a step may take"
