@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mappi
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field
 
-from stoker_engine.contract.errors import RequestError
+from stoker_engine.contract.errors import EngineDeadError, EngineKilledError, RequestError, RequestFailedError
 from stoker_engine.core.finish_reason import FinishReason
 from stoker_engine.core.logprobs import PositionLogprobs
 from stoker_engine.core.outputs import OutputDelta
@@ -51,7 +51,8 @@ class Generation:
     Choice ``prompt × n + i`` is the i-th sequence of a prompt.
 
     Attributes:
-        wait_ready: waits while an engine that died, since the prompts were tokenized, is loaded again.
+        wait_ready: waits while an engine that died, since the prompts were tokenized or since it got them, is loaded
+            again.
         id: of the answer; the engine's requests are named after it.
         running: where it is to be found while it runs.
         field_names: what the client calls the engine's fields, for errors, where that is something else.
@@ -152,18 +153,36 @@ class Generation:
         )
 
     async def _pump(self, prompt: int) -> None:
-        """Moves one prompt's deltas into `_merged`; None, or an error, is the last thing it puts there."""
-        stream = self.client.generate(
+        """Moves one prompt's deltas into `_merged`; None, or an error, is the last thing it puts there.
+
+        A prompt whose engine dies before its first delta goes to the next engine: nobody has seen anything of it yet.
+        If it was no signal from outside, this prompt may be what the engine dies of, and goes on only once.
+        """
+        begun, crashes = False, 0
+        try:
+            while True:
+                try:
+                    async with aclosing(self._stream(prompt)) as deltas:
+                        async for delta in deltas:
+                            if delta.finish_reason is FinishReason.ERROR:
+                                raise RequestFailedError(delta.error)
+                            begun = True
+                            self._merged.put_nowait((prompt, delta))
+                    break
+                except EngineDeadError as death:
+                    crashes += not isinstance(death, EngineKilledError)
+                    if begun or crashes > 1:
+                        raise
+                await self.wait_ready()
+            self._merged.put_nowait((prompt, None))
+        except Exception as error:  # raised again where the answer is made
+            self._merged.put_nowait((prompt, error))
+
+    def _stream(self, prompt: int) -> AsyncGenerator[OutputDelta, None]:
+        return self.client.generate(
             f"{self.id}-{next(_serial)}",
             self.prompts[prompt],
             self.params[prompt],
             priority=self.priority,
             cache_salt=self.cache_salt,
         )
-        try:
-            async with aclosing(stream) as deltas:
-                async for delta in deltas:
-                    self._merged.put_nowait((prompt, delta))
-            self._merged.put_nowait((prompt, None))
-        except Exception as error:  # raised again where the answer is made
-            self._merged.put_nowait((prompt, error))

@@ -20,7 +20,7 @@ from collections.abc import Iterator
 
 import uvicorn
 
-from stoker_engine.contract.errors import ArgumentError, StokerError
+from stoker_engine.contract.errors import ArgumentError, EngineDeadError, StokerError
 from stoker_engine.contract.serve_args import ServeArgs
 from stoker_engine.server.access_log import skip_paths
 from stoker_engine.server.app import create_app
@@ -145,14 +145,27 @@ class Server(uvicorn.Server):
         service = self._service
         service.on_loaded(await service.client.load())
         logger.info("serving %s on %s", ", ".join(service.model_names), self._url)
-        while service.restarts.allowed(death := await service.client.wait_dead()):
-            logger.warning("loading the engine again; new requests wait for it")
+        try:
+            while True:
+                death = await service.client.wait_dead()
+                await self._load_again(type(death)(f"the engine died: {death}"))
+                logger.info("serving again")
+        finally:
+            service.restarts.give_up()
+
+    async def _load_again(self, death: EngineDeadError) -> None:
+        """Has the engine loaded again, also where it dies of that, while restarts are left; then raises the death."""
+        service = self._service
+        while service.restarts.allowed(death):
+            logger.warning("loading the engine again; requests wait for it")
             service.on_restart()
-            with service.restarts.one():
-                await service.client.load()
-            logger.info("serving again")
-        service.restarts.give_up()
-        raise type(death)(f"the engine died: {death}")
+            try:
+                with service.restarts.one():
+                    await service.client.load()
+                return
+            except EngineDeadError as another:
+                death = another
+        raise death
 
     async def _leave(self, engine: asyncio.Task[None]) -> None:
         """Serves through the grace, then lets what is in flight finish. Both together take no more than they may, and

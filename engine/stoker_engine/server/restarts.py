@@ -2,8 +2,8 @@
 
     serving ──the engine dies──► loading again ──loaded──► serving
     /ready 200                   /ready 503                /ready 200
-                                 what was in flight has failed, at once;
-                                 new requests wait
+                                 what has begun to be answered has failed, at once;
+                                 what has not, and new requests, wait
 
 A server that ended with its engine would refuse connections until the last client has heard of it, which takes a
 cluster seconds. An engine that keeps dying is not kept: beyond a number of deaths an hour the server ends with it, and
@@ -41,6 +41,7 @@ class Restarts:
         self._began: deque[float] = deque()
         self._begun = asyncio.Event()
         self._over = asyncio.Event()
+        self._given_up = False
 
     def allowed(self, death: EngineDeadError) -> bool:
         """Whether an engine that died so is to be loaded again."""
@@ -50,27 +51,33 @@ class Restarts:
 
     @contextlib.contextmanager
     def one(self) -> Iterator[None]:
-        """While the engine is loaded again."""
+        """While the engine is loaded again. Where that fails another attempt follows, or `give_up`."""
         self._began.append(self._clock())
         self._over.clear()
         self._begun.set()
-        try:
-            yield
-        finally:
-            self._begun.clear()
-            self._over.set()
+        yield
+        self._begun.clear()
+        self._over.set()
 
     def give_up(self) -> None:
         """There will be no more."""
+        self._given_up = True
         self._begun.set()
         self._over.set()
 
-    async def wait(self) -> None:
-        """Waits for the end of the restart that is under way or about to be; `PATIENCE_S` at most. To be called where
-        the engine is dead, also if nobody has been told yet: a process with much memory takes a while to be gone."""
-        if not self._most:
-            return
+    async def wait(self, is_ready: Callable[[], bool] = lambda: True) -> bool:
+        """Waits for the end of the restart that is under way or about to be, and for that of the next where the engine
+        is not ready by then; `PATIENCE_S` at most. To be called where the engine is dead, also if nobody has been told
+        yet: a process with much memory takes a while to be gone.
+
+        Returns:
+            Whether the engine is ready.
+        """
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(PATIENCE_S):
-                await self._begun.wait()
-                await self._over.wait()
+                while self._most and not self._given_up:
+                    await self._begun.wait()
+                    await self._over.wait()
+                    if not self._given_up and is_ready():
+                        return True
+        return False

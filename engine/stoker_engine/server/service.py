@@ -82,10 +82,12 @@ class Service:
         Raises:
             UnavailableError: nothing can be generated now.
         """
-        if self.is_loaded and not self.client.is_ready and not self.client.is_stuck:
-            await self.restarts.wait()
-        if not self.client.is_ready:
-            raise UnavailableError(f"the model cannot answer now: {self.client.status}")
+        client = self.client  # may die between two looks at it
+        if client.is_ready:
+            return
+        may_be_again = self.is_loaded and not client.is_stuck
+        if not (may_be_again and await self.restarts.wait(lambda: client.is_ready)):
+            raise UnavailableError(f"the model cannot answer now: {client.status}")
 
     def check_model(self, name: str | None) -> None:
         """A request may leave the model out, but not name another one.

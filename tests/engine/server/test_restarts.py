@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 from collections.abc import Awaitable
 
@@ -65,6 +66,32 @@ def test_nobody_waits_for_a_restart_that_will_not_be() -> None:
         await waits
         await kept.wait()
         await Restarts(0).wait()
+
+    asyncio.run(asyncio.wait_for(run(), 30))
+
+
+def test_who_waits_goes_on_waiting_where_loading_fails_too() -> None:
+    async def run() -> None:
+        kept = Restarts(3)
+        ready = False
+        waits = asyncio.create_task(kept.wait(lambda: ready))
+        for _ in range(2):
+            with contextlib.suppress(EngineDeadError), kept.one():
+                await asyncio.sleep(0.02)
+                raise DEATH
+            await asyncio.sleep(0.02)
+            assert not waits.done()
+        with kept.one():
+            pass
+        await asyncio.sleep(0.02)
+        assert not waits.done(), "it has died again since"
+        with kept.one():
+            ready = True
+        assert await waits
+        failing = asyncio.create_task(kept.wait())
+        await asyncio.sleep(0.02)
+        kept.give_up()
+        assert not await failing
 
     asyncio.run(asyncio.wait_for(run(), 30))
 

@@ -1,0 +1,228 @@
+"""Engines that die under many clients: at every point, by every means, once and again. No client ever hangs.
+
+Faked: the model, in `mortal_engine.py`. Real: the server, its sockets, the engine's process, scheduler and blocks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import pytest
+
+from stoker_engine.async_llm import AsyncLLM
+from stoker_engine.contract.engine_args import EngineArgs
+from stoker_engine.contract.errors import EngineDeadError, EngineOutOfMemoryError
+from stoker_engine.contract.frontend_args import FrontendArgs
+from stoker_engine.contract.serve_args import ServeArgs
+
+from .conftest import Serving, sample, wait_until
+
+ENGINE = Path(__file__).parents[1] / "processes" / "mortal_engine.py"
+TOKENS = 60
+SECONDS = 120
+
+
+@dataclass
+class Mortal:
+    """A server whose engine dies as `plan` says: by point, how."""
+
+    serving: Serving
+    llm: AsyncLLM
+    deaths: Path
+
+    def plan(self, **lines: str) -> None:
+        for point, words in lines.items():
+            part = self.deaths / f".{point}"
+            part.write_text(words.replace(" ", "\n"))
+            part.rename(self.deaths / point)
+
+    @property
+    def all_died(self) -> bool:
+        return not any(self.deaths.iterdir())
+
+
+@contextmanager
+def _mortal(model: Path, deaths: Path, restarts: int) -> Iterator[Mortal]:
+    deaths.mkdir()
+    args = EngineArgs(str(model), served_model_name=("tiny",))
+    llm = AsyncLLM(args, program=("-P", str(ENGINE), str(deaths)))
+    serving = Serving(ServeArgs(args, FrontendArgs(shutdown_grace=0, max_engine_restarts=restarts)), llm)
+    try:
+        wait_until(lambda: llm.is_ready)
+        yield Mortal(serving, llm, deaths)
+    finally:
+        with suppress(RuntimeError):  # it has ended by itself
+            serving.call(serving.server.stop, 2)
+        serving.join()
+        llm.shutdown()
+
+
+@pytest.fixture(scope="module")
+def mortal(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mortal]:
+    """One server for all deaths that it outlives."""
+    with _mortal(tiny_llama, tmp_path_factory.mktemp("mortal") / "deaths", 1000) as mortal:
+        yield mortal
+
+
+@dataclass
+class Answer:
+    """What a client got. `ended`: whole, by an error event, or by the client itself."""
+
+    status: int
+    text: str = ""
+    ended: str = ""
+    retry_after: str | None = None
+
+
+async def _ask(client: httpx.AsyncClient, stream: bool, leaves: bool = False) -> Answer:
+    body = {"prompt": "a", "max_tokens": TOKENS, "ignore_eos": True, "stream": stream}
+    async with client.stream("POST", "/v1/completions", json=body) as response:
+        answer = Answer(response.status_code, retry_after=response.headers.get("retry-after"))
+        if answer.status != 200 or not stream:
+            content = json.loads(await response.aread())
+            if answer.status == 200:
+                answer.text, answer.ended = content["choices"][0]["text"], "whole"
+            return answer
+        async for line in response.aiter_lines():
+            event = line.removeprefix("data: ")
+            if event == "[DONE]":
+                answer.ended = "whole"
+            elif event and "error" in json.loads(event):
+                answer.ended = "error"
+            elif event:
+                answer.text += json.loads(event)["choices"][0]["text"]
+                if leaves:
+                    answer.ended = "left"
+                    break
+    return answer
+
+
+def _ask_all(mortal: Mortal, clients: int) -> list[Answer]:
+    """Every second client streams, every sixth leaves when it has text."""
+
+    async def run() -> list[Answer]:
+        limits = httpx.Limits(max_connections=None)
+        async with (
+            asyncio.timeout(SECONDS),
+            httpx.AsyncClient(base_url=mortal.serving.url, timeout=None, limits=limits) as c,
+        ):
+            return await asyncio.gather(*(_ask(c, i % 2 == 0, i % 6 == 4) for i in range(clients)))
+
+    return asyncio.run(run())
+
+
+def _whole(mortal: Mortal) -> str:
+    (answer,) = _ask_all(mortal, 1)
+    assert answer.status == 200 and answer.ended == "whole"
+    return answer.text
+
+
+def _is_balanced(mortal: Mortal) -> bool:
+    url = mortal.serving.url
+    return all(
+        sample(url, name) == 0
+        for name in ("vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc")
+    )
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [
+        {"take": "9"},
+        {"take": "raise"},
+        {"step": "9"},
+        {"step": "40"},
+        {"step": "11"},
+        {"step": "exit"},
+        {"step": "raise"},
+        {"send": "9"},
+        {"send": "unpicklable"},
+        {"send": "junk"},
+        {"step": "9", "load": "9"},
+        {"take": "64", "load": "raise 40 exit"},
+        {"step": "9 9 9"},
+        {"send": "15", "start": "9 40", "load": "11"},
+    ],
+    ids=str,
+)
+def test_what_nobody_has_seen_anything_of_is_sent_on(mortal: Mortal, plan: dict[str, str]) -> None:
+    """It waits for the next engine, and the next; each answer is whole, and nothing in it comes twice."""
+    whole = _whole(mortal)
+    restarts = sample(mortal.serving.url, "stoker:engine_restarts_total")
+    mortal.plan(**plan)
+    for answer in _ask_all(mortal, 18):
+        assert answer.status == 200
+        assert answer.ended in ("whole", "left")
+        assert whole.startswith(answer.text)
+        assert answer.ended == "left" or answer.text == whole
+    assert mortal.all_died
+    deaths = sum(len(words.split()) for words in plan.values())
+    assert sample(mortal.serving.url, "stoker:engine_restarts_total") == restarts + deaths
+    wait_until(lambda: _is_balanced(mortal))
+
+
+@pytest.mark.parametrize("how", ["9", "40", "11", "raise"])
+def test_what_has_begun_fails_and_nobody_hangs(mortal: Mortal, how: str) -> None:
+    whole = _whole(mortal)
+    mortal.plan(token=how)
+    answers = _ask_all(mortal, 60)
+    assert mortal.all_died
+    assert "error" in {answer.ended for answer in answers}
+    for answer in answers:
+        assert answer.status in (200, 500)
+        assert whole.startswith(answer.text)
+        assert (answer.text == whole) == (answer.ended == "whole")
+        assert answer.ended != "error" or answer.text, "of what is told as an event, something was seen"
+    assert _whole(mortal) == whole
+    wait_until(lambda: _is_balanced(mortal))
+
+
+def test_what_may_kill_engines_is_sent_on_once(mortal: Mortal) -> None:
+    """A prompt that kills whoever computes it must not use up all restarts."""
+    mortal.plan(step="11 raise")
+    (answer,) = _ask_all(mortal, 1)
+    assert answer.status == 500
+    assert mortal.all_died
+    assert _whole(mortal)
+
+
+@pytest.mark.parametrize(
+    "restarts, plan",
+    [(0, {"step": "9"}), (2, {"step": "9", "load": "9 40"}), (1, {"step": "9 9"}), (5, {"step": "memory"})],
+    ids=str,
+)
+def test_without_restarts_left_clients_are_told_to_come_again(
+    tiny_llama: Path, tmp_path: Path, restarts: int, plan: dict[str, str]
+) -> None:
+    """And the server ends, by the last death. Where memory ran out none are left."""
+    with _mortal(tiny_llama, tmp_path / "deaths", restarts) as mortal:
+        mortal.plan(**plan)
+        for answer in _ask_all(mortal, 12):
+            assert answer.status == 503
+            assert answer.retry_after is not None and int(answer.retry_after) > 0
+        mortal.serving.join()
+        assert mortal.all_died
+        failure = mortal.serving.server.failure
+        assert isinstance(failure, EngineDeadError)
+        assert isinstance(failure, EngineOutOfMemoryError) == (plan == {"step": "memory"})
+
+
+@pytest.mark.parametrize("point, how", [("step", "19"), ("step", "hang"), ("send", "hang"), ("take", "hang")])
+def test_what_stands_still_is_killed_and_its_clients_told(
+    tiny_llama: Path, tmp_path: Path, point: str, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("stoker_engine.async_llm.STOPPED_TIMEOUT_S", 0.5)
+    with _mortal(tiny_llama, tmp_path / "deaths", 3) as mortal:
+        mortal.llm._step_timeout = 1.5
+        mortal.plan(**{point: how})
+        for answer in _ask_all(mortal, 12):
+            assert answer.status == 503
+        mortal.serving.join()
+        assert ("stopped" if how == "19" else "stuck") in str(mortal.serving.server.failure)
+        assert ("sending" in str(mortal.serving.server.failure)) == (point == "send")
