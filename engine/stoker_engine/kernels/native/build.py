@@ -2,6 +2,7 @@
 
 ``python -m stoker_engine.kernels.native.build`` builds all levels, for an image that will run on processors not known
 yet. A library's name carries a hash of what it was made from: one that is out of date is never loaded.
+``STOKER_NATIVE_CXXFLAGS`` adds flags for the compiler, after ours: sanitizers, for example.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import functools
 import hashlib
 import logging
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -35,10 +37,14 @@ class BuildError(Exception):
     """The kernels cannot be compiled; says why."""
 
 
+def _flags(level: Level) -> tuple[str, ...]:
+    return (*_FLAGS, *level.flags, *shlex.split(os.environ.get("STOKER_NATIVE_CXXFLAGS", "")))
+
+
 @functools.cache
 def file_name(level: Level) -> str:
     """The library's name, without its folder."""
-    digest = hashlib.sha256(" ".join((*_FLAGS, *level.flags)).encode())
+    digest = hashlib.sha256(" ".join(_flags(level)).encode())
     for file in sorted((*SOURCES.glob("*.cpp"), *SOURCES.glob("*.h"))):
         digest.update(file.read_bytes())
     return f"stoker-{level.name}-{digest.hexdigest()[:16]}.so"
@@ -77,7 +83,7 @@ def _compiler() -> str:
 def _compile(compiler: str, level: Level, target: Path) -> None:
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=".build-") as name, ThreadPoolExecutor() as pool:
         folder = Path(name)
-        flags = (*_FLAGS, *level.flags)
+        flags = _flags(level)
         sources = sorted(SOURCES.glob("*.cpp"))
         objects = [folder / f"{source.stem}.o" for source in sources]
         commands = [(compiler, *flags, "-c", "-o", str(o), str(c)) for o, c in zip(objects, sources, strict=True)]

@@ -1,0 +1,241 @@
+"""The CPU's kernels at sizes that nobody chose, against torch in float64. Drawn, and the same each time.
+
+`test_sanitizers.py` runs these under sanitizers: there every tensor lies between red zones, and a stray read dies. So
+tensors are made as large as they must be, and no larger.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from functools import partial
+
+import pytest
+import torch
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+from torch.nn import functional
+
+from stoker_engine.attention.backend import AttentionShape
+from stoker_engine.attention.native import NativeBackend
+from stoker_engine.kernels import activation, linear, moe, rotary
+from stoker_engine.kernels.native import activation as native_activation
+from stoker_engine.kernels.native import rotary as native_rotary
+from stoker_engine.kernels.native.argmax import argmax
+from stoker_engine.kernels.native.levels import usable_levels
+from stoker_engine.kernels.native.library import load
+from stoker_engine.kernels.native.linear import product
+from stoker_engine.kernels.native.rms_norm import rms_norm
+
+from ..attention.conftest import Sequences, run
+
+ACTIVATIONS = {
+    "silu": (native_activation.SILU, functional.silu),
+    "gelu": (native_activation.GELU, functional.gelu),
+    "gelu_pytorch_tanh": (native_activation.GELU_TANH, partial(functional.gelu, approximate="tanh")),
+}
+EXACT = {torch.float32: 5e-6, torch.bfloat16: 1.6e-2}
+EXAMPLES = int(os.environ.get("STOKER_FUZZ_EXAMPLES", "40"))
+
+drawn = settings(
+    max_examples=EXAMPLES,
+    deadline=None,
+    derandomize=True,
+    database=None,
+    phases=(Phase.explicit, Phase.generate, Phase.shrink),
+    suppress_health_check=list(HealthCheck),
+)
+dtypes = st.sampled_from(list(EXACT))
+seeds = st.integers(0, 2**16)
+rows = st.integers(1, 40)
+#: Around the widths of vectors and tiles, and anywhere.
+widths = st.one_of(st.integers(1, 70), st.sampled_from([127, 128, 129, 255, 256, 257, 511, 576]))
+
+
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param(level, id=level.name, marks=[pytest.mark.slow] * (n > 0))
+        for n, level in enumerate(usable_levels())
+    ],
+)
+def kernels(request: pytest.FixtureRequest) -> ctypes.CDLL:
+    """The kernels of one level."""
+    return load(request.param)
+
+
+class Numbers:
+    """Draws tensors, each in memory of its own size."""
+
+    def __init__(self, seed: int, dtype: torch.dtype) -> None:
+        self._generator, self._dtype = torch.Generator().manual_seed(seed), dtype
+
+    def __call__(self, *shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=self._generator).to(self._dtype)
+
+    def rows_of_wider(self, count: int, width: int, more: int) -> torch.Tensor:
+        """[count, width] with rows `width + more` apart, and nothing after the last."""
+        memory = self((count - 1) * (width + more) + width)
+        return memory.as_strided((count, width), (width + more, 1))
+
+
+def close(got: torch.Tensor, expected: torch.Tensor) -> None:
+    assert got.shape == expected.shape
+    scale = max(float(expected.abs().max()), 1e-3)
+    assert float((got.double() - expected.double()).abs().max()) <= EXACT[got.dtype] * scale
+
+
+@drawn
+@given(rows, widths, st.integers(1, 130), st.integers(0, 9), st.booleans(), dtypes, seeds)
+def test_linear(
+    kernels: ctypes.CDLL, count: int, inner: int, outputs: int, more: int, biased: bool, dtype: torch.dtype, seed: int
+) -> None:
+    numbers = Numbers(seed, dtype)
+    x, weight = numbers.rows_of_wider(count, inner, more), numbers.rows_of_wider(outputs, inner, more)
+    bias = numbers(outputs) if biased else None
+    close(
+        product(kernels, weight, bias)(x),
+        functional.linear(x.double(), weight.double(), None if bias is None else bias.double()),
+    )
+
+
+@drawn
+@given(rows, st.integers(1, 5), widths, st.integers(0, 9), st.booleans(), dtypes, seeds)
+def test_rms_norm(
+    kernels: ctypes.CDLL, count: int, heads: int, size: int, more: int, wide: bool, dtype: torch.dtype, seed: int
+) -> None:
+    numbers = Numbers(seed, dtype)
+    weight = numbers(size).float() if wide else numbers(size)
+    x = numbers.rows_of_wider(count, heads * size, more).unflatten(1, (heads, size))
+    if heads == 1:
+        x = x[:, 0]
+    wanted = x.double() * (x.double().pow(2).mean(-1, keepdim=True) + 1e-5).rsqrt() * weight.double()
+    close(rms_norm(kernels, x, weight, 1e-5), wanted)
+
+
+@drawn
+@given(rows, st.integers(1, 5), st.integers(1, 70), st.integers(0, 70), st.booleans(), dtypes, seeds)
+def test_rotary(
+    kernels: ctypes.CDLL,
+    count: int,
+    heads: int,
+    pairs: int,
+    rest: int,
+    pairwise: bool,
+    dtype: torch.dtype,
+    seed: int,
+) -> None:
+    numbers = Numbers(seed, dtype)
+    x = numbers(count, heads, 2 * pairs + rest)
+    positions = torch.randint(0, 5000, (count,), generator=torch.Generator().manual_seed(seed))
+    frequencies = 10000.0 ** -(torch.arange(pairs) / pairs)
+    cos, sin = native_rotary.angles(kernels, positions, frequencies, 1.0, dtype)
+    angles = (positions[:, None] * frequencies).double()[:, None]
+    assert float((cos.double() - angles.cos()).abs().max()) < max(EXACT[dtype], 1e-3)
+    assert float((sin.double() - angles.sin()).abs().max()) < max(EXACT[dtype], 1e-3)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rotary, "kernels_for", lambda _: None)
+        wanted = rotary.apply_rotary(x.double(), cos.double(), sin.double(), pairwise)
+    close(native_rotary.apply_rotary(kernels, x, cos.clone(), sin.clone(), pairwise), wanted)
+
+
+@drawn
+@given(
+    rows,
+    widths,
+    st.integers(0, 9),
+    st.booleans(),
+    st.sampled_from(["silu", "gelu", "gelu_pytorch_tanh"]),
+    dtypes,
+    seeds,
+)
+def test_activation(
+    kernels: ctypes.CDLL, count: int, size: int, more: int, gated: bool, name: str, dtype: torch.dtype, seed: int
+) -> None:
+    x = Numbers(seed, dtype).rows_of_wider(count, size * (1 + gated), more)
+    kind, function = ACTIVATIONS[name]
+    wanted = function(x[:, :size].double()) * (x[:, size:].double() if gated else 1)
+    close(native_activation.activation(kernels, kind, x, gated), wanted)
+
+
+@drawn
+@given(rows, st.one_of(widths, st.integers(1, 3000)), st.integers(0, 9), st.integers(1, 50), seeds)
+def test_argmax(kernels: ctypes.CDLL, count: int, size: int, more: int, values: int, seed: int) -> None:
+    """Of few values: the first of equals counts."""
+    x = (Numbers(seed, torch.float32).rows_of_wider(count, size, more) * values).round()
+    wanted = x.eq(x.max(dim=-1, keepdim=True).values).int().argmax(dim=-1)
+    assert argmax(kernels, x).tolist() == wanted.tolist()
+
+
+@drawn
+@given(rows, st.integers(1, 9), st.integers(1, 3), st.integers(1, 70), st.integers(1, 70), dtypes, seeds)
+def test_experts(
+    kernels: ctypes.CDLL, count: int, experts: int, k: int, hidden: int, inner: int, dtype: torch.dtype, seed: int
+) -> None:
+    numbers, k = Numbers(seed, dtype), min(k, experts)
+    x, gate_up, down = numbers(count, hidden), numbers(experts, 2 * inner, hidden), numbers(experts, hidden, inner)
+    weights, chosen = numbers(count, experts).float().softmax(-1).topk(k, dim=-1)
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (activation, linear):
+            patch.setattr(module, "kernels_for", lambda _: kernels)
+        got = moe.experts(x, weights, chosen, gate_up, down, activation.activation("silu"))
+    gate, up = torch.einsum("th,eih->tei", x.double(), gate_up.double()).chunk(2, dim=-1)
+    each = torch.einsum("tei,ehi->teh", functional.silu(gate) * up, down.double())
+    wanted = (each.gather(1, chosen[..., None].expand(-1, -1, hidden)) * weights.double()[..., None]).sum(1)
+    scale = max(float(wanted.abs().max()), 1.0)
+    assert float((got.double() - wanted).abs().max()) <= 4 * EXACT[dtype] * scale
+
+
+@st.composite
+def attentions(draw: st.DrawFn) -> tuple[AttentionShape, list[int], int, bool]:
+    """A layer's shape, lengths of sequences, a size of blocks, and whether values lie within the keys."""
+    kv_heads, group = draw(st.integers(1, 3)), draw(st.sampled_from([1, 2, 3, 4, 5, 7, 8, 13]))
+    latent = draw(st.integers(0, 5)) == 0
+    head_dim = draw(st.one_of(st.sampled_from([1, 8, 16, 64, 80, 96, 128]), st.integers(1, 130)))
+    value_dim = draw(st.integers(1, head_dim)) if latent else draw(st.one_of(st.just(head_dim), st.integers(1, 130)))
+    # Around the kernel's tile (64 keys) and its parts (1,024).
+    edges = st.sampled_from([1, 2, 15, 16, 17, 33, 63, 64, 65, 127, 128, 129])
+    window = draw(st.one_of(st.none(), edges, st.integers(1, 200)))
+    lengths = draw(st.lists(st.one_of(edges, st.integers(1, 200)), min_size=1, max_size=4))
+    if draw(st.integers(0, 7)) == 0:
+        lengths[0] = draw(st.sampled_from([1023, 1024, 1025, 1100]))
+    heads = kv_heads * group
+    slopes = torch.rand(heads, generator=torch.Generator().manual_seed(heads)) / 10
+    shape = AttentionShape(
+        num_heads=heads,
+        num_kv_heads=kv_heads,
+        head_dim=head_dim,
+        value_head_dim=value_dim,
+        scale=head_dim**-0.5,
+        sliding_window=window,
+        logits_soft_cap=draw(st.sampled_from([None, None, 30.0])),
+        alibi_slopes=slopes if draw(st.integers(0, 3)) == 0 else None,
+    )
+    return shape, lengths, draw(st.one_of(st.sampled_from([1, 16, 64]), st.integers(1, 90))), latent
+
+
+@drawn
+@given(attentions(), st.data(), dtypes, seeds)
+def test_attention(
+    kernels: ctypes.CDLL,
+    what: tuple[AttentionShape, list[int], int, bool],
+    data: st.DataObject,
+    dtype: torch.dtype,
+    seed: int,
+) -> None:
+    """In steps of chunks of any size. What is not a sequence's own is nan or inaccessible."""
+    shape, lengths, block_size, latent = what
+    sequences = Sequences.random(shape, lengths, dtype, latent, seed, block_size)
+    steps, done = [], [0] * len(lengths)
+    while any(at < length for at, length in zip(done, lengths, strict=True)):
+        spans = []
+        for sequence, (at, length) in enumerate(zip(done, lengths, strict=True)):
+            if at < length:
+                chunk = 1 if len(steps) > 4 and length - at < 3 else data.draw(st.integers(1, length - at))
+                if len(steps) > 5 and length - at > 3:
+                    chunk = length - at
+                spans.append((sequence, at, at + chunk))
+                done[sequence] = at + chunk
+        steps.append(sorted(spans, key=lambda span: span[2] - span[1] > 1))
+    for index, got in enumerate(run(NativeBackend(kernels), sequences, *steps)):
+        close(got, sequences.expected(index))

@@ -1,0 +1,102 @@
+"""The CPU's kernels under sanitizers: the fuzz tests again, in a process that a stray read or undefined behaviour ends;
+and the thread pool by itself under ThreadSanitizer.
+
+AddressSanitizer puts red zones around every allocation of the process, torch's tensors included.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from stoker_engine.kernels.native.build import SOURCES
+from stoker_engine.kernels.native.levels import usable_levels
+
+HERE = Path(__file__).parent
+
+_ADDRESS = "-O1 -g1 -fsanitize=address,undefined -fno-sanitize-recover=all"
+
+
+@functools.cache
+def _runtime(name: str) -> str:
+    """The library of a sanitizer; skips where the compiler has none."""
+    try:
+        found = subprocess.run(
+            ["g++", f"-print-file-name={name}.so"], check=True, stdout=subprocess.PIPE, text=True
+        ).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        found = name
+    if not Path(found).is_absolute():
+        pytest.skip(f"g++ has no {name} here")
+    return found
+
+
+def _sanitized(*command: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Runs Python with kernels built for, and memory watched by, AddressSanitizer and UndefinedBehaviorSanitizer."""
+    environment = {
+        **os.environ,
+        "LD_PRELOAD": _runtime("libasan"),
+        "ASAN_OPTIONS": "detect_leaks=0:abort_on_error=1",  # Python frees little when it ends
+        "UBSAN_OPTIONS": "print_stacktrace=1",
+        "STOKER_NATIVE_CXXFLAGS": _ADDRESS,
+        "OMP_NUM_THREADS": "1",
+        **environment,
+    }
+    return subprocess.run(
+        [sys.executable, *command], env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+
+
+@pytest.mark.parametrize(
+    "level, examples",
+    [
+        pytest.param(level.name, "10" if n else "25", id=level.name, marks=[pytest.mark.slow] * (n > 0))
+        for n, level in enumerate(usable_levels())
+    ],
+)
+def test_nothing_strays(level: str, examples: str) -> None:
+    arguments = ("-q", "-x", "-k", f"[{level}]", "-p", "no:cacheprovider", str(HERE / "test_fuzz.py"))
+    done = _sanitized("-m", "pytest", *arguments, STOKER_FUZZ_EXAMPLES=examples)
+    assert done.returncode == 0, done.stdout[-6000:]
+    assert " passed" in done.stdout
+
+
+_STRAY = """
+import torch
+from stoker_engine.kernels.native.levels import usable_levels
+from stoker_engine.kernels.native.library import load
+kernels, x, out = load(usable_levels()[0]), torch.ones(3, 21), torch.empty(3, dtype=torch.int64)
+kernels.stoker_argmax(x.data_ptr(), 21, out.data_ptr(), 3, 21)
+print("all is well", flush=True)
+kernels.stoker_argmax(x.data_ptr(), 21, out.data_ptr(), 3, 22)
+print("and still")
+"""
+
+
+def test_a_stray_read_would_be_seen() -> None:
+    done = _sanitized("-c", _STRAY)
+    assert "all is well" in done.stdout, done.stdout[-6000:]
+    assert "heap-buffer-overflow" in done.stdout and "stoker_argmax" in done.stdout
+    assert "and still" not in done.stdout
+
+
+@pytest.mark.parametrize("broken", [False, True], ids=["as it is", "with a race"])
+def test_threads_do_not_race(tmp_path: Path, broken: bool) -> None:
+    """Callers side by side, a pool that grows and shrinks meanwhile; and that a race would be seen."""
+    _runtime("libtsan")
+    program = tmp_path / "threads"
+    sources = (str(HERE / "pool.cpp"), str(SOURCES / "threads.cpp"))
+    flags = ("-std=c++17", "-O1", "-g1", "-fsanitize=thread", "-pthread", f"-I{SOURCES}", *["-DRACE"] * broken)
+    subprocess.run(["g++", *flags, "-o", str(program), *sources], check=True)
+    # Its shadow memory has fixed places, which addresses drawn at random may take.
+    done = subprocess.run(["setarch", "-R", str(program)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    if broken:
+        assert done.returncode != 0 and "data race" in done.stdout, done.stdout[-6000:]
+    else:
+        assert done.returncode == 0, done.stdout[-6000:]
+        assert done.stdout == "every piece was computed once\n"
