@@ -73,6 +73,7 @@ class Runner:
         self.plan = types.SimpleNamespace(
             num_blocks=BLOCKS, block_size=16, groups=(CacheGroup(None, (0,), 1),), step_tokens=512, max_model_len=512
         )
+        self.device = types.SimpleNamespace(type="cpu")
         self._steps_left = -1
 
     def run(self, batch: ScheduledBatch) -> StepResult:
