@@ -41,7 +41,7 @@ class TokenIds(Sequence[int]):
         self._mask = None
 
     def mask(self, vocab_size: int) -> bytearray:
-        """For each token of the vocabulary a byte, which says whether it is among them; made once, not to be written to."""
+        """A byte for each token of the vocabulary: whether it is among them. Made once, not to be written to."""
         if self._mask is None or len(self._mask) != vocab_size:
             self._mask = bytearray(vocab_size)
             for token_id in self.array:
