@@ -49,7 +49,7 @@ class PagedRun:
         rng = random.Random(self.seed)
         longest = max(map(len, self.prompts)) + self.new_tokens
         each = -(-longest // _BLOCK)
-        blocks = list(range(1, 1 + each * len(self.prompts)))  # block 0 is what tables are padded with
+        blocks = list(range(1, 1 + each * len(self.prompts)))  # after the null block
         rng.shuffle(blocks)
         self.sequences = [
             Sequence(list(prompt), blocks[index * each : (index + 1) * each])
@@ -88,11 +88,11 @@ class PagedRun:
 
 
 def _cache(spec: CacheSpec, blocks: int, dtype: torch.dtype) -> KVCache:
-    # Not zeros: what a sequence has not written must not matter.
-    key = torch.full((blocks, _BLOCK, spec.num_kv_heads, spec.head_dim), 3.0, dtype=dtype)
+    # What a sequence has not written must not matter.
+    key = torch.full((blocks, _BLOCK, spec.num_kv_heads, spec.head_dim), torch.nan, dtype=dtype)
     if spec.latent:
         return KVCache(key, key[..., : spec.value_head_dim], group=0)
-    return KVCache(key, torch.full((*key.shape[:-1], spec.value_head_dim), 3.0, dtype=dtype), group=0)
+    return KVCache(key, torch.full((*key.shape[:-1], spec.value_head_dim), torch.nan, dtype=dtype), group=0)
 
 
 def load_decoder(
