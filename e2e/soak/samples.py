@@ -35,7 +35,8 @@ processes = []
 for pid in map(int, filter(str.isdigit, os.listdir("/proc"))):
     try:
         stat = open(f"/proc/{pid}/stat").read().rpartition(")")[2].split()
-        role = "tracker" if "resource_tracker" in open(f"/proc/{pid}/cmdline").read() else "child"
+        line = open(f"/proc/{pid}/cmdline").read()
+        role = "tracker" if "resource_tracker" in line else "tokenizer" if "tokenizer_worker" in line else "child"
         fds = len(os.listdir(f"/proc/{pid}/fd"))
     except OSError:
         continue
@@ -166,7 +167,7 @@ class Watch:
         when = time.time()
         main, child = watched.roles
         for each in processes:
-            role = {"main": main, "child": child, "tracker": "tracker"}[each["role"]]
+            role = {"main": main, "child": child}.get(each["role"], each["role"])
             life = self.lives.setdefault((pod, each["pid"], each["started"]), Life(owner, pod, role))
             life.samples.append(Sample(when, each["rss"], each["fds"], each["threads"], at_rest))
 

@@ -17,6 +17,7 @@ import dataclasses
 import logging
 import threading
 import time
+from collections import OrderedDict
 from collections.abc import AsyncGenerator, Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -33,9 +34,11 @@ from stoker_engine.models.locate import locate_model, locate_tokenizer
 from stoker_engine.processes.engine_process import PROGRAM, EngineProcess
 from stoker_engine.processes.messages import Abort, LoadFailed, Stop
 from stoker_engine.processes.status_word import STAGE_WORDS
+from stoker_engine.tokens.bad_words import TokenSequence, sequences, spellings
 from stoker_engine.tokens.input_processor import InputProcessor
 from stoker_engine.tokens.output_processor import OutputProcessor
-from stoker_engine.tokens.tokenizer import Tokenizer, read_chat_template
+from stoker_engine.tokens.tokenizer import read_chat_template
+from stoker_engine.tokens.tokenizer_process import TokenizerProcess
 
 logger = logging.getLogger(__name__)
 
@@ -49,6 +52,9 @@ HANDLING_TIMEOUT_S: Final = 300.0
 _KILL_TIMEOUT_S: Final = 15.0
 
 _WATCH_INTERVAL_S: Final = 0.5
+
+#: How many requests' bad words are kept as tokens.
+_KEPT_BAD_WORDS: Final = 64
 
 _DEAD = "the engine has stopped; see the server's log"
 
@@ -86,13 +92,16 @@ class AsyncLLM:
         self.args = args
         self.observer: Callable[[StepReport], None] | None = None
         self._chat_template = chat_template
+        self._log_format = log_format
         self._step_timeout = step_timeout
         self._start = partial(EngineProcess, log_format, program)
         self._process = self._start()
         self._serving = False
         self._path: Path | None = None
         self._info: EngineInfo | None = None
-        self._tokenizer: Tokenizer | None = None
+        self._tokenizer: TokenizerProcess | None = None
+        self._tokenizer_load: asyncio.Task[TokenizerProcess] | None = None
+        self._bad_words: OrderedDict[tuple[str, ...], asyncio.Task[tuple[TokenSequence, ...]]] = OrderedDict()
         self._inputs: InputProcessor | None = None
         self._outputs: OutputProcessor | None = None
         self._dead_of: EngineDeadError | None = None
@@ -123,16 +132,17 @@ class AsyncLLM:
         try:
             path = self._path = self._path or await self._locate()  # another engine has the same weights
             process.send(dataclasses.replace(self.args, model=str(path), revision=None))
-            tokenizer = asyncio.to_thread(self._load_tokenizer, path)
-            info, loaded = await asyncio.gather(self._loaded, tokenizer)
+            if self._tokenizer_load is None:  # the next engine has the same tokenizer
+                self._tokenizer_load = asyncio.create_task(self._load_tokenizer(path))
+            info, tokenizer = await asyncio.gather(self._loaded, asyncio.shield(self._tokenizer_load))
         except EngineDeadError:
             raise
         except BaseException:
             self.shutdown()
             raise
-        self._inputs = InputProcessor(info, loaded)
-        self._outputs = OutputProcessor(loaded)
-        self._info, self._tokenizer = info, loaded
+        self._inputs = InputProcessor(info, None)
+        self._outputs = OutputProcessor(tokenizer.vocabulary)
+        self._info = info
         self._serving = True
         return info
 
@@ -143,8 +153,8 @@ class AsyncLLM:
         return self._info
 
     @property
-    def tokenizer(self) -> Tokenizer:
-        """The model's tokenizer, once it is loaded; usable from any thread."""
+    def tokenizer(self) -> TokenizerProcess:
+        """The model's tokenizer, once it is loaded."""
         assert self._tokenizer is not None, "the engine is not loaded yet"
         return self._tokenizer
 
@@ -189,6 +199,8 @@ class AsyncLLM:
         if self._watchdog is not None:
             self._watchdog.cancel()
         self._end_streams()
+        if self._tokenizer is not None:
+            self._tokenizer.close()
         self._process.close()
 
     async def generate(
@@ -209,13 +221,16 @@ class AsyncLLM:
             RequestFailedError: the engine failed at this request.
             EngineDeadError: the engine died, or was shut down.
         """
-        if not self._serving or self._closed:
-            raise EngineDeadError(_DEAD)
+        self._check_serving()
+        words = await self._encoded(params.bad_words) if isinstance(params, SamplingParams) else ()
+        self._check_serving()  # it may have died meanwhile
         assert self._inputs is not None and self._outputs is not None, "the engine is not loaded yet"
         if request_id in self._streams:
             raise RequestError(f"a request with the id {request_id} is running; choose another", "request_id")
         process, outputs = self._process, self._outputs  # of this engine's life: the next one knows nothing of it
-        request = self._inputs.request(request_id, prompt_token_ids, params, priority=priority, cache_salt=cache_salt)
+        request = self._inputs.request(
+            request_id, prompt_token_ids, params, priority=priority, cache_salt=cache_salt, bad_words=words
+        )
         stream = self._streams[request_id] = asyncio.Queue()
         unfinished = request.num_sequences
         try:
@@ -235,6 +250,10 @@ class AsyncLLM:
             outputs.forget(request_id)
             if unfinished:
                 process.send(Abort(request_id))
+
+    def _check_serving(self) -> None:
+        if not self._serving or self._closed:
+            raise EngineDeadError(_DEAD)
 
     async def _locate(self) -> Path:
         """The model's files, unless the engine dies meanwhile.
@@ -256,10 +275,38 @@ class AsyncLLM:
             self._loaded.result()  # raises: nothing was loaded yet
         return await located
 
-    def _load_tokenizer(self, model: Path) -> Tokenizer:
-        if self._tokenizer is not None:
-            return self._tokenizer
-        return Tokenizer.load(locate_tokenizer(self.args, model), self._chat_template)
+    async def _load_tokenizer(self, model: Path) -> TokenizerProcess:
+        path = await asyncio.to_thread(locate_tokenizer, self.args, model)
+        tokenizer = TokenizerProcess(path, self._chat_template, self._log_format)
+        try:
+            await tokenizer.load()
+            if self._closed:
+                raise EngineDeadError(_DEAD)
+        except BaseException:
+            tokenizer.close()
+            raise
+        self._tokenizer = tokenizer
+        return tokenizer
+
+    async def _encoded(self, words: tuple[str, ...]) -> tuple[TokenSequence, ...]:
+        """Bad words as tokens: encoded once for all the prompts of a request, and mostly for many requests."""
+        if not words:
+            return ()
+        if words not in self._bad_words:
+            self._bad_words[words] = asyncio.create_task(self._encode_bad_words(words))
+            if len(self._bad_words) > _KEPT_BAD_WORDS:
+                self._bad_words.popitem(last=False)
+        task = self._bad_words[words]
+        try:
+            return await asyncio.shield(task)
+        except Exception:
+            if self._bad_words.get(words) is task:
+                del self._bad_words[words]
+            raise
+
+    async def _encode_bad_words(self, words: tuple[str, ...]) -> tuple[TokenSequence, ...]:
+        encoded = await self.tokenizer.encode(spellings(words), add_special_tokens=False)
+        return sequences(words, encoded, self.info.vocab_size)
 
     def _receive(self, process: EngineProcess, message: Any) -> None:
         """Takes a message of the engine, in the reading thread. What it raises is the engine's death."""

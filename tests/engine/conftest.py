@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
 from tokenizers import Tokenizer as BackendTokenizer
@@ -124,6 +125,14 @@ def demo_gguf() -> Path:
     from stoker_engine.models.demo import demo_model
 
     return demo_model("gemma-3-270m")
+
+
+def engine_of(server: int) -> psutil.Process:
+    """The engine's process of a server's; its tokenizer has another."""
+    (engine,) = (
+        child for child in psutil.Process(server).children() if "stoker_engine.processes.main" in child.cmdline()
+    )
+    return engine
 
 
 AssertGreedy = Callable[[Path, list[int], list[int]], None]

@@ -40,8 +40,8 @@ def routes(service: Service) -> APIRouter:
         """Answers a conversation."""
         await service.wait_ready()
         service.check(body)
-        # CPU work goes to a thread: the event loop answers others meanwhile.
-        prompt = await asyncio.to_thread(_prompt, body, service)
+        with renamed(body.field_names):
+            prompt = await until_disconnect(request.receive, _prompt(body, service))
         info = service.client.info
         limit = body.max_completion_tokens or body.max_tokens
         prompt = truncated(prompt, body.truncate_prompt_tokens, limit, info)
@@ -59,13 +59,13 @@ def routes(service: Service) -> APIRouter:
     return router
 
 
-def _prompt(body: ChatCompletionRequest, service: Service) -> list[int]:
+async def _prompt(body: ChatCompletionRequest, service: Service) -> list[int]:
     args = service.args.frontend
-    return render(
+    return await render(
         body.messages,
         body,
-        service.client.tokenizer,
-        args,
+        service,
+        cut=body.truncate_prompt_tokens is not None,
         with_tools=not (args.exclude_tools_when_tool_choice_none and body.tool_choice == "none"),
         add_special_tokens=bool(body.add_special_tokens),
     )

@@ -37,15 +37,14 @@ def routes(service: Service) -> APIRouter:
         await service.wait_ready()
         service.check(body)
         client = service.client
-        # CPU work goes to a thread: the event loop answers others meanwhile.
-        prompts = await asyncio.to_thread(_tokenize, body, service)
+        prompts = await until_disconnect(request.receive, _tokenize(body, service))
         info = client.info
         prompts = [truncated(prompt, body.truncate_prompt_tokens, body.max_tokens, info) for prompt in prompts]
         params_for = functools.cache(partial(body.params_for, info.sampling_defaults))  # prompts share theirs
         params = [params_for(min(DEFAULT_MAX_TOKENS, info.max_model_len - len(prompt))) for prompt in prompts]
         base_id = request_id(request, body.request_id)
         generation = service.generation(f"cmpl-{base_id}", body, prompts, params, tell_output=not body.only_echo)
-        echo = await asyncio.to_thread(_echo, body, prompts, client.tokenizer) if body.echo else None
+        echo = await until_disconnect(request.receive, _echo(body, prompts, client.tokenizer)) if body.echo else None
         writer = _Writer(body, generation, service.model_name, echo, service.logprobs(body, body.logprobs))
         headers = {HEADER: base_id}
         if body.stream:
@@ -56,24 +55,24 @@ def routes(service: Service) -> APIRouter:
     return router
 
 
-def _tokenize(body: CompletionRequest, service: Service) -> list[list[int]]:
-    special = body.add_special_tokens is not False
-    prompts = []
+async def _tokenize(body: CompletionRequest, service: Service) -> list[list[int]]:
     for prompt in body.prompts:
-        if isinstance(prompt, str):
-            prompts.append(service.client.tokenizer.encode(prompt, special))
-        else:
+        if body.truncate_prompt_tokens is None:
+            service.check_length(prompt)
+        if not isinstance(prompt, str):
             service.check_tokens(prompt, "prompt")
-            prompts.append(prompt)
-    return prompts
+    texts = [prompt for prompt in body.prompts if isinstance(prompt, str)]
+    encoded = await service.client.tokenizer.encode(texts, body.add_special_tokens is not False) if texts else []
+    of_text = iter(encoded)
+    return [next(of_text) if isinstance(prompt, str) else prompt for prompt in body.prompts]
 
 
-def _echo(body: CompletionRequest, prompts: Sequence[list[int]], tokenizer: PromptTokenizer) -> list[str]:
+async def _echo(body: CompletionRequest, prompts: Sequence[list[int]], tokenizer: PromptTokenizer) -> list[str]:
     """The prompts' texts: as they were said, or what their tokens say."""
     return [
         said
         if isinstance(said, str) and body.truncate_prompt_tokens is None
-        else tokenizer.decode(prompt, skip_special_tokens=False)
+        else await tokenizer.decode(prompt, skip_special_tokens=False)
         for said, prompt in zip(body.prompts, prompts, strict=True)
     ]
 

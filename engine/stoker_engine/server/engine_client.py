@@ -17,33 +17,19 @@ from stoker_engine.core.outputs import OutputDelta
 from stoker_engine.core.sampling_params import BeamSearchParams, SamplingParams
 
 
-class PromptTokenizer(Protocol):
-    """Text and chats ⇄ tokens. Called from worker threads, several at once."""
+class TokenTexts(Protocol):
+    """The text of tokens; usable from any thread."""
 
-    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """The tokens of a text."""
+    def check_length(self, text: str, max_model_len: int, param: str = "prompt") -> None:
+        """Refuses a text that is too long for `max_model_len` tokens, whatever its tokens are.
+
+        Raises:
+            RequestError: it is.
+        """
         ...
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        """The text of tokens."""
-        ...
-
-    def chat_text(
-        self,
-        messages: list[dict[str, Any]],
-        *,
-        tools: list[dict[str, Any]] | None = None,
-        documents: list[dict[str, Any]] | None = None,
-        chat_template: str | None = None,
-        chat_template_kwargs: Mapping[str, Any] | None = None,
-        add_generation_prompt: bool = True,
-        continue_final_message: bool = False,
-    ) -> str:
-        """A chat as the template writes it.
-
-        Raises:
-            RequestError: there is no template, or it refuses these messages.
-        """
+        """The text of a few tokens."""
         ...
 
     def ids_to_tokens(self, token_ids: Sequence[int]) -> list[str]:
@@ -56,6 +42,44 @@ class PromptTokenizer(Protocol):
 
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes that a token stands for; a token may hold part of a character."""
+        ...
+
+
+class PromptTokenizer(Protocol):
+    """Text and chats ⇄ tokens. Cancelling what is awaited ends the work."""
+
+    @property
+    def vocabulary(self) -> TokenTexts:
+        """The text of single tokens."""
+        ...
+
+    async def encode(self, texts: Sequence[str], add_special_tokens: bool = True) -> list[list[int]]:
+        """The tokens of texts."""
+        ...
+
+    async def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """The text of tokens."""
+        ...
+
+    async def chat_text(
+        self,
+        messages: list[dict[str, Any]],
+        *,
+        tools: list[dict[str, Any]] | None = None,
+        documents: list[dict[str, Any]] | None = None,
+        chat_template: str | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+    ) -> str:
+        """A chat as the template writes it.
+
+        Args:
+            chat_template: of the request itself: nobody's whom one could trust.
+
+        Raises:
+            RequestError: there is no template, it refuses these messages, or the request's own takes too much.
+        """
         ...
 
 

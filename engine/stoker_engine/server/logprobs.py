@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pydantic import BaseModel
 
 from stoker_engine.core.logprobs import Logprob, PositionLogprobs
-from stoker_engine.server.engine_client import PromptTokenizer
+from stoker_engine.server.engine_client import TokenTexts
 
 _LOWEST = -9999.0
 _REPLACEMENT = "\ufffd"
@@ -69,7 +69,7 @@ class LogprobWriter:
         as_token_ids: write a token as ``token_id:N`` instead of its text.
     """
 
-    tokenizer: PromptTokenizer
+    tokenizer: TokenTexts
     top: int
     as_token_ids: bool
 

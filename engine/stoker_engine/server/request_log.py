@@ -6,7 +6,7 @@ import logging
 
 from stoker_engine.core.observer import FinishedRequest, StepReport
 from stoker_engine.core.sampling_params import BeamSearchParams, SamplingParams
-from stoker_engine.server.engine_client import PromptTokenizer
+from stoker_engine.server.engine_client import TokenTexts
 
 logger = logging.getLogger("stoker_engine.requests")
 
@@ -28,7 +28,7 @@ class RequestLog:
         request_id: str,
         prompt_token_ids: list[int],
         params: SamplingParams | BeamSearchParams,
-        tokenizer: PromptTokenizer,
+        tokenizer: TokenTexts,
     ) -> None:
         """A prompt has come."""
         if self._log_prompts:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from stoker_engine.contract.errors import NotFoundError, RequestError
 from stoker_engine.contract.serve_args import ServeArgs
@@ -102,15 +102,31 @@ class Service:
                 "model_not_found",
             )
 
-    def check_tokens(self, token_ids: Iterable[int], param: str) -> None:
+    def check_tokens(self, token_ids: Sequence[int], param: str) -> None:
         """Token ids that a client sends must be the model's; a tokenizer takes no others either.
 
         Raises:
             RequestError: one is not.
         """
         vocabulary = self.client.info.vocab_size
-        if not all(0 <= token < vocabulary for token in token_ids):
+        if token_ids and not (min(token_ids) >= 0 and max(token_ids) < vocabulary):
             raise RequestError(f"{param} holds a token id outside 0 … {vocabulary - 1}", param)
+
+    def check_length(self, prompt: str | Sequence[int]) -> None:
+        """What is too long is refused before any work is done for it.
+
+        Raises:
+            RequestError: the prompt cannot fit the model's context.
+        """
+        limit = self.client.info.max_model_len
+        if isinstance(prompt, str):
+            self.client.tokenizer.vocabulary.check_length(prompt, limit)
+        elif len(prompt) > limit:
+            raise RequestError(
+                f"this model's maximum context length is {limit} tokens and the prompt has {len(prompt)}; shorten it",
+                "prompt",
+                "context_length_exceeded",
+            )
 
     def check(self, body: SampledRequest) -> None:
         """What can be told of a body before its prompt is tokenized.
@@ -129,7 +145,7 @@ class Service:
         as_token_ids = body.return_tokens_as_token_ids
         if as_token_ids is None:
             as_token_ids = self.args.frontend.return_tokens_as_token_ids
-        return LogprobWriter(self.client.tokenizer, top, as_token_ids)
+        return LogprobWriter(self.client.tokenizer.vocabulary, top, as_token_ids)
 
     def include_usage(self, body: SampledRequest) -> bool:
         """Whether a stream ends with its usage."""
@@ -147,7 +163,7 @@ class Service:
     ) -> Generation:
         """What a body asks for, ready to run."""
         for prompt, its_params in zip(prompts, params, strict=True):
-            self._requests.on_received(answer_id, prompt, its_params, self.client.tokenizer)
+            self._requests.on_received(answer_id, prompt, its_params, self.client.tokenizer.vocabulary)
         return Generation(
             self.client,
             self.wait_ready,

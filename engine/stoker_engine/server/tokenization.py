@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Request
 from pydantic import model_validator
+from starlette.responses import Response
 
 from stoker_engine.contract.errors import RequestError
 from stoker_engine.server.body import JSONRoute
 from stoker_engine.server.chat_prompt import render
 from stoker_engine.server.chat_request import ChatRendering, Messages
+from stoker_engine.server.disconnect import until_disconnect
 from stoker_engine.server.field_types import StrictModel, TokenIds
+from stoker_engine.server.generation import renamed
 from stoker_engine.server.responses import DetokenizeResponse, TokenizeResponse
 from stoker_engine.server.service import Service
 from stoker_engine.server.unbuilt import NoDict
@@ -50,35 +53,38 @@ def routes(service: Service) -> APIRouter:
     """The endpoints, for `service`."""
     router = APIRouter(route_class=JSONRoute)
 
-    @router.post("/tokenize")
-    async def tokenize(body: TokenizeRequest) -> TokenizeResponse:
+    @router.post("/tokenize", response_model=TokenizeResponse)
+    async def tokenize(body: TokenizeRequest, request: Request) -> Response:
         """The tokens that the model would read."""
         await service.wait_ready()
         service.check_model(body.model)
-        return await asyncio.to_thread(_tokenize, body, service)
+        answer = await until_disconnect(request.receive, _tokenize(body, service))
+        # There may be very many: the event loop answers others meanwhile.
+        return Response(await asyncio.to_thread(answer.model_dump_json), media_type="application/json")
 
     @router.post("/detokenize")
-    async def detokenize(body: DetokenizeRequest) -> DetokenizeResponse:
+    async def detokenize(body: DetokenizeRequest, request: Request) -> DetokenizeResponse:
         """The text of tokens, special ones included."""
         await service.wait_ready()
         service.check_model(body.model)
         service.check_tokens(body.tokens, "tokens")
-        text = await asyncio.to_thread(service.client.tokenizer.decode, body.tokens, skip_special_tokens=False)
-        return DetokenizeResponse(prompt=text)
+        decoding = service.client.tokenizer.decode(body.tokens, skip_special_tokens=False)
+        return DetokenizeResponse(prompt=await until_disconnect(request.receive, decoding))
 
     return router
 
 
-def _tokenize(body: TokenizeRequest, service: Service) -> TokenizeResponse:
+async def _tokenize(body: TokenizeRequest, service: Service) -> TokenizeResponse:
     tokenizer = service.client.tokenizer
     if body.prompt is not None:
-        tokens = tokenizer.encode(body.prompt, body.add_special_tokens is not False)
+        service.check_length(body.prompt)
+        tokens = (await tokenizer.encode([body.prompt], body.add_special_tokens is not False))[0]
     else:
-        special = bool(body.add_special_tokens)
-        tokens = render(body.messages or (), body, tokenizer, service.args.frontend, add_special_tokens=special)
-    return TokenizeResponse(
+        with renamed({"prompt": "messages"}):
+            tokens = await render(body.messages or (), body, service, add_special_tokens=bool(body.add_special_tokens))
+    return TokenizeResponse.model_construct(
         count=len(tokens),
         max_model_len=service.client.info.max_model_len,
         tokens=tokens,
-        token_strs=tokenizer.ids_to_tokens(tokens) if body.return_token_strs else None,
+        token_strs=tokenizer.vocabulary.ids_to_tokens(tokens) if body.return_token_strs else None,
     )

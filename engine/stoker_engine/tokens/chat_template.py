@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import json
+import logging
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any, NoReturn
@@ -22,8 +23,13 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from stoker_engine.contract.errors import RequestError
 
+logger = logging.getLogger(__name__)
+
 #: Marks the end of the message to be continued; the trailing space shows whether the template trims messages.
 _TAG = "CONTINUE_FINAL_MESSAGE_TAG "
+
+#: Most characters that are reported of a template's own error, which may be as long as it likes.
+_MOST_OF_AN_ERROR = 1000
 
 _REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
 
@@ -70,9 +76,20 @@ def render(
                 "add_generation_prompt": add_generation_prompt,
             }
         )
+    except MemoryError:
+        raise RequestError("the chat template takes more memory than it may have", "messages") from None
     except Exception as error:  # templates are others' code: whatever they raise is about this request
-        raise RequestError(f"the chat template refuses these messages: {error}", "messages") from error
+        sentence = str(error)[:_MOST_OF_AN_ERROR]
+        raise RequestError(f"the chat template refuses these messages: {sentence}", "messages") from error
     return _cut(text, final) if continue_final_message else text
+
+
+def compile_ahead(template: str) -> None:
+    """Compiles the model's own template, which takes a while, before the first chat needs it."""
+    try:
+        _compiled(template)
+    except Exception as error:  # a model without a usable template serves completions all the same
+        logger.warning("the chat template is broken, so that chats will be refused: %s", error)
 
 
 def _message(message: Mapping[str, Any]) -> dict[str, Any]:

@@ -15,28 +15,31 @@ from stoker_engine.core.engine_info import EngineInfo
 from stoker_engine.core.engine_request import EngineRequest
 from stoker_engine.core.sampling_params import BeamSearchParams, SamplingParams
 from stoker_engine.core.token_ids import TokenIds
+from stoker_engine.tokens.bad_words import TokenSequence, sequences, spellings
 
 Params = SamplingParams | BeamSearchParams
 
-#: Most token sequences that `bad_words` may become: each is looked for at every step.
-MAX_BAD_WORDS = 1000
-
 
 class Encoding(Protocol):
-    """Whatever encodes text."""
+    """Whatever encodes texts."""
 
-    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """`text` as token ids."""
+    def encode_batch(self, texts: Sequence[str], add_special_tokens: bool = True) -> list[list[int]]:
+        """`texts` as token ids."""
         ...
 
 
 class InputProcessor:
-    """Makes requests for one engine. Its seeds are drawn in order, so one thread at a time may use it."""
+    """Makes requests for one engine. Its seeds are drawn in order, so one thread at a time may use it.
 
-    def __init__(self, info: EngineInfo, tokenizer: Encoding) -> None:
+    Args:
+        tokenizer: encodes bad words; None: whoever makes requests has encoded them.
+    """
+
+    def __init__(self, info: EngineInfo, tokenizer: Encoding | None) -> None:
         self._info = info
         self._tokenizer = tokenizer
         self._seeds = random.Random(info.seed)
+        self._encoded: tuple[tuple[str, ...], tuple[TokenSequence, ...]] = (), ()
 
     def request(
         self,
@@ -46,20 +49,24 @@ class InputProcessor:
         *,
         priority: int = 0,
         cache_salt: str = "",
+        bad_words: tuple[TokenSequence, ...] | None = None,
     ) -> EngineRequest:
         """Checks a prompt and its parameters.
+
+        Args:
+            bad_words: the token sequences of `params.bad_words`, if they are encoded already.
 
         Raises:
             RequestError: the engine cannot serve this; `param` names the field, by the names of `SamplingParams`.
         """
         prompt = truncated(prompt_token_ids, params.truncate_prompt_tokens, params.max_tokens, self._info)
         max_tokens = self._max_tokens(prompt, params)
-        bad_words: tuple[tuple[int, ...], ...] = ()
         seed: int | None = 0
         if isinstance(params, SamplingParams):
             self._check_tokens(params)
             self._check_logprobs(params)
-            bad_words = self._bad_words(params.bad_words)
+            if bad_words is None:
+                bad_words = self._bad_words(params.bad_words)
             seed = params.seed
         else:
             self._check_set(params.stop_token_ids, "stop_token_ids")
@@ -71,7 +78,7 @@ class InputProcessor:
             max_tokens=max_tokens,
             seed=self._seeds.getrandbits(63) if seed is None else seed,
             eos_token_ids=frozenset(self._info.eos_token_ids),
-            bad_words=bad_words,
+            bad_words=bad_words or (),
             priority=priority,
             cache_salt=cache_salt,
         )
@@ -99,6 +106,15 @@ class InputProcessor:
         if isinstance(params, SamplingParams) and params.min_tokens > max_tokens:
             raise RequestError(f"min_tokens is {params.min_tokens}, but only {max_tokens} tokens fit", "min_tokens")
         return max_tokens
+
+    def _bad_words(self, words: tuple[str, ...]) -> tuple[TokenSequence, ...]:
+        """Encoded once for all the prompts of a batch, which mostly share them."""
+        if words != self._encoded[0]:
+            assert self._tokenizer is not None, "nothing here encodes bad words"
+            texts = spellings(words)
+            encoded = self._tokenizer.encode_batch(texts, add_special_tokens=False)
+            self._encoded = words, sequences(words, encoded, self._info.vocab_size)
+        return self._encoded[1]
 
     def _check_tokens(self, params: SamplingParams) -> None:
         self._check_set(params.stop_token_ids, "stop_token_ids")
@@ -132,25 +148,6 @@ class InputProcessor:
                     "(--max-logprobs)",
                     param,
                 )
-
-    def _bad_words(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
-        """The token sequences of words, at the beginning of a text and, where that differs, after a space."""
-        sequences: list[tuple[int, ...]] = []
-        for word in words:
-            plain = tuple(self._tokenizer.encode(word.lstrip(), add_special_tokens=False))
-            spaced = tuple(self._tokenizer.encode(f" {word.lstrip()}", add_special_tokens=False))
-            if not plain:
-                raise RequestError(f"bad_words: {word!r} has no tokens", "bad_words")
-            sequences.append(plain)
-            if spaced and spaced[0] != plain[0] and len(spaced) == len(plain):
-                sequences.append(spaced)
-        if len(sequences) > MAX_BAD_WORDS:
-            raise RequestError(
-                f"bad_words become {len(sequences)} token sequences; at most {MAX_BAD_WORDS} are taken", "bad_words"
-            )
-        for sequence in sequences:
-            self._check_vocabulary(sequence, "bad_words")
-        return tuple(sequences)
 
     def _check_beams(self, num_prompt_tokens: int, max_tokens: int, width: int) -> None:
         """All beams run in the same steps: they must have room at once."""

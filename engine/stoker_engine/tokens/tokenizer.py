@@ -7,7 +7,7 @@ transformers' own class for the model differ, the file holds.
 
 from __future__ import annotations
 
-import functools
+import dataclasses
 import json
 import logging
 import reprlib
@@ -20,8 +20,10 @@ from tokenizers import AddedToken
 
 from stoker_engine.contract.errors import ArgumentError, ModelError, RequestError
 from stoker_engine.tokens import chat_template as chat_templates
-from stoker_engine.tokens.decoder_stages import ByteLevel, Stage, Whole, byte_level_bytes, fallback_byte, stages
+from stoker_engine.tokens.decoder_stages import Whole
+from stoker_engine.tokens.longest_token import longest_token
 from stoker_engine.tokens.tokenizer_folder import find_tokenizer, read_json
+from stoker_engine.tokens.vocabulary import Vocabulary
 
 logger = logging.getLogger(__name__)
 
@@ -29,8 +31,8 @@ logger = logging.getLogger(__name__)
 _NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
-class Tokenizer:
-    """A tokenizer, safe to use from several threads.
+class Tokenizer(Vocabulary):
+    """A tokenizer, safe to use from several threads: a vocabulary that also encodes, and renders chats.
 
     Args:
         backend: what encodes and decodes; must not change any more.
@@ -53,13 +55,28 @@ class Tokenizer:
         self.chat_template = chat_template
         self._for_tools = chat_template_for_tools
         added = backend.get_added_tokens_decoder()
-        self._special = {token.content for token in added.values() if token.special} | set(further_special)
-        self._special_ids = frozenset(token_id for token_id, token in added.items() if token.content in self._special)
-        self._decoder = _state(backend.decoder)
-        chain = self.decoder_stages()
-        self._byte_level = any(isinstance(stage, ByteLevel) for stage in chain)
-        if any(isinstance(stage, Whole) for stage in chain):
+        special = frozenset(token.content for token in added.values() if token.special) | frozenset(further_special)
+        spellings = {token_id: token for token, token_id in backend.get_vocab().items()}
+        spellings |= {token_id: token.content for token_id, token in added.items()}
+        longest, ignores_whitespace = longest_token(backend)
+        super().__init__(
+            tokens=[spellings.get(token_id) for token_id in range(max(spellings, default=-1) + 1)],
+            special=special,
+            special_ids=frozenset(token_id for token_id, token in added.items() if token.content in special),
+            decoder=_state(backend.decoder),
+            backend_decoder=backend.decoder,
+            longest_token=longest,
+            ignores_whitespace=ignores_whitespace,
+        )
+        if any(isinstance(stage, Whole) for stage in self.decoder_stages()):
             logger.warning("this tokenizer's decoder cannot be streamed: text comes at the end of each output")
+        for template in filter(None, (chat_template, chat_template_for_tools)):
+            chat_templates.compile_ahead(template)
+
+    @property
+    def vocabulary(self) -> Vocabulary:
+        """The part of it that another process can have."""
+        return Vocabulary(**{each.name: getattr(self, each.name) for each in dataclasses.fields(Vocabulary)})
 
     @classmethod
     def load(cls, path: Path, chat_template: str | None = None) -> Tokenizer:
@@ -98,13 +115,15 @@ class Tokenizer:
         Raises:
             RequestError: the text is no Unicode (it holds half a surrogate pair).
         """
+        return self.encode_batch([text], add_special_tokens)[0]
+
+    def encode_batch(self, texts: Sequence[str], add_special_tokens: bool = True) -> list[list[int]]:
+        """Several texts; see `encode`. Other threads run meanwhile."""
         try:
-            # As a batch of one: only then does the library let other threads run meanwhile.
-            encoding = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0]
-        except UnicodeEncodeError as error:
+            encodings = self._backend.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
+        except TypeError as error:
             raise RequestError("the text holds a lone surrogate, which no encoding has", "prompt") from error
-        ids: list[int] = encoding.ids
-        return ids
+        return [encoding.ids for encoding in encodings]
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """`token_ids` as text; ids that the tokenizer does not know have none."""
@@ -152,49 +171,10 @@ class Tokenizer:
             variables={**self.special_tokens, **(chat_template_kwargs or {})},
         )
 
-    def id_to_token(self, token_id: int) -> str | None:
-        """The vocabulary's spelling of a token (``Ġthe``, ``▁the``); None for an unknown id."""
-        token: str | None = self._backend.id_to_token(token_id)
-        return token
-
-    def ids_to_tokens(self, token_ids: Iterable[int]) -> list[str]:
-        """Spellings of tokens; empty for unknown ids."""
-        return [self._backend.id_to_token(token_id) or "" for token_id in token_ids]
-
     def token_to_id(self, token: str) -> int | None:
         """The id of a spelling; None: there is no such token."""
         token_id: int | None = self._backend.token_to_id(token)
         return token_id
-
-    def token_bytes(self, token_id: int) -> bytes:
-        """The bytes that a token adds to a text; those of a special token are its spelling's."""
-        token = self.id_to_token(token_id)
-        if token is None:
-            return b""
-        if token_id in self._special_ids:
-            return token.encode()
-        if self._byte_level:
-            return byte_level_bytes(token)
-        byte = fallback_byte(token)
-        return token.replace("▁", " ").encode() if byte is None else bytes([byte])
-
-    @functools.lru_cache(maxsize=65536)  # noqa: B019 - a tokenizer lives as long as its process
-    def token_text(self, token_id: int) -> str:
-        """What a token says by itself; U+FFFD where it is part of a character."""
-        return self.token_bytes(token_id).decode(errors="replace")
-
-    def token(self, token_id: int, skip_special_tokens: bool) -> str | None:
-        """See `detokenizer.Decoding`."""
-        token = self.id_to_token(token_id)
-        return None if skip_special_tokens and token in self._special else token
-
-    def decoder_stages(self) -> list[Stage]:
-        """See `detokenizer.Decoding`."""
-        return stages(self._decoder, self._decode_tokens)
-
-    def _decode_tokens(self, tokens: list[str]) -> str:
-        text: str = self._backend.decoder.decode(tokens)
-        return text
 
 
 def read_chat_template(argument: str | None) -> str | None:

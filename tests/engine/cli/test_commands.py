@@ -12,6 +12,8 @@ from typing import Any
 import httpx
 import pytest
 
+from ..conftest import engine_of
+
 
 def test_bench_serve_against_a_server(server: str, command: Any, tiny_llama: Path, tmp_path: Path) -> None:
     figures_file = tmp_path / "figures.json"
@@ -132,18 +134,18 @@ def test_a_stopped_engine_fails_its_probes_and_a_killed_one_ends_streams_and_the
     serve: Any, tiny_llama: Path
 ) -> None:
     with serve(tiny_llama) as (process, url):
-        (engine,) = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+        engine = engine_of(process.pid).pid
         assert "libtorch" in Path(f"/proc/{engine}/maps").read_text()
         assert "libtorch" not in Path(f"/proc/{process.pid}/maps").read_text(), "the server needs no torch"
         for signum, health in ((signal.SIGSTOP, 503), (signal.SIGCONT, 200)):
-            os.kill(int(engine), signum)
+            os.kill(engine, signum)
             for path in ("/health", "/ready", "/live"):
                 assert _becomes(f"{url}{path}", health), f"{path} after {signum.name}"
         body = {"prompt": "a", "max_tokens": 400, "ignore_eos": True, "stream": True}
         with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=60) as answer:
             events = answer.iter_lines()
             next(events)
-            os.kill(int(engine), signal.SIGKILL)
+            os.kill(engine, signal.SIGKILL)
             rest = list(events)
             assert '"error"' in "".join(rest), "a stream that breaks off must say so"
         _, log = process.communicate(timeout=60)

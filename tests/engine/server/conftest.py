@@ -47,26 +47,15 @@ CHAT_TEMPLATE = (
 )
 
 
-class FakeTokenizer:
-    """One token a character.
+class FakeVocabulary:
+    """The vocabulary of `FakeTokenizer`: one token a character."""
 
-    Attributes:
-        rendered: what the last chat was rendered with.
-    """
-
-    rendered: dict[str, Any]
-
-    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        return [1] * add_special_tokens + [ord(character) for character in text]
+    def check_length(self, text: str, max_model_len: int, param: str = "prompt") -> None:
+        if len(text) > max_model_len:
+            raise RequestError("the text is too long", param, "context_length_exceeded")
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         return "".join(self.token_text(token) for token in token_ids if token != 1 or not skip_special_tokens)
-
-    def chat_text(self, messages: list[dict[str, Any]], **kwargs: Any) -> str:
-        if messages[0]["content"] == "no template":
-            raise RequestError("this model has no chat template", "messages")
-        self.rendered = {"messages": messages, **kwargs}
-        return "".join(f"<{m['role']}>{m['content']}" for m in messages)
 
     def ids_to_tokens(self, token_ids: Sequence[int]) -> list[str]:
         return [self.token_text(token) for token in token_ids]
@@ -76,6 +65,34 @@ class FakeTokenizer:
 
     def token_bytes(self, token_id: int) -> bytes:
         return self.token_text(token_id).encode()
+
+
+class FakeTokenizer:
+    """One token a character.
+
+    Attributes:
+        rendered: what the last chat was rendered with.
+        encoded: all texts that were encoded.
+    """
+
+    rendered: dict[str, Any]
+
+    def __init__(self) -> None:
+        self.vocabulary = FakeVocabulary()
+        self.encoded: list[str] = []
+
+    async def encode(self, texts: Sequence[str], add_special_tokens: bool = True) -> list[list[int]]:
+        self.encoded += texts
+        return [[1] * add_special_tokens + [ord(character) for character in text] for text in texts]
+
+    async def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        return self.vocabulary.decode(token_ids, skip_special_tokens)
+
+    async def chat_text(self, messages: list[dict[str, Any]], **kwargs: Any) -> str:
+        if messages[0]["content"] == "no template":
+            raise RequestError("this model has no chat template", "messages")
+        self.rendered = {"messages": messages, **kwargs}
+        return "".join(f"<{m['role']}>{m['content']}" for m in messages)
 
 
 def fake_logprobs(token: int, top: int) -> PositionLogprobs:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Sequence
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -87,9 +88,9 @@ def test_an_engine_that_dies_while_the_prompt_is_tokenized_is_not_asked(
 ) -> None:
     encode = engine.tokenizer.encode
 
-    def dying(text: str, add_special_tokens: bool = True) -> list[int]:
+    async def dying(texts: Sequence[str], add_special_tokens: bool = True) -> list[list[int]]:
         engine.is_ready = False
-        return encode(text, add_special_tokens)
+        return await encode(texts, add_special_tokens)
 
     monkeypatch.setattr(engine.tokenizer, "encode", dying)
     assert client.post("/v1/completions", json={"prompt": "a"}).status_code == 503

@@ -24,6 +24,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from stoker_engine.contract.last_words import LastWords, Reason
 
+from ..conftest import engine_of
+
 SERVE = "import sys; from stoker_engine.cli.serve import main; sys.exit(main(sys.argv[1:]))"
 
 
@@ -180,7 +182,7 @@ def test_a_dead_engine_ends_the_process(tiny_llama: Path, tmp_path: Path, monkey
     monkeypatch.setenv("STOKER_TERMINATION_LOG", str(last_words))
     with serving(tiny_llama) as (process, url):
         body = {"prompt": "a", "max_tokens": 450, "ignore_eos": True, "stream": True}
-        (engine,) = psutil.Process(process.pid).children()
+        engine = engine_of(process.pid)
         with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=60) as answer:
             lines = answer.iter_lines()
             next(lines)
@@ -202,7 +204,7 @@ def test_a_dead_engine_is_loaded_again_while_requests_wait(tiny_llama: Path) -> 
     with serving(tiny_llama, "--max-engine-restarts=1") as (process, url):
         parent = psutil.Process(process.pid)
 
-        (engine,) = parent.children()
+        engine = engine_of(process.pid)
         fds = parent.num_fds()
 
         def answer(max_tokens: int = 1, n: int = 1) -> int:
@@ -229,7 +231,7 @@ def test_a_dead_engine_is_loaded_again_while_requests_wait(tiny_llama: Path) -> 
         while parent.num_fds() > fds and time.monotonic() < deadline:  # connections are being closed
             time.sleep(0.05)
         assert parent.num_fds() <= fds, "nothing of the dead engine is left"
-        (again,) = parent.children()
+        again = engine_of(process.pid)
         assert again.pid != engine.pid
         again.kill()
         code, log = ended(process)

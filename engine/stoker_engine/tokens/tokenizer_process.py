@@ -1,0 +1,339 @@
+"""The tokenizer's process as the server sees it: jobs in, answers out, never holding up the event loop.
+
+Jobs wait in lanes by their size, each of which has a worker of its own: what is small never waits for what is large.
+A job that nobody waits for any more is not begun, or ended with its worker; the next one gets a new worker. Lanes of
+larger jobs, whose workers have grown, begin each with a new one too, so that memory goes back to the system.
+
+    lane         characters     at once
+    small        up to 64 Ki    one; its worker stays
+    medium       up to 1 Mi     one
+    large        more           one
+    untrusted    a template that came with a request: one, with limits on time and memory
+"""
+
+from __future__ import annotations
+
+import array
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import pickle
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from stoker_engine.contract.errors import ModelError, RequestError, RequestFailedError, StokerError
+from stoker_engine.tokens.tokenizer_worker import ANSWER, FORK, HELLO, JOB
+from stoker_engine.tokens.vocabulary import Vocabulary
+
+logger = logging.getLogger(__name__)
+
+#: What runs in the process. `-P`: what lies in the working directory is not imported.
+PROGRAM: Final = ("-P", "-m", "stoker_engine.tokens.tokenizer_worker")
+
+#: Seconds, and bytes of memory, that rendering a request's own chat template may take.
+TEMPLATE_TIMEOUT_S: Final = 5.0
+TEMPLATE_MEMORY: Final = 512 * 1024**2
+
+#: Most bytes that an answer of a worker in which a stranger's template ran may have.
+_MOST_UNTRUSTED = 256 * 1024**2
+
+#: Seconds after which a process that forks no worker is taken for stopped.
+_FORK_TIMEOUT_S = 10.0
+
+_FAILED = "the tokenizer failed at this request; see the server's log"
+
+_LANES = ((2**16, "small"), (2**20, "medium"))
+
+
+class _WorkerGoneError(Exception):
+    """A worker, or what forks workers, is there no more."""
+
+
+@dataclass(eq=False)
+class _Worker:
+    """One worker and the way to it."""
+
+    pid: int
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+
+    async def do(self, job: bytes, most: int | None) -> tuple[dict[str, Any], bytes]:
+        """The header and the data of the answer to `job`.
+
+        Raises:
+            _WorkerGoneError: it died meanwhile, or wrote what it must not.
+        """
+        try:
+            self.writer.writelines((JOB.pack(len(job)), job))
+            await self.writer.drain()
+            header, data = ANSWER.unpack(await self.reader.readexactly(ANSWER.size))
+            if most is not None and header + data > most:
+                raise _WorkerGoneError
+            return json.loads(await self.reader.readexactly(header)), await self.reader.readexactly(data)
+        except (OSError, EOFError, ValueError) as error:
+            raise _WorkerGoneError from error
+
+    def kill(self) -> None:
+        """Ends it, whatever it does."""
+        if not self.reader.at_eof():  # else it is gone, and its id may be another's
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGKILL)
+        with contextlib.suppress(RuntimeError):  # the event loop is closed
+            self.writer.close()
+
+
+@dataclass
+class _Lane:
+    """Jobs of one size, one after the other.
+
+    Attributes:
+        timeout: seconds that a job may take; beyond what the slowest needs, unless its worker is stopped.
+        keeps: whether its worker stays for the next job.
+        fork: limits of its workers; see `tokenizer_worker.FORK`.
+    """
+
+    timeout: float
+    keeps: bool = False
+    fork: bytes = FORK.pack(0, 0, 5)
+    turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+    worker: _Worker | None = None
+
+
+class TokenizerProcess:
+    """A tokenizer in a process of its own, for one event loop.
+
+    Attributes:
+        vocabulary: what is needed of it here, once it is loaded.
+    """
+
+    vocabulary: Vocabulary
+
+    def __init__(self, path: Path, chat_template: str | None = None, log_format: str = "text") -> None:
+        self._arguments = [log_format, str(path), *([] if chat_template is None else [chat_template])]
+        self._lanes = {
+            "small": _Lane(30, keeps=True, fork=FORK.pack(0, 0, 0)),
+            "medium": _Lane(120),
+            "large": _Lane(600),
+            "untrusted": _Lane(TEMPLATE_TIMEOUT_S, fork=FORK.pack(TEMPLATE_MEMORY, int(TEMPLATE_TIMEOUT_S) + 1, 5)),
+        }
+        self._workers: set[_Worker] = set()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._control: socket.socket | None = None
+        self._starting = asyncio.Lock()
+        self._closed = False
+
+    async def load(self) -> Vocabulary:
+        """Starts the process and waits until it has loaded the tokenizer.
+
+        Raises:
+            ModelError: there is no tokenizer, or it cannot be read.
+            ArgumentError: the chat template's file cannot be read.
+        """
+        self.vocabulary = await self._start()
+        small = self._lanes["small"]
+        with contextlib.suppress(_WorkerGoneError):  # else the first request asks again
+            small.worker = await self._fork(small.fork)
+        return self.vocabulary
+
+    async def _start(self) -> Vocabulary:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            self._process = self._run(theirs.fileno())
+        ours.setblocking(False)
+        self._control = ours
+        try:
+            (length,) = JOB.unpack(await _receive(ours, JOB.size))
+            loaded = pickle.loads(await _receive(ours, length))
+        except (OSError, EOFError):
+            code = await asyncio.to_thread(self._process.wait)
+            raise ModelError(f"the tokenizer's process died while it loaded (exit code {code})") from None
+        except BaseException:
+            self._process.kill()  # what it says then would be taken for something else
+            raise
+        if isinstance(loaded, Vocabulary):
+            return loaded
+        kind, arguments = loaded
+        error: StokerError = kind(*arguments)
+        raise error
+
+    def _run(self, descriptor: int) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            [sys.executable, *PROGRAM, str(descriptor), *self._arguments],
+            pass_fds=(descriptor,),
+            process_group=0,  # Ctrl-C in a terminal is for the server
+        )
+
+    async def encode(self, texts: Sequence[str], add_special_tokens: bool = True) -> list[list[int]]:
+        """The tokens of texts.
+
+        Raises:
+            RequestError: one of them is no Unicode.
+        """
+        arguments = {"texts": list(texts), "add_special_tokens": add_special_tokens}
+        header, data = await self._do(self._by_size(sum(map(len, texts))), "encode_batch", arguments)
+        ids = array.array("I", data).tolist()
+        ends, encoded = 0, []
+        for length in header["lengths"]:
+            encoded.append(ids[ends : ends + length])
+            ends += length
+        return encoded
+
+    async def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """The text of tokens."""
+        arguments = {"token_ids": list(token_ids), "skip_special_tokens": skip_special_tokens}
+        return _text(*await self._do(self._by_size(4 * len(token_ids)), "decode", arguments))
+
+    async def chat_text(
+        self, messages: Sequence[Mapping[str, Any]], *, chat_template: str | None = None, **options: Any
+    ) -> str:
+        """A chat as the template writes it; see `Tokenizer.chat_text`.
+
+        Args:
+            chat_template: a stranger's: it is rendered with limits on time and memory.
+
+        Raises:
+            RequestError: there is no template, it refuses these messages, or it takes too much.
+        """
+        arguments = {"messages": messages, "chat_template": chat_template, **options}
+        if chat_template is None:
+            size = sum(len(str(message.get("content"))) for message in messages)
+            return _text(*await self._do(self._by_size(size), "chat_text", arguments))
+        try:
+            return _text(*await self._do(self._lanes["untrusted"], "chat_text", arguments))
+        except TimeoutError:
+            sentence = f"the chat template was stopped: it took longer than {TEMPLATE_TIMEOUT_S:g} s"
+        except RequestFailedError:
+            sentence = f"the chat template was stopped: it crashed, or took more than {TEMPLATE_MEMORY >> 20} MiB"
+        raise RequestError(f"{sentence}; send a simpler one", "chat_template")
+
+    def close(self) -> None:
+        """Ends the process, and all work."""
+        self._closed = True
+        for worker in self._workers:
+            worker.kill()
+        if self._control is not None:
+            self._control.close()
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+
+    def _by_size(self, characters: int) -> _Lane:
+        return self._lanes[next((name for most, name in _LANES if characters <= most), "large")]
+
+    async def _do(self, lane: _Lane, method: str, arguments: Mapping[str, Any]) -> tuple[dict[str, Any], bytes]:
+        """Has a worker of `lane` call a method of the tokenizer.
+
+        Raises:
+            RequestError: what the method raised.
+            RequestFailedError: the worker died of it.
+            TimeoutError: it took too long, in the lane of the untrusted.
+        """
+        job = pickle.dumps((method, arguments))
+        untrusted = lane is self._lanes["untrusted"]
+        async with lane.turn:
+            for attempt in (1, 2):
+                try:
+                    header, data = await self._try(lane, job, untrusted)
+                    break
+                except (_WorkerGoneError, TimeoutError) as error:
+                    if untrusted and isinstance(error, TimeoutError):
+                        raise
+                    if untrusted or attempt == 2 or self._closed:
+                        raise RequestFailedError(_FAILED) from None
+                    logger.warning("a worker of the tokenizer died; another one does its job")
+        if "failed" in header:
+            raise RequestFailedError(_FAILED)
+        if "error" in header:
+            raise RequestError(header["error"], header["param"], header["code"])
+        return header, data
+
+    async def _try(self, lane: _Lane, job: bytes, untrusted: bool) -> tuple[dict[str, Any], bytes]:
+        worker, lane.worker = lane.worker, None
+        if worker is not None and worker.reader.at_eof():
+            self._workers.discard(worker)
+            worker.kill()
+            worker = None
+        if worker is None:
+            worker = await self._fork(lane.fork)
+        finished = False
+        try:
+            async with asyncio.timeout(lane.timeout):
+                answer = await worker.do(job, _MOST_UNTRUSTED if untrusted else None)
+            finished = True
+            return answer
+        finally:
+            if finished and lane.keeps:
+                lane.worker = worker
+            else:
+                self._workers.discard(worker)
+                worker.kill()
+
+    async def _fork(self, limits: bytes) -> _Worker:
+        """A new worker; where what forks them is gone, that is started again first.
+
+        Raises:
+            _WorkerGoneError: it cannot be had.
+        """
+        async with self._starting:
+            for attempt in (1, 2):
+                if self._closed:
+                    raise _WorkerGoneError
+                try:
+                    return await self._ask_for_worker(limits)
+                except (OSError, EOFError):
+                    if attempt == 2:
+                        raise _WorkerGoneError from None
+                logger.warning("the tokenizer's process died; it is started again")
+                assert self._process is not None and self._control is not None
+                self._control.close()
+                self._process.kill()
+                await asyncio.to_thread(self._process.wait)
+                try:
+                    await self._start()
+                except StokerError as error:
+                    logger.error("the tokenizer cannot be loaded again: %s", error)
+                    raise _WorkerGoneError from error
+        raise AssertionError
+
+    async def _ask_for_worker(self, limits: bytes) -> _Worker:
+        assert self._control is not None, "the tokenizer is not loaded yet"
+        ours, theirs = socket.socketpair()
+        with theirs:
+            socket.send_fds(self._control, [limits], [theirs.fileno()])
+        reader, writer = await asyncio.open_connection(sock=ours)
+        try:
+            async with asyncio.timeout(_FORK_TIMEOUT_S):
+                (pid,) = HELLO.unpack(await reader.readexactly(HELLO.size))
+        except BaseException:
+            writer.close()
+            raise
+        worker = _Worker(pid, reader, writer)
+        self._workers.add(worker)
+        return worker
+
+
+async def _receive(connection: socket.socket, length: int) -> bytes:
+    """`length` bytes.
+
+    Raises:
+        EOFError: there are not so many.
+    """
+    loop, received = asyncio.get_running_loop(), bytearray()
+    while len(received) < length:
+        piece = await loop.sock_recv(connection, min(2**20, length - len(received)))
+        if not piece:
+            raise EOFError
+        received += piece
+    return bytes(received)
+
+
+def _text(header: Mapping[str, Any], data: bytes) -> str:
+    return data.decode("utf-8", "surrogatepass")

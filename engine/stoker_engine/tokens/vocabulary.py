@@ -1,0 +1,103 @@
+"""The half of a tokenizer that turns tokens into text: small, quickly pickled, and without what encoding needs.
+
+What encodes takes seconds to load and holds the interpreter meanwhile, so the server leaves it to another process
+(`tokenizer_process`) and keeps this half, which every token that is generated needs.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from stoker_engine.contract.errors import RequestError
+from stoker_engine.tokens.decoder_stages import ByteLevel, Stage, byte_level_bytes, fallback_byte, stages
+from stoker_engine.tokens.detokenizer import IncrementalDetokenizer
+
+
+@dataclass(eq=False)
+class Vocabulary:
+    """The tokens of a model as text, safe to use from several threads.
+
+    Attributes:
+        tokens: the spelling of each id (``Ġthe``, ``▁the``); None where there is no such id.
+        special: tokens that count as special.
+        special_ids: the ids of those that are added tokens.
+        decoder: the ``decoder`` of tokenizer.json.
+        backend_decoder: that decoder itself, for what cannot be streamed.
+        longest_token: most characters of a text that one token can stand for; None where there is no such bound.
+        ignores_whitespace: whether a token may swallow any number of spaces around it: they do not count then.
+    """
+
+    tokens: Sequence[str | None]
+    special: frozenset[str]
+    special_ids: frozenset[int]
+    decoder: Mapping[str, Any] | None
+    backend_decoder: Any
+    longest_token: int | None = None
+    ignores_whitespace: bool = False
+
+    def __post_init__(self) -> None:
+        self._byte_level = any(isinstance(stage, ByteLevel) for stage in self.decoder_stages())
+
+    def check_length(self, text: str, max_model_len: int, param: str = "prompt") -> None:
+        """Refuses a text that cannot fit `max_model_len` tokens, from its length alone: nothing is encoded for it.
+
+        Raises:
+            RequestError: it has too many tokens, whatever they are.
+        """
+        if self.longest_token is None or len(text) <= self.longest_token * max_model_len:
+            return
+        length = len("".join(text.split())) if self.ignores_whitespace else len(text)
+        least = -(-length // self.longest_token)
+        if least > max_model_len:
+            raise RequestError(
+                f"this model's maximum context length is {max_model_len} tokens and the text, of {len(text)} "
+                f"characters, has at least {least}; shorten it",
+                param,
+                "context_length_exceeded",
+            )
+
+    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """`token_ids` as text; ids that are no tokens have none."""
+        detokenizer = IncrementalDetokenizer(self, skip_special_tokens=skip_special_tokens)
+        return "".join(map(detokenizer.add, token_ids)) + detokenizer.flush()
+
+    def id_to_token(self, token_id: int) -> str | None:
+        """The vocabulary's spelling of a token (``Ġthe``, ``▁the``); None for an unknown id."""
+        return self.tokens[token_id] if 0 <= token_id < len(self.tokens) else None
+
+    def ids_to_tokens(self, token_ids: Iterable[int]) -> list[str]:
+        """Spellings of tokens; empty for unknown ids."""
+        return [self.id_to_token(token_id) or "" for token_id in token_ids]
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes that a token adds to a text; those of a special token are its spelling's."""
+        token = self.id_to_token(token_id)
+        if token is None:
+            return b""
+        if token_id in self.special_ids:
+            return token.encode()
+        if self._byte_level:
+            return byte_level_bytes(token)
+        byte = fallback_byte(token)
+        return token.replace("▁", " ").encode() if byte is None else bytes([byte])
+
+    @functools.lru_cache(maxsize=65536)  # noqa: B019 - a vocabulary lives as long as its process
+    def token_text(self, token_id: int) -> str:
+        """What a token says by itself; U+FFFD where it is part of a character."""
+        return self.token_bytes(token_id).decode(errors="replace")
+
+    def token(self, token_id: int, skip_special_tokens: bool) -> str | None:
+        """See `detokenizer.Decoding`."""
+        token = self.id_to_token(token_id)
+        return None if skip_special_tokens and token in self.special else token
+
+    def decoder_stages(self) -> list[Stage]:
+        """See `detokenizer.Decoding`."""
+        return stages(self.decoder, self._decode_tokens)
+
+    def _decode_tokens(self, tokens: list[str]) -> str:
+        text: str = self.backend_decoder.decode(tokens)
+        return text
