@@ -6,7 +6,7 @@ import asyncio
 import random
 import shutil
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from stoker_engine.contract.errors import EngineDeadError, RequestError, Request
 from stoker_engine.core.finish_reason import FinishReason
 from stoker_engine.core.observer import StepReport
 from stoker_engine.core.outputs import OutputDelta, TokenDelta
+from stoker_engine.tokens.tokenizer import Tokenizer
 
 LONG = SamplingParams(temperature=0, max_tokens=400, ignore_eos=True)
 SHORT = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
@@ -53,8 +54,11 @@ async def until_free(reports: list[StepReport]) -> None:
     assert reports[-1].stats.kv_cache_usage == 0
 
 
-def test_one_engine_for_everything_that_ends_well(tiny_llama: Path) -> None:
+def test_one_engine_for_everything_that_ends_well(tiny_llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Starting a process takes seconds, so they share one."""
+
+    # To load a tokenizer holds up every thread of a process, probes included: the server's must not.
+    monkeypatch.setattr(Tokenizer, "load", None)
 
     async def run() -> None:
         async with running(tiny_llama) as (llm, reports):
@@ -66,6 +70,7 @@ def test_one_engine_for_everything_that_ends_well(tiny_llama: Path) -> None:
                 a_stop_string_ends_one_sequence,
                 several_sequences,
                 a_request_whose_text_fails_hurts_nobody,
+                bad_words_are_encoded_once_and_elsewhere,
                 shutdown_ends_streams,
             ):
                 await check(llm, reports)
@@ -175,6 +180,32 @@ def test_logits_that_are_no_numbers_end_a_request_and_are_counted(tiny_llama: Pa
             assert reports[-1].stats.num_corrupted == 2
 
     asyncio.run(run())
+
+
+async def bad_words_are_encoded_once_and_elsewhere(llm: AsyncLLM, reports: list[StepReport]) -> None:
+    words = [f"word {number}" for number in range(250)]
+    encode, encoded = llm.tokenizer.encode, list[int]()
+
+    async def counted(texts: Sequence[str], add_special_tokens: bool = True) -> list[list[int]]:
+        encoded.append(len(texts))
+        return await encode(texts, add_special_tokens)
+
+    def params(*bad: str) -> SamplingParams:
+        return SamplingParams(temperature=0, max_tokens=8, ignore_eos=True, bad_words=bad)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(llm.tokenizer, "encode", counted)
+        alike = await asyncio.gather(*(collect(llm, f"bad {i}", params(*words)) for i in range(20)))
+        assert alike == [alike[0]] * 20
+        assert encoded == [2 * len(words)]
+        plain = [delta async for delta in llm.generate("plain", [5, 6, 7], SHORT)]
+        said = next(delta.text for delta in plain if delta.text.strip() and "\ufffd" not in delta.text)
+        without = [delta async for delta in llm.generate("without", [5, 6, 7], params(said))]
+        assert said not in [delta.text for delta in without]
+        for _ in range(2):
+            with pytest.raises(RequestError, match="bad_words"):
+                await collect(llm, "too many", params(*(f"{i}" for i in range(1001))))
+    await until_free(reports)
 
 
 async def shutdown_ends_streams(llm: AsyncLLM, reports: list[StepReport]) -> None:

@@ -27,7 +27,7 @@ def test_hanging_up_ends_the_request(
     engine: FakeEngine, fake_address: tuple[str, int], path: str, tokens_before: int, stream: bool
 ) -> None:
     engine.hangs_at = tokens_before
-    with _asked(fake_address, path, stream):
+    with asked(fake_address, path, stream):
         wait_until(lambda: bool(engine.alive))
         assert engine.alive
     wait_until(lambda: not engine.alive)
@@ -35,14 +35,14 @@ def test_hanging_up_ends_the_request(
 
 def test_hanging_up_ends_every_prompt(engine: FakeEngine, fake_address: tuple[str, int]) -> None:
     engine.hangs_at = 0
-    with _asked(fake_address, "/v1/completions", True, prompt=["a", "b", "c"]):
+    with asked(fake_address, "/v1/completions", True, prompt=["a", "b", "c"]):
         wait_until(lambda: len(engine.alive) == 3)
     wait_until(lambda: not engine.alive)
 
 
 def test_others_are_not_touched(engine: FakeEngine, fake_address: tuple[str, int]) -> None:
     engine.hangs_at = 3
-    with _asked(fake_address, "/v1/completions", True) as leaver, _asked(fake_address, "/v1/completions", True):
+    with asked(fake_address, "/v1/completions", True) as leaver, asked(fake_address, "/v1/completions", True):
         wait_until(lambda: len(engine.alive) == 2)
         leaver.close()
         wait_until(lambda: len(engine.alive) == 1)
@@ -58,17 +58,17 @@ def test_hanging_up_frees_blocks(address: str, stream: bool) -> None:
     parts = urlsplit(address)
     where = (str(parts.hostname), int(parts.port or 0))
     aborted = sample(address, "vllm:request_success_total", finished_reason="abort")
-    with _asked(where, "/v1/completions", stream, max_tokens=450, n=64):  # so much that it is not over before
+    with asked(where, "/v1/completions", stream, max_tokens=450, n=64):  # so much that it is not over before
         wait_until(lambda: sample(address, "vllm:kv_cache_usage_perc") > 0)
     wait_until(lambda: sample(address, "vllm:request_success_total", finished_reason="abort") == aborted + 1)
     assert sample(address, "vllm:kv_cache_usage_perc") == 0
     assert sample(address, "vllm:num_requests_running") == 0
 
 
-def _asked(address: tuple[str, int], path: str, stream: bool, **fields: object) -> socket.socket:
+def asked(address: tuple[str, int], path: str, stream: bool, **fields: object) -> socket.socket:
     """A connection whose request is sent and whose answer nobody reads."""
     subject = {"messages": [{"role": "user", "content": "hi"}]} if "chat" in path else {"prompt": "hi"}
-    extra = {"ignore_eos": True, "stream": stream}
+    extra = {} if path == "/tokenize" else {"ignore_eos": True, "stream": stream}
     body = json.dumps({**subject, **extra, **fields}).encode()
     head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
     connection = socket.create_connection(address)

@@ -9,6 +9,7 @@ from tokenizers import Tokenizer as Backend
 from transformers import PreTrainedTokenizerFast
 
 from stoker_engine.contract.errors import RequestError
+from stoker_engine.tokens import chat_template
 from stoker_engine.tokens.tokenizer import Tokenizer
 
 LLAMA_3 = """{{- bos_token }}
@@ -181,3 +182,19 @@ def test_the_template_for_tools_is_taken_when_there_are_tools(byte_level: Backen
     assert tokenizer.chat_text([USER], chat_template="mine") == "mine"
     with pytest.raises(RequestError, match="--chat-template"):
         Tokenizer(byte_level).chat_text([USER])
+
+
+def test_the_models_own_template_is_compiled_when_it_is_loaded(
+    byte_level: Backend, caplog: pytest.LogCaptureFixture
+) -> None:
+    own = "{{ messages[0].content }} of a model"
+    tokenizer = Tokenizer(byte_level, chat_template=own, chat_template_for_tools=own + " with tools")
+    compiled = chat_template._compiled.cache_info().misses
+    tokenizer.chat_text([USER])
+    tokenizer.chat_text([USER], tools=[TOOL])
+    assert chat_template._compiled.cache_info().misses == compiled
+    assert not caplog.records
+    broken = Tokenizer(byte_level, chat_template="{% for %} of a model")
+    assert "chat template is broken" in caplog.text, "it is said at the start, and the model completes all the same"
+    with pytest.raises(RequestError, match="chat template"):
+        broken.chat_text([USER])

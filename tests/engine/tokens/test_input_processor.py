@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -83,6 +84,24 @@ def test_bad_words_as_tokens_at_the_beginning_and_after_a_space(tokenizer: Token
     if len(plain) == len(spaced):
         assert tuple(spaced) in request.bad_words
     assert tuple(tokenizer.encode("quick", False)) in request.bad_words
+
+
+def test_bad_words_are_encoded_once_for_all_prompts(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    encode, calls = tokenizer.encode_batch, list[int]()
+
+    def counted(texts: Sequence[str], add_special_tokens: bool = True) -> list[list[int]]:
+        calls.append(len(texts))
+        return encode(texts, add_special_tokens)
+
+    monkeypatch.setattr(tokenizer, "encode_batch", counted)
+    inputs = InputProcessor(INFO, tokenizer)
+    params = SamplingParams(bad_words=("the", "quick"))
+    requests = [inputs.request(str(number), [5], params) for number in range(5)]
+    assert calls == [4]
+    assert len({request.bad_words for request in requests}) == 1
+    with pytest.raises(RequestError, match="at most"):
+        inputs.request("r", [5], SamplingParams(bad_words=("a",) * 1001))
+    assert calls == [4], "what is too much is not encoded"
 
 
 def test_the_end_of_a_prompt_is_kept(tokenizer: Tokenizer) -> None:
