@@ -4,11 +4,11 @@ Jobs wait in lanes by their size, each of which has a worker of its own: what is
 A job that nobody waits for any more is not begun, or ended with its worker; the next one gets a new worker. Lanes of
 larger jobs, whose workers have grown, begin each with a new one too, so that memory goes back to the system.
 
-    lane         characters     at once
-    small        up to 64 Ki    one; its worker stays
-    medium       up to 1 Mi     one
-    large        more           one
-    untrusted    a template that came with a request: one, with limits on time and memory
+    lane         jobs, one at a time
+    small        up to 64 KiB; its worker stays
+    medium       up to 1 MiB
+    large        more
+    untrusted    a template that came with a request, with limits on time and memory
 """
 
 from __future__ import annotations
@@ -178,7 +178,7 @@ class TokenizerProcess:
             RequestError: one of them is no Unicode.
         """
         arguments = {"texts": list(texts), "add_special_tokens": add_special_tokens}
-        header, data = await self._do(self._by_size(sum(map(len, texts))), "encode_batch", arguments)
+        header, data = await self._do("encode_batch", arguments)
         ids = array.array("I", data).tolist()
         ends, encoded = 0, []
         for length in header["lengths"]:
@@ -189,7 +189,7 @@ class TokenizerProcess:
     async def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """The text of tokens."""
         arguments = {"token_ids": list(token_ids), "skip_special_tokens": skip_special_tokens}
-        return _text(*await self._do(self._by_size(4 * len(token_ids)), "decode", arguments))
+        return _text(*await self._do("decode", arguments))
 
     async def chat_text(
         self, messages: Sequence[Mapping[str, Any]], *, chat_template: str | None = None, **options: Any
@@ -204,10 +204,9 @@ class TokenizerProcess:
         """
         arguments = {"messages": messages, "chat_template": chat_template, **options}
         if chat_template is None:
-            size = sum(len(str(message.get("content"))) for message in messages)
-            return _text(*await self._do(self._by_size(size), "chat_text", arguments))
+            return _text(*await self._do("chat_text", arguments))
         try:
-            return _text(*await self._do(self._lanes["untrusted"], "chat_text", arguments))
+            return _text(*await self._do("chat_text", arguments, untrusted=True))
         except TimeoutError:
             sentence = f"the chat template was stopped: it took longer than {TEMPLATE_TIMEOUT_S:g} s"
         except RequestFailedError:
@@ -225,11 +224,10 @@ class TokenizerProcess:
             self._process.kill()
             self._process.wait()
 
-    def _by_size(self, characters: int) -> _Lane:
-        return self._lanes[next((name for most, name in _LANES if characters <= most), "large")]
-
-    async def _do(self, lane: _Lane, method: str, arguments: Mapping[str, Any]) -> tuple[dict[str, Any], bytes]:
-        """Has a worker of `lane` call a method of the tokenizer.
+    async def _do(
+        self, method: str, arguments: Mapping[str, Any], untrusted: bool = False
+    ) -> tuple[dict[str, Any], bytes]:
+        """Has a worker call a method of the tokenizer.
 
         Raises:
             RequestError: what the method raised.
@@ -237,7 +235,8 @@ class TokenizerProcess:
             TimeoutError: it took too long, in the lane of the untrusted.
         """
         job = pickle.dumps((method, arguments))
-        untrusted = lane is self._lanes["untrusted"]
+        by_size = next((name for most, name in _LANES if len(job) <= most), "large")
+        lane = self._lanes["untrusted" if untrusted else by_size]
         async with lane.turn:
             for attempt in (1, 2):
                 try:
