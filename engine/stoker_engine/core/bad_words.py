@@ -9,6 +9,7 @@ last tokens, read backwards: as many steps as the longest word has tokens, howev
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -47,3 +48,9 @@ class BadWords:
             node = following
             found += node.last
         return found
+
+
+@functools.lru_cache(maxsize=8)
+def bad_words_tree(words: tuple[tuple[int, ...], ...]) -> BadWords:
+    """The bad words of a request, made once for all of its prompts: it never changes."""
+    return BadWords(words)

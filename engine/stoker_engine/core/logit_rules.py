@@ -6,7 +6,7 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from stoker_engine.core.bad_words import BadWords
+from stoker_engine.core.bad_words import BadWords, bad_words_tree
 from stoker_engine.core.engine_request import EngineRequest
 from stoker_engine.core.sampling_params import SamplingParams
 from stoker_engine.core.token_counts import TokenCounts
@@ -47,7 +47,7 @@ class LogitRules:
         rules = cls(
             allowed=None if params.allowed_token_ids is None else _as_ids(params.allowed_token_ids),
             end_tokens=end_tokens,
-            bad_words=BadWords(asked.bad_words) if asked.bad_words else None,
+            bad_words=bad_words_tree(asked.bad_words) if asked.bad_words else None,
             bias_tokens=array("q", params.logit_bias),
             biases=array("d", params.logit_bias.values()),
             repetition=params.repetition_penalty,

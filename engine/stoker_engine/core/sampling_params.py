@@ -15,6 +15,9 @@ MAX_N = 128
 #: Most characters of a stop string or a bad word.
 MAX_WORD_LENGTH = 4096
 
+#: Most characters of all bad words of a request: the engine keeps each of their tokens.
+MAX_BAD_WORDS_LENGTH = 16_384
+
 #: Most tokens whose logits one request may bias; OpenAI's.
 MAX_LOGIT_BIAS = 300
 
@@ -93,6 +96,10 @@ class SamplingParams:
         for name in ("stop", "bad_words"):
             if any(len(word) > MAX_WORD_LENGTH for word in getattr(self, name)):
                 raise RequestError(f"{name}: a string may have at most {MAX_WORD_LENGTH} characters", name)
+        if (length := sum(map(len, self.bad_words))) > MAX_BAD_WORDS_LENGTH:
+            raise RequestError(
+                f"bad_words have {length} characters together; at most {MAX_BAD_WORDS_LENGTH} are taken", "bad_words"
+            )
         if not all(self.stop):
             raise RequestError("stop must not hold an empty string", "stop")
         if not all(word.strip() for word in self.bad_words):

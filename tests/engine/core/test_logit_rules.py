@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 
 from stoker_engine.contract.errors import RequestError
 from stoker_engine.core.bad_words import BadWords
+from stoker_engine.core.engine_request import EngineRequest
+from stoker_engine.core.logit_rules import LogitRules
 from stoker_engine.core.sampling_params import BeamSearchParams, SamplingParams
 from stoker_engine.core.token_counts import TokenCounts
 from stoker_engine.core.token_ids import TokenIds
@@ -102,3 +104,14 @@ def test_a_beam_search_takes_few_stop_tokens() -> None:
     with pytest.raises(RequestError, match="128 beams take at most 7 stop_token_ids, got 8") as refused:
         BeamSearchParams(128, stop_token_ids=range(8))
     assert refused.value.param == "stop_token_ids"
+
+
+def test_prompts_of_a_request_share_its_bad_words() -> None:
+    """Each token of a bad word is an object: a hundred prompts would make them a hundred times."""
+    asked = [
+        EngineRequest(str(number), [5], SamplingParams(), max_tokens=5, bad_words=((6, 7), (8, 9)))
+        for number in range(2)
+    ]
+    first, second = (LogitRules.of(pickle.loads(pickle.dumps(each))) for each in asked)
+    assert first is not None and second is not None
+    assert first.bad_words is second.bad_words

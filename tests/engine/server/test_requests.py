@@ -148,6 +148,7 @@ def test_a_chat_field_we_have_not_built(client: TestClient, field: str, value: A
         ("bad_words", [""]),
         ("bad_words", ["a"] * 257),
         ("bad_words", ["a" * 4097]),
+        ("bad_words", ["a" * 100] * 164),
         ("allowed_token_ids", []),
         ("min_tokens", 17),
         ("logprobs", -2),
