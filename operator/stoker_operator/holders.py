@@ -10,14 +10,14 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping
-from typing import Any, Final
+from collections.abc import Callable
+from typing import Final
 
 from stoker_operator.facts import Object
 from stoker_operator.kube import Kube, KubeError
 from stoker_operator.manifests.owner import INSTANCE, MANAGED_BY
-from stoker_operator.observe import countable
 from stoker_operator.plan.capacity import Holder
+from stoker_operator.plan.pod_requests import pod_requests
 
 #: Pods that have a node and have not ended; the API server looks for them.
 _RUNNING: Final = "spec.nodeName!=,status.phase!=Succeeded,status.phase!=Failed"
@@ -64,38 +64,10 @@ def holder(live: Object) -> Holder | None:
     metadata, spec = live["metadata"], live["spec"]
     if not spec.get("nodeName") or (live.get("status") or {}).get("phase") in ("Succeeded", "Failed"):
         return None
-    held = _held(spec)
+    held = pod_requests(spec)
     if not held:
         return None
     labels = metadata.get("labels") or {}
     ours = MANAGED_BY.items() <= labels.items()
     name = labels.get(INSTANCE, metadata["name"]) if ours else metadata["name"]
     return Holder(f"{metadata['namespace']}/{name}", spec["nodeName"], held)
-
-
-def _held(spec: Mapping[str, Any]) -> dict[str, int]:
-    """What the scheduler counts for a pod: its containers at a time, or the most that it takes while it starts."""
-    running: dict[str, int] = {}
-    peak: dict[str, int] = {}
-    for container in spec.get("initContainers") or ():
-        if container.get("restartPolicy") == "Always":
-            running = _sum(running, _requests(container))
-            peak = _most(peak, running)
-        else:
-            peak = _most(peak, _sum(running, _requests(container)))
-    for container in spec["containers"]:
-        running = _sum(running, _requests(container))
-    return {name: amount for name, amount in _most(peak, running).items() if amount}
-
-
-def _requests(container: Mapping[str, Any]) -> dict[str, int]:
-    resources = container.get("resources") or {}
-    return countable({**(resources.get("limits") or {}), **(resources.get("requests") or {})})
-
-
-def _sum(one: Mapping[str, int], other: Mapping[str, int]) -> dict[str, int]:
-    return {name: one.get(name, 0) + other.get(name, 0) for name in one.keys() | other.keys()}
-
-
-def _most(one: Mapping[str, int], other: Mapping[str, int]) -> dict[str, int]:
-    return {name: max(one.get(name, 0), other.get(name, 0)) for name in one.keys() | other.keys()}
