@@ -167,7 +167,7 @@ class Watch:
         when = time.time()
         main, child = watched.roles
         for each in processes:
-            role: str = {"main": main, "child": child}.get(each["role"], each["role"])
+            role = {"main": main, "child": child}.get(each["role"]) or str(each["role"])
             life = self.lives.setdefault((pod, each["pid"], each["started"]), Life(owner, pod, role))
             life.samples.append(Sample(when, each["rss"], each["fds"], each["threads"], at_rest))
 
