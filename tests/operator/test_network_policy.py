@@ -9,6 +9,7 @@ import pytest
 
 from stoker_operator.api.manifest import parse
 from stoker_operator.cli.render import render
+from stoker_operator.drift import differs
 from stoker_operator.facts import Endpoint, Key
 from stoker_operator.pinning import pin
 from stoker_operator.plan.catalogue import Catalogue
@@ -131,3 +132,26 @@ def test_changing_it_restarts_no_pod(document: Any) -> None:
     for said in ({"mode": "Open"}, {"mode": "None"}, {"from": FROM}):
         assert pinned(newer, live, document(networkPolicy=said))["spec"]["template"] == today["spec"]["template"]
     assert pinned(newer, live, document(engine={"maxNumSeqs": 3}))["spec"]["template"] != today["spec"]["template"]
+
+
+def test_every_change_of_it_is_applied(document: Any) -> None:
+    """What is left out of a rule or a peer lets more in, so a policy that has more is not as it should be."""
+    both = {"podSelector": {"matchLabels": {"a": "b"}}, "namespaceSelector": {"matchLabels": {"c": "d"}}}
+    said = [
+        {},
+        {"mode": "Open"},
+        {"from": [both]},
+        {"from": [{"podSelector": both["podSelector"]}]},
+        {"from": [{"namespaceSelector": both["namespaceSelector"]}]},
+        {"from": [{"podSelector": {"matchLabels": {}}}, {"namespaceSelector": {}}]},
+        {"from": ADDRESSES},
+        {"from": [{"ipBlock": {"cidr": "203.0.113.0/24", "except": []}}]},
+    ]
+    policies = [policy_of(document, networkPolicy=each) for each in said]
+    for desired in policies:
+        fields = {"f:spec": {"f:podSelector": {}, "f:policyTypes": {}, "f:ingress": {}}}
+        managed = {"manager": "stoker", "operation": "Apply", "fieldsV1": fields}
+        for other in policies:
+            live = {**other, "metadata": {**other["metadata"], "managedFields": [managed]}}
+            assert differs(desired, live, "stoker") is (other is not desired)
+    assert policies[5]["spec"]["ingress"][0]["from"][-2:] == [{"podSelector": {}}, {"namespaceSelector": {}}]

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from stoker_operator.api.v1alpha1 import Spec
+from stoker_operator.api.v1alpha1.network_policy import NetworkPolicyPeer
 from stoker_operator.manifests.owner import Manifest, Owner
 from stoker_operator.policy import Policy
 from stoker_operator.runtimes.runtime import PORT
@@ -23,7 +24,7 @@ def network_policy(owner: Owner, spec: Spec, policy: Policy) -> Manifest | None:
     rule: dict[str, Any] = {"ports": [{"protocol": "TCP", "port": PORT}]}
     if mode == "Namespace":
         peers = [*(policy.network_policy_from or ()), *(spec.network_policy.from_ or ())]
-        rule["from"] = [{"podSelector": {}}, *(each.model_dump(by_alias=True, exclude_none=True) for each in peers)]
+        rule["from"] = [{"podSelector": {}}, *map(_peer, peers)]
     return {
         "apiVersion": "networking.k8s.io/v1",
         "kind": "NetworkPolicy",
@@ -34,3 +35,9 @@ def network_policy(owner: Owner, spec: Spec, policy: Policy) -> Manifest | None:
             "ingress": [rule],
         },
     }
+
+
+def _peer(peer: NetworkPolicyPeer) -> Manifest:
+    """As the API server stores it: an empty selector means all, and what is empty inside of one is left out."""
+    said: Manifest = peer.model_dump(by_alias=True, exclude_none=True)
+    return {kind: {name: value for name, value in part.items() if value} for kind, part in said.items()}
