@@ -108,7 +108,7 @@ def http_protocol(args: FrontendArgs) -> type[H11Protocol]:
 
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
             super().connection_made(transport)
-            transport.set_write_buffer_limits(high=0)
+            transport.set_write_buffer_limits(high=1)  # with 0 a TLS transport pauses though nothing waits in it
             sock = transport.get_extra_info("socket")
             if sock.family in (socket.AF_INET, socket.AF_INET6):
                 with contextlib.suppress(AttributeError, OSError):  # not every system has it
