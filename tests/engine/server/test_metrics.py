@@ -139,8 +139,10 @@ def test_cache_config(metrics: EngineMetrics, registry: CollectorRegistry) -> No
     assert sample.labels["num_gpu_blocks"] == "77"
     assert sample.labels["block_size"] == "16"
     assert sample.labels["enable_prefix_caching"] == "True"
-    assert sample.labels["kv_cache_max_concurrency"] == str(77 / 38), "38 blocks hold a sequence of 600 tokens"
-    assert sample.labels["kv_cache_size_tokens"] == str(77 * 600 // 38)
+    assert sample.labels["kv_cache_max_concurrency"] == str(76 / 38), (
+        "38 blocks hold 600 tokens, and one is the null block"
+    )
+    assert sample.labels["kv_cache_size_tokens"] == str(76 * 600 // 38)
 
 
 def test_what_the_scheduler_says(metrics: EngineMetrics, registry: CollectorRegistry) -> None:
