@@ -164,7 +164,9 @@ def test_argmax(kernels: ctypes.CDLL, count: int, size: int, more: int, values: 
     """Of few values: the first of equals counts."""
     x = (Numbers(seed, torch.float32).rows_of_wider(count, size, more) * values).round()
     wanted = x.eq(x.max(dim=-1, keepdim=True).values).int().argmax(dim=-1)
-    assert argmax(kernels, x).tolist() == wanted.tolist()
+    places, largest = argmax(kernels, x)
+    assert places.tolist() == wanted.tolist()
+    assert torch.equal(largest, x.amax(dim=-1))
 
 
 @drawn
