@@ -31,7 +31,7 @@ demo: setup ## serve the demo manifest on this machine and talk to it (ONCE=1: e
 test: setup ## unit and component tests; of the slow ones none, or a fixed part of their cases (SLOW=drawn)
 	$(PYTEST) --slow $(or $(SLOW),none)
 
-test-all: setup ## all of them, every case; half an hour
+test-all: setup ## all of them, every case of the slow ones too
 	$(PYTEST)
 
 lint: setup ## ruff, mypy --strict, import-linter

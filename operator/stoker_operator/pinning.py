@@ -16,6 +16,7 @@ the newest spec, and must not render it (`is_behind`).
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 from collections.abc import Mapping
@@ -112,6 +113,7 @@ def digest(spec: Spec) -> str:
     return _hash({name: value for name, value in said.items() if value != {}})
 
 
+@functools.cache
 def _not_in_pods(part: type[Part]) -> dict[str, Any]:
     """The fields that no pod shows, as pydantic's `exclude` takes them."""
     found: dict[str, Any] = {}
@@ -163,7 +165,7 @@ def _rendered(live: Object, said: str, endpoint: Endpoint, manager: str) -> Any:
         return owned or None
     try:
         rendered = json.loads(record)
-        same = rendered["spec"] in (said, _digest_as_written(endpoint.document.get("spec", {})))
+        same = rendered["spec"] == said or rendered["spec"] == _digest_as_written(endpoint.document.get("spec", {}))
         return rendered["template"] if same else None
     except (ValueError, TypeError, KeyError):
         return None  # somebody else's words
