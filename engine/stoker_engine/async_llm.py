@@ -27,13 +27,13 @@ from stoker_engine.contract.engine_args import EngineArgs
 from stoker_engine.contract.errors import EngineDeadError, EngineStuckError, RequestError, RequestFailedError
 from stoker_engine.core.engine_info import EngineInfo
 from stoker_engine.core.finish_reason import FinishReason
-from stoker_engine.core.observer import StepReport
 from stoker_engine.core.outputs import OutputDelta, StepOutputs
 from stoker_engine.core.sampling_params import BeamSearchParams, SamplingParams
+from stoker_engine.core.step_report import StepReport
 from stoker_engine.models.locate import locate_model, locate_tokenizer
 from stoker_engine.processes.engine_process import PROGRAM, EngineProcess
 from stoker_engine.processes.messages import Abort, LoadFailed, Stop
-from stoker_engine.processes.status_word import STAGE_WORDS
+from stoker_engine.processes.status_word import PHASE_WORDS
 from stoker_engine.tokens.bad_words import TokenSequence, sequences, spellings
 from stoker_engine.tokens.input_processor import InputProcessor
 from stoker_engine.tokens.output_processor import OutputProcessor
@@ -67,7 +67,7 @@ class AsyncLLM:
 
     Args:
         chat_template: a Jinja template or its file, instead of the model's.
-        step_timeout: seconds after which a step, or a stage of loading that does not progress, counts as stuck.
+        step_timeout: seconds after which a step, or a phase of loading that does not progress, counts as stuck.
         log_format: of the engine process's log; see `logs.configure`.
         program: what runs in the process; tests bring their own.
 
@@ -160,7 +160,7 @@ class AsyncLLM:
 
     @property
     def is_live(self) -> bool:
-        """Whether the engine's process runs, and neither a step nor a stage of loading takes too long."""
+        """Whether the engine's process runs, and neither a step nor a phase of loading takes too long."""
         return self._dead_of is None and not self._closed and self._process.is_running and self._standstill() is None
 
     @property
@@ -184,7 +184,7 @@ class AsyncLLM:
             return "the engine's process is stopped or gone"
         if (standstill := self._standstill()) is not None:
             return f"the engine is stuck: {standstill}"
-        words = STAGE_WORDS[self._process.status.stage]
+        words = PHASE_WORDS[self._process.status.phase]
         return words if self._serving or words.startswith("loading") else "loading: reading the tokenizer"
 
     async def wait_dead(self) -> EngineDeadError:
@@ -370,7 +370,7 @@ class AsyncLLM:
         """What takes too long, if something does; `lost` seconds of it are not counted."""
         process = self._process
         if (seconds := process.busy_for - lost) > self._step_timeout:
-            return f"{STAGE_WORDS[process.status.stage]}, for {seconds:.0f} s"
+            return f"{PHASE_WORDS[process.status.phase]}, for {seconds:.0f} s"
         if (seconds := process.handling_for - lost) > HANDLING_TIMEOUT_S:
             return f"the server handles one of its messages, for {seconds:.0f} s"
         return None

@@ -13,8 +13,8 @@ from stoker_engine.core.engine_info import EngineInfo
 from stoker_engine.core.engine_request import EngineRequest
 from stoker_engine.core.finish_reason import FinishReason
 from stoker_engine.core.journal import Journal
-from stoker_engine.core.observer import StepTimes
 from stoker_engine.core.outputs import StepOutputs
+from stoker_engine.core.step_report import StepTimes
 from stoker_engine.exec.runner import Runner
 from stoker_engine.models.checkpoint import Checkpoint, find_checkpoint
 from stoker_engine.models.generation_config import sampling_defaults

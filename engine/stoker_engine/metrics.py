@@ -25,11 +25,11 @@ from prometheus_client import (
     ProcessCollector,
 )
 
-from stoker_engine.contract.cache_groups import blocks_per_sequence
 from stoker_engine.contract.engine_args import EngineArgs
 from stoker_engine.core.engine_info import EngineInfo
 from stoker_engine.core.finish_reason import FinishReason
-from stoker_engine.core.observer import FinishedRequest, SchedulerStats, StepReport
+from stoker_engine.core.step_report import FinishedRequest, SchedulerStats, StepReport
+from stoker_engine.sizing.cache_groups import blocks_per_sequence
 
 #: Why requests are turned away: the limit that was reached.
 ADMISSION_REASONS = ("max_num_queued_reqs", "max_num_queued_tokens")

@@ -24,7 +24,6 @@ import pytest
 import torch
 
 from stoker_engine import engine as engine_module
-from stoker_engine.contract.cache_groups import NULL_BLOCK
 from stoker_engine.core.batch import ScheduledBatch
 from stoker_engine.engine import Engine
 from stoker_engine.exec import kv_cache, runner
@@ -33,6 +32,7 @@ from stoker_engine.exec.kv_cache import KVCachePool
 from stoker_engine.sched import kv_manager
 from stoker_engine.sched.block_pool import BlockPool
 from stoker_engine.sched.kv_manager import KVManager
+from stoker_engine.sizing.cache_groups import NULL_BLOCK
 
 _PAGE = mmap.PAGESIZE
 #: On each side; many blocks, since a wrong block number misses by whole blocks.
@@ -192,7 +192,7 @@ def check_tables(kv: KVManager, batch: ScheduledBatch, inputs: Inputs) -> None:
             first = 0 if window is None else max(0, sequence.start + 1 - window) // size
             assert NULL_BLOCK not in own[first : -(-sequence.end // size)]
             assert all(block == NULL_BLOCK or not kv.pool.is_free(block) for block in own)
-        slots = blocks.slots.tolist()
+        slots = blocks.slot_mapping.tolist()
         assert len(set(slots)) == len(slots) == batch.num_tokens
         assert not any(kv.pool.is_free(slot // size) for slot in slots)
 

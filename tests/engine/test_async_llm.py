@@ -19,8 +19,8 @@ from stoker_engine.async_llm import AsyncLLM
 from stoker_engine.contract.engine_args import EngineArgs
 from stoker_engine.contract.errors import EngineDeadError, RequestError, RequestFailedError
 from stoker_engine.core.finish_reason import FinishReason
-from stoker_engine.core.observer import StepReport
 from stoker_engine.core.outputs import OutputDelta, TokenDelta
+from stoker_engine.core.step_report import StepReport
 from stoker_engine.tokens.tokenizer import Tokenizer
 
 LONG = SamplingParams(temperature=0, max_tokens=400, ignore_eos=True)

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from stoker_engine import LLM, SamplingParams
-from stoker_engine.contract.cache_groups import NULL_BLOCK
+from stoker_engine.sizing.cache_groups import NULL_BLOCK
 
 from .guarded_cache import GuardedBlocks, GuardedKVCachePool
 

@@ -19,12 +19,12 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache
 
 from stoker_engine import LLM, SamplingParams
-from stoker_engine.contract.cache_groups import blocks_per_sequence
 from stoker_engine.contract.engine_args import EngineArgs
-from stoker_engine.contract.memory import model_cache_groups
 from stoker_engine.core.outputs import RequestOutput
 from stoker_engine.kernels.native.library import library
 from stoker_engine.models.checkpoint import find_checkpoint
+from stoker_engine.sizing.cache_groups import blocks_per_sequence
+from stoker_engine.sizing.memory import model_cache_groups
 
 LENGTHS = [600, 1_100, 2_300, 4_500, 16_000]
 GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True, logprobs=1)

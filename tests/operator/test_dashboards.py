@@ -12,10 +12,10 @@ import yaml
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from stoker_engine.contract.cache_groups import CacheGroup
 from stoker_engine.contract.engine_args import EngineArgs
 from stoker_engine.core.engine_info import EngineInfo
 from stoker_engine.metrics import EngineMetrics
+from stoker_engine.sizing.cache_groups import CacheGroup
 from stoker_operator.metrics import Metrics
 
 CHART = Path(__file__).parents[2] / "charts/stoker"

@@ -6,7 +6,7 @@ tokens of `seq_lens[s]`. Sequences that compute one token (*decodes*) lie first.
     flat batch   │ d0 │ d1 │ d2 │ c0 c0 c0 c0 │ c1 c1 │        query_starts  0 1 2 3 7 9
     rows           0    1    2    3 … 6         7 8
 
-Layers that keep the same tokens share block tables: a *group* (see `contract.cache_groups`).
+Layers that keep the same tokens share block tables: a *group* (see `sizing.cache_groups`).
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ class BlockTables:
     Attributes:
         tables: [sequences, blocks] int32 block numbers; `NULL_BLOCK` past a sequence's end and where a window has left
             them.
-        slots: [tokens] int64 where each new token goes: block × block_size + offset.
+        slot_mapping: [tokens] int64 where each new token goes: block × block_size + offset.
     """
 
     tables: torch.Tensor
-    slots: torch.Tensor
+    slot_mapping: torch.Tensor
 
 
 @dataclass(frozen=True, eq=False)

@@ -48,7 +48,7 @@ def _step(metadata: AttentionMetadata, group: int) -> Step:
     if group not in metadata.views:
         blocks = metadata.groups[group]
         metadata.views[group] = step_of(
-            metadata.query_starts, metadata.seq_lens, blocks.tables, blocks.slots, metadata.block_size
+            metadata.query_starts, metadata.seq_lens, blocks.tables, blocks.slot_mapping, metadata.block_size
         )
     step: Step = metadata.views[group]
     return step

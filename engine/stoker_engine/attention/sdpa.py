@@ -48,10 +48,10 @@ class SdpaBackend:
         metadata: AttentionMetadata,
     ) -> torch.Tensor:
         """See `AttentionBackend.forward`."""
-        slots = metadata.groups[cache.group].slots
-        kv_store(key, cache.key, slots)
+        slot_mapping = metadata.groups[cache.group].slot_mapping
+        kv_store(key, cache.key, slot_mapping)
         if value is not None:
-            kv_store(value, cache.value, slots)
+            kv_store(value, cache.value, slot_mapping)
         out = query.new_empty(len(query), shape.num_heads, shape.value_head_dim)
         for view in _views(metadata, cache.group, shape.sliding_window):
             out[view.rows] = _attend(shape, query[view.rows], cache, view)

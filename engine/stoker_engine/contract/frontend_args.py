@@ -109,7 +109,7 @@ class FrontendArgs:
     disable_log_stats: bool = flag("do not log the throughput, which is otherwise told every 10 s while busy", False)
 
     step_timeout: float = flag(
-        "seconds after which a step or a stage of loading counts as stuck", 300.0, group="health and the end"
+        "seconds after which a step or a phase of loading counts as stuck", 300.0, group="health and the end"
     )
     max_engine_restarts: int = flag(
         "how many deaths of the engine an hour the server outlives, by loading it again while new requests wait; "

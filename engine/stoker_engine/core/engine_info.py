@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from stoker_engine.contract.cache_groups import CacheGroup, usable_blocks
+from stoker_engine.sizing.cache_groups import CacheGroup, usable_blocks
 
 
 @dataclass(frozen=True)

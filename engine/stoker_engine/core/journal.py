@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 
 from stoker_engine.core.batch import ScheduledBatch
 from stoker_engine.core.finish_reason import FinishReason
-from stoker_engine.core.observer import FinishedRequest, FirstToken, SchedulerStats, StepReport, StepTimes
 from stoker_engine.core.outputs import TokenDelta
 from stoker_engine.core.request import Request
+from stoker_engine.core.step_report import FinishedRequest, FirstToken, SchedulerStats, StepReport, StepTimes
 
 
 @dataclass

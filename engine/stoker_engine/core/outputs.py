@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from stoker_engine.core.finish_reason import FinishReason
 from stoker_engine.core.logprobs import PositionLogprobs, TokenLogprobs
-from stoker_engine.core.observer import StepReport
+from stoker_engine.core.step_report import StepReport
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,9 @@ import torch
 
 from stoker_engine.attention.backend import KVCache
 from stoker_engine.attention.metadata import AttentionMetadata, BlockTables
-from stoker_engine.contract.cache_groups import NULL_BLOCK
 from stoker_engine.core.batch import ScheduledBatch, ScheduledSequence
 from stoker_engine.models.model import StepInputs
+from stoker_engine.sizing.cache_groups import NULL_BLOCK
 
 
 @dataclass(frozen=True)
@@ -80,8 +80,8 @@ class InputBuilder:
         tables = np.full((len(sequences), width), NULL_BLOCK, dtype=np.int32)
         for row, sequence in enumerate(sequences):
             tables[row, : len(sequence.blocks[group])] = sequence.blocks[group]
-        slots = tables[of_sequence, positions // self.block_size].astype(np.int64) * self.block_size
-        return BlockTables(self._tensor(tables), self._tensor(slots + positions % self.block_size))
+        slot_mapping = tables[of_sequence, positions // self.block_size].astype(np.int64) * self.block_size
+        return BlockTables(self._tensor(tables), self._tensor(slot_mapping + positions % self.block_size))
 
     def _tensor(self, array: np.ndarray) -> torch.Tensor:
         return torch.from_numpy(array).to(self.device, non_blocking=True)

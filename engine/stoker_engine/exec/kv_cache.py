@@ -3,7 +3,7 @@
     pool          null block         block 1            …          uint8 [blocks, bytes of a block]
     one block     layer a │ layer b │ layer c                      each [block_size, keys then values]
 
-Layers of different groups lie over each other: a block is one group's at a time (`contract.cache_groups`). The
+Layers of different groups lie over each other: a block is one group's at a time (`sizing.cache_groups`). The
 memory is not set to anything: what nobody has written may be nan, and no attention backend lets it reach a result.
 """
 
@@ -17,14 +17,14 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from stoker_engine.architectures.cache_spec import CacheSpec
+from stoker_engine.architectures.model_config import ModelConfig
 from stoker_engine.attention.backend import KVCache
-from stoker_engine.contract import memory
-from stoker_engine.contract.cache_groups import CacheGroup, usable_blocks
-from stoker_engine.contract.cache_spec import CacheSpec
 from stoker_engine.contract.engine_args import EngineArgs
 from stoker_engine.contract.errors import ArgumentError, ModelError, OutOfMemoryError
-from stoker_engine.contract.model_config import ModelConfig
 from stoker_engine.parallel.device import memory_bytes
+from stoker_engine.sizing import memory
+from stoker_engine.sizing.cache_groups import CacheGroup, usable_blocks
 
 logger = logging.getLogger(__name__)
 

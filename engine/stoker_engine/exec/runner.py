@@ -8,12 +8,12 @@ from collections.abc import Callable
 
 import torch
 
+from stoker_engine.architectures.model_config import ModelConfig
 from stoker_engine.attention.native import NativeBackend
 from stoker_engine.attention.select import attention_backend
-from stoker_engine.contract import memory, names
+from stoker_engine.contract import names
 from stoker_engine.contract.engine_args import EngineArgs
 from stoker_engine.contract.errors import ModelError
-from stoker_engine.contract.model_config import ModelConfig
 from stoker_engine.core.batch import ScheduledBatch, ScheduledSequence, StepResult
 from stoker_engine.core.logprobs import TokenLogprobs
 from stoker_engine.core.sampling_params import SamplingParams
@@ -25,6 +25,7 @@ from stoker_engine.models.decoder import Decoder
 from stoker_engine.parallel.device import limit_threads, resolve_device, torch_threads
 from stoker_engine.sampling.logprobs import token_logprobs
 from stoker_engine.sampling.sampler import sample
+from stoker_engine.sizing import memory
 
 logger = logging.getLogger(__name__)
 

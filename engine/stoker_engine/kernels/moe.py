@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import torch
 
-from stoker_engine.contract.moe_config import MoEConfig
+from stoker_engine.architectures.moe_config import MoEConfig
 from stoker_engine.kernels.activation import Activation, act_and_mul
 from stoker_engine.kernels.linear import linear
 
@@ -20,7 +20,7 @@ from stoker_engine.kernels.linear import linear
 def route(
     logits: torch.Tensor, config: MoEConfig, correction_bias: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Chooses experts by router `logits` [tokens, experts]; the formula is `contract.moe_config`'s.
+    """Chooses experts by router `logits` [tokens, experts]; the formula is `architectures.moe_config`'s.
 
     Args:
         correction_bias: [experts] float32, or None.

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from stoker_engine.architectures.decoder_config import AttentionConfig, QKNormConfig
 from stoker_engine.attention.backend import AttentionBackend, AttentionShape, KVCache
 from stoker_engine.attention.metadata import AttentionMetadata
-from stoker_engine.contract.decoder_config import AttentionConfig, QKNormConfig
 from stoker_engine.layers.linear import MergedLinear
 from stoker_engine.layers.norm import Norm, make_norm
 from stoker_engine.layers.rotary import Rotation

@@ -23,9 +23,9 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
+from stoker_engine.architectures.mla_config import MLAConfig
 from stoker_engine.attention.backend import AttentionBackend, AttentionShape, KVCache
 from stoker_engine.attention.metadata import AttentionMetadata
-from stoker_engine.contract.mla_config import MLAConfig
 from stoker_engine.kernels.batched_linear import batched_linear
 from stoker_engine.layers.linear import MergedLinear
 from stoker_engine.layers.norm import RMSNorm

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from stoker_engine.contract.decoder_config import MLPConfig
+from stoker_engine.architectures.decoder_config import MLPConfig
 from stoker_engine.kernels.activation import act_and_mul, activation
 from stoker_engine.layers.linear import MergedLinear
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from stoker_engine.contract.moe_config import MoEConfig
+from stoker_engine.architectures.moe_config import MoEConfig
 from stoker_engine.kernels.activation import act_and_mul, activation
 from stoker_engine.kernels.linear import linear
 from stoker_engine.kernels.moe import experts, route, sigmoid

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from stoker_engine.contract.decoder_config import NormConfig
+from stoker_engine.architectures.decoder_config import NormConfig
 from stoker_engine.kernels.layer_norm import layer_norm
 from stoker_engine.kernels.rms_norm import rms_norm
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
-from stoker_engine.contract.rope_config import RopeParameters
+from stoker_engine.architectures.rope_config import RopeParameters
 from stoker_engine.kernels.rotary import angles, apply_rotary
 
 

@@ -9,17 +9,17 @@ from typing import Protocol
 
 import torch
 
+from stoker_engine.architectures.config_fields import Fields
+from stoker_engine.architectures.model_config import ModelConfig, read_config
+from stoker_engine.architectures.no_decoder import why_no_decoder
 from stoker_engine.attention.backend import AttentionBackend
-from stoker_engine.contract.config_fields import Fields
 from stoker_engine.contract.engine_args import EngineArgs
 from stoker_engine.contract.errors import ArgumentError, ModelError, WeightsError
-from stoker_engine.contract.model_config import ModelConfig, read_config
-from stoker_engine.contract.no_decoder import why_no_decoder
+from stoker_engine.models.decoder_loader import DecoderLoader
 from stoker_engine.models.gguf import GGUFFile
 from stoker_engine.models.locate import locate_model
 from stoker_engine.models.model import Model
 from stoker_engine.models.model_card import ModelCard, card_of_folder, card_of_gguf
-from stoker_engine.models.native import NativeLoader
 from stoker_engine.models.registry import FAMILIES
 from stoker_engine.models.weights import SafetensorsFolder
 
@@ -83,7 +83,7 @@ def find_checkpoint(args: EngineArgs) -> Checkpoint:
     """
     path = locate_model(args)
     checkpoint = _gguf(path) if path.is_file() else _folder(path, args.trust_remote_code)
-    if args.batch_invariant and not isinstance(checkpoint.loader, NativeLoader):
+    if args.batch_invariant and not isinstance(checkpoint.loader, DecoderLoader):
         raise ArgumentError(
             "--batch-invariant",
             f"{checkpoint.config.architecture} runs by transformers' own modules, which are not; leave it out",
@@ -94,7 +94,7 @@ def find_checkpoint(args: EngineArgs) -> Checkpoint:
 def _gguf(path: Path) -> Checkpoint:
     gguf = GGUFFile(path)
     config = gguf.config()
-    return Checkpoint(path, config, card_of_gguf(gguf.field), NativeLoader(gguf.spelling(), gguf))
+    return Checkpoint(path, config, card_of_gguf(gguf.field), DecoderLoader(gguf.spelling(), gguf))
 
 
 def _folder(path: Path, trust_remote_code: bool) -> Checkpoint:
@@ -111,7 +111,7 @@ def _folder(path: Path, trust_remote_code: bool) -> Checkpoint:
     if any(name in FAMILIES for name in architectures):
         config = ModelConfig.from_dict(given)
         spelling = FAMILIES[config.architecture]
-        return Checkpoint(path, config, card, NativeLoader(spelling, _safetensors(path)))
+        return Checkpoint(path, config, card, DecoderLoader(spelling, _safetensors(path)))
     if reason := why_no_decoder(given):
         raise ModelError(f"architecture {', '.join(architectures)} is not supported: {reason}")
     # Imported when needed: transformers' model classes take seconds.

@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from stoker_engine.contract.model_config import ModelConfig
+from stoker_engine.architectures.model_config import ModelConfig
 from stoker_engine.models.fused import heads, rows
 from stoker_engine.models.llama import GATE_UP, IGNORED, LLAMA_NAMES
 from stoker_engine.models.weight_names import Fused, WeightNames

@@ -1,7 +1,7 @@
 """The decoder, assembled from the parts that its config names.
 
 The batch is flat: [tokens, hidden], all sequences end to end. Nothing here knows where one ends. The parts and how
-they join are drawn in `contract.decoder_config`.
+they join are drawn in `architectures.decoder_config`.
 
 Slots, which a family's weight names map to the checkpoint's:
 
@@ -17,10 +17,10 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from stoker_engine.architectures.decoder_config import LayerConfig
+from stoker_engine.architectures.model_config import ModelConfig
 from stoker_engine.attention.backend import AttentionBackend, KVCache
 from stoker_engine.attention.metadata import AttentionMetadata
-from stoker_engine.contract.decoder_config import LayerConfig
-from stoker_engine.contract.model_config import ModelConfig
 from stoker_engine.layers.attention import Attention
 from stoker_engine.layers.linear import MergedLinear
 from stoker_engine.layers.mla import LatentAttention

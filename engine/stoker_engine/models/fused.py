@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import torch
 
+from stoker_engine.architectures.model_config import ModelConfig
 from stoker_engine.contract.errors import WeightsError
-from stoker_engine.contract.model_config import ModelConfig
 
 
 def rows(tensor: torch.Tensor, slots: Sequence[torch.Tensor], config: ModelConfig) -> Sequence[torch.Tensor]:

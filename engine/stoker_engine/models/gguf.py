@@ -14,8 +14,8 @@ import torch
 from gguf import GGML_QUANT_SIZES, GGUFEndian, GGUFReader, GGUFValueType
 from gguf.quants import dequantize
 
+from stoker_engine.architectures.model_config import ModelConfig
 from stoker_engine.contract.errors import ModelError, WeightsError
-from stoker_engine.contract.model_config import ModelConfig
 from stoker_engine.models.gguf_families import GGUFFamily, config_of, family_of
 from stoker_engine.models.gguf_names import spelling
 from stoker_engine.models.weight_names import WeightNames

@@ -12,7 +12,7 @@ from typing import Final
 
 import torch
 
-from stoker_engine.contract.model_config import ModelConfig
+from stoker_engine.architectures.model_config import ModelConfig
 from stoker_engine.models.fused import heads, rows
 from stoker_engine.models.llama import GATE_UP, QKV
 from stoker_engine.models.mixture import each_expert, latent_key_value, stacked

@@ -10,8 +10,8 @@ from typing import Final
 
 import torch
 
+from stoker_engine.architectures.model_config import ModelConfig
 from stoker_engine.contract.errors import WeightsError
-from stoker_engine.contract.model_config import ModelConfig
 from stoker_engine.models.fused import rows
 from stoker_engine.models.llama import IGNORED, LLAMA_NAMES, QK_NORMS, QKV
 from stoker_engine.models.weight_names import Fused, WeightNames

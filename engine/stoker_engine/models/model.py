@@ -7,9 +7,9 @@ from typing import Protocol
 
 import torch
 
+from stoker_engine.architectures.model_config import ModelConfig
 from stoker_engine.attention.backend import KVCache
 from stoker_engine.attention.metadata import AttentionMetadata
-from stoker_engine.contract.model_config import ModelConfig
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Which weight names go with which architecture. The names here are those of `contract.families.registry`.
+"""Which weight names go with which architecture. The names here are those of `architectures.families.registry`.
 
 An architecture that is not here is no family of ours: it may run through `models.transformers_backend`.
 """

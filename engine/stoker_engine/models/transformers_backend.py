@@ -30,14 +30,20 @@ from transformers.modeling_outputs import MoeModelOutputWithPast
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 from transformers.utils.logging import set_tqdm_hook
 
+from stoker_engine.architectures.cache_spec import CacheSpec
+from stoker_engine.architectures.config_fields import Fields
+from stoker_engine.architectures.decoder_config import (
+    AttentionConfig,
+    DecoderConfig,
+    LayerConfig,
+    MLPConfig,
+    NormConfig,
+)
+from stoker_engine.architectures.model_config import ModelConfig, refuse_quantized
+from stoker_engine.architectures.rope_config import RopeParameters, read_rope
 from stoker_engine.attention.backend import AttentionBackend, AttentionShape, KVCache
 from stoker_engine.attention.metadata import AttentionMetadata, BlockTables
-from stoker_engine.contract.cache_spec import CacheSpec
-from stoker_engine.contract.config_fields import Fields
-from stoker_engine.contract.decoder_config import AttentionConfig, DecoderConfig, LayerConfig, MLPConfig, NormConfig
 from stoker_engine.contract.errors import ModelError, WeightsError
-from stoker_engine.contract.model_config import ModelConfig, refuse_quantized
-from stoker_engine.contract.rope_config import RopeParameters, read_rope
 from stoker_engine.models.model import StepInputs
 from stoker_engine.models.weights import SafetensorsFolder, check_finite, not_floating
 

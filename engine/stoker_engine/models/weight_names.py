@@ -14,7 +14,7 @@ from functools import cached_property
 
 import torch
 
-from stoker_engine.contract.model_config import ModelConfig
+from stoker_engine.architectures.model_config import ModelConfig
 
 Split = Callable[[torch.Tensor, Sequence[torch.Tensor], ModelConfig], Sequence[torch.Tensor]]
 

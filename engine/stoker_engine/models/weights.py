@@ -14,10 +14,10 @@ import torch
 from safetensors import safe_open
 from tqdm import tqdm
 
-from stoker_engine.contract.config_fields import Fields
+from stoker_engine.architectures.config_fields import Fields
+from stoker_engine.architectures.model_config import ModelConfig
 from stoker_engine.contract.errors import WeightsError
 from stoker_engine.contract.json_file import read_json_object
-from stoker_engine.contract.model_config import ModelConfig
 from stoker_engine.models.weight_names import Place, WeightNames
 
 logger = logging.getLogger(__name__)

@@ -20,7 +20,7 @@ from typing import Any, Final
 from stoker_engine.contract.errors import EngineDeadError, EngineKilledError, EngineOutOfMemoryError, EngineStuckError
 from stoker_engine.processes.messages import Died
 from stoker_engine.processes.oom_kills import oom_kills
-from stoker_engine.processes.status_word import Stage, StatusWord
+from stoker_engine.processes.status_word import Phase, StatusWord
 
 logger = logging.getLogger(__name__)
 
@@ -49,7 +49,7 @@ class EngineProcess:
 
     def __init__(self, log_format: str = "text", program: Sequence[str] = PROGRAM) -> None:
         self.status = StatusWord()
-        self.status.enter(Stage.STARTING)
+        self.status.enter(Phase.STARTING)
         self._socket, theirs = socket.socketpair()
         self._connection = Connection(os.dup(self._socket.fileno()))
         self._outbox: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
@@ -111,7 +111,7 @@ class EngineProcess:
         """Seconds since the engine began what must come to an end by itself; 0 where it waits. It cannot end sending
         while this side does not read, so that counts only from when this side does."""
         busy_for, reading_since = self.status.busy_for, self._reading_since
-        if self.status.stage is not Stage.SENDING:
+        if self.status.phase is not Phase.SENDING:
             return busy_for
         return 0.0 if reading_since is None else min(busy_for, time.monotonic() - reading_since)
 

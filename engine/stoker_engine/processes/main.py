@@ -26,7 +26,7 @@ from stoker_engine.core.engine_request import EngineRequest
 from stoker_engine.core.finish_reason import FinishReason
 from stoker_engine.core.outputs import StepOutputs, TokenDelta
 from stoker_engine.processes.messages import Abort, Died, LoadFailed, Stop
-from stoker_engine.processes.status_word import Stage, StatusWord
+from stoker_engine.processes.status_word import Phase, StatusWord
 
 if TYPE_CHECKING:
     from stoker_engine.engine import Engine
@@ -52,7 +52,7 @@ def main(argv: list[str]) -> int:
         _die_with(parent)
     logs.configure(log_format)
     status = StatusWord(word)
-    status.enter(Stage.STARTING)
+    status.enter(Phase.STARTING)
     connection = Connection(pipe)
     inbox: Inbox = queue.SimpleQueue()
     threading.Thread(target=_receive, args=(connection, inbox), name="inbox", daemon=True).start()
@@ -73,13 +73,13 @@ def _load(connection: Connection, inbox: Inbox, status: StatusWord) -> Engine | 
     """The engine, loaded; None when it cannot be, which the server has then been told."""
     from stoker_engine.engine import Engine  # torch: seconds, while the server finds the model's files
 
-    status.enter(Stage.WAITING)
+    status.enter(Phase.WAITING)
     args = inbox.get()
     if not isinstance(args, EngineArgs):
         raise _unexpected(args)
-    status.enter(Stage.LOADING)
+    status.enter(Phase.LOADING)
     try:
-        engine = Engine.from_args(args, on_progress=lambda: status.enter(Stage.LOADING))
+        engine = Engine.from_args(args, on_progress=lambda: status.enter(Phase.LOADING))
     except StokerError as error:
         _send(connection, status, LoadFailed.of(error))
         return None
@@ -102,13 +102,13 @@ def _take(engine: Engine, connection: Connection, inbox: Inbox, status: StatusWo
     while True:
         has_work = engine.has_work
         if not has_work:
-            status.enter(Stage.IDLE)
+            status.enter(Phase.IDLE)
         try:
             message = inbox.get(block=not has_work)
         except queue.Empty:
-            status.enter(Stage.STEPPING)
+            status.enter(Phase.STEPPING)
             return
-        status.enter(Stage.STEPPING)
+        status.enter(Phase.STEPPING)
         if isinstance(message, EngineRequest):
             _add(engine, connection, status, message)
         elif isinstance(message, Abort):
@@ -131,12 +131,12 @@ def _add(engine: Engine, connection: Connection, status: StatusWord, request: En
 
 def _send(connection: Connection, status: StatusWord, message: Any) -> None:
     """Waits while the pipe is full, for a server that does not read."""
-    status.enter(Stage.SENDING)
+    status.enter(Phase.SENDING)
     try:
         connection.send(message)
     except (BrokenPipeError, ConnectionResetError):
         os._exit(0)  # the server is gone, or wants no more
-    status.enter(Stage.STEPPING)
+    status.enter(Phase.STEPPING)
 
 
 def _unexpected(message: Any) -> BaseException:

@@ -15,7 +15,7 @@ from typing import Final
 _SIZE: Final = 16
 
 
-class Stage(enum.IntEnum):
+class Phase(enum.IntEnum):
     """What an engine process does, in the order it comes to it."""
 
     STARTING = 0
@@ -28,22 +28,22 @@ class Stage(enum.IntEnum):
     @property
     def is_work(self) -> bool:
         """Whether it must come to an end by itself, rather than wait for others."""
-        return self not in (Stage.WAITING, Stage.IDLE)
+        return self not in (Phase.WAITING, Phase.IDLE)
 
 
 #: For people.
-STAGE_WORDS: Final = {
-    Stage.STARTING: "loading: the engine process starts",
-    Stage.WAITING: "loading: looking for the model's files",
-    Stage.LOADING: "loading: reading the model",
-    Stage.IDLE: "idle",
-    Stage.STEPPING: "stepping",
-    Stage.SENDING: "sending its outputs",
+PHASE_WORDS: Final = {
+    Phase.STARTING: "loading: the engine process starts",
+    Phase.WAITING: "loading: looking for the model's files",
+    Phase.LOADING: "loading: reading the model",
+    Phase.IDLE: "idle",
+    Phase.STEPPING: "stepping",
+    Phase.SENDING: "sending its outputs",
 }
 
 
 class StatusWord:
-    """A stage and its beginning (seconds on the monotonic clock, which all processes of a machine share).
+    """A phase and its beginning (seconds on the monotonic clock, which all processes of a machine share).
 
     Args:
         fd: of the memory, from another process's `StatusWord`; None makes it.
@@ -57,21 +57,21 @@ class StatusWord:
         # Not by `struct`, which clears the bytes before it writes them: a reader would see that.
         self._memory = memoryview(mmap.mmap(fd, _SIZE))
         self._since = self._memory[:8].cast("d")
-        self._stage = self._memory[8:].cast("q")
+        self._phase = self._memory[8:].cast("q")
 
-    def enter(self, stage: Stage) -> None:
-        """Begins a stage, or tells that it progresses."""
+    def enter(self, phase: Phase) -> None:
+        """Begins a phase, or tells that it progresses."""
         self._since[0] = time.monotonic()
-        self._stage[0] = stage
+        self._phase[0] = phase
 
     @property
-    def stage(self) -> Stage:
+    def phase(self) -> Phase:
         """What it does."""
-        return Stage(self._stage[0])
+        return Phase(self._phase[0])
 
     @property
     def busy_for(self) -> float:
         """Seconds since it began what must come to an end by itself, or since that progressed; 0 where it waits."""
-        if not self.stage.is_work:
+        if not self.phase.is_work:
             return 0.0
         return time.monotonic() - self._since[0]

@@ -1,6 +1,6 @@
 """Chooses the next tokens of a batch, vectorised: greedy, drawn, or offered by beams.
 
-Some rows at a time, so that what a step holds beside its logits does not grow with the batch (`contract.memory`).
+Some rows at a time, so that what a step holds beside its logits does not grow with the batch (`sizing.memory`).
 
 A row is chosen from only if its largest logit is a finite number: nan anywhere, +inf, or nothing but -inf means that
 weights or activations went wrong, and there is no token to be had. Looking costs nothing, for the largest is looked
@@ -30,7 +30,7 @@ def sample(logits: torch.Tensor, sequences: list[ScheduledSequence], rows_at_onc
     Args:
         logits: [rows, vocabulary] float32, as the model gave them.
         sequences: the row's sequence each.
-        rows_at_once: most rows that are worked on, `contract.memory.sampler_rows`.
+        rows_at_once: most rows that are worked on, `sizing.memory.sampler_rows`.
     """
     sampled: list[Sampled] = []
     for part in _parts(len(sequences), rows_at_once):

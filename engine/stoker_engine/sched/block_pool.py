@@ -1,6 +1,6 @@
 """The pool of KV-cache blocks, counted by reference.
 
-    null    block 0, which nobody gets: empty entries of block tables name it (`contract.cache_groups`)
+    null    block 0, which nobody gets: empty entries of block tables name it (`sizing.cache_groups`)
     free    refs = 0, in the free list, least recently used first; may still hold a cached prefix
     in use  refs ≥ 1, one for each sequence that has it in its block table
 
@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable
 
-from stoker_engine.contract.cache_groups import NULL_BLOCK, usable_blocks
+from stoker_engine.sizing.cache_groups import NULL_BLOCK, usable_blocks
 
 
 class BlockPool:

@@ -1,6 +1,6 @@
 """Gives sequences their KV-cache blocks, shares those whose content is the same, and takes back what nobody sees.
 
-A sequence has a block table for each group of layers (`contract.cache_groups`). In a group with a window, blocks that
+A sequence has a block table for each group of layers (`sizing.cache_groups`). In a group with a window, blocks that
 the window has left are released while the sequence still runs; the null block takes their place in the table.
 
     full     │ 4 │ 9 │ 2 │ 7 │ 5 ·│          · partly filled
@@ -13,10 +13,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from stoker_engine.contract.block_hash import BlockHash, block_hash, root_hash
-from stoker_engine.contract.cache_groups import NULL_BLOCK, CacheGroup, blocks_per_sequence
 from stoker_engine.core import request
 from stoker_engine.sched.block_pool import BlockPool
 from stoker_engine.sched.prefix_cache import PrefixCache
+from stoker_engine.sizing.cache_groups import NULL_BLOCK, CacheGroup, blocks_per_sequence
 
 
 @dataclass(frozen=True)

@@ -19,10 +19,10 @@ from stoker_engine.contract.names import SchedulingPolicy
 from stoker_engine.core.batch import Sampled, ScheduledBatch, ScheduledSequence, StepResult
 from stoker_engine.core.engine_request import EngineRequest
 from stoker_engine.core.finish_reason import FinishReason
-from stoker_engine.core.observer import SchedulerStats
 from stoker_engine.core.outputs import TokenDelta
 from stoker_engine.core.request import Request, Sequence
 from stoker_engine.core.sampling_params import SamplingParams
+from stoker_engine.core.step_report import SchedulerStats
 from stoker_engine.sched.kv_manager import KVManager
 from stoker_engine.sched.policy import WaitingLine, place_in_line
 from stoker_engine.sched.step_budget import StepBudget

@@ -11,14 +11,15 @@ from fastapi import FastAPI
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 
-from stoker_engine.server import chat, completions, errors, health, models, tokenization
-from stoker_engine.server.api_keys import APIKeyMiddleware, APIKeys
-from stoker_engine.server.body_limit import BodyLimitMiddleware
-from stoker_engine.server.http_metrics import HTTPMetricsMiddleware
-from stoker_engine.server.in_flight import InFlightMiddleware
+from stoker_engine.server.middleware.api_keys import APIKeyMiddleware, APIKeys
+from stoker_engine.server.middleware.body_limit import BodyLimitMiddleware
+from stoker_engine.server.middleware.http_metrics import HTTPMetricsMiddleware
+from stoker_engine.server.middleware.in_flight import InFlightMiddleware
+from stoker_engine.server.middleware.request_id import HEADER, RequestIdMiddleware
+from stoker_engine.server.observability import health
+from stoker_engine.server.openai import chat, completions, errors, models, tokenization
+from stoker_engine.server.openai.responses import ErrorResponse
 from stoker_engine.server.paths import RootPathMiddleware
-from stoker_engine.server.request_id import HEADER, RequestIdMiddleware
-from stoker_engine.server.responses import ErrorResponse
 from stoker_engine.server.service import Service
 
 

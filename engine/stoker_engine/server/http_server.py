@@ -22,10 +22,10 @@ import uvicorn
 
 from stoker_engine.contract.errors import ArgumentError, EngineDeadError, StokerError
 from stoker_engine.contract.serve_args import ServeArgs
-from stoker_engine.server.access_log import skip_paths
 from stoker_engine.server.app import create_app
-from stoker_engine.server.engine_client import EngineClient
-from stoker_engine.server.http_protocol import http_protocol
+from stoker_engine.server.connection.http_protocol import http_protocol
+from stoker_engine.server.engine.engine_client import EngineClient
+from stoker_engine.server.observability.access_log import skip_paths
 from stoker_engine.server.service import Service
 from stoker_engine.server.unavailable import UnavailableError
 

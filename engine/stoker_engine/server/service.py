@@ -9,18 +9,18 @@ from collections.abc import Mapping, Sequence
 from stoker_engine.contract.errors import NotFoundError, RequestError
 from stoker_engine.contract.serve_args import ServeArgs
 from stoker_engine.core.engine_info import EngineInfo
-from stoker_engine.core.observer import StepReport
 from stoker_engine.core.sampling_params import BeamSearchParams, SamplingParams
+from stoker_engine.core.step_report import StepReport
 from stoker_engine.metrics import EngineMetrics, process_registry
-from stoker_engine.server.admission import Admission
-from stoker_engine.server.engine_client import EngineClient
-from stoker_engine.server.generation import Generation
-from stoker_engine.server.lifecycle import Lifecycle
-from stoker_engine.server.logprobs import LogprobWriter
-from stoker_engine.server.request_log import RequestLog
-from stoker_engine.server.restarts import Restarts
-from stoker_engine.server.sampled_request import SampledRequest
-from stoker_engine.server.throughput_log import ThroughputLog
+from stoker_engine.server.engine.admission import Admission
+from stoker_engine.server.engine.engine_client import EngineClient
+from stoker_engine.server.engine.generation import Generation
+from stoker_engine.server.engine.lifecycle import Lifecycle
+from stoker_engine.server.engine.restarts import Restarts
+from stoker_engine.server.observability.request_log import RequestLog
+from stoker_engine.server.observability.throughput_log import ThroughputLog
+from stoker_engine.server.openai.logprobs import LogprobWriter
+from stoker_engine.server.openai.sampled_request import SampledRequest
 from stoker_engine.server.unavailable import UnavailableError
 
 logger = logging.getLogger(__name__)

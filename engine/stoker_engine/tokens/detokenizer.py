@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from stoker_engine.tokens.decoder_stages import Stage
+from stoker_engine.tokens.piece_decoders import PieceDecoder
 
 #: Prompt tokens that tell the decoder where it stands: more than a character has bytes.
 _CONTEXT = 8
@@ -18,7 +18,7 @@ _CONTEXT = 8
 class Decoding(Protocol):
     """What a detokenizer needs of a tokenizer."""
 
-    def decoder_stages(self) -> list[Stage]:
+    def piece_decoders(self) -> list[PieceDecoder]:
         """Fresh streams of the tokenizer's decoders."""
         ...
 
@@ -34,12 +34,12 @@ class IncrementalDetokenizer:
         self, tokenizer: Decoding, prompt_token_ids: Sequence[int] = (), skip_special_tokens: bool = True
     ) -> None:
         self._token = tokenizer.token
-        self._stages = tokenizer.decoder_stages()
+        self._decoders = tokenizer.piece_decoders()
         self._skip = skip_special_tokens
         for token in self._context(prompt_token_ids):
             self._through(0, [token])
-        for stage in self._stages:
-            stage.settle()
+        for decoder in self._decoders:
+            decoder.settle()
 
     def add(self, token_id: int) -> str:
         """The text that `token_id` completes; empty while a character is incomplete."""
@@ -48,11 +48,11 @@ class IncrementalDetokenizer:
 
     def flush(self) -> str:
         """What is left when no more tokens come, incomplete characters as U+FFFD. Call once."""
-        return "".join(self._through(index + 1, stage.end()) for index, stage in enumerate(self._stages))
+        return "".join(self._through(index + 1, decoder.end()) for index, decoder in enumerate(self._decoders))
 
     def _through(self, first: int, pieces: list[str]) -> str:
-        for stage in self._stages[first:]:
-            pieces = [piece for each in pieces for piece in _as_list(stage.add(each))]
+        for decoder in self._decoders[first:]:
+            pieces = [piece for each in pieces for piece in _as_list(decoder.add(each))]
         return "".join(pieces)
 
     def _context(self, prompt: Sequence[int]) -> list[str]:

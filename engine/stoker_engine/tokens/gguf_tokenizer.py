@@ -21,8 +21,8 @@ import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
 
 from stoker_engine.contract.errors import ModelError
-from stoker_engine.tokens.decoder_stages import BYTE_LEVEL_ALPHABET
 from stoker_engine.tokens.gguf_metadata import read_metadata
+from stoker_engine.tokens.piece_decoders import BYTE_LEVEL_ALPHABET
 
 _CONTROL, _USER_DEFINED = 3, 4
 

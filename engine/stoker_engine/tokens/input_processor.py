@@ -9,12 +9,12 @@ import random
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
-from stoker_engine.contract.cache_groups import blocks_for_beams
 from stoker_engine.contract.errors import RequestError
 from stoker_engine.core.engine_info import EngineInfo
 from stoker_engine.core.engine_request import EngineRequest
 from stoker_engine.core.sampling_params import BeamSearchParams, SamplingParams
 from stoker_engine.core.token_ids import TokenIds
+from stoker_engine.sizing.cache_groups import blocks_for_beams
 from stoker_engine.tokens.bad_words import TokenSequence, sequences, spellings
 
 Params = SamplingParams | BeamSearchParams

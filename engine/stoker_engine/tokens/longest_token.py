@@ -18,7 +18,7 @@ from typing import Any
 
 import tokenizers
 
-from stoker_engine.tokens.decoder_stages import BYTE_LEVEL_ALPHABET
+from stoker_engine.tokens.piece_decoders import BYTE_LEVEL_ALPHABET
 
 #: Normalizers → how many characters may become one.
 _NORMALIZERS = {"NFC": 4, "NFKC": 4, "NFD": 1, "NFKD": 1, "Lowercase": 1, "Prepend": 1, "ByteLevel": 1}

@@ -20,8 +20,8 @@ from tokenizers import AddedToken
 
 from stoker_engine.contract.errors import ArgumentError, ModelError, RequestError
 from stoker_engine.tokens import chat_template as chat_templates
-from stoker_engine.tokens.decoder_stages import Whole
 from stoker_engine.tokens.longest_token import longest_token
+from stoker_engine.tokens.piece_decoders import Whole
 from stoker_engine.tokens.tokenizer_folder import find_tokenizer, read_json
 from stoker_engine.tokens.vocabulary import Vocabulary
 
@@ -68,7 +68,7 @@ class Tokenizer(Vocabulary):
             longest_token=longest,
             ignores_whitespace=ignores_whitespace,
         )
-        if any(isinstance(stage, Whole) for stage in self.decoder_stages()):
+        if any(isinstance(decoder, Whole) for decoder in self.piece_decoders()):
             logger.warning("this tokenizer's decoder cannot be streamed: text comes at the end of each output")
         for template in filter(None, (chat_template, chat_template_for_tools)):
             chat_templates.compile_ahead(template)

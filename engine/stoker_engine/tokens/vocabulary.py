@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from stoker_engine.contract.errors import RequestError
-from stoker_engine.tokens.decoder_stages import ByteLevel, Stage, byte_level_bytes, fallback_byte, stages
 from stoker_engine.tokens.detokenizer import IncrementalDetokenizer
+from stoker_engine.tokens.piece_decoders import ByteLevel, PieceDecoder, byte_level_bytes, fallback_byte, piece_decoders
 
 
 @dataclass(eq=False)
@@ -39,7 +39,7 @@ class Vocabulary:
     ignores_whitespace: bool = False
 
     def __post_init__(self) -> None:
-        self._byte_level = any(isinstance(stage, ByteLevel) for stage in self.decoder_stages())
+        self._byte_level = any(isinstance(decoder, ByteLevel) for decoder in self.piece_decoders())
 
     def check_length(self, text: str, max_model_len: int, param: str = "prompt") -> None:
         """Refuses a text that cannot fit `max_model_len` tokens, from its length alone: nothing is encoded for it.
@@ -94,9 +94,9 @@ class Vocabulary:
         token = self.id_to_token(token_id)
         return None if skip_special_tokens and token in self.special else token
 
-    def decoder_stages(self) -> list[Stage]:
+    def piece_decoders(self) -> list[PieceDecoder]:
         """See `detokenizer.Decoding`."""
-        return stages(self.decoder, self._decode_tokens)
+        return piece_decoders(self.decoder, self._decode_tokens)
 
     def _decode_tokens(self, tokens: list[str]) -> str:
         text: str = self.backend_decoder.decode(tokens)

@@ -1,6 +1,6 @@
 """What will be in an accelerator's memory, and how long a sequence may be there.
 
-The sums are the engine's own (`stoker_engine.contract.memory`). On an accelerator they rest on allowances, so a length
+The sums are the engine's own (`stoker_engine.sizing.memory`). On an accelerator they rest on allowances, so a length
 that memory limits is chosen with a margin to spare: an engine that is told a length that does not fit would not start.
 """
 
@@ -10,8 +10,8 @@ import math
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from stoker_engine.contract.cache_groups import blocks_per_sequence
-from stoker_engine.contract.memory import (
+from stoker_engine.sizing.cache_groups import blocks_per_sequence
+from stoker_engine.sizing.memory import (
     GIB,
     Device,
     MemoryUse,
@@ -21,7 +21,7 @@ from stoker_engine.contract.memory import (
     model_cache_groups,
     weight_bytes,
 )
-from stoker_engine.contract.weight_sizes import Sharding
+from stoker_engine.sizing.weight_sizes import Sharding
 from stoker_operator.plan.engine_settings import EngineSettings
 from stoker_operator.plan.model_shapes import Shape
 

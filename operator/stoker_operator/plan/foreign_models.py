@@ -15,18 +15,18 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Final
 
-from stoker_engine.contract.config_fields import Fields
-from stoker_engine.contract.decoder_config import (
+from stoker_engine.architectures.config_fields import Fields
+from stoker_engine.architectures.decoder_config import (
     AttentionConfig,
     DecoderConfig,
     LayerConfig,
     MLPConfig,
     NormConfig,
 )
+from stoker_engine.architectures.families.registry import FAMILY_CONFIGS
+from stoker_engine.architectures.model_config import ModelConfig
+from stoker_engine.architectures.moe_config import MoEConfig
 from stoker_engine.contract.errors import ModelError
-from stoker_engine.contract.families.registry import FAMILY_CONFIGS
-from stoker_engine.contract.model_config import ModelConfig
-from stoker_engine.contract.moe_config import MoEConfig
 
 #: Architecture → the family whose sizes its text model has; empty: the one that the text model's own config names.
 _LIKE: Final = {

@@ -15,13 +15,13 @@ from typing import Any, Final
 
 import yaml
 
-from stoker_engine.contract.config_fields import Fields
+from stoker_engine.architectures.config_fields import Fields
+from stoker_engine.architectures.model_config import ModelConfig
+from stoker_engine.architectures.no_decoder import why_no_decoder
 from stoker_engine.contract.errors import ModelError
-from stoker_engine.contract.model_config import ModelConfig
-from stoker_engine.contract.no_decoder import why_no_decoder
-from stoker_engine.contract.quantized_weights import QuantizedWeights, quantization_method, quantized_weights
 from stoker_engine.contract.sources import ModelSource
-from stoker_engine.contract.weight_sizes import weight_sizes
+from stoker_engine.sizing.quantized_weights import QuantizedWeights, quantization_method, quantized_weights
+from stoker_engine.sizing.weight_sizes import weight_sizes
 from stoker_operator.api.violation import Violation
 from stoker_operator.plan.foreign_models import foreign_config, text_of
 from stoker_operator.plan.unplannable import Unplannable

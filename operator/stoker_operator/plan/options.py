@@ -20,7 +20,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from stoker_engine.contract.weight_sizes import Sharding
+from stoker_engine.sizing.weight_sizes import Sharding
 from stoker_operator.api.v1alpha1.parallelism import Sizes
 from stoker_operator.plan.estimate import Bench, Estimate, Problem, could_hold, estimate
 from stoker_operator.plan.shards import Split, uneven

@@ -11,10 +11,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from stoker_engine.contract.dtype_sizes import element_bytes, kv_element_bytes
-from stoker_engine.contract.memory import Numbers
-from stoker_engine.contract.quantized_weights import usual_weights
 from stoker_engine.contract.sources import ModelSource
+from stoker_engine.sizing.dtype_sizes import element_bytes, kv_element_bytes
+from stoker_engine.sizing.memory import Numbers
+from stoker_engine.sizing.quantized_weights import usual_weights
 from stoker_operator.api.quantity import amount
 from stoker_operator.api.v1alpha1 import Spec
 from stoker_operator.api.v1alpha1.hardware import CPU

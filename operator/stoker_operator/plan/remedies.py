@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from stoker_engine.contract.memory import GIB
-from stoker_engine.contract.quantized_weights import usual_weights
+from stoker_engine.sizing.memory import GIB
+from stoker_engine.sizing.quantized_weights import usual_weights
 from stoker_operator.api.v1alpha1 import Spec
 from stoker_operator.api.v1alpha1.hardware import CPU
 from stoker_operator.api.v1alpha1.parallelism import Sizes

@@ -15,8 +15,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from stoker_engine.contract.decoder_config import AttentionConfig, LayerConfig
-from stoker_engine.contract.quantized_weights import QuantizedWeights
+from stoker_engine.architectures.decoder_config import AttentionConfig, LayerConfig
+from stoker_engine.sizing.quantized_weights import QuantizedWeights
 from stoker_operator.plan.model_shapes import Shape
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from stoker_engine.contract.quantized_weights import canonical_method
+from stoker_engine.sizing.quantized_weights import canonical_method
 from stoker_operator.api.v1alpha1.hardware import CPU
 from stoker_operator.api.v1alpha1.workload import Workload
 from stoker_operator.api.violation import Violation

@@ -9,7 +9,7 @@ import torch
 
 from stoker_engine.attention.backend import AttentionBackend, AttentionShape, KVCache
 from stoker_engine.attention.metadata import AttentionMetadata, BlockTables
-from stoker_engine.contract.cache_groups import NULL_BLOCK
+from stoker_engine.sizing.cache_groups import NULL_BLOCK
 
 from ..guarded_cache import GuardedBlocks
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from stoker_engine.contract.cache_groups import cache_groups
-from stoker_engine.contract.cache_spec import CacheSpec
+from stoker_engine.architectures.cache_spec import CacheSpec
 from stoker_engine.exec.kv_cache import KVCachePlan, KVCachePool
+from stoker_engine.sizing.cache_groups import cache_groups
 
 SPECS = [
     CacheSpec(2, 8, 8),

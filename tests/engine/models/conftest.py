@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from stoker_engine.architectures.cache_spec import CacheSpec
+from stoker_engine.architectures.model_config import ModelConfig
 from stoker_engine.attention.backend import AttentionBackend, KVCache
 from stoker_engine.attention.metadata import AttentionMetadata, BlockTables
 from stoker_engine.attention.select import attention_backend
-from stoker_engine.contract.cache_spec import CacheSpec
-from stoker_engine.contract.model_config import ModelConfig
 from stoker_engine.models.decoder import Decoder
 from stoker_engine.models.model import Model, StepInputs
 from stoker_engine.models.registry import FAMILIES

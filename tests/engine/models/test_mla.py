@@ -7,10 +7,10 @@ import torch
 from transformers import DeepseekV3Config
 from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3Attention, DeepseekV3RotaryEmbedding
 
+from stoker_engine.architectures.mla_config import MLAConfig
 from stoker_engine.attention.backend import KVCache
 from stoker_engine.attention.metadata import AttentionMetadata, BlockTables
 from stoker_engine.attention.sdpa import SdpaBackend
-from stoker_engine.contract.mla_config import MLAConfig
 from stoker_engine.layers.mla import LatentAttention
 
 HIDDEN, HEADS, BLOCK, TOKENS = 48, 4, 8, 37

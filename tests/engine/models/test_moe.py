@@ -22,7 +22,7 @@ from transformers.models.granitemoe.modeling_granitemoe import GraniteMoeMoE
 from transformers.models.mixtral.modeling_mixtral import MixtralSparseMoeBlock
 from transformers.models.qwen2_moe.modeling_qwen2_moe import Qwen2MoeSparseMoeBlock
 
-from stoker_engine.contract.moe_config import MoEConfig
+from stoker_engine.architectures.moe_config import MoEConfig
 from stoker_engine.kernels.moe import experts, route
 from stoker_engine.layers.moe import MoE
 

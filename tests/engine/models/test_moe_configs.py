@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from transformers import CONFIG_MAPPING
 
-from stoker_engine.contract.model_config import ModelConfig
-from stoker_engine.contract.weight_sizes import weight_bytes
+from stoker_engine.architectures.model_config import ModelConfig
+from stoker_engine.sizing.weight_sizes import weight_bytes
 
 _V2: dict[str, Any] = {
     "model_type": "deepseek_v2",

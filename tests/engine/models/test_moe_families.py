@@ -15,10 +15,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedModel
 
+from stoker_engine.architectures.model_config import ModelConfig
 from stoker_engine.contract.errors import ModelError, WeightsError
-from stoker_engine.contract.model_config import ModelConfig
-from stoker_engine.contract.weight_sizes import weight_bytes
 from stoker_engine.kernels.native.library import kernels_for
+from stoker_engine.sizing.weight_sizes import weight_bytes
 
 _VOCABULARY = 128
 _SIZES: dict[str, Any] = {

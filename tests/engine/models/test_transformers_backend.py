@@ -17,9 +17,9 @@ from stoker_engine import LLM, SamplingParams
 from stoker_engine.attention.sdpa import SdpaBackend
 from stoker_engine.contract.engine_args import EngineArgs
 from stoker_engine.contract.errors import ArgumentError, ModelError, WeightsError
-from stoker_engine.contract.weight_sizes import weight_bytes
 from stoker_engine.models.checkpoint import find_checkpoint
 from stoker_engine.models.transformers_backend import TransformersModel
+from stoker_engine.sizing.weight_sizes import weight_bytes
 
 _VOCABULARY = 128
 _SIZES: dict[str, Any] = {

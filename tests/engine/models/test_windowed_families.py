@@ -17,11 +17,11 @@ from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 from stoker_engine import LLM, SamplingParams
 from stoker_engine.attention.sdpa import SdpaBackend
-from stoker_engine.contract.cache_groups import blocks_per_sequence
 from stoker_engine.contract.engine_args import EngineArgs
-from stoker_engine.contract.memory import model_cache_groups
 from stoker_engine.exec import runner
 from stoker_engine.models.checkpoint import find_checkpoint
+from stoker_engine.sizing.cache_groups import blocks_per_sequence
+from stoker_engine.sizing.memory import model_cache_groups
 
 _SIZES: dict[str, Any] = {
     "vocab_size": 128,

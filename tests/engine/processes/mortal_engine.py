@@ -24,9 +24,9 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NoReturn
 
-from stoker_engine.contract.cache_groups import CacheGroup
 from stoker_engine.core.batch import Sampled, ScheduledBatch, StepResult
 from stoker_engine.core.outputs import StepOutputs
+from stoker_engine.sizing.cache_groups import CacheGroup
 
 DEATHS = Path(sys.argv[1])
 BLOCKS, VOCABULARY = 256, 300

@@ -17,12 +17,12 @@ from stoker_engine.contract.errors import EngineDeadError, EngineKilledError, En
 from stoker_engine.core.engine_info import EngineInfo
 from stoker_engine.processes import engine_process
 from stoker_engine.processes.engine_process import EngineProcess
-from stoker_engine.processes.status_word import Stage
+from stoker_engine.processes.status_word import Phase
 
 _PROGRAM = """
 import os, pickle, signal, sys, time
 from multiprocessing.connection import Connection
-from stoker_engine.processes.status_word import Stage, StatusWord
+from stoker_engine.processes.status_word import Phase, StatusWord
 connection, word = Connection(int(sys.argv[1])), StatusWord(int(sys.argv[2]))
 """
 
@@ -162,9 +162,9 @@ def test_nobody_waits_for_what_cannot_be_killed(
 
 _FLOOD = f"""
 while True:
-    word.enter(Stage.SENDING)
+    word.enter(Phase.SENDING)
     connection.send(bytes({LARGE}))
-    word.enter(Stage.STEPPING)
+    word.enter(Phase.STEPPING)
 """
 
 
@@ -179,7 +179,7 @@ def test_an_engine_that_waits_for_its_reader_is_not_busy(listen: Listen) -> None
     listener = listen(_FLOOD, take)
     process = listener.process
     taken.wait(60)
-    listener.until(lambda: process.status.stage is Stage.SENDING)
+    listener.until(lambda: process.status.phase is Phase.SENDING)
     before = process.status.busy_for
     listener.until(lambda: process.status.busy_for > before + 0.3)
     assert process.busy_for == 0
@@ -191,7 +191,7 @@ def test_an_engine_that_waits_for_its_reader_is_not_busy(listen: Listen) -> None
 
 @pytest.mark.parametrize("half", ["", "os.write(connection.fileno(), (99).to_bytes(4, 'big') + b'half')"])
 def test_an_engine_that_hangs_while_it_sends_is_busy(listen: Listen, half: str) -> None:
-    listener = listen(f"word.enter(Stage.SENDING)\n{half}\ntime.sleep(100)")
+    listener = listen(f"word.enter(Phase.SENDING)\n{half}\ntime.sleep(100)")
     listener.until(lambda: listener.process.busy_for > 0.3)
     assert listener.process.handling_for == 0
     listener.process.kill(EngineStuckError("it hung"))
@@ -215,7 +215,7 @@ def test_the_engine_dies_of_a_message_that_it_cannot_take(tmp_path: Path, data: 
 
 
 def test_it_can_be_stopped_while_it_sends(listen: Listen) -> None:
-    listener = listen("word.enter(Stage.IDLE)\nsignal.raise_signal(signal.SIGSTOP)\nconnection.send('hello')")
+    listener = listen("word.enter(Phase.IDLE)\nsignal.raise_signal(signal.SIGSTOP)\nconnection.send('hello')")
     listener.until(lambda: listener.process.is_stopped)
     assert not listener.process.is_running
     listener.process._process.send_signal(signal.SIGCONT)

@@ -6,39 +6,39 @@ import subprocess
 import sys
 import time
 
-from stoker_engine.processes.status_word import Stage, StatusWord
+from stoker_engine.processes.status_word import Phase, StatusWord
 
 _WRITER = """
 import sys
-from stoker_engine.processes.status_word import Stage, StatusWord
+from stoker_engine.processes.status_word import Phase, StatusWord
 word = StatusWord(int(sys.argv[1]))
 while True:
-    word.enter(Stage.STEPPING)
-    word.enter(Stage.IDLE)
+    word.enter(Phase.STEPPING)
+    word.enter(Phase.IDLE)
 """
 
 
 def test_a_reader_never_sees_half_a_word() -> None:
     word = StatusWord()
-    word.enter(Stage.IDLE)
+    word.enter(Phase.IDLE)
     with subprocess.Popen([sys.executable, "-c", _WRITER, str(word.fd)], pass_fds=(word.fd,)) as writer:
-        seen, longest = set[Stage](), 0.0
+        seen, longest = set[Phase](), 0.0
         deadline = time.monotonic() + 20
         try:
-            while Stage.STEPPING not in seen and time.monotonic() < deadline:
-                seen.add(word.stage)
+            while Phase.STEPPING not in seen and time.monotonic() < deadline:
+                seen.add(word.phase)
             for _ in range(200_000):
                 longest = max(longest, word.busy_for)
-                seen.add(word.stage)
+                seen.add(word.phase)
         finally:
             writer.kill()
-    assert seen == {Stage.IDLE, Stage.STEPPING}
+    assert seen == {Phase.IDLE, Phase.STEPPING}
     assert longest < 10, "the uptime of the machine: a time that was not there"
 
 
 def test_only_work_takes_time() -> None:
     word = StatusWord()
-    for stage in Stage:
-        word.enter(stage)
+    for phase in Phase:
+        word.enter(phase)
         time.sleep(0.01)
-        assert (word.busy_for > 0) == stage.is_work
+        assert (word.busy_for > 0) == phase.is_work

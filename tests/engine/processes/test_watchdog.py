@@ -10,13 +10,13 @@ import pytest
 from stoker_engine import async_llm
 from stoker_engine.async_llm import AsyncLLM
 from stoker_engine.contract.errors import EngineDeadError, EngineStuckError
-from stoker_engine.processes.status_word import Stage
+from stoker_engine.processes.status_word import Phase
 
 STEP_TIMEOUT = 100.0
 
 
 class Status:
-    stage = Stage.STEPPING
+    phase = Phase.STEPPING
 
 
 class Process:

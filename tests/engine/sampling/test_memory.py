@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from stoker_engine.contract import memory
 from stoker_engine.core.batch import ScheduledSequence
 from stoker_engine.core.engine_request import EngineRequest
 from stoker_engine.core.request import Request
 from stoker_engine.core.sampling_params import SamplingParams
 from stoker_engine.sampling.sampler import sample
+from stoker_engine.sizing import memory
 
 VOCABULARY, ROWS = 8_000, 12
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from zlib import crc32
 
-from stoker_engine.contract.cache_groups import NULL_BLOCK, CacheGroup
 from stoker_engine.core.batch import Sampled, ScheduledBatch, ScheduledSequence, StepResult
 from stoker_engine.core.beam_search import BeamSearch
 from stoker_engine.core.engine_request import EngineRequest
@@ -18,6 +17,7 @@ from stoker_engine.core.outputs import TokenDelta
 from stoker_engine.core.sampling_params import BeamSearchParams, SamplingParams
 from stoker_engine.sched.kv_manager import KVManager
 from stoker_engine.sched.scheduler import Scheduler
+from stoker_engine.sizing.cache_groups import NULL_BLOCK, CacheGroup
 
 BLOCK = 4
 VOCABULARY = 50

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from stoker_engine.contract.cache_groups import NULL_BLOCK
 from stoker_engine.sched.block_pool import BlockPool
+from stoker_engine.sizing.cache_groups import NULL_BLOCK
 
 
 def test_blocks_come_back_least_recently_used_first() -> None:

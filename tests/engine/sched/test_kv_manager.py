@@ -8,9 +8,9 @@ from collections import Counter
 import pytest
 
 from stoker_engine.contract.block_hash import BlockHash
-from stoker_engine.contract.cache_groups import NULL_BLOCK
 from stoker_engine.core.request import Request, Sequence
 from stoker_engine.sched.kv_manager import KVManager
+from stoker_engine.sizing.cache_groups import NULL_BLOCK
 
 from .pretend import BLOCK, HYBRID, Pretend, sampling
 

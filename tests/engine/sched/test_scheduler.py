@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stoker_engine.contract.cache_groups import NULL_BLOCK
 from stoker_engine.core.batch import Sampled, StepResult
 from stoker_engine.core.engine_request import EngineRequest
 from stoker_engine.core.finish_reason import FinishReason
 from stoker_engine.core.sampling_params import SamplingParams
+from stoker_engine.sizing.cache_groups import NULL_BLOCK
 
 from .pretend import BLOCK, FULL, HYBRID, Pretend, beams, expected, sampling
 

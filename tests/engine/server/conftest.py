@@ -25,7 +25,6 @@ from prometheus_client.parser import text_string_to_metric_families
 from starlette.testclient import TestClient
 
 from stoker_engine.async_llm import AsyncLLM
-from stoker_engine.contract.cache_groups import CacheGroup
 from stoker_engine.contract.engine_args import EngineArgs
 from stoker_engine.contract.errors import EngineDeadError, RequestError
 from stoker_engine.contract.frontend_args import FrontendArgs
@@ -33,13 +32,14 @@ from stoker_engine.contract.serve_args import ServeArgs
 from stoker_engine.core.engine_info import EngineInfo
 from stoker_engine.core.finish_reason import FinishReason
 from stoker_engine.core.logprobs import Logprob, PositionLogprobs
-from stoker_engine.core.observer import StepReport
 from stoker_engine.core.outputs import OutputDelta
 from stoker_engine.core.sampling_params import BeamSearchParams, SamplingParams
+from stoker_engine.core.step_report import StepReport
 from stoker_engine.server.app import create_app
-from stoker_engine.server.http_protocol import http_protocol
+from stoker_engine.server.connection.http_protocol import http_protocol
 from stoker_engine.server.http_server import Server, bind, uvicorn_config
 from stoker_engine.server.service import Service
+from stoker_engine.sizing.cache_groups import CacheGroup
 
 CHAT_TEMPLATE = (
     "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}"

@@ -11,7 +11,7 @@ from starlette.testclient import TestClient
 from stoker_engine.contract.errors import ArgumentError
 from stoker_engine.contract.frontend_args import FrontendArgs
 from stoker_engine.contract.serve_args import ServeArgs
-from stoker_engine.server.api_keys import APIKeys
+from stoker_engine.server.middleware.api_keys import APIKeys
 
 from .conftest import FakeEngine, MakeClient
 from .test_errors import error_of

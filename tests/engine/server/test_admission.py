@@ -11,8 +11,8 @@ import pytest
 from fastapi import FastAPI
 from starlette.testclient import TestClient
 
-from stoker_engine.server.admission import Admission
 from stoker_engine.server.app import create_app
+from stoker_engine.server.engine.admission import Admission
 from stoker_engine.server.unavailable import OverloadedError
 
 from .conftest import FakeEngine, MakeClient, MakeService

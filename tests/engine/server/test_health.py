@@ -10,8 +10,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from starlette.testclient import TestClient
 
-from stoker_engine.server import restarts
 from stoker_engine.server.app import create_app
+from stoker_engine.server.engine import restarts
 from stoker_engine.server.unavailable import UnavailableError
 
 from .conftest import FakeEngine, MakeService

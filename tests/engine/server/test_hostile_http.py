@@ -151,7 +151,7 @@ def test_of_many_wrong_names_one_is_looked_at(
     make_client: MakeClient, monkeypatch: pytest.MonkeyPatch, fields: dict[str, object], param: str
 ) -> None:
     """The event loop does the checking, and others wait for it."""
-    from stoker_engine.server import errors
+    from stoker_engine.server.openai import errors
 
     counted: list[int] = []
     invalid = errors._invalid

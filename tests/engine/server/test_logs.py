@@ -12,10 +12,10 @@ from starlette.testclient import TestClient
 
 from stoker_engine import logs
 from stoker_engine.core.finish_reason import FinishReason
-from stoker_engine.core.observer import FinishedRequest, SchedulerStats, StepReport
-from stoker_engine.server import throughput_log
-from stoker_engine.server.access_log import skip_paths
-from stoker_engine.server.throughput_log import ThroughputLog
+from stoker_engine.core.step_report import FinishedRequest, SchedulerStats, StepReport
+from stoker_engine.server.observability import throughput_log
+from stoker_engine.server.observability.access_log import skip_paths
+from stoker_engine.server.observability.throughput_log import ThroughputLog
 
 from .conftest import FakeEngine, MakeClient
 

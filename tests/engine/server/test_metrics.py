@@ -6,12 +6,12 @@ import pytest
 from prometheus_client import CollectorRegistry, Metric, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from stoker_engine.contract.cache_groups import CacheGroup
 from stoker_engine.contract.engine_args import EngineArgs
 from stoker_engine.core.engine_info import EngineInfo
 from stoker_engine.core.finish_reason import FinishReason
-from stoker_engine.core.observer import FinishedRequest, FirstToken, SchedulerStats, StepReport
+from stoker_engine.core.step_report import FinishedRequest, FirstToken, SchedulerStats, StepReport
 from stoker_engine.metrics import EngineMetrics, process_registry
+from stoker_engine.sizing.cache_groups import CacheGroup
 
 #: vLLM 0.32's names and types, of all that applies here.
 VLLM = {

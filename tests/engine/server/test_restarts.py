@@ -10,8 +10,8 @@ from collections.abc import Awaitable
 import pytest
 
 from stoker_engine.contract.errors import EngineDeadError, EngineOutOfMemoryError, EngineStuckError
-from stoker_engine.server import restarts
-from stoker_engine.server.restarts import Restarts
+from stoker_engine.server.engine import restarts
+from stoker_engine.server.engine.restarts import Restarts
 
 DEATH = EngineDeadError("it was killed by signal 9")
 

@@ -19,7 +19,7 @@ from uvicorn.config import Config
 from uvicorn.server import ServerState
 
 from stoker_engine.contract.frontend_args import FrontendArgs
-from stoker_engine.server.http_protocol import http_protocol
+from stoker_engine.server.connection.http_protocol import http_protocol
 
 from .conftest import FakeEngine, Serving, wait_until
 from .conftest import serving_fake as serving

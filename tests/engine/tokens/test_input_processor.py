@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer as Backend
 
-from stoker_engine.contract.cache_groups import CacheGroup
 from stoker_engine.contract.errors import RequestError
 from stoker_engine.core.engine_info import EngineInfo
 from stoker_engine.core.sampling_params import BeamSearchParams, SamplingParams
+from stoker_engine.sizing.cache_groups import CacheGroup
 from stoker_engine.tokens.input_processor import InputProcessor, truncated
 from stoker_engine.tokens.tokenizer import Tokenizer
 

@@ -10,7 +10,7 @@ import torch
 import transformers
 from transformers import CONFIG_MAPPING
 
-from stoker_engine.contract.weight_sizes import weight_sizes
+from stoker_engine.sizing.weight_sizes import weight_sizes
 from stoker_operator.api.v1alpha1 import Spec
 from stoker_operator.plan.catalogue import Catalogue
 from stoker_operator.plan.foreign_models import foreign_config

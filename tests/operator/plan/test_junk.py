@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from stoker_engine.contract.families.registry import FAMILY_CONFIGS
+from stoker_engine.architectures.families.registry import FAMILY_CONFIGS
 from stoker_operator.api.manifest import parse
 from stoker_operator.api.violation import Refused
 from stoker_operator.plan.catalogue import Catalogue

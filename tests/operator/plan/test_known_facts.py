@@ -10,8 +10,8 @@ from typing import Any, Final, NamedTuple
 
 import pytest
 
-from stoker_engine.contract.memory import model_cache_groups
 from stoker_engine.contract.sources import ModelSource
+from stoker_engine.sizing.memory import model_cache_groups
 from stoker_operator.plan.model_shapes import Shape, shape_of
 from stoker_operator.plan.planner import Study
 

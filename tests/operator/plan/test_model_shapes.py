@@ -8,7 +8,7 @@ import pytest
 from transformers import CONFIG_MAPPING
 
 from stoker_engine.contract.sources import DEMO_MODELS, ModelSource
-from stoker_engine.contract.weight_sizes import weight_sizes
+from stoker_engine.sizing.weight_sizes import weight_sizes
 from stoker_operator.plan.model_shapes import Shape, shape_of, table
 
 #: Numbers of weights, as the hub shows them of each repository (tied heads counted once, DeepSeek-V3 without the layer

@@ -12,7 +12,7 @@ import pytest
 import torch
 from transformers import Gemma3ForCausalLM, Gemma3TextConfig, LlamaConfig, LlamaForCausalLM
 
-from stoker_engine.contract.model_config import read_config
+from stoker_engine.architectures.model_config import read_config
 from stoker_engine.contract.serve_args import ServeArgs
 from stoker_engine.engine import Engine
 from stoker_engine.parallel import device

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from stoker_engine.cli.bench.datasets import Sample
 from stoker_engine.contract.engine_args import EngineArgs
-from stoker_engine.core.observer import StepTimes
 from stoker_engine.core.sampling_params import BeamSearchParams, SamplingParams
+from stoker_engine.core.step_report import StepTimes
 
 if TYPE_CHECKING:
     from stoker_engine.engine import Engine

@@ -43,7 +43,7 @@ class _Call(ctypes.Structure):
         ("seq_lens", _POINTER),
         ("tables", _POINTER),
         ("table_stride", _LONG),
-        ("slots", _POINTER),
+        ("slot_mapping", _POINTER),
     )
 
 
@@ -59,22 +59,26 @@ class Step:
 
 
 def step_of(
-    query_starts: torch.Tensor, seq_lens: torch.Tensor, tables: torch.Tensor, slots: torch.Tensor, block_size: int
+    query_starts: torch.Tensor,
+    seq_lens: torch.Tensor,
+    tables: torch.Tensor,
+    slot_mapping: torch.Tensor,
+    block_size: int,
 ) -> Step:
     """The tensors are those of `attention.metadata`, and must live as long as the step."""
-    assert query_starts.dtype == seq_lens.dtype == tables.dtype == torch.int32 and slots.dtype == torch.int64
-    assert query_starts.is_contiguous() and seq_lens.is_contiguous() and slots.is_contiguous()
+    assert query_starts.dtype == seq_lens.dtype == tables.dtype == torch.int32 and slot_mapping.dtype == torch.int64
+    assert query_starts.is_contiguous() and seq_lens.is_contiguous() and slot_mapping.is_contiguous()
     assert tables.stride(1) == 1 or tables.shape[1] == 1
     return Step(
         (
             block_size,
-            len(slots),
+            len(slot_mapping),
             len(seq_lens),
             query_starts.data_ptr(),
             seq_lens.data_ptr(),
             tables.data_ptr(),
             tables.stride(0),
-            slots.data_ptr(),
+            slot_mapping.data_ptr(),
         )
     )
 

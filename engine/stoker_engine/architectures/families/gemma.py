@@ -1,0 +1,130 @@
+"""Gemma 1 to 3: wide norms, an embedding scaled by √hidden size, and from Gemma 2 norms before and after each block."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Final
+
+from stoker_engine.architectures.config_fields import MIN_POSITIVE, Fields
+from stoker_engine.architectures.decoder_config import (
+    DecoderConfig,
+    EmbeddingConfig,
+    HeadConfig,
+    LayerConfig,
+    MLPConfig,
+    QKNormConfig,
+    ResidualConfig,
+)
+from stoker_engine.architectures.families.family_config import FamilyConfig
+from stoker_engine.architectures.families.reading import (
+    alike,
+    attention,
+    layer_kinds,
+    mlp,
+    of_kinds,
+    rms_norm,
+    windowed,
+)
+from stoker_engine.architectures.rope_config import read_rope
+from stoker_engine.contract.errors import ModelError
+
+#: Norms before and after attention and MLP.
+SANDWICH: Final = ResidualConfig(norms=("input_norm", "post_attention_norm", "pre_mlp_norm", "post_mlp_norm"))
+
+
+def _gemma1(c: Fields) -> DecoderConfig:
+    _refuse_encoder(c)
+    bias = c.flag("attention_bias")
+    heads = attention(c, qkv_bias=bias, out_bias=bias)
+    heads = replace(heads, rope=read_rope(c, heads.head_dim))
+    return DecoderConfig(rms_norm(c, wide=True), alike(c, heads, _mlp(c)), embedding=_embedding(c))
+
+
+def _mlp(c: Fields) -> MLPConfig:
+    # The first files said "gelu" where the model was trained with the tanh approximation.
+    dense = mlp(c)
+    return replace(dense, act="gelu_pytorch_tanh") if dense.act == "gelu" else dense
+
+
+def _gemma2(c: Fields) -> DecoderConfig:
+    return _alternating(c, normalised=False, slides=lambda index: index % 2 == 0)
+
+
+def _gemma3(c: Fields) -> DecoderConfig:
+    pattern = c.optional_integer("sliding_window_pattern")  # every pattern-th layer sees everything
+    return _alternating(c, normalised=True, slides=lambda index: bool(pattern and (index + 1) % pattern))
+
+
+def _alternating(c: Fields, *, normalised: bool, slides: Callable[[int], bool]) -> DecoderConfig:
+    _refuse_encoder(c)
+    bias = c.flag("attention_bias")
+    heads = replace(
+        attention(c, qkv_bias=bias, out_bias=bias),
+        scale=c.number("query_pre_attn_scalar", least=MIN_POSITIVE) ** -0.5,
+        logits_soft_cap=c.optional("attn_logit_softcapping", least=MIN_POSITIVE),
+        qk_norm=QKNormConfig(rms_norm(c, wide=True), "head") if normalised else None,
+    )
+
+    def layer(kind: str) -> LayerConfig:
+        return LayerConfig(replace(windowed(c, heads, kind), rope=read_rope(c, heads.head_dim, kind)), mlp(c))
+
+    return DecoderConfig(
+        rms_norm(c, wide=True),
+        of_kinds(c, layer_kinds(c, slides), layer),
+        residual=SANDWICH,
+        embedding=_embedding(c),
+        head=HeadConfig(soft_cap=c.optional("final_logit_softcapping", least=MIN_POSITIVE)),
+    )
+
+
+def _embedding(c: Fields) -> EmbeddingConfig:
+    return EmbeddingConfig(multiplier=c.integer("hidden_size") ** 0.5)
+
+
+def _refuse_encoder(c: Fields) -> None:
+    if c.flag("use_bidirectional_attention"):
+        raise ModelError("use_bidirectional_attention: this is an encoder, not an autoregressive decoder")
+
+
+_GEMMA1: Final = {
+    "vocab_size": 256_000,
+    "hidden_size": 3072,
+    "intermediate_size": 24_576,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 16,
+    "head_dim": 256,
+    "hidden_act": "gelu_pytorch_tanh",
+    "max_position_embeddings": 8192,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 10_000.0,
+    "eos_token_id": 1,
+    "tie_word_embeddings": True,
+}
+_GEMMA2: Final = {
+    **_GEMMA1,
+    "hidden_size": 2304,
+    "intermediate_size": 9216,
+    "num_hidden_layers": 26,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "query_pre_attn_scalar": 256,
+    "sliding_window": 4096,
+    "final_logit_softcapping": 30.0,
+    "attn_logit_softcapping": 50.0,
+}
+_GEMMA3: Final = {
+    **_GEMMA2,
+    "vocab_size": 262_208,
+    "max_position_embeddings": 131_072,
+    "rope_theta": 1_000_000.0,
+    "rope_local_base_freq": 10_000.0,
+    "sliding_window_pattern": 6,
+    "final_logit_softcapping": None,
+    "attn_logit_softcapping": None,
+}
+
+GEMMA1: Final = FamilyConfig("gemma", _gemma1, _GEMMA1)
+GEMMA2: Final = FamilyConfig("gemma2", _gemma2, _GEMMA2)
+GEMMA3: Final = FamilyConfig("gemma3_text", _gemma3, _GEMMA3)

@@ -1,0 +1,136 @@
+"""What most families read in the same way."""
+
+from __future__ import annotations
+
+import math
+import reprlib
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Final
+
+from stoker_engine.architectures.config_fields import Fields
+from stoker_engine.architectures.decoder_config import AttentionConfig, LayerConfig, MLPConfig, NormConfig
+from stoker_engine.contract.errors import ModelError
+
+#: Several times what the largest models have. What is beyond is a mistake, and would take long to find out otherwise.
+MOST_LAYERS: Final = 10_000
+MOST_HEADS: Final = 100_000
+
+
+def rms_norm(c: Fields, *, wide: bool = False) -> NormConfig:
+    """Root-mean-square norms without bias."""
+    return NormConfig("rms", c.number("rms_norm_eps", least=0), wide=wide)
+
+
+def layer_norm(c: Fields, *, bias: bool = True, weight: bool = True) -> NormConfig:
+    """Norms by mean and variance."""
+    return NormConfig("layer", c.number("layer_norm_eps", least=0), weight=weight, bias=bias and weight)
+
+
+def num_layers(c: Fields) -> int:
+    """How many layers the config states."""
+    return c.integer("num_hidden_layers", most=MOST_LAYERS)
+
+
+def num_heads(c: Fields) -> int:
+    """How many query heads the config states."""
+    return c.integer("num_attention_heads", most=MOST_HEADS)
+
+
+def head_dim(c: Fields) -> int:
+    """Size of one head: stated, or the hidden size's share.
+
+    Raises:
+        ModelError: nothing is left for a head.
+    """
+    size = c.optional_integer("head_dim") or c.integer("hidden_size") // num_heads(c)
+    if size < 1:
+        raise ModelError(
+            f"config.json: hidden_size {c.integer('hidden_size')} is less than one number for each of "
+            f"num_attention_heads {num_heads(c)}"
+        )
+    return size
+
+
+def attention(c: Fields, *, qkv_bias: bool = False, out_bias: bool = False) -> AttentionConfig:
+    """Heads as the config states them, without positions; add these with `dataclasses.replace`."""
+    heads = num_heads(c)
+    kv_heads = c.optional_integer("num_key_value_heads") or heads
+    size = head_dim(c)
+    if heads % kv_heads:
+        raise ModelError(f"num_attention_heads {heads} is no multiple of num_key_value_heads {kv_heads}")
+    return AttentionConfig(heads, kv_heads, size, scale=size**-0.5, qkv_bias=qkv_bias, out_bias=out_bias)
+
+
+def mlp(c: Fields, *, gated: bool = True, bias: bool = False) -> MLPConfig:
+    """The MLP as the config states it; an unstated size is four times the hidden size."""
+    size = c.optional_integer("intermediate_size") or 4 * c.integer("hidden_size")
+    return MLPConfig(size, c.text("hidden_act"), gated, bias)
+
+
+def alike(c: Fields, attention: AttentionConfig, mlp: MLPConfig) -> tuple[LayerConfig, ...]:
+    """As many equal layers as the config states."""
+    return (LayerConfig(attention, mlp),) * num_layers(c)
+
+
+def of_kinds(c: Fields, kinds: Sequence[str], layer: Callable[[str], LayerConfig]) -> tuple[LayerConfig, ...]:
+    """One layer for each of `kinds`, the names of ``layer_types``."""
+    made = {kind: layer(kind) for kind in set(kinds)}
+    return tuple(made[kind] for kind in kinds)
+
+
+def layer_kinds(c: Fields, otherwise: Callable[[int], bool]) -> list[str]:
+    """Each layer's kind: ``sliding_attention`` or ``full_attention``.
+
+    Args:
+        otherwise: whether the layer with that index slides, where the config has no ``layer_types``.
+
+    Raises:
+        ModelError: kinds that are not computed here, or not one for each layer.
+    """
+    count = num_layers(c)
+    kinds = c.items("layer_types", str)
+    if c.get("layer_types") is None:
+        kinds = ["sliding_attention" if otherwise(index) else "full_attention" for index in range(count)]
+    if len(kinds) != count:
+        raise ModelError(f"layer_types names {len(kinds)} layers, num_hidden_layers is {count}")
+    unknown = set(kinds) - {"sliding_attention", "full_attention"}
+    if unknown:
+        raise ModelError(f"layer_types: {', '.join(sorted(unknown))} is not supported in this family")
+    return kinds
+
+
+def windowed(c: Fields, attention: AttentionConfig, kind: str) -> AttentionConfig:
+    """`attention`, seeing only the config's window where `kind` is sliding."""
+    if kind != "sliding_attention":
+        return attention
+    window = c.optional_integer("sliding_window", least=1)
+    return attention if window is None else replace(attention, sliding_window=window)
+
+
+def alibi_slopes(num_heads: int, largest: float = 8.0) -> tuple[float, ...]:
+    """How fast each head's attention fades with distance (Press et al., 2022).
+
+    For n = 2^k heads these are 2^(-largest · h / n), h = 1 … n. Another number takes the slopes of the power of two
+    below it, then every other one of the power above.
+    """
+    power = 1 << (num_heads.bit_length() - 1)
+
+    def slopes(count: int) -> list[float]:
+        return [math.pow(2.0, -largest * h / count) for h in range(1, count + 1)]
+
+    return tuple((slopes(power) + slopes(2 * power)[::2])[:num_heads])
+
+
+def refuse(c: Fields, **supported: object) -> None:
+    """Refuses options that are stated and not what is `supported`.
+
+    Raises:
+        ModelError: naming the first.
+    """
+    for name, value in supported.items():
+        stated = c.get(name)
+        if stated is not None and stated != value:
+            raise ModelError(
+                f"config.json: {name} = {reprlib.repr(stated)} is not supported in this family, only {value!r}"
+            )

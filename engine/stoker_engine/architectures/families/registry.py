@@ -1,0 +1,81 @@
+"""Which family an architecture is, by the names in config.json's ``architectures``.
+
+A further name for a family is one line here and one in `models.registry`.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from stoker_engine.architectures.families.alibi import BLOOM, FALCON, MPT
+from stoker_engine.architectures.families.cohere import COHERE, COHERE2, STABLELM
+from stoker_engine.architectures.families.deepseek import DEEPSEEK_V2, DEEPSEEK_V3
+from stoker_engine.architectures.families.family_config import FamilyConfig
+from stoker_engine.architectures.families.gemma import GEMMA1, GEMMA2, GEMMA3
+from stoker_engine.architectures.families.glm import GLM, GLM4
+from stoker_engine.architectures.families.gpt import GPT2, GPT_NEOX, GPTJ, OPT, PHI, STARCODER2
+from stoker_engine.architectures.families.llama import (
+    GRANITE,
+    INTERNLM2,
+    INTERNLM3,
+    LLAMA,
+    MISTRAL,
+    PHI3,
+    QWEN1,
+    QWEN2,
+    QWEN3,
+)
+from stoker_engine.architectures.families.mixture import (
+    DBRX,
+    GLM4_MOE,
+    GRANITE_MOE,
+    MIXTRAL,
+    OLMOE,
+    QWEN2_MOE,
+    QWEN3_MOE,
+)
+from stoker_engine.architectures.families.olmo import OLMO, OLMO2
+
+FAMILY_CONFIGS: Final[dict[str, FamilyConfig]] = {
+    "BloomForCausalLM": BLOOM,
+    "CohereForCausalLM": COHERE,
+    "Cohere2ForCausalLM": COHERE2,
+    "DbrxForCausalLM": DBRX,
+    "DeepseekV2ForCausalLM": DEEPSEEK_V2,
+    "DeepseekV3ForCausalLM": DEEPSEEK_V3,
+    "FalconForCausalLM": FALCON,
+    "GPT2LMHeadModel": GPT2,
+    "GPTJForCausalLM": GPTJ,
+    "GPTNeoXForCausalLM": GPT_NEOX,
+    "GemmaForCausalLM": GEMMA1,
+    "Gemma2ForCausalLM": GEMMA2,
+    "Gemma3ForCausalLM": GEMMA3,
+    "Gemma3ForConditionalGeneration": GEMMA3,
+    "Glm4MoeForCausalLM": GLM4_MOE,
+    "GlmForCausalLM": GLM,
+    "Glm4ForCausalLM": GLM4,
+    "GraniteForCausalLM": GRANITE,
+    "GraniteMoeForCausalLM": GRANITE_MOE,
+    "InternLM2ForCausalLM": INTERNLM2,
+    "InternLM3ForCausalLM": INTERNLM3,
+    "LLaMAForCausalLM": LLAMA,
+    "LlamaForCausalLM": LLAMA,
+    "MPTForCausalLM": MPT,
+    "MistralForCausalLM": MISTRAL,
+    "MixtralForCausalLM": MIXTRAL,
+    "MptForCausalLM": MPT,
+    "OPTForCausalLM": OPT,
+    "OlmoForCausalLM": OLMO,
+    "Olmo2ForCausalLM": OLMO2,
+    "OlmoeForCausalLM": OLMOE,
+    "PhiForCausalLM": PHI,
+    "Phi3ForCausalLM": PHI3,
+    "QWenLMHeadModel": QWEN1,
+    "Qwen2ForCausalLM": QWEN2,
+    "Qwen2MoeForCausalLM": QWEN2_MOE,
+    "Qwen3ForCausalLM": QWEN3,
+    "Qwen3MoeForCausalLM": QWEN3_MOE,
+    "RWForCausalLM": FALCON,
+    "StableLmForCausalLM": STABLELM,
+    "Starcoder2ForCausalLM": STARCODER2,
+}

@@ -1,0 +1,200 @@
+"""A model's shape, read from its ``config.json`` without importing torch or transformers.
+
+Two spellings are in the wild and both are read: the hub's (``rope_theta``, ``rope_scaling``, ``n_embd``,
+``torch_dtype``) and transformers 5's (``rope_parameters``, ``layer_types``, ``dtype``). A multimodal config is read
+through its ``text_config``. What a family's files may leave unsaid, and which parts its decoder has, is stated in
+`architectures.families`.
+"""
+
+from __future__ import annotations
+
+import reprlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from stoker_engine.architectures.config_fields import Fields
+from stoker_engine.architectures.decoder_config import DecoderConfig, LayerConfig
+from stoker_engine.architectures.families.registry import FAMILY_CONFIGS
+from stoker_engine.architectures.no_decoder import why_no_decoder
+from stoker_engine.architectures.rope_config import RopeParameters
+from stoker_engine.contract.errors import ModelError
+from stoker_engine.contract.json_file import read_json_object
+
+__all__ = ["LayerConfig", "ModelConfig", "RopeParameters"]
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """The shape of a decoder-only language model; names are those of ``config.json``.
+
+    Attributes:
+        max_position_embeddings: as stated: the longest sequence without stretching, or with, as the family has it.
+        dtype: of the checkpoint.
+        decoder: the parts it is assembled from.
+        num_weights: how many numbers the weights hold, where the parts do not tell (the Transformers backend).
+        encoder_weights: how many numbers an encoder of images or sound holds, which the planner counts for runtimes
+            that load it; every device is taken to hold all of them.
+    """
+
+    architecture: str
+    model_type: str
+    vocab_size: int
+    hidden_size: int
+    max_position_embeddings: int
+    tie_word_embeddings: bool
+    dtype: str
+    eos_token_ids: tuple[int, ...]
+    decoder: DecoderConfig = field(repr=False)
+    num_weights: int | None = None
+    encoder_weights: int = 0
+
+    @property
+    def layers(self) -> tuple[LayerConfig, ...]:
+        """The decoder layers, first to last."""
+        return self.decoder.layers
+
+    @property
+    def num_hidden_layers(self) -> int:
+        """How many decoder layers there are."""
+        return len(self.layers)
+
+    @property
+    def num_attention_heads(self) -> int:
+        """Query heads."""
+        return self.layers[0].attention.num_heads
+
+    @property
+    def num_key_value_heads(self) -> int:
+        """Heads of keys and values in the cache."""
+        return self.layers[0].cache.num_kv_heads
+
+    @property
+    def head_dim(self) -> int:
+        """Size of one head's key."""
+        return self.layers[0].cache.head_dim
+
+    @property
+    def intermediate_size(self) -> int:
+        """Inner numbers that one token goes through in the widest MLP or mixture of experts."""
+        return max(_inner_size(layer) for layer in self.layers)
+
+    @property
+    def longest_model_len(self) -> int:
+        """The most that ``--max-model-len`` may be: as far as rotary positions are stretched (as vLLM has it)."""
+        ropes = [layer.rope for layer in self.layers if layer.rope is not None]
+        stretched = max((rope.factor for rope in ropes if rope.rope_type in ("linear", "dynamic")), default=1.0)
+        if self.model_type.startswith("gemma3"):
+            stretched = 1.0  # its max_position_embeddings already is the stretched length
+        return int(self.max_position_embeddings * stretched)
+
+    @property
+    def default_model_len(self) -> int:
+        """``--max-model-len`` where it is not given.
+
+        ``longrope`` and ``dynamic`` change short sequences, too, once the longest sequence is beyond the original
+        length (`layers.rotary`), so it is the original length unless more is asked for.
+        """
+        for layer in self.layers:
+            if layer.rope is not None and layer.rope.rope_type in ("longrope", "dynamic"):
+                return min(layer.rope.original_max_position_embeddings, self.longest_model_len)
+        return self.longest_model_len
+
+    @classmethod
+    def from_folder(cls, folder: Path) -> ModelConfig:
+        """Reads ``config.json`` (and the end tokens of ``generation_config.json``) from `folder`.
+
+        Raises:
+            ModelError: no readable config.json, or a model this engine does not serve.
+        """
+        return cls.from_dict(read_config(folder))
+
+    @classmethod
+    def from_dict(cls, config: Mapping[str, Any]) -> ModelConfig:
+        """Reads a parsed ``config.json`` of either spelling.
+
+        Raises:
+            ModelError: not a model this engine serves, or a field is missing; the message says which.
+        """
+        top = Fields(config, {})
+        architectures = top.items("architectures", str)
+        architecture = next((name for name in architectures if name in FAMILY_CONFIGS), None)
+        if architecture is None:
+            reason = why_no_decoder(config)
+            raise ModelError(
+                f"architecture {', '.join(architectures) or 'unknown'} is not supported"
+                + (f": {reason}" if reason else f"; supported are {', '.join(sorted(FAMILY_CONFIGS))}")
+            )
+        refuse_quantized(config)
+        family = FAMILY_CONFIGS[architecture]
+        text = dict(top.object("text_config") or config)
+        for name in ("eos_token_id", "dtype", "torch_dtype"):
+            if text.get(name) is None:
+                text.pop(name, None)
+                if config.get(name) is not None:
+                    text[name] = config[name]
+        if config.get("eos_token_id") is not None:
+            text["eos_token_id"] = config["eos_token_id"]
+        c = Fields(text, family.defaults, family.names)
+        vocab_size = c.integer("vocab_size")
+        return cls(
+            architecture=architecture,
+            model_type=family.model_type,
+            vocab_size=vocab_size,
+            hidden_size=c.integer("hidden_size"),
+            max_position_embeddings=c.integer("max_position_embeddings"),
+            tie_word_embeddings=c.flag("tie_word_embeddings"),
+            dtype=c.text("dtype") if c.get("dtype") else "float32",
+            eos_token_ids=_eos_token_ids(c, vocab_size),
+            decoder=family.read(c),
+        )
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """``config.json`` of `folder`, with the end tokens of ``generation_config.json``.
+
+    Raises:
+        ModelError: it is missing or not readable.
+    """
+    config = _read_json(folder / "config.json")
+    if (folder / "generation_config.json").is_file():
+        generation = _read_json(folder / "generation_config.json")
+        if generation.get("eos_token_id") is not None:
+            config["eos_token_id"] = generation["eos_token_id"]
+    return config
+
+
+def refuse_quantized(config: Mapping[str, Any]) -> None:
+    """Refuses a config of quantized weights.
+
+    Raises:
+        ModelError: it is one.
+    """
+    quantized = config.get("quantization_config")
+    if quantized:
+        method = quantized.get("quant_method", "unknown") if isinstance(quantized, dict) else "unknown"
+        raise ModelError(f"the checkpoint is quantized ({method}), which is not supported; use the unquantized model")
+
+
+def _inner_size(layer: LayerConfig) -> int:
+    moe = layer.moe
+    if moe is None:
+        return layer.mlp.size
+    return moe.num_experts_per_tok * moe.intermediate_size + moe.shared_intermediate_size
+
+
+def _eos_token_ids(c: Fields, vocab_size: int) -> tuple[int, ...]:
+    """The end tokens, given as one or as a list. One that the vocabulary does not have is never generated."""
+    stated = c.get("eos_token_id")
+    ids = c.items("eos_token_id", int) if isinstance(stated, list | tuple) else [c.optional_integer("eos_token_id")]
+    if any(token is not None and token < 0 for token in ids):
+        raise ModelError(f"config.json: eos_token_id must be a token id or a list of them, not {reprlib.repr(stated)}")
+    return tuple(token for token in ids if token is not None and token < vocab_size)
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        return read_json_object(path)
+    except FileNotFoundError:
+        raise ModelError(f"no {path.name} in {path.parent}; is this a Hugging Face model folder?") from None

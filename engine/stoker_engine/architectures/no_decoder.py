@@ -1,0 +1,40 @@
+"""Models that no engine of this kind serves, and why: they do not generate token by token from text alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from stoker_engine.architectures.config_fields import Fields
+
+#: How the names of such architectures end → what they are.
+_ENDINGS: Final = {
+    "ForMaskedLM": "an encoder that fills masks",
+    "ForPreTraining": "a model without a head that generates",
+    "ForSequenceClassification": "a classifier",
+    "ForTokenClassification": "a classifier",
+    "ForMultipleChoice": "a classifier",
+    "ForQuestionAnswering": "a model that marks answers",
+    "ForImageClassification": "a model of images",
+    "ForSpeechSeq2Seq": "a model of speech",
+    "ForCTC": "a model of speech",
+    "EncoderModel": "an encoder",
+    "Model": "a model without a head that generates",
+}
+
+
+def why_no_decoder(config: Mapping[str, Any]) -> str | None:
+    """The reason why a parsed config.json is no autoregressive decoder of text; None: it may be one.
+
+    Raises:
+        ModelError: its ``architectures`` are no list of names.
+    """
+    if config.get("is_encoder_decoder"):
+        return "it is an encoder-decoder, not an autoregressive decoder"
+    for architecture in Fields(config, {}).items("architectures", str):
+        if architecture.endswith("LMHeadModel"):
+            continue
+        for ending, what in _ENDINGS.items():
+            if architecture.endswith(ending):
+                return f"it is {what}, not an autoregressive decoder"
+    return None

@@ -1,0 +1,60 @@
+"""Loads the families described here: a `Decoder` filled from a file's weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from stoker_engine.architectures.model_config import ModelConfig
+from stoker_engine.attention.backend import AttentionBackend
+from stoker_engine.models.decoder import Decoder
+from stoker_engine.models.weight_names import WeightNames
+from stoker_engine.models.weights import WeightSource, load_weights
+
+
+@dataclass(frozen=True)
+class DecoderLoader:
+    """Weights, and how their file spells them."""
+
+    spelling: WeightNames
+    weights: WeightSource
+
+    def load(
+        self,
+        config: ModelConfig,
+        backend: AttentionBackend,
+        dtype: torch.dtype,
+        device: torch.device,
+        max_model_len: int,
+        on_progress: Callable[[], None],
+    ) -> Decoder:
+        """See `models.checkpoint.Loader`."""
+        with torch.inference_mode():
+            with device:
+                model = Decoder(config, backend, dtype, max_model_len)
+            load_weights(model, _Watched(self.weights, on_progress), self.spelling)
+        return model
+
+
+@dataclass(frozen=True)
+class _Watched:
+    """`source`, which calls `on_progress` with each tensor."""
+
+    source: WeightSource
+    on_progress: Callable[[], None]
+
+    def names(self) -> list[str]:
+        """See `WeightSource`."""
+        return self.source.names()
+
+    def read(self, name: str) -> torch.Tensor:
+        """See `WeightSource`."""
+        self.on_progress()
+        return self.source.read(name)
+
+    def read_into(self, name: str, target: torch.Tensor) -> None:
+        """See `WeightSource`."""
+        self.on_progress()
+        self.source.read_into(name, target)

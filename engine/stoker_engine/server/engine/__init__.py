@@ -1,0 +1,1 @@
+"""The engine as the server sees it: generating, loading it again, stopping, turning requests away."""

@@ -1,0 +1,159 @@
+"""What the server needs of an engine: `AsyncLLM` is one, tests bring another.
+
+A client's life: made (the engine begins to load) → `load` awaited, from the event loop → serves → dead, from where
+`load` leads on again, or `shutdown`. The properties tell the truth at the moment of asking, and are cheap: probes ask
+them often.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+from stoker_engine.contract.errors import EngineDeadError
+from stoker_engine.core.engine_info import EngineInfo
+from stoker_engine.core.outputs import OutputDelta
+from stoker_engine.core.sampling_params import BeamSearchParams, SamplingParams
+from stoker_engine.core.step_report import StepReport
+
+
+class TokenTexts(Protocol):
+    """The text of tokens; usable from any thread."""
+
+    def check_length(self, text: str, max_model_len: int, param: str = "prompt") -> None:
+        """Refuses a text that is too long for `max_model_len` tokens, whatever its tokens are.
+
+        Raises:
+            RequestError: it is.
+        """
+        ...
+
+    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """The text of a few tokens."""
+        ...
+
+    def ids_to_tokens(self, token_ids: Sequence[int]) -> list[str]:
+        """Tokens as the vocabulary spells them."""
+        ...
+
+    def token_text(self, token_id: int) -> str:
+        """What a token says by itself."""
+        ...
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes that a token stands for; a token may hold part of a character."""
+        ...
+
+
+class PromptTokenizer(Protocol):
+    """Text and chats ⇄ tokens. Cancelling what is awaited ends the work."""
+
+    @property
+    def vocabulary(self) -> TokenTexts:
+        """The text of single tokens."""
+        ...
+
+    async def encode(self, texts: Sequence[str], add_special_tokens: bool = True) -> list[list[int]]:
+        """The tokens of texts."""
+        ...
+
+    async def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """The text of tokens."""
+        ...
+
+    async def chat_text(
+        self,
+        messages: list[dict[str, Any]],
+        *,
+        tools: list[dict[str, Any]] | None = None,
+        documents: list[dict[str, Any]] | None = None,
+        chat_template: str | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+    ) -> str:
+        """A chat as the template writes it.
+
+        Args:
+            chat_template: of the request itself: nobody's whom one could trust.
+
+        Raises:
+            RequestError: there is no template, it refuses these messages, or the request's own takes too much.
+        """
+        ...
+
+
+class EngineClient(Protocol):
+    """An engine that many requests share.
+
+    Attributes:
+        observer: called in the event loop with what each step did; set before `load`.
+    """
+
+    observer: Callable[[StepReport], None] | None
+
+    async def load(self) -> EngineInfo:
+        """Waits until the engine is loaded; when it is dead, until another one is in its place.
+
+        Raises:
+            ArgumentError, ModelError: it cannot be loaded.
+            EngineDeadError: it died while it loaded.
+        """
+        ...
+
+    async def wait_dead(self) -> EngineDeadError:
+        """Waits until the engine is dead; the error's sentence says of what. Never returns after `shutdown`."""
+        ...
+
+    @property
+    def status(self) -> str:
+        """A sentence on what the engine does, or of what it died: "loading: reading weights"."""
+        ...
+
+    @property
+    def is_live(self) -> bool:
+        """Whether loading or stepping progresses."""
+        ...
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether it is there and does nothing, so that nobody knows whether it will answer again."""
+        ...
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether it is loaded and live."""
+        ...
+
+    @property
+    def info(self) -> EngineInfo:
+        """Facts of the engine, once it is loaded."""
+        ...
+
+    @property
+    def tokenizer(self) -> PromptTokenizer:
+        """The model's tokenizer, once it is loaded."""
+        ...
+
+    def generate(
+        self,
+        request_id: str,
+        prompt_token_ids: list[int],
+        params: SamplingParams | BeamSearchParams,
+        *,
+        priority: int = 0,
+        cache_salt: str = "",
+    ) -> AsyncGenerator[OutputDelta, None]:
+        """What each step adds to a request's sequences; ends when all of them have.
+
+        Closing the generator aborts the request.
+
+        Raises:
+            RequestError: the request cannot be served as it is; raised before the first delta.
+            EngineDeadError: the engine died.
+        """
+        ...
+
+    def shutdown(self) -> None:
+        """Ends the engine; requests in flight end with `EngineDeadError`."""
+        ...

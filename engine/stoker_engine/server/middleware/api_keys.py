@@ -1,0 +1,142 @@
+"""Who may ask: API keys, compared in constant time and never logged.
+
+Every path wants a key, except those that machines ask without one (`OPEN_PATHS`) and CORS preflights, which browsers
+send without credentials. Keys come from ``--api-key`` and ``--api-key-file``; where neither is given, from the
+environment's STOKER_API_KEY and VLLM_API_KEY. Where there are none at all, everybody may ask.
+
+``--api-key-file`` is a file, or a folder of such files: a mounted Secret has a file for each of its keys. It is looked
+at with each request and read again when it has changed, as a mounted Secret does in place. What cannot be read any more
+leaves the keys as they were; what has none lets nobody in.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import logging
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from stoker_engine.contract.errors import ArgumentError
+from stoker_engine.contract.frontend_args import FrontendArgs
+from stoker_engine.server.openai import errors
+from stoker_engine.server.paths import OPEN_PATHS, route_path
+from stoker_engine.server.unavailable import UnauthorizedError
+
+logger = logging.getLogger(__name__)
+
+_ENVIRONMENT = ("STOKER_API_KEY", "VLLM_API_KEY")
+
+
+class APIKeys:
+    """The keys that are valid now.
+
+    Args:
+        keys: given as they are.
+        file: holds more, one a line; or a folder of such files, which may come to hold keys later.
+
+    Raises:
+        ArgumentError: it cannot be read, or is a file that holds no key.
+    """
+
+    def __init__(self, keys: Iterable[str], file: Path | None = None) -> None:
+        self._fixed = _digests(keys)
+        self._file = file
+        self._from_file: list[bytes] = []
+        self._stamp: list[tuple[str, int, int, int]] | None = None
+        self._complained = False
+        if file is not None:
+            try:
+                self._read(file)
+            except (OSError, UnicodeDecodeError) as error:
+                raise ArgumentError("--api-key-file", f"cannot read {file}: {error}") from error
+            if not self._from_file and not file.is_dir():
+                raise ArgumentError("--api-key-file", f"{file} holds no key; write one a line")
+
+    @classmethod
+    def from_args(cls, args: FrontendArgs, environment: Mapping[str, str] = os.environ) -> APIKeys:
+        """The keys that the flags give, or the environment.
+
+        Raises:
+            ArgumentError: the file cannot be read, or holds no key.
+        """
+        if args.api_key or args.api_key_file is not None:
+            return cls(args.api_key, None if args.api_key_file is None else Path(args.api_key_file))
+        return cls(filter(None, map(environment.get, _ENVIRONMENT)))
+
+    @property
+    def are_needed(self) -> bool:
+        """Whether a request needs one."""
+        return bool(self._fixed) or self._file is not None
+
+    def check(self, authorization: bytes | None) -> None:
+        """Checks an ``Authorization`` header.
+
+        Raises:
+            UnauthorizedError: it holds no valid key.
+        """
+        scheme, _, key = (authorization or b"").partition(b" ")
+        digest = hashlib.sha256(key.strip()).digest()
+        self._refresh()
+        # Every key is compared, and digests are of one length: the time tells nothing.
+        valid = [hmac.compare_digest(digest, known) for known in (*self._fixed, *self._from_file)]
+        if scheme.lower() != b"bearer" or not any(valid):
+            raise UnauthorizedError("this server wants an API key: Authorization: Bearer KEY", code="invalid_api_key")
+
+    def _refresh(self) -> None:
+        if self._file is None:
+            return
+        try:
+            self._read(self._file)
+            self._complained = False
+        except (OSError, UnicodeDecodeError) as error:
+            if not self._complained:
+                self._complained = True
+                logger.warning("cannot read the API keys again, so they stay as they were: %s", error)
+
+    def _read(self, file: Path) -> None:
+        stats = [(each, each.stat()) for each in _files(file)]
+        stamp = [(each.name, stat.st_ino, stat.st_size, stat.st_mtime_ns) for each, stat in stats]
+        if stamp == self._stamp:
+            return
+        lines = [line.strip() for each, _ in stats for line in each.read_text().splitlines()]
+        self._from_file = _digests(lines)
+        self._stamp = stamp
+        if self._from_file:
+            logger.info("%s holds %d API keys", file, len(self._from_file))
+        else:
+            logger.warning("%s holds no API key, so every request is refused until it does", file)
+
+
+class APIKeyMiddleware:
+    """Turns away what has no key."""
+
+    def __init__(self, app: ASGIApp, keys: APIKeys) -> None:
+        self._app = app
+        self._keys = keys
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handles a request."""
+        if scope["type"] == "http" and route_path(scope) not in OPEN_PATHS:
+            try:
+                authorization = Headers(scope=scope).get("authorization")
+                self._keys.check(None if authorization is None else authorization.encode("latin-1"))
+            except UnauthorizedError as error:
+                await errors.response(error)(scope, receive, send)
+                return
+        await self._app(scope, receive, send)
+
+
+def _files(place: Path) -> list[Path]:
+    """The file; or a folder's, without the hidden ones, where a mounted Secret keeps its versions."""
+    if not place.is_dir():
+        return [place]
+    return sorted(each for each in place.iterdir() if not each.name.startswith(".") and each.is_file())
+
+
+def _digests(keys: Iterable[str]) -> list[bytes]:
+    return [hashlib.sha256(key.encode()).digest() for key in keys if key]

@@ -1,0 +1,53 @@
+"""A limit on the size of request bodies, whether they say their size or not."""
+
+from __future__ import annotations
+
+from starlette.datastructures import Headers
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from stoker_engine.server.openai import errors
+from stoker_engine.server.unavailable import TooLargeError
+
+
+class BodyLimitMiddleware:
+    """Answers 413 to a body of more than `limit` bytes: before it is read, where its size is told."""
+
+    def __init__(self, app: ASGIApp, limit: int) -> None:
+        self._app = app
+        self._limit = limit
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handles a request."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        sentence = f"the request body is larger than {self._limit} bytes"
+        told = Headers(scope=scope).get("content-length", "0")
+        if told.isdecimal() and int(told[:20]) > self._limit:
+            await errors.response(TooLargeError(sentence))(scope, receive, send)
+            return
+        received = 0
+
+        async def receive_limited() -> Message:
+            nonlocal received
+            message = await receive()
+            received += len(message.get("body", b""))
+            if received > self._limit:
+                raise HTTPException(TooLargeError.status, sentence)  # what FastAPI lets through while it reads
+            return message
+
+        await self._app(scope, receive_limited, send)
+
+
+async def discard(receive: Receive, limit: int) -> None:
+    """Reads a body of at most `limit` bytes that nobody wants.
+
+    To close a connection that holds unread bytes resets it, and its client loses the answer.
+    """
+    received = 0
+    while received <= limit:
+        message = await receive()
+        received += len(message.get("body", b""))
+        if not message.get("more_body", False):
+            return

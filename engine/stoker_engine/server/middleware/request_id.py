@@ -1,0 +1,49 @@
+"""``X-Request-Id``: taken from the client or made, sent back, and written beside what the log says of the request."""
+
+from __future__ import annotations
+
+import uuid
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import Request
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from stoker_engine import logs
+from stoker_engine.server.openai.field_types import REQUEST_ID
+
+HEADER = "x-request-id"
+
+
+def request_id(request: Request, asked: str | None) -> str:
+    """What a request is called: what its header says, else what its body asks for, else what we made up."""
+    state = request.scope["state"]
+    made: str = state["request_id"]
+    return made if state["request_id_given"] or asked is None else asked
+
+
+class RequestIdMiddleware:
+    """Gives each request its id. A header that cannot be one is as good as none: proxies write odd ones."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handles a request."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        given = Headers(scope=scope).get(HEADER, "")
+        is_one = REQUEST_ID.fullmatch(given) is not None
+        name = given if is_one else uuid.uuid4().hex
+        scope.setdefault("state", {}).update(request_id=name, request_id_given=is_one)
+
+        async def send_named(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message).setdefault(HEADER, name)
+            await send(message)
+
+        token = logs.request_id.set(name)
+        try:
+            await self._app(scope, receive, send_named)
+        finally:
+            logs.request_id.reset(token)

@@ -1,0 +1,72 @@
+"""One line in the log for each request: when it ends, what it took. What it said is logged only if asked for."""
+
+from __future__ import annotations
+
+import logging
+
+from stoker_engine.core.sampling_params import BeamSearchParams, SamplingParams
+from stoker_engine.core.step_report import FinishedRequest, StepReport
+from stoker_engine.server.engine.engine_client import TokenTexts
+
+logger = logging.getLogger("stoker_engine.requests")
+
+
+class RequestLog:
+    """Logs requests.
+
+    Args:
+        log_prompts: log each request's prompt and parameters as it arrives.
+        max_log_len: most characters of a prompt; None: all.
+    """
+
+    def __init__(self, log_prompts: bool, max_log_len: int | None) -> None:
+        self._log_prompts = log_prompts
+        self._max_log_len = max_log_len
+
+    def on_received(
+        self,
+        request_id: str,
+        prompt_token_ids: list[int],
+        params: SamplingParams | BeamSearchParams,
+        tokenizer: TokenTexts,
+    ) -> None:
+        """A prompt has come."""
+        if self._log_prompts:
+            prompt = tokenizer.decode(prompt_token_ids, skip_special_tokens=False)[: self._max_log_len]
+            logger.info("received %s: %s prompt %r", request_id, params, prompt, extra={"prompt": prompt})
+
+    def on_step(self, report: StepReport) -> None:
+        """Requests have ended."""
+        if logger.isEnabledFor(logging.INFO):
+            for request in report.finished:
+                self._on_finished(request)
+
+    def _on_finished(self, request: FinishedRequest) -> None:
+        ttft = None if request.queue is None or request.prefill is None else request.queue + request.prefill
+        logger.info(
+            "finished %s: %s, prompt %d tokens (%d cached), output %d tokens%s, queue %s, first token %s, total %s",
+            request.id,
+            request.finish_reason,
+            request.num_prompt_tokens,
+            request.num_cached_tokens,
+            request.num_output_tokens,
+            f" in {request.n} sequences" if request.n > 1 else "",
+            _seconds(request.queue),
+            _seconds(ttft),
+            _seconds(request.e2e),
+            extra={
+                "request": request.id,
+                "finish_reason": str(request.finish_reason),
+                "prompt_tokens": request.num_prompt_tokens,
+                "cached_tokens": request.num_cached_tokens,
+                "output_tokens": request.num_output_tokens,
+                "n": request.n,
+                "queue_s": request.queue,
+                "ttft_s": ttft,
+                "e2e_s": request.e2e,
+            },
+        )
+
+
+def _seconds(value: float | None) -> str:
+    return "–" if value is None else f"{value:.3f} s"

@@ -1,0 +1,54 @@
+"""A line on the throughput every 10 s while there is work. Without work there is no timer: idle costs nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+
+from stoker_engine.core.step_report import SchedulerStats, StepReport
+
+logger = logging.getLogger("stoker_engine.throughput")
+
+INTERVAL_S = 10.0
+
+
+class ThroughputLog:
+    """Sums up what steps did; the first step after a silence sets the timer.
+
+    Args:
+        clock: seconds; only differences count.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._began: float | None = None
+        self._prompt_tokens = self._new_tokens = 0
+        self._stats: SchedulerStats | None = None
+
+    def on_step(self, report: StepReport) -> None:
+        """Takes down a step; must run in an event loop."""
+        if self._began is None:
+            self._began = self._clock()
+            asyncio.get_running_loop().call_later(INTERVAL_S, self.tell)
+        self._prompt_tokens += report.num_prompt_tokens
+        self._new_tokens += report.num_new_tokens
+        self._stats = report.stats
+
+    def tell(self) -> None:
+        """Writes the line and begins anew."""
+        began, stats = self._began, self._stats
+        assert began is not None and stats is not None, "told before a step"
+        seconds = max(self._clock() - began, 1e-9)
+        queries = stats.prefix_cache_queries
+        logger.info(
+            "prompt %.1f tokens/s, output %.1f tokens/s, running %d, waiting %d, KV cache %.1f%%, prefix hits %.1f%%",
+            self._prompt_tokens / seconds,
+            self._new_tokens / seconds,
+            stats.num_running,
+            stats.num_waiting,
+            100 * stats.kv_cache_usage,
+            100 * stats.prefix_cache_hits / queries if queries else 0.0,
+        )
+        self._began, self._prompt_tokens, self._new_tokens = None, 0, 0

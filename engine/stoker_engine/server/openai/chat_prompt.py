@@ -1,0 +1,51 @@
+"""Conversations → prompts, through the model's chat template."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from stoker_engine.contract.errors import RequestError
+from stoker_engine.server.openai.chat_request import ChatRendering
+from stoker_engine.server.openai.messages import Message
+from stoker_engine.server.service import Service
+
+
+async def render(
+    messages: Sequence[Message],
+    rendering: ChatRendering,
+    service: Service,
+    *,
+    with_tools: bool = True,
+    add_special_tokens: bool = False,
+    cut: bool = False,
+) -> list[int]:
+    """The tokens of a conversation.
+
+    Args:
+        add_special_tokens: add those that the tokenizer adds to a text; most templates write their own.
+        cut: whether it is cut to the model's context afterwards, so that no length is too much.
+
+    Raises:
+        RequestError: the template refuses it, it is too long, or it brings a template and none is trusted.
+    """
+    args, tokenizer = service.args.frontend, service.client.tokenizer
+    if rendering.chat_template is not None and not args.trust_request_chat_template:
+        raise RequestError(
+            "this server takes no chat template from a request; it would with --trust-request-chat-template",
+            "chat_template",
+        )
+    generate = rendering.add_generation_prompt
+    text = await tokenizer.chat_text(
+        # There may be very many: the event loop answers others meanwhile.
+        await asyncio.to_thread(lambda: [message.for_template() for message in messages]),
+        tools=[tool.for_template() for tool in rendering.tools] if rendering.tools and with_tools else None,
+        documents=rendering.documents or None,
+        chat_template=rendering.chat_template,
+        chat_template_kwargs={**args.chat_template_defaults, **(rendering.chat_template_kwargs or {})},
+        add_generation_prompt=not rendering.continue_final_message if generate is None else generate,
+        continue_final_message=bool(rendering.continue_final_message),
+    )
+    if not cut:
+        service.check_length(text)
+    return (await tokenizer.encode([text], add_special_tokens))[0]

@@ -1,0 +1,93 @@
+"""The body of /v1/chat/completions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any
+
+from pydantic import Field, model_validator
+
+from stoker_engine.contract.errors import RequestError
+from stoker_engine.core.sampling_params import BeamSearchParams, SamplingParams
+from stoker_engine.server.openai.field_types import Count, CountOrAll, StrictModel
+from stoker_engine.server.openai.messages import Message, Tool
+from stoker_engine.server.openai.sampled_request import SampledRequest
+from stoker_engine.server.openai.unbuilt import Only, UnbuiltChat
+
+#: Variables of a chat template that have a field of their own.
+_OWN_FIELDS = frozenset(
+    {"messages", "tools", "documents", "chat_template", "add_generation_prompt", "continue_final_message", "tokenize"}
+)
+
+
+Messages = Annotated[list[Message], Field(min_length=1, fail_fast=True)]
+
+
+class ChatRendering(StrictModel):
+    """How a conversation becomes a prompt."""
+
+    tools: Annotated[list[Tool], Field(fail_fast=True)] | None = None
+    documents: Annotated[list[dict[str, Any]], Field(fail_fast=True)] | None = None
+    chat_template: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+
+    @model_validator(mode="after")
+    def _ends_one_way(self) -> ChatRendering:
+        if self.continue_final_message and self.add_generation_prompt:
+            raise RequestError(
+                "continue_final_message and add_generation_prompt cannot both be true", "continue_final_message"
+            )
+        for name in self.chat_template_kwargs or ():
+            if name in _OWN_FIELDS:
+                raise RequestError(f"{name} has a field of its own", "chat_template_kwargs")
+        return self
+
+
+class ChatCompletionRequest(UnbuiltChat, SampledRequest, ChatRendering):
+    """A conversation to go on with, in OpenAI's words and vLLM's."""
+
+    messages: Messages
+    max_tokens: Count | None = None
+    max_completion_tokens: Count | None = None
+    logprobs: bool | None = None
+    top_logprobs: CountOrAll | None = None
+    # What a model writes to call a tool stays text: nothing here parses it, whatever the choice.
+    tool_choice: Annotated[Any, Only("none", "auto")] = None
+    parallel_tool_calls: bool | None = None
+
+    @model_validator(mode="after")
+    def _agrees(self) -> ChatCompletionRequest:
+        old, new = self.max_tokens, self.max_completion_tokens
+        if old is not None and new is not None and old != new:
+            raise RequestError("max_tokens is the old name of max_completion_tokens; give one of them", "max_tokens")
+        if self.top_logprobs and not self.logprobs:
+            raise RequestError("top_logprobs needs logprobs: true", "top_logprobs")
+        return self
+
+    @property
+    def logprobs_neutral_for_beams(self) -> Mapping[str, Sequence[Any]]:
+        """Beams have no logprobs of their tokens."""
+        return {"logprobs": (False,)}
+
+    @property
+    def field_names(self) -> dict[str, str]:
+        """What this body calls the engine's `prompt`, `max_tokens` and `logprobs`."""
+        limit = "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
+        return {"prompt": "messages", "max_tokens": limit, "logprobs": "top_logprobs"}
+
+    @property
+    def num_logprobs(self) -> int | None:
+        """How many logprobs each position gets, if any."""
+        return (self.top_logprobs or 0) if self.logprobs else None
+
+    def params_for(self, defaults: Mapping[str, Any], room: int) -> SamplingParams | BeamSearchParams:
+        """How to answer a prompt that leaves room for `room` tokens.
+
+        The length that the model's makers recommend bends to that room; one that was asked for does not.
+        """
+        max_tokens = self.max_completion_tokens or self.max_tokens
+        if max_tokens is None and defaults.get("max_tokens"):
+            max_tokens = max(1, min(defaults["max_tokens"], room))
+        return self.params(defaults, max_tokens, self.num_logprobs, self.prompt_logprobs)

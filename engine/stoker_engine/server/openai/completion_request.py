@@ -1,0 +1,70 @@
+"""The body of /v1/completions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, cast
+
+from pydantic import model_validator
+
+from stoker_engine.contract.errors import RequestError
+from stoker_engine.core.sampling_params import BeamSearchParams, SamplingParams
+from stoker_engine.server.openai.field_types import Count, CountOrAll, CountOrZero, Prompt
+from stoker_engine.server.openai.sampled_request import SampledRequest
+from stoker_engine.server.openai.unbuilt import UnbuiltCompletion
+
+#: Most choices of one request, over all its prompts; more belong in several.
+MAX_CHOICES: Final = 1024
+#: What OpenAI generates for a completion that does not say how much.
+DEFAULT_MAX_TOKENS: Final = 16
+
+
+class CompletionRequest(UnbuiltCompletion, SampledRequest):
+    """Prompts to complete, in OpenAI's words and vLLM's."""
+
+    prompt: Prompt
+    max_tokens: CountOrZero | None = None
+    best_of: Count | None = None
+    logprobs: CountOrAll | None = None
+    echo: bool | None = None
+
+    @model_validator(mode="after")
+    def _fits(self) -> CompletionRequest:
+        choices = len(self.prompts) * self.num_sequences
+        if not self.prompts:
+            raise RequestError("prompt holds no prompt", "prompt")
+        if choices > MAX_CHOICES:
+            raise RequestError(f"prompts × n may be at most {MAX_CHOICES}, not {choices}", "prompt")
+        if self.best_of is not None and self.best_of != self.num_sequences:
+            raise RequestError("best_of must equal n: all that is generated is returned", "best_of")
+        if self.max_tokens == 0 and not self.echo:
+            raise RequestError("max_tokens: 0 asks for nothing unless echo is true", "max_tokens")
+        return self
+
+    @property
+    def logprobs_neutral_for_beams(self) -> Mapping[str, Sequence[Any]]:
+        """Beams have no logprobs of their tokens."""
+        return {"logprobs": ()}
+
+    @property
+    def prompts(self) -> Sequence[str | list[int]]:
+        """The prompts, each of which gets n choices."""
+        if isinstance(self.prompt, str) or (self.prompt and isinstance(self.prompt[0], int)):
+            return [self.prompt]
+        return cast("list[str] | list[list[int]]", self.prompt)
+
+    @property
+    def only_echo(self) -> bool:
+        """Whether only the prompt is to be scored: the token that the engine then generates is not told."""
+        return self.max_tokens == 0
+
+    def params_for(self, defaults: Mapping[str, Any], room: int) -> SamplingParams | BeamSearchParams:
+        """How to complete a prompt that leaves room for `room` tokens.
+
+        The default length bends to that room; a length that was asked for does not.
+        """
+        max_tokens = max(1, min(DEFAULT_MAX_TOKENS, room)) if self.max_tokens is None else max(1, self.max_tokens)
+        prompt_logprobs = self.prompt_logprobs
+        if prompt_logprobs is None and self.echo:
+            prompt_logprobs = self.logprobs
+        return self.params(defaults, max_tokens, self.logprobs, prompt_logprobs)

@@ -1,0 +1,157 @@
+"""/v1/completions: text in, text out."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from functools import partial
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from stoker_engine.core.finish_reason import FinishReason
+from stoker_engine.core.logprobs import PositionLogprobs
+from stoker_engine.server.connection.body import JSONRoute
+from stoker_engine.server.connection.disconnect import until_disconnect
+from stoker_engine.server.connection.sse import EventStream
+from stoker_engine.server.engine.engine_client import PromptTokenizer
+from stoker_engine.server.engine.generation import Generation, Output
+from stoker_engine.server.middleware.request_id import HEADER, request_id
+from stoker_engine.server.openai.completion_request import DEFAULT_MAX_TOKENS, CompletionRequest
+from stoker_engine.server.openai.logprobs import LogprobWriter, prompt_logprobs
+from stoker_engine.server.openai.responses import Completion, CompletionChoice
+from stoker_engine.server.service import Service
+from stoker_engine.tokens.input_processor import truncated
+
+
+def routes(service: Service) -> APIRouter:
+    """The endpoint, for `service`."""
+    router = APIRouter(route_class=JSONRoute)
+
+    @router.post("/v1/completions", response_model=Completion)
+    async def create_completion(body: CompletionRequest, request: Request) -> Response:
+        """Completes a prompt, or several side by side."""
+        await service.wait_ready()
+        service.check(body)
+        client = service.client
+        prompts = await until_disconnect(request.receive, _tokenize(body, service))
+        info = client.info
+        prompts = [truncated(prompt, body.truncate_prompt_tokens, body.max_tokens, info) for prompt in prompts]
+        params_for = functools.cache(partial(body.params_for, info.sampling_defaults))  # prompts share theirs
+        params = [params_for(min(DEFAULT_MAX_TOKENS, info.max_model_len - len(prompt))) for prompt in prompts]
+        base_id = request_id(request, body.request_id)
+        generation = service.generation(f"cmpl-{base_id}", body, prompts, params, tell_output=not body.only_echo)
+        echo = await until_disconnect(request.receive, _echo(body, prompts, client.tokenizer)) if body.echo else None
+        writer = _Writer(body, generation, service.model_name, echo, service.logprobs(body, body.logprobs))
+        headers = {HEADER: base_id}
+        if body.stream:
+            return EventStream(writer.events(service.include_usage(body)), headers)
+        completion = await until_disconnect(request.receive, writer.whole())
+        return Response(completion.model_dump_json(), headers=headers, media_type="application/json")
+
+    return router
+
+
+async def _tokenize(body: CompletionRequest, service: Service) -> list[list[int]]:
+    for prompt in body.prompts:
+        if body.truncate_prompt_tokens is None:
+            service.check_length(prompt)
+        if not isinstance(prompt, str):
+            service.check_tokens(prompt, "prompt")
+    texts = [prompt for prompt in body.prompts if isinstance(prompt, str)]
+    encoded = await service.client.tokenizer.encode(texts, body.add_special_tokens is not False) if texts else []
+    of_text = iter(encoded)
+    return [next(of_text) if isinstance(prompt, str) else prompt for prompt in body.prompts]
+
+
+async def _echo(body: CompletionRequest, prompts: Sequence[list[int]], tokenizer: PromptTokenizer) -> list[str]:
+    """The prompts' texts: as they were said, or what their tokens say."""
+    return [
+        said
+        if isinstance(said, str) and body.truncate_prompt_tokens is None
+        else await tokenizer.decode(prompt, skip_special_tokens=False)
+        for said, prompt in zip(body.prompts, prompts, strict=True)
+    ]
+
+
+@dataclass
+class _Writer:
+    """Writes an answer, whole or in events.
+
+    Attributes:
+        echo: the prompts' texts, if choices begin with them.
+    """
+
+    body: CompletionRequest
+    generation: Generation
+    model: str
+    echo: Sequence[str] | None
+    logprobs: LogprobWriter | None
+    _offsets: dict[int, int] = field(default_factory=dict)
+
+    async def whole(self) -> Completion:
+        """The answer, once all of it is there."""
+        outputs = await self.generation.collect()
+        # Logprobs may be long, and others want to be answered meanwhile.
+        return await asyncio.to_thread(self._completion, outputs)
+
+    def _completion(self, outputs: Sequence[Output]) -> Completion:
+        choices = [self._choice(index, output) for index, output in enumerate(outputs)]
+        if self.body.prompt_logprobs is not None:
+            for index, choice in enumerate(choices):
+                choice.prompt_logprobs = prompt_logprobs(self.generation.prompt_logprobs[index // self.generation.n])
+        return self._event(choices=choices, usage=self.generation.usage())
+
+    async def events(self, include_usage: bool) -> AsyncGenerator[Completion, None]:
+        """The answer as it is made."""
+        asked = self.body.return_token_ids or self.logprobs is not None
+        async with aclosing(self.generation.deltas()) as deltas:
+            async for index, delta in deltas:
+                begins = index not in self._offsets
+                if not (delta.text or delta.finish_reason or asked or (begins and self.echo)):
+                    continue  # part of a character: its text comes with the rest
+                if self.body.only_echo and not begins:
+                    continue
+                output = Output(
+                    delta.text, delta.token_ids, delta.logprobs or [], delta.finish_reason, delta.stop_reason
+                )
+                usage = self.generation.usage(index) if self.body.continuous_usage else None
+                yield self._event(choices=[self._choice(index, output)], usage=usage)
+        if include_usage:
+            yield self._event(choices=[], usage=self.generation.usage())
+
+    @property
+    def _event(self) -> partial[Completion]:
+        generation = self.generation
+        return partial(Completion, id=generation.id, created=generation.created, model=self.model)
+
+    def _choice(self, index: int, output: Output) -> CompletionChoice:
+        """What `output` adds to choice `index`, its prompt included where that is wanted and not yet told."""
+        begins = index not in self._offsets
+        self._offsets.setdefault(index, 0)
+        prompt = index // self.generation.n
+        prompt_ids = self.generation.prompts[prompt]
+        text, token_ids = output.text, output.token_ids
+        positions: list[PositionLogprobs | None] = [*output.logprobs]
+        if self.body.only_echo:
+            text, token_ids, positions = "", [], []
+        choice = CompletionChoice(
+            index=index,
+            text=text,
+            finish_reason=FinishReason.LENGTH if self.body.only_echo else output.finish_reason,
+            stop_reason=None if self.body.only_echo else output.stop_reason,
+        )
+        if self.body.return_token_ids:
+            choice.token_ids = token_ids
+            choice.prompt_token_ids = prompt_ids if begins else None
+        if self.echo is not None and begins:
+            choice.text = self.echo[prompt] + text
+            token_ids = prompt_ids + token_ids
+            if self.logprobs is not None:
+                positions = [*self.generation.prompt_logprobs[prompt], *positions]
+        if self.logprobs is not None:
+            choice.logprobs, self._offsets[index] = self.logprobs.completion(token_ids, positions, self._offsets[index])
+        return choice

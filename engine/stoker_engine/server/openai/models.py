@@ -1,0 +1,39 @@
+"""/v1/models: what is served."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter
+
+from stoker_engine.server.openai.responses import ModelCard, ModelList
+from stoker_engine.server.service import Service
+
+
+def routes(service: Service) -> APIRouter:
+    """The endpoints, for `service`."""
+    router = APIRouter()
+
+    def card(name: str) -> ModelCard:
+        service.check_model(name)
+        info = service.client.info
+        return ModelCard(
+            id=name,
+            created=service.created,
+            root=service.args.engine.model,
+            max_model_len=info.max_model_len,
+            license=info.licence,
+            model_card=info.model_card,
+        )
+
+    @router.get("/v1/models")
+    async def list_models() -> ModelList:
+        """Every name the model answers to."""
+        await service.wait_ready()
+        return ModelList(data=[card(name) for name in service.model_names])
+
+    @router.get("/v1/models/{name:path}")
+    async def retrieve_model(name: str) -> ModelCard:
+        """One of them."""
+        await service.wait_ready()
+        return card(name)
+
+    return router

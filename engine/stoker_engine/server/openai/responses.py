@@ -1,0 +1,186 @@
+"""What we answer, in OpenAI's words and, where those end, in vLLM's.
+
+A field that OpenAI always sends is sent as null when empty; one of vLLM's extras is left out (`Extra`).
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import BaseModel, Field
+
+from stoker_engine.core.finish_reason import FinishReason
+from stoker_engine.server.openai.logprobs import ChatLogprobs, CompletionLogprobs, PromptLogprobs
+
+T = TypeVar("T")
+
+
+def _is_none(value: Any) -> bool:
+    return value is None
+
+
+Extra = Annotated[T | None, Field(exclude_if=_is_none)]
+
+
+class ErrorInfo(BaseModel):
+    """What went wrong, for a person (`message`) and for a program (the rest)."""
+
+    message: str
+    type: str
+    param: str | None = None
+    code: str | None = None
+
+
+class ErrorResponse(BaseModel):
+    """The body of every status from 400 on, and the last event of a stream that fails."""
+
+    error: ErrorInfo
+
+
+class PromptTokensDetails(BaseModel):
+    """Of the prompt's tokens, those that a prefix hit saved."""
+
+    cached_tokens: int
+
+
+class Usage(BaseModel):
+    """Tokens, over all choices."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: Extra[PromptTokensDetails] = None
+
+
+class CompletionChoice(BaseModel):
+    """One completion: whole, or what an event adds to it."""
+
+    index: int
+    text: str
+    logprobs: CompletionLogprobs | None = None
+    finish_reason: FinishReason | None = None
+    stop_reason: Extra[int | str] = None
+    token_ids: Extra[list[int]] = None
+    prompt_token_ids: Extra[list[int]] = None
+    prompt_logprobs: Extra[PromptLogprobs] = None
+
+
+class Completion(BaseModel):
+    """The answer of /v1/completions; streamed, an event of it."""
+
+    id: str
+    object: Literal["text_completion"] = "text_completion"
+    created: int
+    model: str
+    choices: list[CompletionChoice]
+    usage: Extra[Usage] = None
+
+
+class ChatMessage(BaseModel):
+    """What the assistant says."""
+
+    role: Literal["assistant"] = "assistant"
+    content: str
+    refusal: None = None
+
+
+class ChatDelta(BaseModel):
+    """What an event adds to a message."""
+
+    role: Extra[Literal["assistant"]] = None
+    content: Extra[str] = None
+
+
+class ChatChoice(BaseModel):
+    """One whole message."""
+
+    index: int
+    message: ChatMessage
+    logprobs: ChatLogprobs | None = None
+    finish_reason: FinishReason | None = None
+    stop_reason: Extra[int | str] = None
+    token_ids: Extra[list[int]] = None
+
+
+class ChatCompletion(BaseModel):
+    """The answer of /v1/chat/completions."""
+
+    id: str
+    object: Literal["chat.completion"] = "chat.completion"
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: Usage
+    prompt_token_ids: Extra[list[int]] = None
+    prompt_logprobs: Extra[PromptLogprobs] = None
+
+
+class ChatChunkChoice(BaseModel):
+    """What an event adds to one message."""
+
+    index: int
+    delta: ChatDelta
+    logprobs: ChatLogprobs | None = None
+    finish_reason: FinishReason | None = None
+    stop_reason: Extra[int | str] = None
+    token_ids: Extra[list[int]] = None
+
+
+class ChatCompletionChunk(BaseModel):
+    """An event of a streamed chat completion."""
+
+    id: str
+    object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
+    created: int
+    model: str
+    choices: list[ChatChunkChoice]
+    usage: Extra[Usage] = None
+    prompt_token_ids: Extra[list[int]] = None
+
+
+class ModelCard(BaseModel):
+    """One name that is served."""
+
+    id: str
+    object: Literal["model"] = "model"
+    created: int
+    owned_by: str = "stoker"
+    root: str
+    parent: None = None
+    max_model_len: int
+    license: Extra[str] = None
+    model_card: Extra[str] = None
+
+
+class ModelList(BaseModel):
+    """The answer of /v1/models."""
+
+    object: Literal["list"] = "list"
+    data: list[ModelCard]
+
+
+class TokenizeResponse(BaseModel):
+    """The answer of /tokenize."""
+
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str] | None = None
+
+
+class DetokenizeResponse(BaseModel):
+    """The answer of /detokenize."""
+
+    prompt: str
+
+
+class ServerLoad(BaseModel):
+    """The answer of /load: requests that are being generated for."""
+
+    server_load: int
+
+
+class Version(BaseModel):
+    """The answer of /version."""
+
+    version: str

@@ -1,0 +1,90 @@
+"""/tokenize and /detokenize, in vLLM's shapes."""
+
+from __future__ import annotations
+
+import asyncio
+
+from fastapi import APIRouter, Request
+from pydantic import model_validator
+from starlette.responses import Response
+
+from stoker_engine.contract.errors import RequestError
+from stoker_engine.server.connection.body import JSONRoute
+from stoker_engine.server.connection.disconnect import until_disconnect
+from stoker_engine.server.engine.generation import renamed
+from stoker_engine.server.openai.chat_prompt import render
+from stoker_engine.server.openai.chat_request import ChatRendering, Messages
+from stoker_engine.server.openai.field_types import StrictModel, TokenIds
+from stoker_engine.server.openai.responses import DetokenizeResponse, TokenizeResponse
+from stoker_engine.server.openai.unbuilt import NoDict
+from stoker_engine.server.service import Service
+
+
+class TokenizeRequest(ChatRendering):
+    """A text, or a conversation."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: Messages | None = None
+    add_special_tokens: bool | None = None
+    return_token_strs: bool | None = None
+    media_io_kwargs: NoDict = None
+    mm_processor_kwargs: NoDict = None
+
+    @model_validator(mode="after")
+    def _one_of_two(self) -> TokenizeRequest:
+        if (self.prompt is None) == (self.messages is None):
+            raise RequestError("give either prompt or messages", "prompt")
+        if self.messages is None:
+            for name in ChatRendering.model_fields:
+                if getattr(self, name):
+                    raise RequestError(f"{name} belongs to messages, and there is a prompt", name)
+        return self
+
+
+class DetokenizeRequest(StrictModel):
+    """Tokens."""
+
+    model: str | None = None
+    tokens: TokenIds
+
+
+def routes(service: Service) -> APIRouter:
+    """The endpoints, for `service`."""
+    router = APIRouter(route_class=JSONRoute)
+
+    @router.post("/tokenize", response_model=TokenizeResponse)
+    async def tokenize(body: TokenizeRequest, request: Request) -> Response:
+        """The tokens that the model would read."""
+        await service.wait_ready()
+        service.check_model(body.model)
+        answer = await until_disconnect(request.receive, _tokenize(body, service))
+        # There may be very many: the event loop answers others meanwhile.
+        return Response(await asyncio.to_thread(answer.model_dump_json), media_type="application/json")
+
+    @router.post("/detokenize")
+    async def detokenize(body: DetokenizeRequest, request: Request) -> DetokenizeResponse:
+        """The text of tokens, special ones included."""
+        await service.wait_ready()
+        service.check_model(body.model)
+        service.check_tokens(body.tokens, "tokens")
+        decoding = service.client.tokenizer.decode(body.tokens, skip_special_tokens=False)
+        return DetokenizeResponse(prompt=await until_disconnect(request.receive, decoding))
+
+    return router
+
+
+async def _tokenize(body: TokenizeRequest, service: Service) -> TokenizeResponse:
+    tokenizer = service.client.tokenizer
+    if body.prompt is not None:
+        service.check_length(body.prompt)
+        tokens = (await tokenizer.encode([body.prompt], body.add_special_tokens is not False))[0]
+    else:
+        with renamed({"prompt": "messages"}):
+            tokens = await render(body.messages or (), body, service, add_special_tokens=bool(body.add_special_tokens))
+    return TokenizeResponse.model_construct(
+        count=len(tokens),
+        max_model_len=service.client.info.max_model_len,
+        tokens=tokens,
+        token_strs=tokenizer.vocabulary.ids_to_tokens(tokens) if body.return_token_strs else None,
+    )

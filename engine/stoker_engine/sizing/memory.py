@@ -1,0 +1,230 @@
+"""Memory arithmetic: the planner predicts by these sums and the runner allocates by them.
+
+    budget  =  utilization × device memory
+    KV      =  budget − weights − activations − allowances
+    blocks  =  ⌊KV ÷ bytes of one block⌋, of which one is the null block and the rest are usable
+
+All results are bytes on one device. A copy of the model is spread over `Sharding.tensor` × `Sharding.pipeline` devices;
+the block tables are the same on all of them, so the stage with the least room decides how many blocks there are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from stoker_engine.architectures.cache_spec import CacheSpec
+from stoker_engine.architectures.model_config import ModelConfig
+from stoker_engine.sizing.cache_groups import (
+    CacheGroup,
+    blocks_per_sequence,
+    cache_groups,
+    numbers_per_slot,
+    usable_blocks,
+)
+from stoker_engine.sizing.pipeline_stages import pipeline_stages
+from stoker_engine.sizing.quantized_weights import QuantizedWeights
+from stoker_engine.sizing.weight_sizes import ONE_DEVICE, Sharding, stage_weight_bytes
+from stoker_engine.sizing.weight_sizes import weight_bytes as weight_bytes
+
+GIB: Final = 1024**3
+
+#: An allowance for the interpreter, torch, a device's context and its buffers; not measured yet, and meant to be more
+#: than they take.
+RUNTIME_BYTES: Final = 1 * GIB
+
+#: An allowance for CUDA graphs. vLLM's logs report 0.3 to 1 GiB for models of 8 to 70 billion weights.
+GRAPH_BYTES: Final = 1 * GIB
+
+#: An allowance for the buffers of collective communication, where a copy is spread over several devices.
+COMMUNICATION_BYTES: Final = GIB // 2
+
+#: On CPU the memory is the machine's own and shared with other programs, so the cache stops here unless
+#: ``--kv-cache-memory-bytes`` asks for more (vLLM's default on CPU).
+CPU_KV_CACHE_LIMIT: Final = 4 * GIB
+
+#: float32 copies that the sampler makes of the rows of logits it works on, where top-p has to sort whole rows.
+SAMPLER_COPIES: Final = 11
+
+#: Logits that it works on at once however few sequences there are: fewer are not worth a call.
+SAMPLER_LOGITS: Final = 2**20
+
+
+@dataclass(frozen=True)
+class Device:
+    """What a copy of the model is given.
+
+    Attributes:
+        memory_bytes: of one device; on CPU the container's.
+        utilization: share of it that may be used.
+        on_cpu: whether it is a CPU.
+        sharding: over how many devices a copy is spread.
+    """
+
+    memory_bytes: int
+    utilization: float
+    on_cpu: bool
+    sharding: Sharding = ONE_DEVICE
+
+    @property
+    def allowances(self) -> int:
+        """What is kept free beside weights, activations and cache."""
+        graphs = 0 if self.on_cpu else GRAPH_BYTES
+        devices = self.sharding.tensor * self.sharding.pipeline * self.sharding.expert
+        return RUNTIME_BYTES + graphs + (COMMUNICATION_BYTES if devices > 1 else 0)
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """What takes memory, beside the model's shape.
+
+    Attributes:
+        element_bytes: of one weight and one activation.
+        kv_element_bytes: of one number in the KV cache.
+        block_size: tokens of one block.
+        max_num_batched_tokens: most tokens of one step.
+        max_num_seqs: most sequences of one step.
+        quantized: how matrices are stored, where not as `element_bytes` says.
+        kv_cache_memory_bytes: size of the cache, where it is not what the sums leave.
+        num_blocks: blocks of the cache, the null block included, where neither decides.
+    """
+
+    element_bytes: int
+    kv_element_bytes: int
+    block_size: int
+    max_num_batched_tokens: int
+    max_num_seqs: int
+    quantized: QuantizedWeights | None = None
+    kv_cache_memory_bytes: int | None = None
+    num_blocks: int | None = None
+
+
+@dataclass(frozen=True)
+class MemoryUse:
+    """How one device's memory is used: on the stage whose cache has the least room.
+
+    Attributes:
+        weights: bytes, on the stage that has most.
+        activations: bytes that a step holds beside weights and cache.
+        allowances: bytes kept free for everything else.
+        kv_cache: bytes left for the cache; below zero where the model does not fit.
+        num_blocks: blocks of the cache, on every device, the null block included.
+    """
+
+    weights: int
+    activations: int
+    allowances: int
+    kv_cache: int
+    num_blocks: int
+
+    @property
+    def usable_blocks(self) -> int:
+        """Blocks that sequences can hold."""
+        return usable_blocks(self.num_blocks)
+
+
+def memory_use(config: ModelConfig, numbers: Numbers, device: Device) -> MemoryUse:
+    """How a model uses the memory of each device that a copy of it is spread over."""
+    split = device.sharding
+    activations = activation_bytes(
+        config, numbers.max_num_batched_tokens, numbers.max_num_seqs, numbers.element_bytes, split.tensor
+    )
+    blocks = stage_block_bytes(config, numbers, split)
+    weights = [
+        stage_weight_bytes(config, stage, numbers.element_bytes, split, numbers.quantized)
+        for stage in range(split.pipeline)
+    ]
+    given = numbers.kv_cache_memory_bytes
+    left = [kv_cache_bytes(device, each, activations) if given is None else given for each in weights]
+    stage = min(range(split.pipeline), key=lambda index: left[index] / blocks[index])
+    num_blocks = max(left[stage] // blocks[stage], 0) if numbers.num_blocks is None else numbers.num_blocks
+    return MemoryUse(max(weights), activations, device.allowances, left[stage], num_blocks)
+
+
+def model_cache_groups(config: ModelConfig, tensor: int = 1) -> tuple[CacheGroup, ...]:
+    """The groups of layers that share block tables, on one device."""
+    return cache_groups(_specs(config, tensor))
+
+
+def stage_block_bytes(config: ModelConfig, numbers: Numbers, split: Sharding) -> list[int]:
+    """One block of the KV cache, on each stage. Block tables are the whole model's, so a stage holds its layers' part
+    of every group."""
+    numbers_of = [spec.numbers_per_token for spec in _specs(config, split.tensor)]
+    group_of = {layer: i for i, group in enumerate(model_cache_groups(config, split.tensor)) for layer in group.layers}
+    slot = numbers.block_size * numbers.kv_element_bytes
+    blocks = []
+    for layers in pipeline_stages(len(numbers_of), split.pipeline):
+        held: dict[int, int] = {}
+        for layer in layers:
+            held[group_of[layer]] = held.get(group_of[layer], 0) + numbers_of[layer]
+        blocks.append(max(held.values()) * slot)
+    return blocks
+
+
+def kv_block_bytes(groups: Sequence[CacheGroup], block_size: int, element_bytes: int) -> int:
+    """One block of the KV cache."""
+    return numbers_per_slot(groups) * block_size * element_bytes
+
+
+def activation_bytes(
+    config: ModelConfig, max_num_batched_tokens: int, max_num_seqs: int, element_bytes: int, tensor: int = 1
+) -> int:
+    """The most a step holds beside weights and cache: one layer's activations, and the sampler's logits.
+
+    A step has at most `max_num_batched_tokens` tokens and samples at most one row a sequence. Logits are float32, and
+    the sampler copies some rows of them at a time. In a mixture every expert that a token goes to has a result of its
+    own, before they are added up.
+    """
+    experts = max((layer.moe.num_experts_per_tok for layer in config.layers if layer.moe), default=0)
+    rows = min(max_num_seqs, max_num_batched_tokens)
+    width = (config.num_attention_heads + 2 * config.num_key_value_heads) * config.head_dim
+    inner = (2 * width + 3 * config.intermediate_size) // tensor
+    layer = max_num_batched_tokens * ((4 + experts) * config.hidden_size + inner)
+    return layer * element_bytes + sampling_bytes(config.vocab_size, rows)
+
+
+def sampler_rows(vocab_size: int, max_num_seqs: int) -> int:
+    """Rows of logits that the sampler works on at once: its copies take no more than twice the whole batch's logits."""
+    return max(1, 2 * max_num_seqs // SAMPLER_COPIES, SAMPLER_LOGITS // vocab_size)
+
+
+def sampling_bytes(vocab_size: int, rows: int) -> int:
+    """The most that `rows` rows of logits take, with what the head and the sampler make beside them."""
+    return vocab_size * 4 * (rows + max(2 * rows, SAMPLER_COPIES * sampler_rows(vocab_size, rows)))
+
+
+def kv_cache_bytes(device: Device, weights: int, activations: int) -> int:
+    """What is left for the KV cache; zero or below when the model does not fit."""
+    left = int(device.memory_bytes * device.utilization) - weights - activations - device.allowances
+    return min(left, CPU_KV_CACHE_LIMIT) if device.on_cpu else left
+
+
+def longest_sequence(
+    groups: Sequence[CacheGroup], num_blocks: int, step_tokens: int, block_size: int, wanted: int
+) -> int:
+    """The longest sequence of at most `wanted` tokens that `num_blocks` usable blocks hold, computed `step_tokens` at a
+    time."""
+
+    def fits(length: int) -> bool:
+        return blocks_per_sequence(groups, length, step_tokens, block_size) <= num_blocks
+
+    if fits(wanted):
+        return wanted
+    low, high = 0, wanted
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low
+
+
+def _specs(config: ModelConfig, tensor: int) -> list[CacheSpec]:
+    """What each layer keeps on one device. KV heads are split, or replicated where they are fewer than the devices;
+    latent vectors are replicated."""
+    specs: dict[int, CacheSpec] = {}
+    for layer in config.layers:
+        if id(layer.attention) not in specs:
+            spec = layer.cache
+            heads = spec.num_kv_heads if spec.latent else -(-spec.num_kv_heads // tensor)
+            specs[id(layer.attention)] = replace(spec, num_kv_heads=heads)
+    return [specs[id(layer.attention)] for layer in config.layers]

@@ -1,0 +1,309 @@
+"""Tokens → text, a token at a time: the decoders of the ``tokenizers`` library as streams.
+
+A fast tokenizer decodes by a chain of decoders, each of which maps a list of token strings to another; the strings
+that come out are joined. Every one of them is local: what it makes of a token depends on little around it. So each
+is a *piece decoder* that takes in one piece, and gives out what can no longer change:
+
+    byte-level      bytes of a character wait for the last one (GPT-2, Llama 3, Qwen)
+    byte fallback   ``<0xE2>`` tokens wait for the end of their run, all of which one wrong byte spoils (Gemma)
+    strip           the first space of the text is not told (Llama 2)
+    metaspace       likewise, of the first token (T5)
+    word piece      a space comes before each token but those that continue a word (BERT)
+    bpe             the end of a word becomes a space once another token follows (CLIP)
+
+After a decoder that fuses, later ones see the whole text as a single token; `piece_decoders` minds that. What is not
+known here, or comes in an order that cannot be streamed, waits for the end of the text: late, and still right.
+
+The joined pieces equal ``Tokenizer.decode`` of all tokens, always; the tests hold the two against each other.
+"""
+
+from __future__ import annotations
+
+import codecs
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+
+class PieceDecoder(Protocol):
+    """A decoder as a stream."""
+
+    def add(self, piece: str) -> str | list[str]:
+        """Takes in a token; returns the pieces that can no longer change (a plain string: one)."""
+        ...
+
+    def end(self) -> list[str]:
+        """What is left when no more comes."""
+        ...
+
+    def settle(self) -> None:
+        """What came so far is a prompt, told already: keep only what the next token may still change."""
+        ...
+
+
+def piece_decoders(decoder: Mapping[str, Any] | None, decode: Callable[[list[str]], str]) -> list[PieceDecoder]:
+    """Fresh piece decoders for the ``decoder`` of a tokenizer.json.
+
+    Args:
+        decoder: None: tokens are joined by spaces.
+        decode: the decoder itself, for what cannot be streamed: token strings → text.
+    """
+    if decoder is None:
+        return [Spaced()]
+    chain: list[PieceDecoder] = []
+    fused = False
+    for part in _flat(decoder):
+        kind = part["type"]
+        if kind == "Fuse":
+            fused = True
+            continue
+        made = _fused_decoder(part) if fused else _decoder(part)
+        if made is None:
+            return [Whole(decode)]
+        chain.append(made)
+        fused = fused or kind == "ByteLevel"
+    return chain
+
+
+def _flat(decoder: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    if decoder["type"] != "Sequence":
+        return [decoder]
+    return [part for inner in decoder["decoders"] for part in _flat(inner)]
+
+
+def _decoder(part: Mapping[str, Any]) -> PieceDecoder | None:
+    """A decoder that sees tokens one by one; None: it cannot be streamed."""
+    match part["type"]:
+        case "ByteLevel":
+            return ByteLevel()
+        case "ByteFallback":
+            return ByteFallback()
+        case "Replace" if "String" in part["pattern"]:
+            return Replace(part["pattern"]["String"], part["content"])
+        case "Metaspace":
+            return Metaspace(part["replacement"], part.get("prepend_scheme", "always") != "never")
+        case "Strip" if not part["stop"]:
+            return StripEach(part["content"], part["start"])
+        case "WordPiece":
+            return WordPiece(part["prefix"], part["cleanup"])
+        case "BPEDecoder":
+            return WordEnd(part["suffix"])
+    return None
+
+
+def _fused_decoder(part: Mapping[str, Any]) -> PieceDecoder | None:
+    """A decoder that sees the whole text as one token."""
+    match part["type"]:
+        case "Strip" if not part["stop"]:
+            return StripText(part["content"], part["start"])
+        case "Replace" if len(part["pattern"].get("String", "")) == 1:
+            return Replace(part["pattern"]["String"], part["content"])
+    return None
+
+
+class _Local:
+    """A decoder that holds nothing back."""
+
+    def end(self) -> list[str]:
+        return []
+
+    def settle(self) -> None:
+        pass
+
+
+class Whole:
+    """Tells nothing before the end."""
+
+    def __init__(self, decode: Callable[[list[str]], str]) -> None:
+        self._decode = decode
+        self._tokens: list[str] = []
+        self._told = 0
+
+    def add(self, piece: str) -> str | list[str]:
+        self._tokens.append(piece)
+        return []
+
+    def end(self) -> list[str]:
+        return [self._decode(self._tokens)[self._told :]]
+
+    def settle(self) -> None:
+        self._told = len(self._decode(self._tokens))
+
+
+def _byte_of_character() -> dict[str, int]:
+    """GPT-2's alphabet: printable bytes stand for themselves, the others for the characters from U+0100 on."""
+    printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
+
+
+#: Character → byte, of byte-level tokens.
+BYTE_LEVEL_ALPHABET = _byte_of_character()
+
+
+def byte_level_bytes(token: str) -> bytes:
+    """The bytes of a byte-level token; of one with characters outside the alphabet (an added token), its own."""
+    try:
+        return bytes([BYTE_LEVEL_ALPHABET[character] for character in token])
+    except KeyError:
+        return token.encode()
+
+
+def fallback_byte(token: str) -> int | None:
+    """``<0xE2>`` → 0xE2; None for any other token."""
+    if len(token) == 6 and _FALLBACK.fullmatch(token):
+        return int(token[3:5], 16)
+    return None
+
+
+_FALLBACK = re.compile("<0x[0-9A-Fa-f]{2}>")
+
+
+class ByteLevel(_Local):
+    """Each token is a string of bytes; the text is their UTF-8."""
+
+    def __init__(self) -> None:
+        # Like Rust's from_utf8_lossy: U+FFFD for each longest part of a character that is not completed.
+        self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def add(self, piece: str) -> str | list[str]:
+        return self._utf8.decode(byte_level_bytes(piece))
+
+    def end(self) -> list[str]:
+        return [self._utf8.decode(b"", final=True)]
+
+
+class ByteFallback:
+    """Runs of ``<0x..>`` tokens are UTF-8, or U+FFFD for each byte where they are not."""
+
+    def __init__(self) -> None:
+        self._run = bytearray()
+
+    def add(self, piece: str) -> str | list[str]:
+        byte = fallback_byte(piece)
+        if byte is not None:
+            self._run.append(byte)
+            return []
+        return [*self.end(), piece] if self._run else piece
+
+    def end(self) -> list[str]:
+        run = bytes(self._run)
+        self._run.clear()
+        try:
+            return [run.decode()] if run else []
+        except UnicodeDecodeError:
+            return ["\ufffd"] * len(run)
+
+    def settle(self) -> None:
+        # Only a character that the prompt left incomplete is still open.
+        utf8 = codecs.getincrementaldecoder("utf-8")("replace")
+        utf8.decode(self._run)
+        self._run = bytearray(utf8.getstate()[0])
+
+
+class Replace(_Local):
+    """Replaces a string in each token."""
+
+    def __init__(self, pattern: str, content: str) -> None:
+        self._pattern = pattern
+        self._content = content
+
+    def add(self, piece: str) -> str | list[str]:
+        return piece.replace(self._pattern, self._content)
+
+
+class Metaspace(_Local):
+    """``▁`` is a space, and nothing in the first token."""
+
+    def __init__(self, replacement: str, prepended: bool) -> None:
+        self._replacement = replacement
+        self._first = "" if prepended else " "
+
+    def add(self, piece: str) -> str | list[str]:
+        space, self._first = self._first, " "
+        return piece.replace(self._replacement, space)
+
+
+class StripEach(_Local):
+    """Takes characters off the start of each token."""
+
+    def __init__(self, content: str, start: int) -> None:
+        self._content, self._start = content, start
+
+    def add(self, piece: str) -> str | list[str]:
+        return _stripped(piece, self._content, self._start)
+
+
+class StripText(_Local):
+    """Takes characters off the start of the text."""
+
+    def __init__(self, content: str, start: int) -> None:
+        self._content, self._start = content, start
+
+    def add(self, piece: str) -> str | list[str]:
+        if self._start and piece:
+            rest = _stripped(piece, self._content, self._start)
+            self._start = 0 if rest else self._start - len(piece)
+            return rest
+        return piece
+
+
+def _stripped(text: str, content: str, most: int) -> str:
+    while most and text.startswith(content):
+        text, most = text[1:], most - 1
+    return text
+
+
+_CLEANUPS = (
+    (" .", "."), (" ?", "?"), (" !", "!"), (" ,", ","), (" ' ", "'"), (" n't", "n't"),
+    (" 'm", "'m"), (" do not", " don't"), (" 's", "'s"), (" 've", "'ve"), (" 're", "'re"),
+)  # fmt: skip
+
+
+class WordPiece(_Local):
+    """A token begins a word unless it carries the prefix."""
+
+    def __init__(self, prefix: str, cleanup: bool) -> None:
+        self._prefix, self._cleanup = prefix, cleanup
+        self._first = True
+
+    def add(self, piece: str) -> str | list[str]:
+        if self._first:
+            self._first = False
+        else:
+            piece = piece[len(self._prefix) :] if piece.startswith(self._prefix) else f" {piece}"
+        if self._cleanup:
+            for pattern, content in _CLEANUPS:
+                piece = piece.replace(pattern, content)
+        return piece
+
+
+class WordEnd:
+    """The suffix of a token is a space, and nothing in the last one."""
+
+    def __init__(self, suffix: str) -> None:
+        self._suffix = suffix
+        self._held = ""
+
+    def add(self, piece: str) -> str | list[str]:
+        told = self._held.replace(self._suffix, " ")
+        head, suffix, tail = piece.partition(self._suffix)
+        self._held = suffix + tail
+        return told + head
+
+    def end(self) -> list[str]:
+        return [self._held.replace(self._suffix, "")]
+
+    def settle(self) -> None:
+        self._held = self._suffix if self._held else ""
+
+
+class Spaced(_Local):
+    """No decoder: a space between tokens."""
+
+    def __init__(self) -> None:
+        self._space = ""
+
+    def add(self, piece: str) -> str | list[str]:
+        space, self._space = self._space, " "
+        return space + piece

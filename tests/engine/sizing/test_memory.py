@@ -1,0 +1,232 @@
+"""Memory sums: what stages and shards hold adds up to the model, and quantized sizes to published ones."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from stoker_engine.architectures.model_config import ModelConfig
+from stoker_engine.sizing.cache_groups import blocks_per_sequence
+from stoker_engine.sizing.memory import (
+    CPU_KV_CACHE_LIMIT,
+    GIB,
+    Device,
+    Numbers,
+    longest_sequence,
+    memory_use,
+    model_cache_groups,
+    stage_block_bytes,
+)
+from stoker_engine.sizing.pipeline_stages import pipeline_stages
+from stoker_engine.sizing.quantized_weights import quantized_weights, usual_weights
+from stoker_engine.sizing.weight_sizes import Sharding, stage_weight_bytes, weight_bytes, weight_sizes
+
+LLAMA: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "vocab_size": 128256,
+    "max_position_embeddings": 8192,
+}
+GEMMA: dict[str, Any] = {
+    "architectures": ["Gemma3ForCausalLM"],
+    "hidden_size": 640,
+    "intermediate_size": 2048,
+    "num_hidden_layers": 18,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 1,
+    "head_dim": 256,
+    "sliding_window": 512,
+    "vocab_size": 262144,
+    "max_position_embeddings": 32768,
+}
+MOE: dict[str, Any] = {
+    "architectures": ["MixtralForCausalLM"],
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_local_experts": 8,
+    "num_experts_per_tok": 2,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "vocab_size": 1000,
+    "max_position_embeddings": 512,
+}
+NUMBERS = Numbers(2, 2, 16, 2048, 256)
+
+
+@pytest.mark.parametrize(
+    ("layers", "stages", "sizes"),
+    [(32, 4, [8, 8, 8, 8]), (30, 4, [7, 8, 8, 7]), (61, 2, [31, 30]), (7, 3, [2, 3, 2]), (5, 5, [1] * 5)],
+)
+def test_layers_are_dealt_as_vllm_deals_them(layers: int, stages: int, sizes: list[int]) -> None:
+    dealt = pipeline_stages(layers, stages)
+    assert [len(stage) for stage in dealt] == sizes
+    assert [layer for stage in dealt for layer in stage] == list(range(layers))
+
+
+@pytest.mark.parametrize("document", [LLAMA, GEMMA, MOE])
+@pytest.mark.parametrize("stages", [1, 2, 3, 4])
+def test_stages_hold_the_model_and_a_tied_head_once_more(document: dict[str, Any], stages: int) -> None:
+    config = ModelConfig.from_dict(document)
+    split = Sharding(pipeline=stages)
+    total = sum(stage_weight_bytes(config, stage, 2, split) for stage in range(stages))
+    again = config.vocab_size * config.hidden_size * 2 if config.tie_word_embeddings and stages > 1 else 0
+    assert total == weight_bytes(config, 2) + again
+    assert weight_bytes(config, 2, sharding=split) == max(
+        stage_weight_bytes(config, stage, 2, split) for stage in range(stages)
+    )
+
+
+def test_a_tensor_shard_holds_its_share_and_replicates_scarce_kv_heads() -> None:
+    config = ModelConfig.from_dict(LLAMA)
+    whole = weight_bytes(config, 2)
+    norms = 2 * sum(size.numbers for size in weight_sizes(config) if size.units == 1)
+    assert weight_bytes(config, 2, tensor=8) == (whole - norms) // 8 + norms
+    # Sixteen devices and eight KV heads: every head is there twice.
+    kv = 2 * 32 * 2 * 8 * 128 * 4096
+    assert weight_bytes(config, 2, tensor=16) == (whole - norms - kv) // 16 + kv // 8 + norms
+    per_token = [sum(group.numbers_per_token for group in model_cache_groups(config, tensor)) for tensor in (1, 8, 16)]
+    assert per_token == [32 * 2 * 8 * 128, 32 * 2 * 128, 32 * 2 * 128]
+
+
+def test_experts_are_spread_whole() -> None:
+    config = ModelConfig.from_dict(MOE)
+    experts = 4 * 8 * 3 * 64 * 128 * 2
+    whole = weight_bytes(config, 2)
+    assert weight_bytes(config, 2, sharding=Sharding(expert=4)) == whole - experts + experts // 4
+    # Eight experts on three devices: one of them has three.
+    assert weight_bytes(config, 2, sharding=Sharding(expert=3)) == whole - experts + experts * 3 // 8
+
+
+def test_the_stage_with_the_least_room_decides_the_blocks() -> None:
+    config = ModelConfig.from_dict({**LLAMA, "num_hidden_layers": 4})
+    device = Device(16 * GIB, 0.9, on_cpu=False, sharding=Sharding(pipeline=2))
+    use = memory_use(config, NUMBERS, device)
+    budget = int(16 * GIB * 0.9) - use.activations - use.allowances
+    blocks = stage_block_bytes(config, NUMBERS, device.sharding)
+    assert blocks == [2 * 2 * 8 * 128 * 2 * 16] * 2
+    left = [budget - stage_weight_bytes(config, stage, 2, device.sharding) for stage in (0, 1)]
+    assert use.num_blocks == min(left) // blocks[0]
+    assert use.weights == max(stage_weight_bytes(config, stage, 2, device.sharding) for stage in (0, 1))
+
+
+def test_a_stage_without_a_group_still_has_room_for_the_others() -> None:
+    """Gemma's groups are cut over the whole model; a stage holds its layers' part of each."""
+    config = ModelConfig.from_dict(GEMMA)
+    one = stage_block_bytes(config, NUMBERS, Sharding())
+    two = stage_block_bytes(config, NUMBERS, Sharding(pipeline=2))
+    assert max(two) <= one[0] <= sum(two)
+
+
+def test_half_the_bytes_are_twice_the_blocks() -> None:
+    config = ModelConfig.from_dict(LLAMA)
+    device = Device(80 * GIB, 0.9, on_cpu=False)
+    full = memory_use(config, NUMBERS, device)
+    half = memory_use(config, Numbers(2, 1, 16, 2048, 256), device)
+    assert half.num_blocks in (2 * full.num_blocks, 2 * full.num_blocks + 1)
+
+
+def test_what_is_said_of_the_cache_goes_before_the_sums() -> None:
+    config = ModelConfig.from_dict(LLAMA)
+    device = Device(GIB, 0.9, on_cpu=True)
+    block = stage_block_bytes(config, NUMBERS, Sharding())[0]
+    assert memory_use(config, NUMBERS, device).num_blocks == 0
+    given = Numbers(2, 2, 16, 2048, 256, kv_cache_memory_bytes=10 * block + 1)
+    assert memory_use(config, given, device).num_blocks == 10
+    assert memory_use(config, Numbers(2, 2, 16, 2048, 256, num_blocks=7), device).num_blocks == 7
+
+
+@pytest.mark.parametrize("num_blocks", [0, 1, 2, 7])
+def test_sequences_hold_all_blocks_but_the_null_block(num_blocks: int) -> None:
+    numbers = Numbers(2, 2, 16, 2048, 256, num_blocks=num_blocks)
+    use = memory_use(ModelConfig.from_dict(LLAMA), numbers, Device(80 * GIB, 0.9, on_cpu=False))
+    assert (use.num_blocks, use.usable_blocks) == (num_blocks, max(num_blocks - 1, 0))
+
+
+def test_on_cpu_the_cache_stops_at_its_limit() -> None:
+    config = ModelConfig.from_dict(GEMMA)
+    use = memory_use(config, NUMBERS, Device(1024 * GIB, 0.9, on_cpu=True))
+    assert use.kv_cache == CPU_KV_CACHE_LIMIT
+
+
+@pytest.mark.parametrize("document", [LLAMA, GEMMA])
+@pytest.mark.parametrize("num_blocks", [1, 17, 200, 511, 3000])
+def test_the_longest_sequence_is_the_longest(document: dict[str, Any], num_blocks: int) -> None:
+    groups = model_cache_groups(ModelConfig.from_dict(document))
+    longest = longest_sequence(groups, num_blocks, 64, 16, 8192)
+
+    def blocks(length: int) -> int:
+        return blocks_per_sequence(groups, length, 64, 16)
+
+    assert longest == 0 or blocks(longest) <= num_blocks
+    assert longest == 8192 or blocks(longest + 1) > num_blocks
+
+
+#: config.json's ``quantization_config``, and the sizes that the checkpoints have on the hub.
+AWQ_72B = {
+    "architectures": ["Qwen2ForCausalLM"],
+    "hidden_size": 8192,
+    "intermediate_size": 29696,
+    "num_hidden_layers": 80,
+    "num_attention_heads": 64,
+    "num_key_value_heads": 8,
+    "vocab_size": 152064,
+    "max_position_embeddings": 32768,
+    "quantization_config": {
+        "bits": 4,
+        "group_size": 128,
+        "modules_to_not_convert": None,
+        "quant_method": "awq",
+        "version": "gemm",
+        "zero_point": True,
+    },
+}
+
+
+def test_an_awq_checkpoint_is_as_large_as_it_is_published() -> None:
+    """Qwen2.5-72B-Instruct-AWQ has 41,607,438,677 bytes."""
+    stated = quantized_weights(AWQ_72B)
+    config = ModelConfig.from_dict({key: value for key, value in AWQ_72B.items() if key != "quantization_config"})
+    assert weight_bytes(config, 2, quantized=stated) == pytest.approx(41_607_438_677, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("stated", "bits"),
+    [
+        ({"quant_method": "gptq", "bits": 4, "group_size": 128, "desc_act": True}, 4 + 8 * 2.5 / 128),
+        ({"quant_method": "gptq", "bits": 8, "group_size": -1}, 8),
+        ({"quant_method": "fp8", "weight_block_size": [128, 128]}, 8 + 8 * 4 / 128**2),
+        ({"quant_method": "fp8", "activation_scheme": "dynamic"}, 8),
+        ({"quant_method": "mxfp4"}, 4.25),
+        ({"quant_method": "bitsandbytes", "load_in_8bit": True}, 8),
+        (
+            {
+                "quant_method": "compressed-tensors",
+                "config_groups": {"group_0": {"weights": {"num_bits": 8, "type": "float", "strategy": "channel"}}},
+            },
+            8,
+        ),
+        (
+            {
+                "quant_method": "compressed-tensors",
+                "config_groups": {"group_0": {"weights": {"num_bits": 4, "group_size": 128, "symmetric": True}}},
+            },
+            4 + 8 * 2 / 128,
+        ),
+    ],
+)
+def test_bits_of_a_number_by_what_the_checkpoint_states(stated: dict[str, Any], bits: float) -> None:
+    found = quantized_weights({"quantization_config": stated})
+    assert found is not None
+    assert found.stored_bytes(1 << 20) * 8 / (1 << 20) == pytest.approx(bits, rel=1e-4)
+
+
+@pytest.mark.parametrize("method", ["torchao", "quark", "made-up"])
+def test_a_size_that_cannot_be_told_is_not_guessed(method: str) -> None:
+    assert quantized_weights({"quantization_config": {"quant_method": method}}) is None
+    assert usual_weights(method) is None
