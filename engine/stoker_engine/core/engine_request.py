@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field
 
-from stoker_engine.core.sampling_params import BeamSearchParams, SamplingParams
+from stoker_engine.core.sampling_params import RequestParams
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class EngineRequest:
 
     id: str
     prompt_token_ids: list[int]
-    params: SamplingParams | BeamSearchParams
+    params: RequestParams
     max_tokens: int
     seed: int = 0
     eos_token_ids: frozenset[int] = frozenset()
@@ -36,4 +36,4 @@ class EngineRequest:
     @property
     def num_sequences(self) -> int:
         """How many sequences come back."""
-        return self.params.n if isinstance(self.params, SamplingParams) else self.params.beam_width
+        return self.params.n if self.params.kind == "generate" else self.params.beam_width

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import ClassVar, Literal
 
 from stoker_engine.contract.errors import RequestError
 from stoker_engine.core.token_ids import NO_TOKENS, TokenIds
@@ -57,6 +57,8 @@ class SamplingParams:
     Raises:
         RequestError: a value is out of range; `param` names it.
     """
+
+    kind: ClassVar[Literal["generate"]] = "generate"
 
     n: int = 1
     temperature: float = 1.0
@@ -152,6 +154,8 @@ class BeamSearchParams:
         RequestError: a value is out of range; `param` names it.
     """
 
+    kind: ClassVar[Literal["beam"]] = "beam"
+
     beam_width: int
     max_tokens: int | None = 16
     ignore_eos: bool = False
@@ -178,6 +182,10 @@ class BeamSearchParams:
         truncate = self.truncate_prompt_tokens
         if truncate is not None and truncate != -1 and truncate < 1:
             raise RequestError("truncate_prompt_tokens must be -1 or at least 1", "truncate_prompt_tokens")
+
+
+#: What a request wants, by its `kind`.
+RequestParams = SamplingParams | BeamSearchParams
 
 
 def _token_ids(given: Sequence[int], name: str) -> TokenIds:
