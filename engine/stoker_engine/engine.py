@@ -1,4 +1,9 @@
-"""The step loop: schedule, run, commit, report. It works on tokens; text is its callers' business.
+"""The step loop: schedule, launch, collect, commit, report. It works on tokens; text is its callers' business.
+
+    one step in flight     schedule 1 ─ launch 1 ─ collect 1 ─ commit 1 ─ schedule 2 ─ launch 2 ─ …
+    two of them            … schedule 2 ─ launch 2 ─ collect 1 ─ commit 1 ─ schedule 3 ─ launch 3 ─ collect 2 …
+
+With two (``--async-scheduling``), the host's work on one step goes on beside the model's on the next.
 
 One thread at a time may use an engine: `LLM` drives it offline, the engine process behind the server.
 """
@@ -6,6 +11,7 @@ One thread at a time may use an engine: `LLM` drives it offline, the engine proc
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable
 
 from stoker_engine.contract.engine_args import EngineArgs
@@ -14,27 +20,39 @@ from stoker_engine.core.engine_request import EngineRequest
 from stoker_engine.core.finish_reason import FinishReason
 from stoker_engine.core.journal import Journal
 from stoker_engine.core.outputs import StepOutputs
+from stoker_engine.core.proposer import Proposer
 from stoker_engine.core.step_report import StepTimes
+from stoker_engine.exec.executor import Executor, LocalExecutor
 from stoker_engine.exec.runner import Runner
 from stoker_engine.models.checkpoint import Checkpoint, find_checkpoint
 from stoker_engine.models.generation_config import sampling_defaults
 from stoker_engine.sched.kv_manager import KVManager
+from stoker_engine.sched.scheduled import Scheduled
 from stoker_engine.sched.scheduler import Scheduler
 
 
 class Engine:
     """A loaded model and the requests it works on.
 
+    Args:
+        executor: runs the steps; None: this process does.
+        proposer: proposes drafts to be verified; None: there are none.
+
     Attributes:
         info: facts that callers make requests by.
     """
 
     def __init__(
-        self, args: EngineArgs, checkpoint: Checkpoint, on_progress: Callable[[], None] = lambda: None
+        self,
+        args: EngineArgs,
+        checkpoint: Checkpoint,
+        on_progress: Callable[[], None] = lambda: None,
+        executor: Executor | None = None,
+        proposer: Proposer | None = None,
     ) -> None:
         defaults = sampling_defaults(args.generation_config, checkpoint.path)
-        self.runner = Runner(args, checkpoint, on_progress)
-        plan = self.runner.plan
+        self.executor = executor or LocalExecutor(Runner(args, checkpoint, on_progress), args.async_scheduling)
+        plan = self.executor.plan
         kv = KVManager(plan.num_blocks, plan.block_size, plan.groups, plan.step_tokens, args.enable_prefix_caching)
         self.scheduler = Scheduler(
             kv,
@@ -42,7 +60,8 @@ class Engine:
             args.max_num_batched_tokens,
             args.scheduling_policy,
             args.enable_chunked_prefill,
-            args.prompt_tokens_beside_decodes(on_cpu=self.runner.device.type == "cpu"),
+            args.prompt_tokens_beside_decodes(on_cpu=self.executor.on_cpu),
+            proposer,
         )
         self.info = EngineInfo(
             max_model_len=plan.max_model_len,
@@ -60,6 +79,8 @@ class Engine:
             model_card=checkpoint.card.title,
         )
         self._journal = Journal()
+        self._most_in_flight = 2 if args.async_scheduling else 1
+        self._in_flight: deque[tuple[Scheduled, float]] = deque()
 
     @classmethod
     def from_args(cls, args: EngineArgs, on_progress: Callable[[], None] = lambda: None) -> Engine:
@@ -96,16 +117,42 @@ class Engine:
             self._journal.ended(request, time.monotonic())
 
     def step(self) -> StepOutputs:
-        """Advances every scheduled sequence by one step; what that added is returned."""
+        """Launches what can be launched, and takes in the result of one step; what that added is returned."""
         started = time.monotonic()
-        batch = self.scheduler.schedule()
-        if not batch.sequences:
-            return StepOutputs([], self._journal.report(batch, [], self.scheduler.stats(), StepTimes(), started))
-        self._journal.scheduled(batch, started)
-        scheduled = time.monotonic()
-        result = self.runner.run(batch)
-        ran = time.monotonic()
-        deltas = self.scheduler.commit(batch, result)
+        try:
+            while len(self._in_flight) < self._most_in_flight and (scheduled := self._launch()) is not None:
+                self._in_flight.append((scheduled, time.monotonic() - started))
+            launched = time.monotonic()
+            if not self._in_flight:
+                report = self._journal.report(0, 0, [], self.scheduler.stats(), StepTimes(), launched)
+                return StepOutputs([], report)
+            result = self.executor.collect()
+        except BaseException:
+            self._abandon()
+            raise
+        collected = time.monotonic()
+        scheduled, schedule_time = self._in_flight.popleft()
+        deltas = self.scheduler.commit(scheduled, result)
         now = time.monotonic()
-        times = StepTimes(scheduled - started, result.prepare_time, result.model_time, result.sample_time, now - ran)
-        return StepOutputs(deltas, self._journal.report(batch, deltas, self.scheduler.stats(), times, now))
+        times = StepTimes(schedule_time, result.prepare_time, result.model_time, result.sample_time, now - collected)
+        stats = self.scheduler.stats()
+        num_tokens, num_prompt_tokens = scheduled.step.num_tokens, scheduled.num_prompt_tokens
+        report = self._journal.report(num_tokens, num_prompt_tokens, deltas, stats, times, now)
+        return StepOutputs(deltas, report)
+
+    def shutdown(self) -> None:
+        """Ends the executor; the engine makes no step after."""
+        self.executor.shutdown()
+
+    def _launch(self) -> Scheduled | None:
+        scheduled = self.scheduler.schedule()
+        if scheduled is not None:
+            self._journal.scheduled(scheduled.admitted, time.monotonic())
+            self.executor.launch(scheduled.step)
+        return scheduled
+
+    def _abandon(self) -> None:
+        """After an error, or Ctrl-C in the middle of a step: what is in flight counts for nothing."""
+        self._in_flight.clear()
+        self.executor.abandon()
+        self.scheduler.abandon()

@@ -9,7 +9,7 @@ inaccessible, so that reading there ends the process, and faulthandler prints wh
 prefix cache still offers is nan as well: its content is kept aside and put back when a sequence takes it over.
 
 `guard` puts it under every engine: its integrity is checked after each step, and each step's block tables are compared
-with what the pool says of their owners.
+with what the scheduler and the pool said of their owners when the step was launched (`Snapshot`): it may run later.
 """
 
 from __future__ import annotations
@@ -17,21 +17,24 @@ from __future__ import annotations
 import ctypes
 import itertools
 import mmap
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
 import torch
 
 from stoker_engine import engine as engine_module
-from stoker_engine.core.batch import ScheduledBatch
+from stoker_engine.core.step import Step
 from stoker_engine.engine import Engine
 from stoker_engine.exec import kv_cache, runner
-from stoker_engine.exec.inputs import InputBuilder, Inputs
+from stoker_engine.exec.executor import LocalExecutor
+from stoker_engine.exec.inputs import Inputs
 from stoker_engine.exec.kv_cache import KVCachePool
+from stoker_engine.exec.rows import Rows
 from stoker_engine.sched import kv_manager
 from stoker_engine.sched.block_pool import BlockPool
-from stoker_engine.sched.kv_manager import KVManager
 from stoker_engine.sizing.cache_groups import NULL_BLOCK
 
 _PAGE = mmap.PAGESIZE
@@ -136,16 +139,48 @@ class WatchedBlockPool(BlockPool):
         self.changed.clear()
 
 
+@dataclass(frozen=True)
+class Snapshot:
+    """How the scheduler has things when it launches a step.
+
+    Attributes:
+        refs: how many sequences refer to each block.
+        changed, fresh: see `WatchedBlockPool`, since the snapshot before.
+        cached: of `changed`, those whose content the prefix cache offers.
+        tables: the block tables of all running sequences, by row.
+        windows: of each group.
+    """
+
+    refs: list[int]
+    changed: set[int]
+    fresh: set[int]
+    cached: set[int]
+    tables: dict[int, list[list[int]]]
+    windows: list[int | None]
+
+    @classmethod
+    def take(cls, engine: Engine) -> Snapshot:
+        kv = engine.scheduler.kv
+        pool = kv.pool
+        assert isinstance(pool, WatchedBlockPool)
+        changed, fresh = set(pool.changed), set(pool.fresh)
+        pool.forget_changes()
+        tables = {s.row: [list(table) for table in s.blocks] for s in engine.scheduler.running}
+        return cls(list(pool._refs), changed, fresh, changed & kv.prefix_cache._key_of.keys(), tables, kv.windows)
+
+
 class GuardedKVCachePool(KVCachePool):
     """The cache's memory, in which blocks are accessible while a sequence holds them.
 
     Attributes:
-        kv: their owner; the engine that has both sets it.
+        launched: of each step launched and not yet run; the engine that it belongs to adds them.
+        running: of the step that runs.
     """
 
-    kv: KVManager
+    running: Snapshot
 
     def __init__(self, *args: Any, **options: Any) -> None:
+        self.launched: deque[Snapshot] = deque()
         self._held: set[int] = set()
         self._kept: dict[int, torch.Tensor] = {}  # what free blocks hold for the prefix cache
         with pytest.MonkeyPatch.context() as patched:
@@ -154,23 +189,22 @@ class GuardedKVCachePool(KVCachePool):
 
     def copy(self, copies: Sequence[tuple[int, int]]) -> None:
         """Lets the blocks change hands as the step's schedule says, then copies."""
-        pool, blocks = self.kv.pool, self._blocks
-        assert isinstance(pool, WatchedBlockPool)
-        held = {block for block in pool.changed if not pool.is_free(block)}
+        self.running = now = self.launched.popleft()
+        blocks = self._blocks
+        held = {block for block in now.changed if now.refs[block]}
         sources = [blocks.tensor[source].clone() for source, _ in copies]  # one that was given back since still counts
-        for block in pool.changed & self._held - held:
-            if block in self.kv.prefix_cache._key_of and block not in pool.fresh:
+        for block in now.changed & self._held - held:
+            if block in now.cached and block not in now.fresh:
                 self._kept[block] = blocks.tensor[block].clone()
-        blocks.forbid(pool.changed & self._held - held)
+        blocks.forbid(now.changed & self._held - held)
         blocks.allow(held - self._held)
-        for block in pool.fresh:
+        for block in now.fresh:
             self._kept.pop(block, None)
             if block in held:
                 blocks.tensor[block].fill_(_NAN)
-        for block in held - self._held - pool.fresh:
+        for block in held - self._held - now.fresh:
             blocks.tensor[block] = self._kept.pop(block)
-        self._held = self._held - pool.changed | held
-        pool.forget_changes()
+        self._held = self._held - now.changed | held
         for content, (_, target) in zip(sources, copies, strict=True):
             blocks.tensor[target] = content
 
@@ -180,44 +214,55 @@ class GuardedKVCachePool(KVCachePool):
         return self._blocks.tensor
 
 
-def check_tables(kv: KVManager, batch: ScheduledBatch, inputs: Inputs) -> None:
+@dataclass(frozen=True)
+class WatchedInputs:
+    """Stands for an `InputBuilder`."""
+
+    build: Callable[[Step, Rows], Inputs]
+
+
+def check_tables(now: Snapshot, step: Step, inputs: Inputs, block_size: int) -> None:
     """Asserts that the block tables of a step name the blocks of their sequences and the null block, nothing else, and
     that each slot is written by one token, into a block that is held."""
-    metadata, size = inputs.step.attention, kv.block_size
-    by_row = sorted(batch.sequences, key=lambda sequence: inputs.first_rows[sequence.id])
-    for group, (blocks, window) in enumerate(zip(metadata.groups, kv.windows, strict=True)):
-        for row, sequence in zip(blocks.tables.tolist(), by_row, strict=True):
-            own = sequence.blocks[group]
-            assert row == own + [NULL_BLOCK] * (len(row) - len(own))
-            first = 0 if window is None else max(0, sequence.start + 1 - window) // size
-            assert NULL_BLOCK not in own[first : -(-sequence.end // size)]
-            assert all(block == NULL_BLOCK or not kv.pool.is_free(block) for block in own)
+    for group, (blocks, window) in enumerate(zip(inputs.metadata.groups, now.windows, strict=True)):
+        batch = zip(blocks.tables.tolist(), step.rows, step.starts, step.lengths, strict=True)
+        for table, row, start, length in batch:
+            own = now.tables[row][group]
+            assert table == (own + [NULL_BLOCK] * len(table))[: len(table)]
+            first = 0 if window is None else max(0, start + 1 - window) // block_size
+            assert NULL_BLOCK not in own[first : -(-(start + length) // block_size)]
+            assert all(block == NULL_BLOCK or now.refs[block] for block in own)
         slots = blocks.slot_mapping.tolist()
-        assert len(set(slots)) == len(slots) == batch.num_tokens
-        assert not any(kv.pool.is_free(slot // size) for slot in slots)
+        assert len(set(slots)) == len(slots) == step.num_tokens
+        assert all(now.refs[slot // block_size] for slot in slots)
 
 
 def guard(patched: pytest.MonkeyPatch) -> None:
     """Puts guarded caches and integrity checks under all engines of this process that are made from now on."""
-    init, step, build = Engine.__init__, Engine.step, InputBuilder.build
+    init, step = Engine.__init__, Engine.step
 
     def guarded_init(engine: Engine, *args: Any, **options: Any) -> None:
         init(engine, *args, **options)
-        pool = engine.runner._pool
+        executor = engine.executor
+        if not isinstance(executor, LocalExecutor):  # its caches are in other processes
+            return
+        pool, launch, build = executor.runner._pool, executor.launch, executor.runner._inputs.build
         assert isinstance(pool, GuardedKVCachePool)
-        pool.kv = engine.scheduler.kv
 
-    def checked_step(engine: Engine) -> Any:
-        kv = engine.scheduler.kv
+        def watched_launch(step: Step) -> None:
+            pool.launched.append(Snapshot.take(engine))
+            launch(step)
 
-        def checked_build(builder: InputBuilder, batch: ScheduledBatch, caches: Any) -> Inputs:
-            inputs = build(builder, batch, caches)
-            check_tables(kv, batch, inputs)
+        def checked_build(step: Step, rows: Rows) -> Inputs:
+            inputs = build(step, rows)
+            check_tables(pool.running, step, inputs, engine.info.block_size)
             return inputs
 
-        with pytest.MonkeyPatch.context() as patched:
-            patched.setattr(InputBuilder, "build", checked_build)
-            outputs = step(engine)
+        executor.launch = watched_launch  # type: ignore[method-assign]
+        executor.runner._inputs = WatchedInputs(checked_build)  # type: ignore[assignment]
+
+    def checked_step(engine: Engine) -> Any:
+        outputs = step(engine)
         engine.scheduler.check()
         return outputs
 

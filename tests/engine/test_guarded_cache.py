@@ -13,7 +13,7 @@ import torch
 from stoker_engine import LLM, SamplingParams
 from stoker_engine.sizing.cache_groups import NULL_BLOCK
 
-from .guarded_cache import GuardedBlocks, GuardedKVCachePool
+from .guarded_cache import GuardedBlocks, GuardedKVCachePool, Snapshot
 
 PROMPT = list(range(2, 102))  # past tiny Gemma's window of 24
 GREEDY = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
@@ -49,9 +49,10 @@ def test_a_stray_read_ends_the_process(block_bytes: int) -> None:
 def test_what_no_sequence_holds_is_nan_and_what_is_cached_comes_back(tiny_gemma3: Path) -> None:
     llm = LLM(str(tiny_gemma3), num_gpu_blocks_override=64, max_model_len=160, max_num_batched_tokens=32)
     engine = llm.engine
-    pool = engine.runner._pool
+    pool = engine.executor.runner._pool  # type: ignore[attr-defined]
     assert isinstance(pool, GuardedKVCachePool)
     [first] = llm.generate(PROMPT, GREEDY, use_tqdm=False)
+    pool.launched.append(Snapshot.take(engine))
     with torch.inference_mode():
         pool.copy([])  # what the last step gave back changes hands before the next
     assert not pool._held and pool._kept
@@ -71,8 +72,8 @@ def test_a_wrong_block_in_a_table_is_noticed(wrong: str, tiny_gemma3: Path) -> N
         engine.step()
     one, other = (engine.scheduler.requests[name].live[0] for name in "ab")
     free = next(b for b in range(1, 256) if engine.scheduler.kv.pool.is_free(b))
-    one.blocks[1][-1] = {"the null block": NULL_BLOCK, "a free block": free, "another's block": other.blocks[1][-1]}[
-        wrong
-    ]
+    blocks = {"the null block": NULL_BLOCK, "a free block": free, "another's block": other.blocks[1][-1]}
+    rows = engine.executor.runner._rows  # type: ignore[attr-defined]
+    rows.tables[1, one.row, len(one.blocks[1]) - 1] = blocks[wrong]
     with pytest.raises(AssertionError):
         engine.step()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -49,8 +49,17 @@ class KVCache:
     group: int
 
 
+#: What a backend makes of a step's metadata; each has its own.
+AttentionPlan = Any
+
+
 class AttentionBackend(Protocol):
     """Computes causal attention of a flat batch against the paged cache."""
+
+    def prepare(self, metadata: AttentionMetadata) -> AttentionPlan:
+        """Plans a step, before any layer runs: all that its layers share is made here, and nothing in `forward` reads
+        from the device."""
+        ...
 
     def forward(
         self,
@@ -59,7 +68,7 @@ class AttentionBackend(Protocol):
         key: torch.Tensor,
         value: torch.Tensor | None,
         cache: KVCache,
-        metadata: AttentionMetadata,
+        plan: AttentionPlan,
     ) -> torch.Tensor:
         """Stores `key` [tokens, kv_heads, head_dim] and `value` [tokens, kv_heads, value_head_dim] (None where the
         layer is latent), then attends with `query` [tokens, heads, head_dim].

@@ -11,9 +11,9 @@ Layers that keep the same tokens share block tables: a *group* (see `sizing.cach
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 
@@ -25,15 +25,17 @@ class BlockTables:
         tables: [sequences, blocks] int32 block numbers; `NULL_BLOCK` past a sequence's end and where a window has left
             them.
         slot_mapping: [tokens] int64 where each new token goes: block × block_size + offset.
+        sliding_window: tokens that the group's layers see back, the current one included; None: all.
     """
 
     tables: torch.Tensor
     slot_mapping: torch.Tensor
+    sliding_window: int | None = None
 
 
 @dataclass(frozen=True, eq=False)
 class AttentionMetadata:
-    """One step's attention inputs.
+    """One step's attention inputs. A backend plans the step by them, once (`attention.backend`).
 
     Attributes:
         query_starts: [sequences + 1] int32.
@@ -41,7 +43,7 @@ class AttentionMetadata:
         num_decodes: how many of the first sequences compute one token.
         block_size: tokens in a block.
         groups: block tables by group.
-        views: what a backend derives from the above, made with the first layer that asks and kept for the step.
+        query_starts_host, seq_lens_host: the same numbers on the host.
     """
 
     query_starts: torch.Tensor
@@ -49,4 +51,5 @@ class AttentionMetadata:
     num_decodes: int
     block_size: int
     groups: list[BlockTables]
-    views: dict[Any, Any] = field(default_factory=dict)
+    query_starts_host: np.ndarray
+    seq_lens_host: np.ndarray

@@ -19,6 +19,13 @@ class NativeBackend:
 
     library: ctypes.CDLL
 
+    def prepare(self, metadata: AttentionMetadata) -> list[Step]:
+        """See `AttentionBackend.prepare`: each group's part of the kernel's call."""
+        return [
+            step_of(metadata.query_starts, metadata.seq_lens, group.tables, group.slot_mapping, metadata.block_size)
+            for group in metadata.groups
+        ]
+
     def forward(
         self,
         shape: AttentionShape,
@@ -26,7 +33,7 @@ class NativeBackend:
         key: torch.Tensor,
         value: torch.Tensor | None,
         cache: KVCache,
-        metadata: AttentionMetadata,
+        plan: list[Step],
     ) -> torch.Tensor:
         """See `AttentionBackend.forward`."""
         return attention(
@@ -36,19 +43,9 @@ class NativeBackend:
             value,
             cache.key,
             cache.value,
-            _step(metadata, cache.group),
+            plan[cache.group],
             shape.scale,
             shape.sliding_window,
             shape.logits_soft_cap,
             shape.alibi_slopes,
         )
-
-
-def _step(metadata: AttentionMetadata, group: int) -> Step:
-    if group not in metadata.views:
-        blocks = metadata.groups[group]
-        metadata.views[group] = step_of(
-            metadata.query_starts, metadata.seq_lens, blocks.tables, blocks.slot_mapping, metadata.block_size
-        )
-    step: Step = metadata.views[group]
-    return step

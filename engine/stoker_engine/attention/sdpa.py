@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from stoker_engine.attention.backend import AttentionShape, KVCache
-from stoker_engine.attention.metadata import AttentionMetadata
+from stoker_engine.attention.metadata import AttentionMetadata, BlockTables
 from stoker_engine.kernels.kv_store import kv_store
 
 
@@ -35,8 +36,20 @@ class _View:
     unseen: torch.Tensor
 
 
+@dataclass(frozen=True)
+class _Plan:
+    """A step's views, those of the decodes first, by group."""
+
+    metadata: AttentionMetadata
+    views: list[list[_View]]
+
+
 class SdpaBackend:
     """Gathers each sequence's blocks, then attends densely."""
+
+    def prepare(self, metadata: AttentionMetadata) -> _Plan:
+        """See `AttentionBackend.prepare`."""
+        return _Plan(metadata, [_views(metadata, group) for group in metadata.groups])
 
     def forward(
         self,
@@ -45,15 +58,16 @@ class SdpaBackend:
         key: torch.Tensor,
         value: torch.Tensor | None,
         cache: KVCache,
-        metadata: AttentionMetadata,
+        plan: _Plan,
     ) -> torch.Tensor:
         """See `AttentionBackend.forward`."""
-        slot_mapping = metadata.groups[cache.group].slot_mapping
-        kv_store(key, cache.key, slot_mapping)
+        group = plan.metadata.groups[cache.group]
+        assert shape.sliding_window == group.sliding_window
+        kv_store(key, cache.key, group.slot_mapping)
         if value is not None:
-            kv_store(value, cache.value, slot_mapping)
+            kv_store(value, cache.value, group.slot_mapping)
         out = query.new_empty(len(query), shape.num_heads, shape.value_head_dim)
-        for view in _views(metadata, cache.group, shape.sliding_window):
+        for view in plan.views[cache.group]:
             out[view.rows] = _attend(shape, query[view.rows], cache, view)
         return out.flatten(1)
 
@@ -92,33 +106,33 @@ def _gather(rows: torch.Tensor, view: _View) -> torch.Tensor:
     return rows[view.blocks].flatten(1, 2).masked_fill_(view.unseen, 0).transpose(1, 2)
 
 
-def _views(metadata: AttentionMetadata, group: int, window: int | None) -> list[_View]:
+def _views(metadata: AttentionMetadata, group: BlockTables) -> list[_View]:
     """The decodes' view, then one for each chunk."""
-    if (group, window) not in metadata.views:
-        starts = metadata.query_starts.tolist()
-        parts = [slice(0, metadata.num_decodes)] if metadata.num_decodes else []
-        parts += [slice(s, s + 1) for s in range(metadata.num_decodes, len(starts) - 1)]
-        metadata.views[group, window] = [_view(metadata, group, window, part, starts) for part in parts]
-    views: list[_View] = metadata.views[group, window]
-    return views
+    num_sequences = len(metadata.seq_lens_host)
+    parts = [slice(0, metadata.num_decodes)] if metadata.num_decodes else []
+    parts += [slice(s, s + 1) for s in range(metadata.num_decodes, num_sequences)]
+    return [_view(metadata, group, part) for part in parts]
 
 
-def _view(metadata: AttentionMetadata, group: int, window: int | None, part: slice, starts: list[int]) -> _View:
-    size = metadata.block_size
-    rows = slice(starts[part.start], starts[part.stop])
-    queries = starts[part.start + 1] - starts[part.start]
+def _view(metadata: AttentionMetadata, group: BlockTables, part: slice) -> _View:
+    size, window, starts = metadata.block_size, group.sliding_window, metadata.query_starts_host
+    rows = slice(int(starts[part.start]), int(starts[part.stop]))
+    queries = int(starts[part.start + 1] - starts[part.start])
+    longest = metadata.seq_lens_host[part].astype(np.int64)
+    oldest = np.zeros_like(longest) if window is None else np.maximum(longest - queries + 1 - window, 0)
+    count = int(((longest - 1) // size - oldest // size).max()) + 1
+
     lengths = metadata.seq_lens[part].long()
     device = lengths.device
-    oldest = torch.zeros_like(lengths) if window is None else (lengths - queries + 1 - window).clamp_min(0)
-    first, last = oldest // size, (lengths - 1) // size  # blocks before and after are not even gathered
-    count = int((last - first).max()) + 1
+    seen = torch.zeros_like(lengths) if window is None else (lengths - queries + 1 - window).clamp_min(0)
+    first, last = seen // size, (lengths - 1) // size  # blocks before and after are not even gathered
     columns = torch.minimum(first[:, None] + torch.arange(count, device=device), last[:, None])
-    blocks = metadata.groups[group].tables[part].gather(1, columns).long()
+    blocks = group.tables[part].gather(1, columns).long()
     keys = (first * size)[:, None] + torch.arange(count * size, device=device)  # positions
     at = (lengths - queries)[:, None] + torch.arange(queries, device=device)
     distance = (keys[:, None, :] - at[:, :, None]).unsqueeze(1)
     visible = distance <= 0
     if window is not None:
         visible = visible & (distance > -window)
-    unseen = (keys < oldest[:, None]) | (keys >= lengths[:, None])
+    unseen = (keys < seen[:, None]) | (keys >= lengths[:, None])
     return _View(rows, blocks, distance, visible, unseen[..., None, None])

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from stoker_engine.core.batch import ScheduledBatch
 from stoker_engine.core.finish_reason import FinishReason
 from stoker_engine.core.outputs import TokenDelta
 from stoker_engine.core.request import Request
@@ -39,11 +39,10 @@ class Journal:
         """A request came."""
         self._lives[request.id] = _Life(request)
 
-    def scheduled(self, batch: ScheduledBatch, now: float) -> None:
-        """A batch is about to run."""
-        for sequence in batch.sequences:
-            life = self._lives[sequence.request_id]
-            life.scheduled = life.scheduled or now
+    def scheduled(self, requests: Iterable[Request], now: float) -> None:
+        """Requests are scheduled for the first time."""
+        for request in requests:
+            self._lives[request.id].scheduled = now
 
     def ended(self, request: Request, now: float) -> None:
         """A request ended, for whatever reason."""
@@ -68,33 +67,47 @@ class Journal:
         )
 
     def report(
-        self, batch: ScheduledBatch, deltas: list[TokenDelta], stats: SchedulerStats, times: StepTimes, now: float
+        self,
+        num_tokens: int,
+        num_prompt_tokens: int,
+        deltas: list[TokenDelta],
+        stats: SchedulerStats,
+        times: StepTimes,
+        now: float,
     ) -> StepReport:
-        """What a step did, at its end; ends the requests that it ended."""
+        """What a step did, at its end; ends the requests that it ended.
+
+        Args:
+            num_tokens: computed.
+            num_prompt_tokens: of them, of prompts.
+        """
         first_tokens, inter_token = list[FirstToken](), list[float]()
         ended: dict[str, Request] = {}
+        num_new_tokens = 0
         for delta in deltas:
             life = self._lives[delta.request_id]
-            request = life.request
-            if life.first_token is None and delta.token_ids:
-                life.first_token = now
-                waited = now - request.asked.arrival_time
-                first_tokens.append(FirstToken(waited, request.num_prompt_tokens, request.num_cached or 0))
-            previous = life.last_tokens.get(delta.index)
-            if delta.token_ids:
-                if previous is not None:
-                    inter_token.append(now - previous)
-                life.last_token = life.last_tokens[delta.index] = now
-            life.lengths[delta.index] = life.lengths.get(delta.index, 0) + len(delta.token_ids)
-            if not request.live:
-                ended[request.id] = request
+            if count := len(delta.token_ids):
+                num_new_tokens += count
+                index, last_tokens = delta.index, life.last_tokens
+                if index in last_tokens:
+                    inter_token.append(now - last_tokens[index])
+                elif life.first_token is None:
+                    life.first_token = now
+                    asked = life.request.asked
+                    first_tokens.append(
+                        FirstToken(now - asked.arrival_time, life.request.num_prompt_tokens, delta.num_cached_tokens)
+                    )
+                last_tokens[index] = life.last_token = now
+                life.lengths[index] = life.lengths.get(index, 0) + count
+            if delta.finish_reason is not None and not life.request.live:
+                ended[delta.request_id] = life.request
         for request in ended.values():
             self.ended(request, now)
         finished, self._finished = self._finished, []
         return StepReport(
-            num_tokens=batch.num_tokens,
-            num_prompt_tokens=sum(max(0, min(s.end, s.num_prompt_tokens) - s.start) for s in batch.sequences),
-            num_new_tokens=sum(len(delta.token_ids) for delta in deltas),
+            num_tokens=num_tokens,
+            num_prompt_tokens=num_prompt_tokens,
+            num_new_tokens=num_new_tokens,
             stats=stats,
             times=times,
             first_tokens=first_tokens,

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 from stoker_engine.core.bad_words import BadWords, bad_words_tree
 from stoker_engine.core.engine_request import EngineRequest
-from stoker_engine.core.sampling_params import SamplingParams
 from stoker_engine.core.token_counts import TokenCounts
 from stoker_engine.core.token_ids import TokenIds
 
@@ -38,7 +37,7 @@ class LogitRules:
     def of(cls, asked: EngineRequest) -> LogitRules | None:
         """The rules of a request; None: its logits stay as they are."""
         params = asked.params
-        if not isinstance(params, SamplingParams):
+        if params.kind != "generate":
             return None
         end_tokens: tuple[TokenIds, ...] = ()
         if params.min_tokens:

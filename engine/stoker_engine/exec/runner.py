@@ -1,4 +1,4 @@
-"""Loads the model onto the device and runs batches there."""
+"""Loads the model onto the device and runs steps there."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Callable
 
+import numpy as np
 import torch
 
 from stoker_engine.architectures.model_config import ModelConfig
@@ -14,20 +15,27 @@ from stoker_engine.attention.select import attention_backend
 from stoker_engine.contract import names
 from stoker_engine.contract.engine_args import EngineArgs
 from stoker_engine.contract.errors import ModelError
-from stoker_engine.core.batch import ScheduledBatch, ScheduledSequence, StepResult
 from stoker_engine.core.logprobs import TokenLogprobs
-from stoker_engine.core.sampling_params import SamplingParams
+from stoker_engine.core.step import Sampled, Step, StepResult
 from stoker_engine.exec.inputs import InputBuilder, Inputs
 from stoker_engine.exec.kv_cache import KVCachePool, plan_kv_cache
+from stoker_engine.exec.rows import Rows
 from stoker_engine.kernels.argmax import argmax
 from stoker_engine.models.checkpoint import Checkpoint
 from stoker_engine.models.decoder import Decoder
+from stoker_engine.models.model import StepInputs
 from stoker_engine.parallel.device import limit_threads, resolve_device, torch_threads
+from stoker_engine.parallel.ranks import Alone, Ranks
+from stoker_engine.parallel.transfer import to_device, to_host
+from stoker_engine.sampling.choice import Choice
 from stoker_engine.sampling.logprobs import token_logprobs
 from stoker_engine.sampling.sampler import sample
 from stoker_engine.sizing import memory
 
 logger = logging.getLogger(__name__)
+
+#: Tokens beyond the longest sequence that a row has room for: drafts that run past its end.
+_SPARE_TOKENS = 16
 
 
 class Runner:
@@ -35,6 +43,7 @@ class Runner:
 
     Args:
         on_progress: called whenever loading gets on.
+        ranks: those that compute the model together with this one.
 
     Attributes:
         plan: the KV cache's size.
@@ -44,64 +53,170 @@ class Runner:
         ModelError: the weights do not match, or the model does not fit.
     """
 
-    def __init__(self, args: EngineArgs, checkpoint: Checkpoint, on_progress: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        args: EngineArgs,
+        checkpoint: Checkpoint,
+        on_progress: Callable[[], None] = lambda: None,
+        ranks: Ranks | None = None,
+    ) -> None:
         self.device = resolve_device(args)
         if self.device.type == "cpu":
             limit_threads()
         self.config = checkpoint.config
         self.dtype = resolve_dtype(args, self.config)
-        backend = attention_backend(self.device, self.dtype, args.batch_invariant)
+        self._ranks = ranks or Alone()
+        self._backend = attention_backend(self.device, self.dtype, args.batch_invariant)
         self.plan = plan_kv_cache(args, self.config, self.dtype, self.device)
         started = time.monotonic()
         with torch.inference_mode():
-            self.model = checkpoint.load(backend, self.dtype, self.device, self.plan.max_model_len, on_progress)
+            self.model = checkpoint.load(self._backend, self.dtype, self.device, self.plan.max_model_len, on_progress)
             specs = [layer.cache for layer in self.config.layers]
             self._pool = KVCachePool(self.plan, specs, self.dtype, self.device)
         logger.info("loaded %s on %s in %.1f s", self.dtype, self.device, time.monotonic() - started)
         # The Transformers backend computes with torch's operators, our decoder with kernels that share work themselves.
-        native = isinstance(backend, NativeBackend) and isinstance(self.model, Decoder)
+        native = isinstance(self._backend, NativeBackend) and isinstance(self.model, Decoder)
         self._torch_threads = 1 if native else None
         self._rows_at_once = memory.sampler_rows(
             self.config.vocab_size, min(args.max_num_seqs, args.max_num_batched_tokens)
         )
-        self._inputs = InputBuilder(args.block_size, len(self.plan.groups), self.device)
+        windows = [group.sliding_window for group in self.plan.groups]
+        self._inputs = InputBuilder(args.block_size, windows, self.device)
+        num_tokens = self.plan.max_model_len + _SPARE_TOKENS
+        self._rows = Rows(args.max_num_seqs, num_tokens, args.block_size, len(windows))
 
-    def run(self, batch: ScheduledBatch) -> StepResult:
-        """Computes the batch and samples ``batch.sampling``."""
+    def run(self, step: Step) -> StepResult:
+        """Computes a step and samples. The tokens of the first child of each sequence are in its row then; of all
+        ranks, the first one alone has a result."""
         with torch.inference_mode(), torch_threads(self._torch_threads):
             started = time.monotonic()
-            self._pool.copy(batch.copies)
-            inputs = self._inputs.build(batch, self._pool.caches)
+            self._rows.apply(step)
+            for draft in step.drafts:
+                end = step.starts[draft.place] + step.lengths[draft.place]
+                self._rows.token_ids[step.rows[draft.place], end - len(draft.token_ids) : end] = draft.token_ids
+            self._pool.copy(step.copies)
+            inputs = self._inputs.build(step, self._rows)
+            plan = self._backend.prepare(inputs.metadata)
             prepared = time.monotonic()
-            hidden = self.model.forward(inputs.step)
-            rows = [inputs.last_rows[sequence.id] for sequence in batch.sampling]
-            logits = self.model.logits(hidden[rows]) if rows else None
+            hidden = self.model.forward(StepInputs(inputs.token_ids, inputs.positions, plan, self._pool.caches))
+            logit_rows = self._logit_rows(step, inputs)
+            logits = self._logits(hidden, logit_rows) if len(logit_rows) else None
             computed = time.monotonic()
-            sampled = [] if logits is None else sample(logits, batch.sampling, self._rows_at_once)
-            prompt_logprobs = {
-                sequence.id: self._prompt_logprobs(hidden, inputs, sequence)
-                for sequence in batch.sequences
-                if sequence.prompt_positions
-            }
+            sampled = self._sample(logits, step) if logits is not None and self._ranks.rank == 0 else []
+            if logits is not None:
+                self._keep_sampled(step, sampled)
+            prompt_logprobs = self._all_prompt_logprobs(hidden, inputs, step)
             sample_time = time.monotonic() - computed
             return StepResult(sampled, prompt_logprobs, prepared - started, computed - prepared, sample_time)
 
+    def _logit_rows(self, step: Step, inputs: Inputs) -> np.ndarray:
+        """The flat rows whose logits are wanted: of each sequence that samples its last known token, and its draft."""
+        samples = np.array(step.num_samples, dtype=np.int32) > 0
+        lasts: np.ndarray = inputs.ends[samples].astype(np.int64) - 1
+        if not step.drafts:
+            return lasts
+        counts = np.ones(len(step.rows), dtype=np.int64)
+        for draft in step.drafts:
+            counts[draft.place] += len(draft.token_ids)
+        counts = counts[samples]
+        within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+        rows: np.ndarray = np.repeat(lasts - counts + 1, counts) + within
+        return rows
+
+    def _logits(self, hidden: torch.Tensor, rows: np.ndarray) -> torch.Tensor:
+        """Of flat rows in ascending order; no copy where they are all of them."""
+        return self.model.logits(hidden if len(rows) == len(hidden) else hidden[to_device(rows, self.device)])
+
+    def _sample(self, logits: torch.Tensor, step: Step) -> list[Sampled]:
+        """Of each sequence that samples: what was drawn, drafts judged."""
+        drafts = {draft.place: draft.token_ids for draft in step.drafts}
+        rows = [row for row, num_samples in zip(step.rows, step.num_samples, strict=True) if num_samples]
+        if not drafts and self._rows.is_plain[rows].all() and max(step.num_samples, default=0) == 1:
+            return sample(logits, [None] * len(rows), self._rows_at_once)
+        choices: list[Choice | None] = []
+        shares = zip(step.rows, step.starts, step.lengths, step.num_samples, strict=True)
+        for place, (row, start, length, num_samples) in enumerate(shares):
+            if num_samples:
+                draft = drafts.get(place, [])
+                position = start + length - len(draft)
+                choices += [
+                    self._rows.choice(row, position + held, num_samples, draft[:held]) for held in range(len(draft) + 1)
+                ]
+        drawn = iter(sample(logits, choices, self._rows_at_once))
+        places = [place for place, num_samples in enumerate(step.num_samples) if num_samples]
+        return [_judged([next(drawn) for _ in range(1 + len(drafts.get(p, [])))], drafts.get(p, [])) for p in places]
+
+    def _keep_sampled(self, step: Step, sampled: list[Sampled]) -> None:
+        """Writes the tokens of each first child into its row."""
+        places = [place for place, num_samples in enumerate(step.num_samples) if num_samples]
+        longest = 1 + max((len(draft.token_ids) for draft in step.drafts), default=0)
+        tokens = [drawn.token_ids[0] if drawn.token_ids else [] for drawn in sampled]
+        if self._ranks.size > 1:
+            padded = torch.full((len(places), longest), -1, dtype=torch.int64)
+            for row, its in zip(padded, tokens, strict=False):
+                row[: len(its)] = torch.tensor(its, dtype=torch.int64)
+            received = to_host(self._ranks.broadcast(padded))
+            tokens = [[token for token in its if token >= 0] for its in received]
+        drafted = {draft.place: len(draft.token_ids) for draft in step.drafts}
+        for place, its in zip(places, tokens, strict=True):
+            if its:
+                end = step.starts[place] + step.lengths[place] - drafted.get(place, 0)
+                self._rows.append(step.rows[place], end, its)
+
+    def _all_prompt_logprobs(
+        self, hidden: torch.Tensor, inputs: Inputs, step: Step
+    ) -> dict[int, list[TokenLogprobs] | None]:
+        """By place in the batch, of those that ask for it."""
+        found: dict[int, list[TokenLogprobs] | None] = {}
+        if step.num_decodes == len(step.rows):
+            return found
+        for place, (row, start, length) in enumerate(zip(step.rows, step.starts, step.lengths, strict=True)):
+            positions = self._rows.prompt_positions(row, start, start + length)
+            if positions:
+                first = int(inputs.ends[place]) - length - start
+                found[place] = self._prompt_logprobs(hidden, first, row, positions)
+                self._rows.states[row].num_prompt_logprobs = positions.stop
+        return found
+
     def _prompt_logprobs(
-        self, hidden: torch.Tensor, inputs: Inputs, sequence: ScheduledSequence
+        self, hidden: torch.Tensor, first: int, row: int, positions: range
     ) -> list[TokenLogprobs] | None:
-        """Of the prompt tokens that follow `prompt_positions`; a few rows at a time, so that memory never spikes. None
-        where logits are no finite numbers."""
-        assert isinstance(sequence.params, SamplingParams) and sequence.params.prompt_logprobs is not None
-        positions, found = sequence.prompt_positions, list[TokenLogprobs]()
-        first = inputs.first_rows[sequence.id] - sequence.start
+        """Of the prompt tokens that follow `positions`, position 0 being flat row `first`; a few rows at a time, so
+        that memory never spikes. None where logits are no finite numbers."""
+        params = self._rows.states[row].new.asked.params
+        assert params.kind == "generate" and params.prompt_logprobs is not None
+        found: list[TokenLogprobs] = []
+        is_finite = True
         for start in range(positions.start, positions.stop, self._rows_at_once):
             stop = min(start + self._rows_at_once, positions.stop)
-            logits = self.model.logits(hidden[first + start : first + stop])
-            if not argmax(logits)[1].isfinite().all():
-                return None
-            tokens = sequence.known[start + 1 : stop + 1]
-            found += token_logprobs(logits, tokens, [sequence.params.prompt_logprobs] * len(tokens))
-        return found
+            logits = self.model.logits(hidden[first + start : first + stop])  # by all ranks
+            is_finite = is_finite and bool(to_host(argmax(logits)[1].isfinite().all()))
+            if is_finite and self._ranks.rank == 0:
+                tokens = self._rows.token_ids[row, start + 1 : stop + 1].tolist()
+                found += token_logprobs(logits, tokens, [params.prompt_logprobs] * len(tokens))
+        return found if is_finite else None
+
+
+def _judged(drawn: list[Sampled], draft: list[int]) -> Sampled:
+    """What the sequence gets of a draft: the tokens that the model drew as well, and the one that it drew after them.
+
+    Each row was sampled as if the draft before it held. Since a draw depends on nothing but seed and position, what
+    comes out is what would have come out without any draft.
+    """
+    if not draft:
+        return drawn[0]
+    tokens: list[int] = []
+    logprobs: list[TokenLogprobs] = []
+    for its, drafted in zip(drawn, [*draft, None], strict=True):
+        if its.is_corrupted:
+            return its
+        [[token]] = its.token_ids
+        tokens.append(token)
+        if its.logprobs is not None:
+            logprobs += its.logprobs[0]
+        if token != drafted:
+            break
+    return Sampled([tokens], [logprobs] if logprobs else None)
 
 
 def resolve_dtype(args: EngineArgs, config: ModelConfig) -> torch.dtype:

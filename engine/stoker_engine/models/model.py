@@ -8,8 +8,7 @@ from typing import Protocol
 import torch
 
 from stoker_engine.architectures.model_config import ModelConfig
-from stoker_engine.attention.backend import KVCache
-from stoker_engine.attention.metadata import AttentionMetadata
+from stoker_engine.attention.backend import AttentionPlan, KVCache
 
 
 @dataclass(frozen=True)
@@ -18,12 +17,13 @@ class StepInputs:
 
     Attributes:
         token_ids, positions: [tokens] int64.
+        attention: what the backend made of the step's metadata.
         caches: one a layer.
     """
 
     token_ids: torch.Tensor
     positions: torch.Tensor
-    attention: AttentionMetadata
+    attention: AttentionPlan
     caches: list[KVCache]
 
 

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
 import torch
 from torch import nn
 from transformers import CONFIG_MAPPING, AttentionInterface, AutoConfig, PreTrainedConfig, PreTrainedModel
@@ -135,6 +136,7 @@ class TransformersModel(nn.Module):
     ) -> None:
         super().__init__()
         self.config = config
+        self._backend = backend
         specs = [layer.cache for layer in config.layers]
         logger.info("%s runs by transformers' own modules, which are slower than native ones", config.architecture)
         self.decoder = language_model.base_model
@@ -167,16 +169,25 @@ class TransformersModel(nn.Module):
         """Runs one token on caches of one block."""
         parameter = next(self.decoder.parameters())
         options: dict[str, Any] = {"dtype": parameter.dtype, "device": parameter.device}
+        windows = list(dict.fromkeys(spec.sliding_window for spec in specs))
         caches = []
         for spec in specs:
             key = torch.zeros(1, 1, spec.num_kv_heads, spec.head_dim, **options)
-            caches.append(KVCache(key, torch.zeros(1, 1, spec.num_kv_heads, spec.value_head_dim, **options), group=0))
+            value = torch.zeros(1, 1, spec.num_kv_heads, spec.value_head_dim, **options)
+            caches.append(KVCache(key, value, windows.index(spec.sliding_window)))
         zero = torch.zeros(1, dtype=torch.int64, device=parameter.device)
-        table = BlockTables(zero.int().unsqueeze(0), zero)
         starts = torch.tensor([0, 1], dtype=torch.int32, device=parameter.device)
-        metadata = AttentionMetadata(starts, (zero + 1).int(), num_decodes=1, block_size=1, groups=[table])
+        metadata = AttentionMetadata(
+            starts,
+            (zero + 1).int(),
+            num_decodes=1,
+            block_size=1,
+            groups=[BlockTables(zero.int().unsqueeze(0), zero, window) for window in windows],
+            query_starts_host=np.array([0, 1], dtype=np.int32),
+            seq_lens_host=np.array([1], dtype=np.int32),
+        )
         with torch.inference_mode():
-            self.logits(self.forward(StepInputs(zero, zero, metadata, caches)))
+            self.logits(self.forward(StepInputs(zero, zero, self._backend.prepare(metadata), caches)))
         odd = [str(layer.index) for layer in self._layers if layer.calls != 1]
         if odd:
             raise ModelError(

@@ -13,6 +13,8 @@ from hashlib import blake2b
 
 import torch
 
+from stoker_engine.parallel.transfer import to_device
+
 #: Likeliest tokens that top-p looks at before it sorts the whole vocabulary; almost always they hold enough.
 _TOP = 1024
 
@@ -43,12 +45,12 @@ def draw(logits: torch.Tensor, draws: list[Draw]) -> torch.Tensor:
     """
     # The largest logit becomes 0 first: a temperature so tiny that it is clamped then gives -inf, never nan; nor does a
     # huge one, by which -inf stays that.
-    temperature = torch.tensor([d.temperature for d in draws], dtype=torch.float64, device=logits.device)
+    temperature = to_device([d.temperature for d in draws], logits.device, torch.float64)
     scaled = logits - logits.amax(dim=-1, keepdim=True)
     scaled /= temperature.to(logits).clamp(1e-30, 1e30).unsqueeze(1)
     scaled = keep_likely(scaled, draws)
     weights = scaled.exp_()
-    uniform = torch.tensor([_uniform(d.seed, d.position) for d in draws], dtype=torch.float64, device=logits.device)
+    uniform = to_device([_uniform(d.seed, d.position) for d in draws], logits.device, torch.float64)
     return _invert(weights, uniform)
 
 
@@ -63,7 +65,7 @@ def keep_likely(logits: torch.Tensor, draws: list[Draw]) -> torch.Tensor:
     """
     vocabulary = logits.shape[-1]
     keep = [d.top_k if 0 < d.top_k < vocabulary else vocabulary for d in draws]
-    min_p = torch.tensor([d.min_p for d in draws], device=logits.device)
+    min_p = to_device([d.min_p for d in draws], logits.device)
     threshold = min_p.log().unsqueeze(1)  # of 0 it is -inf
     if all(d.top_p == 1 for d in draws) and min(keep) == vocabulary:
         return logits if not min_p.any() else logits.masked_fill(logits < threshold, -torch.inf)
@@ -71,8 +73,8 @@ def keep_likely(logits: torch.Tensor, draws: list[Draw]) -> torch.Tensor:
     most = max((k for k in keep if k < vocabulary), default=0)
     if any(d.top_p < 1 and k == vocabulary for d, k in zip(draws, keep, strict=True)):
         most = max(most, min(_TOP, vocabulary))
-    top_p = torch.tensor([d.top_p for d in draws], dtype=torch.float64, device=logits.device).unsqueeze(1)
-    kept = torch.tensor(keep, device=logits.device).unsqueeze(1)
+    top_p = to_device([d.top_p for d in draws], logits.device, torch.float64).unsqueeze(1)
+    kept = to_device(keep, logits.device).unsqueeze(1)
     whole = torch.where(logits < threshold, 0.0, logits.exp()).sum(-1, keepdim=True, dtype=torch.float64)
     while True:
         ranked = logits.topk(most, dim=-1).values

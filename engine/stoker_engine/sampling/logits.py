@@ -12,30 +12,31 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from stoker_engine.core.batch import ScheduledSequence
 from stoker_engine.core.logit_rules import LogitRules
 from stoker_engine.core.token_ids import TokenIds
+from stoker_engine.parallel.transfer import to_device
+from stoker_engine.sampling.choice import Choice
 
 #: Tokens of a set that are written one by one; more of them by a mask over the vocabulary.
 _FEW = 1000
 
-_Rows = list[tuple[int, ScheduledSequence, LogitRules]]
+_Rows = list[tuple[int, Choice, LogitRules]]
 
 
-def process_logits(logits: torch.Tensor, sequences: list[ScheduledSequence]) -> torch.Tensor:
-    """Applies each sequence's rules to its row.
+def process_logits(logits: torch.Tensor, choices: list[Choice]) -> torch.Tensor:
+    """Applies its rules to each row.
 
     Args:
         logits: [rows, vocabulary] float32.
-        sequences: the row's sequence each.
+        choices: one a row.
 
     Returns:
         `logits` itself where nothing is asked for; else a changed copy.
     """
     rows: _Rows = [
-        (row, sequence, rules)
-        for row, sequence in enumerate(sequences)
-        if (rules := sequence.rules) is not None and (rules.is_lasting or not sequence.may_end)
+        (row, choice, rules)
+        for row, choice in enumerate(choices)
+        if (rules := choice.rules) is not None and (rules.is_lasting or not choice.may_end)
     ]
     if not rows:
         return logits
@@ -56,16 +57,16 @@ def _keep_allowed(logits: torch.Tensor, rows: _Rows) -> None:
 def _forbid(logits: torch.Tensor, rows: _Rows) -> None:
     few: list[tuple[int, Sequence[int]]] = []
     many: list[tuple[int, TokenIds]] = []
-    for row, sequence, rules in rows:
-        for ids in () if sequence.may_end else rules.end_tokens:
+    for row, choice, rules in rows:
+        for ids in () if choice.may_end else rules.end_tokens:
             if len(ids) > _FEW:
                 many.append((row, ids))
             else:
                 few.append((row, ids.array))
         if rules.bad_words is not None:
-            few.append((row, rules.bad_words.completions(sequence.known, sequence.num_prompt_tokens)))
+            few.append((row, rules.bad_words.completions(choice.known, choice.num_prompt_tokens)))
     few = [(row, tokens) for row, tokens in few if len(tokens)]
-    concerned = torch.tensor(sorted({row for row, _ in (*few, *many)}), device=logits.device)
+    concerned = to_device(sorted({row for row, _ in (*few, *many)}), logits.device)
     if not len(concerned):
         return
     before = logits[concerned]
@@ -81,33 +82,33 @@ def _forbid(logits: torch.Tensor, rows: _Rows) -> None:
 
 def _mask(ids: TokenIds, logits: torch.Tensor) -> torch.Tensor:
     """[vocabulary] whether each token is among `ids`."""
-    return torch.from_numpy(np.frombuffer(ids.mask(logits.shape[-1]), bool)).to(logits.device)
+    return to_device(np.frombuffer(ids.mask(logits.shape[-1]), bool), logits.device)
 
 
 def _add_bias(logits: torch.Tensor, rows: _Rows) -> None:
     biased = [(row, rules) for row, _, rules in rows if len(rules.biases)]
     if biased:
         where = _places([(row, rules.bias_tokens) for row, rules in biased], logits.device)
-        biases = torch.from_numpy(np.concatenate([np.array(rules.biases) for _, rules in biased]))
-        logits.index_put_(where, biases.to(logits), accumulate=True)
+        biases = np.concatenate([np.array(rules.biases) for _, rules in biased])
+        logits.index_put_(where, to_device(biases, logits.device, logits.dtype), accumulate=True)
 
 
 def _penalise(logits: torch.Tensor, rows: _Rows) -> None:
     """Repetition penalty on prompt and output (Keskar et al., 2019), the other two on the output (OpenAI's formula)."""
     held: list[tuple[int, Sequence[int]]] = []
     numbers = []
-    for row, sequence, rules in rows:
+    for row, choice, rules in rows:
         if not rules.is_penalised:
             continue
-        assert sequence.counts is not None
-        counts = np.array(sequence.counts.counts)
+        assert choice.counts is not None
+        counts = np.array(choice.counts.counts)
         additive = rules.frequency * counts + rules.presence * (counts > 0)
-        held.append((row, sequence.counts.tokens))
+        held.append((row, choice.counts.tokens))
         numbers.append(np.stack([np.full(len(counts), rules.repetition), additive]))
     if not held:
         return
     where = _places(held, logits.device)
-    repetition, additive_ = torch.from_numpy(np.concatenate(numbers, axis=1)).to(logits)
+    repetition, additive_ = to_device(np.concatenate(numbers, axis=1), logits.device, logits.dtype)
     chosen = logits[where]
     repetition.clamp_(1e-30, 1e30)  # beyond these, logits would leave what float32 holds
     chosen = torch.where(chosen > 0, (chosen / repetition).clamp_max(torch.finfo().max), chosen * repetition)
@@ -118,4 +119,4 @@ def _places(tokens: list[tuple[int, Sequence[int]]], device: torch.device) -> tu
     """(row, its tokens) … → [n] rows and [n] tokens."""
     at_row = np.repeat([row for row, _ in tokens], [len(ids) for _, ids in tokens])
     at_token = np.concatenate([np.array(ids, dtype=np.int64) for _, ids in tokens])
-    return torch.from_numpy(at_row).to(device), torch.from_numpy(at_token).to(device)
+    return to_device(at_row, device), to_device(at_token, device)

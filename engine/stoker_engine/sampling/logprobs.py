@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from stoker_engine.core.logprobs import TokenLogprobs
+from stoker_engine.parallel.transfer import to_device, to_host
 
 
 def token_logprobs(logits: torch.Tensor, token_ids: list[int], counts: list[int]) -> list[TokenLogprobs]:
@@ -18,10 +19,10 @@ def token_logprobs(logits: torch.Tensor, token_ids: list[int], counts: list[int]
     vocabulary = logits.shape[-1]
     counts = [vocabulary if count < 0 else min(count, vocabulary) for count in counts]
     logprobs = logits.log_softmax(dim=-1)
-    chosen = logprobs.gather(1, torch.tensor(token_ids, device=logits.device).unsqueeze(1))
-    ranks = ((logprobs > chosen).sum(dim=-1) + 1).tolist()
+    chosen = logprobs.gather(1, to_device(token_ids, logits.device).unsqueeze(1))
+    ranks = to_host((logprobs > chosen).sum(dim=-1) + 1)
     top = logprobs.topk(max(counts), dim=-1)
-    values, indices, own = top.values.tolist(), top.indices.tolist(), chosen.squeeze(1).tolist()
+    values, indices, own = to_host(top.values), to_host(top.indices), to_host(chosen.squeeze(1))
     return [
         TokenLogprobs([token, *indices[row][:count]], [own[row], *values[row][:count]], ranks[row])
         for row, (token, count) in enumerate(zip(token_ids, counts, strict=True))
@@ -32,5 +33,5 @@ def candidates(logits: torch.Tensor, counts: list[int]) -> list[list[tuple[int, 
     """Each row's `counts` likeliest tokens with their log-probabilities, best first."""
     most = min(max(counts), logits.shape[-1])
     top = logits.log_softmax(dim=-1).topk(most, dim=-1)
-    pairs = zip(top.indices.tolist(), top.values.tolist(), counts, strict=True)
+    pairs = zip(to_host(top.indices), to_host(top.values), counts, strict=True)
     return [list(zip(tokens, values, strict=True))[:count] for tokens, values, count in pairs]

@@ -24,7 +24,7 @@ class BlockPool:
         on_evict: told each block whose content is forgotten, before it is handed out.
     """
 
-    def __init__(self, num_blocks: int, on_evict: Callable[[int], None] = lambda block: None) -> None:
+    def __init__(self, num_blocks: int, on_evict: Callable[[int], object] = lambda block: None) -> None:
         self.num_blocks = num_blocks
         self._on_evict = on_evict
         self._refs = [0] * num_blocks

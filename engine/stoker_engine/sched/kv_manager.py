@@ -9,11 +9,14 @@ the window has left are released while the sequence still runs; the null block t
 
 from __future__ import annotations
 
+import itertools
+from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from stoker_engine.contract.block_hash import BlockHash, block_hash, root_hash
 from stoker_engine.core import request
+from stoker_engine.core.request import NO_ROW
 from stoker_engine.sched.block_pool import BlockPool
 from stoker_engine.sched.prefix_cache import PrefixCache
 from stoker_engine.sizing.cache_groups import NULL_BLOCK, CacheGroup, blocks_per_sequence
@@ -71,8 +74,9 @@ class KVManager:
         self._groups = groups
         self._has_windows = any(window is not None for window in self.windows)
         self._step_tokens = step_tokens
-        self._hashes: dict[str, list[BlockHash]] = {}
+        self._hashes: dict[request.Sequence, list[BlockHash]] = {}
         self._copies: list[tuple[int, int]] = []
+        self._table_changes: list[tuple[int, int, int, int]] = []
         self._refused: _Refusal | None = None
 
     @property
@@ -86,7 +90,7 @@ class KVManager:
         At least the last known token is left to compute, since its logits are needed. Room for the whole
         sequence is asked here, not reserved: admitting what would soon be preempted wastes work.
         """
-        assert not sequence.blocks and sequence.num_computed == 0
+        assert not sequence.blocks and sequence.num_launched == 0
         if self._refused is not None and self._refused.still(sequence, self.pool.num_free):
             return False
         tables = self._match(sequence)
@@ -95,14 +99,15 @@ class KVManager:
         needed = blocks_per_sequence(self._groups, len(sequence.token_ids), self._step_tokens, self.block_size)
         needed -= sum(not self.pool.is_free(block) for block in matched)
         if needed > self.pool.num_free:
-            hashes = frozenset(self._hashes.get(sequence.id, ()))
+            hashes = frozenset(self._hashes.get(sequence, ()))
             self._refused = _Refusal(sequence, len(sequence.token_ids), needed, hashes)
             return False
         self._refused = None
         for block in matched:
             self.pool.acquire(block)
         sequence.blocks = tables
-        sequence.num_computed = num_matched
+        sequence.num_computed = sequence.num_launched = num_matched
+        sequence.num_published = num_matched // self.block_size
         return True
 
     def count_lookup(self, sequence: request.Sequence) -> None:
@@ -111,62 +116,86 @@ class KVManager:
             self.queries += len(sequence.token_ids)
             self.hits += sequence.num_computed
 
-    def allocate(self, sequence: request.Sequence, num_tokens: int) -> bool:
-        """Extends the block tables to hold `num_tokens` more computed tokens. False: not enough free blocks.
+    def allocate(self, sequence: request.Sequence, num_tokens: int, step: int) -> bool:
+        """Extends the block tables to hold `num_tokens` more tokens, which `step` computes. False: not enough free
+        blocks.
 
         A block that the new tokens are written into and that others share is copied first (`take_copies`).
         """
         if self._has_windows:
             self._release_passed(sequence)
-        end = sequence.num_computed + num_tokens
-        written, within = divmod(sequence.num_computed, self.block_size)
-        shared = [table for table in sequence.blocks if self.pool.is_shared(table[written])] if within else []
-        missing = self._num_blocks(end) - len(sequence.blocks[0])  # all tables are of one length
-        if missing * len(sequence.blocks) + len(shared) > self.pool.num_free:
-            return False
-        for table in shared:
-            [copy] = self.pool.allocate(1)
-            self._copies.append((table[written], copy))
-            self.pool.release([table[written]])
-            table[written] = copy
-        if missing > 0:
-            for table in sequence.blocks:
-                table += self.pool.allocate(missing)
-        if end // self.block_size > sequence.num_computed // self.block_size:
-            self._remember(sequence, end)
+        start, blocks = sequence.num_launched, sequence.blocks
+        end = start + num_tokens
+        written, within = divmod(start, self.block_size)
+        missing = self._num_blocks(end) - len(blocks[0])  # all tables are of one length
+        shared = [table for table in blocks if self.pool.is_shared(table[written])] if within else []
+        if missing > 0 or shared:
+            if missing * len(blocks) + len(shared) > self.pool.num_free:
+                return False
+            self._extend(sequence, shared, written, missing)
+        if end // self.block_size > sequence.num_published and self.enable_prefix_caching:
+            # Of blocks with tokens that are not known yet, or not certain, nobody can say what they will hold.
+            self._publish(sequence, min(end, len(sequence.token_ids)), step)
         return True
+
+    def computed(self, sequence: request.Sequence) -> None:
+        """Publishes what became known of the sequence: blocks that are full, and computed."""
+        if self.enable_prefix_caching and sequence.num_computed // self.block_size > sequence.num_published:
+            self._publish(sequence, min(sequence.num_computed, len(sequence.token_ids)), None)
+
+    def trim(self, sequence: request.Sequence) -> None:
+        """Gives back blocks that were for tokens which did not come."""
+        needed = self._num_blocks(sequence.num_known)
+        for group, table in enumerate(sequence.blocks):
+            self._table_changes += [(group, sequence.row, index, NULL_BLOCK) for index in range(needed, len(table))]
+            self.pool.release(reversed(table[needed:]))
+            del table[needed:]
 
     def fork(self, parent: request.Sequence, child: request.Sequence) -> None:
         """Lets `child`, which knows the same tokens, share all that `parent` has computed."""
-        assert not child.blocks and child.num_computed == 0
-        child.blocks = [list(table) for table in parent.blocks]
-        child.num_computed = parent.num_computed
+        assert not child.blocks and child.num_launched == 0
+        held = self._num_blocks(parent.num_computed)  # steps in flight may be ahead
+        child.blocks = [table[:held] for table in parent.blocks]
+        child.num_computed = child.num_launched = parent.num_computed
+        child.num_published = parent.num_computed // self.block_size
         for table in child.blocks:
             for block in table:
                 if block != NULL_BLOCK:
                     self.pool.acquire(block)
-        if parent.id in self._hashes:
-            self._hashes[child.id] = list(self._hashes[parent.id])
+        if parent in self._hashes:
+            self._hashes[child] = self._hashes[parent][: child.num_published]
 
-    def forget(self, sequence: request.Sequence) -> None:
-        """Takes the sequence's blocks out of the prefix cache: what they hold is not to be trusted."""
-        for table in sequence.blocks:
-            for block in table:
-                if block != NULL_BLOCK:
-                    self.prefix_cache.forget(block)
+    def forget(self, sequence: request.Sequence) -> set[int]:
+        """Takes the sequence's blocks out of the prefix cache: what they hold is not to be trusted.
+
+        Returns:
+            Those that a step in flight computes, or has just computed; what shares them is not to be trusted either.
+        """
+        held = {block for table in sequence.blocks for block in table if block != NULL_BLOCK}
+        return {block for block in held if self.prefix_cache.forget(block)}
 
     def take_copies(self) -> list[tuple[int, int]]:
         """Blocks to copy before the next step runs, as (from, to)."""
         copies, self._copies = self._copies, []
         return copies
 
+    def take_table_changes(self) -> array[int]:
+        """Entries of block tables that changed since the last call, as `core.step.Step.tables` has them."""
+        changes, self._table_changes = self._table_changes, []
+        return array("i", itertools.chain.from_iterable(changes))
+
     def free(self, sequence: request.Sequence) -> None:
-        """Returns all blocks; the last ones first, so that prefixes outlive their continuations."""
+        """Returns all blocks; the last ones first, so that prefixes outlive their continuations.
+
+        Also those that a step in flight still writes: steps run in order, and whoever gets a block writes later.
+        """
         for table in sequence.blocks:
             self.pool.release(block for block in reversed(table) if block != NULL_BLOCK)
+        if self._table_changes and sequence.row != NO_ROW:
+            self._table_changes = [change for change in self._table_changes if change[1] != sequence.row]
         sequence.blocks = []
-        sequence.num_computed = 0
-        self._hashes.pop(sequence.id, None)
+        sequence.num_computed = sequence.num_launched = sequence.num_published = 0
+        self._hashes.pop(sequence, None)
 
     def check(self, sequences: Iterable[request.Sequence]) -> None:
         """Asserts that pool, cache and the block tables of all live `sequences` balance."""
@@ -175,8 +204,8 @@ class KVManager:
         self.prefix_cache.check()
         for sequence in live:
             for table, window in zip(sequence.blocks, self.windows, strict=False):
-                assert self._num_blocks(sequence.num_computed) <= len(table)
-                assert len(table) <= self._num_blocks(len(sequence.token_ids))
+                assert self._num_blocks(sequence.num_launched) <= len(table)
+                assert len(table) <= self._num_blocks(sequence.num_known) or sequence.is_held
                 assert NULL_BLOCK not in table[self._first_seen(sequence.num_computed, window) :]
 
     def _num_blocks(self, num_tokens: int) -> int:
@@ -186,13 +215,30 @@ class KVManager:
         """Index of the oldest block that the token after `num_computed` others still sees."""
         return 0 if window is None else max(num_computed - window + 1, 0) // self.block_size
 
+    def _extend(self, sequence: request.Sequence, shared: list[list[int]], written: int, missing: int) -> None:
+        """Copies block number `written` of the tables in `shared`, and adds `missing` blocks to all of them."""
+        for group, table in enumerate(sequence.blocks):
+            if any(table is each for each in shared):
+                [copy] = self.pool.allocate(1)
+                self._copies.append((table[written], copy))
+                self.pool.release([table[written]])
+                table[written] = copy
+                self._table_changes.append((group, sequence.row, written, copy))
+            if missing > 0:
+                added = self.pool.allocate(missing)
+                first = len(table)
+                self._table_changes += [(group, sequence.row, first + i, block) for i, block in enumerate(added)]
+                table += added
+
     def _release_passed(self, sequence: request.Sequence) -> None:
-        for table, window in zip(sequence.blocks, self.windows, strict=True):
+        # What is in flight may still turn out to be wrong, or fork: only what is computed has passed.
+        for group, (table, window) in enumerate(zip(sequence.blocks, self.windows, strict=True)):
             index = self._first_seen(sequence.num_computed, window) - 1
             passed = []
             while index >= 0 and table[index] != NULL_BLOCK:
                 passed.append(table[index])
                 table[index] = NULL_BLOCK
+                self._table_changes.append((group, sequence.row, index, NULL_BLOCK))
                 index -= 1
             self.pool.release(reversed(passed))
 
@@ -237,25 +283,20 @@ class KVManager:
         """By group: index of the oldest block that the token after `num_blocks` full blocks still sees."""
         return [self._first_seen(num_blocks * self.block_size, window) for window in self.windows]
 
-    def _remember(self, sequence: request.Sequence, end: int) -> None:
-        """Publishes the blocks that are full once this step has run.
-
-        They are published before: all keys and values of a step are written, layer by layer, before any
-        attention of that layer reads them, so even requests of the same step can share them.
-        """
-        if not self.enable_prefix_caching:
-            return
-        first = sequence.num_computed // self.block_size
-        chain = self._chain(sequence, end)
-        for index in range(first, end // self.block_size):
+    def _publish(self, sequence: request.Sequence, num_tokens: int, step: int | None) -> None:
+        """Offers the full blocks within the first `num_tokens` tokens to others, pending until `step` has run."""
+        chain = self._chain(sequence, num_tokens)
+        for index in range(sequence.num_published, num_tokens // self.block_size):
             if self._refused is not None and chain[index] in self._refused.hashes:
                 self._refused = None
             for group, table in enumerate(sequence.blocks):
-                self.prefix_cache.insert(group, chain[index], table[index])
+                if table[index] != NULL_BLOCK:
+                    self.prefix_cache.insert(group, chain[index], table[index], step)
+            sequence.num_published = index + 1
 
     def _chain(self, sequence: request.Sequence, num_tokens: int) -> list[BlockHash]:
         """Hashes of full blocks, those within the first `num_tokens` tokens at least."""
-        chain = self._hashes.setdefault(sequence.id, [])
+        chain = self._hashes.setdefault(sequence, [])
         full = num_tokens // self.block_size
         while len(chain) < full:
             start = len(chain) * self.block_size

@@ -1,9 +1,15 @@
 """Which block holds which prefix: a two-way map between keys and blocks.
 
 A key is a group of layers and a block hash, which names the block's tokens and everything before them.
+
+    pending    a step in flight computes it. It may be shared already: steps run in order, and within a step each layer
+               writes all keys before it attends. If that step fails, whoever shares it has to begin anew.
+    computed   its content is there
 """
 
 from __future__ import annotations
+
+from collections import defaultdict
 
 from stoker_engine.contract.block_hash import BlockHash
 
@@ -16,24 +22,49 @@ class PrefixCache:
     def __init__(self) -> None:
         self._block_of: dict[Key, int] = {}
         self._key_of: dict[int, Key] = {}
+        self._pending: dict[int, int] = {}  # block → the step that computes it
+        self._of_step: defaultdict[int, list[int]] = defaultdict(list)
 
     def find(self, group: int, block_hash: BlockHash) -> int | None:
-        """The block that holds it, if one does."""
+        """The block that holds it, or will, if one does."""
         return self._block_of.get((group, block_hash))
 
-    def insert(self, group: int, block_hash: BlockHash, block: int) -> None:
-        """Notes what `block` holds. What is already held elsewhere keeps its first block."""
+    def insert(self, group: int, block_hash: BlockHash, block: int, step: int | None = None) -> None:
+        """Notes what `block` holds. What is already held elsewhere keeps its first block.
+
+        Args:
+            step: the one in flight that computes it; None: it is computed.
+        """
         key = (group, block_hash)
         if key not in self._block_of and block not in self._key_of:
             self._block_of[key] = block
             self._key_of[block] = key
+            if step is not None:
+                self._pending[block] = step
+                self._of_step[step].append(block)
 
-    def forget(self, block: int) -> None:
-        """The block's content is about to be overwritten."""
+    def computed(self, step: int) -> None:
+        """`step` has run: what it computes is computed."""
+        for block in self._of_step.pop(step, ()):
+            if self._pending.get(block) == step:
+                del self._pending[block]
+
+    def forget(self, block: int) -> bool:
+        """The block's content is about to be overwritten, or not to be trusted. Returns whether it was pending."""
         key = self._key_of.pop(block, None)
-        if key is not None:
-            del self._block_of[key]
+        if key is None:
+            return False
+        del self._block_of[key]
+        return self._pending.pop(block, None) is not None
+
+    def forget_pending(self) -> None:
+        """No step in flight will have run."""
+        for block in list(self._pending):
+            self.forget(block)
+        self._of_step.clear()
 
     def check(self) -> None:
         """Asserts that the two maps mirror each other."""
         assert self._key_of == {block: key for key, block in self._block_of.items()}
+        assert self._pending.keys() <= self._key_of.keys()
+        assert all(block in self._of_step[step] for block, step in self._pending.items())

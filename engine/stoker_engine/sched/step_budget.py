@@ -36,15 +36,14 @@ class StepBudget:
         if num_decodes:
             self.prompts = max(1, min(prompt_tokens or max_tokens, max_tokens - num_decodes))
 
-    def share(self, sequence: Sequence) -> int:
-        """How many tokens `sequence` may compute; 0: it must wait."""
-        wanted = sequence.num_uncomputed
+    def share(self, wanted: int) -> int:
+        """How many of `wanted` tokens a sequence may compute; 0: it must wait."""
         num_tokens = min(wanted, self.prompts if wanted > 1 else self.tokens)
         return num_tokens if self._chunked or num_tokens == wanted else 0
 
-    def take(self, sequence: Sequence, num_tokens: int) -> None:
-        """Spends what `sequence` computes."""
+    def take(self, wanted: int, num_tokens: int) -> None:
+        """Spends `num_tokens` of the `wanted` ones."""
         self.tokens -= num_tokens
-        if sequence.num_uncomputed > 1:
+        if wanted > 1:
             self.prompts -= num_tokens
         self.prompts = min(self.prompts, self.tokens)

@@ -81,13 +81,16 @@ class Sequences:
                 seen = window is None or (index + 1) * size > start + 1 - window
                 tables[row, index] = self.blocks[s][index] if seen else NULL_BLOCK
             slots += [self.blocks[s][at // size] * size + at % size for at in range(start, end)]
-        starts = torch.tensor([0, *(end - start for _, start, end in spans)]).cumsum(0)
+        starts = torch.tensor([0, *(end - start for _, start, end in spans)]).cumsum(0).int()
+        ends = torch.tensor([end for _, _, end in spans], dtype=torch.int32)
         metadata = AttentionMetadata(
-            query_starts=starts.int(),
-            seq_lens=torch.tensor([end for _, _, end in spans], dtype=torch.int32),
+            query_starts=starts,
+            seq_lens=ends,
             num_decodes=sum(end - start == 1 for _, start, end in spans),
             block_size=size,
-            groups=[BlockTables(tables, torch.tensor(slots))],
+            groups=[BlockTables(tables, torch.tensor(slots), window)],
+            query_starts_host=starts.numpy(),
+            seq_lens_host=ends.numpy(),
         )
 
         def flat(parts: list[torch.Tensor]) -> torch.Tensor:
@@ -120,7 +123,7 @@ def run(backend: AttentionBackend, sequences: Sequences, *steps: list[tuple[int,
     rows: list[list[torch.Tensor]] = [[] for _ in sequences.queries]
     for spans in steps:
         query, key, value, metadata = sequences.step(spans)
-        out = backend.forward(sequences.shape, query, key, value, sequences.cache, metadata)
+        out = backend.forward(sequences.shape, query, key, value, sequences.cache, backend.prepare(metadata))
         for (sequence, start, end), part in zip(spans, out.split([e - s for _, s, e in spans]), strict=True):
             assert end - start == len(part)
             rows[sequence].append(part)

@@ -24,8 +24,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NoReturn
 
-from stoker_engine.core.batch import Sampled, ScheduledBatch, StepResult
 from stoker_engine.core.outputs import StepOutputs
+from stoker_engine.core.step import Sampled, Step, StepResult
 from stoker_engine.sizing.cache_groups import CacheGroup
 
 DEATHS = Path(sys.argv[1])
@@ -75,8 +75,9 @@ class Runner:
         )
         self.device = types.SimpleNamespace(type="cpu")
         self._steps_left = -1
+        self._known: dict[int, list[int]] = {}  # by row
 
-    def run(self, batch: ScheduledBatch) -> StepResult:
+    def run(self, step: Step) -> StepResult:
         time.sleep(0.001)
         come_to("step")
         if (DEATHS / "token").exists() and self._steps_left < 0:
@@ -84,7 +85,19 @@ class Runner:
         self._steps_left -= 1
         if self._steps_left == 0:
             come_to("token")
-        sampled = [Sampled([5 + (s.known[-1] * 7 + s.end) % 250] * s.num_samples) for s in batch.sampling]
+        for fork in step.forks:
+            self._known[fork.row] = self._known[fork.parent][: fork.num_tokens]
+        for new in step.new:
+            self._known[new.row] = [*new.asked.prompt_token_ids, *new.output_token_ids]
+        for row, position, token_ids in step.written:
+            self._known[row][position:] = token_ids
+        sampled = []
+        for row, start, length, num_samples in zip(step.rows, step.starts, step.lengths, step.num_samples, strict=True):
+            if num_samples:
+                known = self._known[row]
+                token = 5 + (known[start + length - 1] * 7 + start + length) % 250
+                known[start + length :] = [token]
+                sampled.append(Sampled([[token]] * num_samples))
         return StepResult(sampled)
 
 

@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from stoker_engine.core.batch import ScheduledSequence
 from stoker_engine.core.engine_request import EngineRequest
-from stoker_engine.core.request import Request
+from stoker_engine.core.logit_rules import LogitRules
 from stoker_engine.core.sampling_params import SamplingParams
+from stoker_engine.sampling.choice import Choice
 from stoker_engine.sampling.sampler import sample
 from stoker_engine.sizing import memory
 
@@ -34,11 +34,11 @@ def peak(run: Callable[[], object]) -> int:
     return most
 
 
-def sequence(row: int, num_samples: int = 1, **fields: Any) -> ScheduledSequence:
+def sequence(row: int, num_samples: int = 1, **fields: Any) -> Choice:
     asked = EngineRequest(str(row), [1, 2, 3], SamplingParams(**fields), 16)
-    request = Request(asked, (row,))
-    rules, counts = request.rules, request.live[0].counts
-    return ScheduledSequence(str(row), [3], 2, [[0]], num_samples, asked.params, row, [1, 2, 3], 3, rules, counts)
+    rules = LogitRules.of(asked)
+    counts = None if rules is None else rules.counts([1, 2, 3])
+    return Choice(asked.params, row, [1, 2, 3], 3, num_samples, rules, counts)
 
 
 @pytest.mark.parametrize(

@@ -14,43 +14,32 @@ from transformers import (
     RepetitionPenaltyLogitsProcessor,
 )
 
-from stoker_engine.core.batch import Sampled, ScheduledSequence
 from stoker_engine.core.engine_request import EngineRequest
-from stoker_engine.core.request import Request
+from stoker_engine.core.logit_rules import LogitRules
 from stoker_engine.core.sampling_params import BeamSearchParams, SamplingParams
+from stoker_engine.core.step import Sampled
+from stoker_engine.sampling.choice import Choice
 from stoker_engine.sampling.draw import Draw, _uniform, draw, keep_likely
 from stoker_engine.sampling.logits import process_logits
 from stoker_engine.sampling.sampler import sample as sample_rows
 
 
-def _sequence(known: list[int] | None = None, prompt: int = 1, **fields: Any) -> ScheduledSequence:
+def _sequence(known: list[int] | None = None, prompt: int = 1, **fields: Any) -> Choice:
     known = known or [0]
     seed, num_samples = fields.pop("seed", 0), fields.pop("num_samples", 1)
     bad_words, end_tokens = fields.pop("bad_words", ()), fields.pop("end_tokens", ())
     params = SamplingParams(**fields, min_tokens=9 if end_tokens else 0)
     asked = EngineRequest("r", known[:prompt], params, 16, eos_token_ids=frozenset(end_tokens), bad_words=bad_words)
-    request = Request(asked, (0,))
-    sequence = request.live[0]
+    rules = LogitRules.of(asked)
+    counts = None if rules is None else rules.counts(known[:prompt])
     for token in known[prompt:]:
-        sequence.append(token)
-    return ScheduledSequence(
-        id="r#0",
-        token_ids=known[-1:],
-        start=len(known) - 1,
-        blocks=[[0]],
-        num_samples=num_samples,
-        params=params,
-        seed=seed,
-        known=known,
-        num_prompt_tokens=prompt,
-        rules=request.rules,
-        counts=sequence.counts,
-        may_end=not end_tokens,
-    )
+        if counts is not None:
+            counts.add(token)
+    return Choice(params, seed, known, prompt, num_samples, rules, counts, may_end=not end_tokens)
 
 
-def sample(logits: torch.Tensor, sequences: list[ScheduledSequence], at_once: int = 64) -> list[Sampled]:
-    return sample_rows(logits, sequences, at_once)
+def sample(logits: torch.Tensor, choices: list[Choice], at_once: int = 64) -> list[Sampled]:
+    return sample_rows(logits, choices, at_once)
 
 
 def _draw(seed: int = 0, position: int = 1, **fields: Any) -> Draw:
@@ -145,7 +134,7 @@ def test_ties_are_drawn_alike_whatever_else_is_sorted() -> None:
 def test_a_tiny_temperature_is_greedy() -> None:
     logits = torch.randn(3, 100, generator=torch.Generator().manual_seed(5))
     sampled = sample(logits, [_sequence(temperature=t) for t in (1e-45, 1e-20, 1e-6)])
-    assert [s.token_ids[0] for s in sampled] == logits.argmax(-1).tolist()
+    assert [s.token_ids[0][0] for s in sampled] == logits.argmax(-1).tolist()
 
 
 def test_repetition_penalty_is_transformers() -> None:
@@ -240,8 +229,8 @@ def test_logprobs_are_of_the_models_own_distribution(temperature: float) -> None
     found, none = sample(logits, [asked, _sequence()])
     reference = logits[0].log_softmax(-1)
     assert none.logprobs is None and found.logprobs is not None
-    [told] = found.logprobs
-    assert found.token_ids == [7] and told.token_ids[0] == 7
+    [[told]] = found.logprobs
+    assert found.token_ids == [[7]] and told.token_ids[0] == 7
     assert told.rank == int((reference > reference[7]).sum()) + 1
     assert told.token_ids[1:] == reference.topk(3).indices.tolist()
     assert torch.allclose(torch.tensor(told.logprobs), reference[told.token_ids])
@@ -257,7 +246,7 @@ def test_several_samples_of_a_row_are_those_of_as_many_seeds() -> None:
 
 def test_beams_offer_their_likeliest_tokens() -> None:
     logits = torch.randn(2, 30, generator=torch.Generator().manual_seed(11))
-    beam = ScheduledSequence("b#0", [1], 0, [[0]], 1, BeamSearchParams(2), 0, [1], 1, num_candidates=4)
+    beam = Choice(BeamSearchParams(2), 0, [1], 1, num_candidates=4)
     drawn, offered = sample(logits, [_sequence(), beam])
     assert drawn.candidates is None and offered.candidates is not None
     top = logits[1].log_softmax(-1).topk(4)

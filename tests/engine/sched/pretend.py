@@ -3,19 +3,26 @@
 A real model's keys at a position depend on all tokens up to it, so the pretend cache holds a hash of them. Every
 step copies, writes and reads block by block as a runner would, and its next tokens depend on nothing but the tokens
 known and the seed: whatever the scheduler does, `expected` says what must come out.
+
+It knows of sequences only what steps say (`core.step`), in rows of its own. With several steps in flight it runs a step
+as late as it can. A request that is `spoiled` computes poison, which spreads to whoever reads it.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass
+from random import Random
 from zlib import crc32
 
-from stoker_engine.core.batch import Sampled, ScheduledBatch, ScheduledSequence, StepResult
 from stoker_engine.core.beam_search import BeamSearch
 from stoker_engine.core.engine_request import EngineRequest
 from stoker_engine.core.outputs import TokenDelta
 from stoker_engine.core.sampling_params import BeamSearchParams, SamplingParams
+from stoker_engine.core.step import TABLE_ENTRY, Sampled, Step, StepResult
 from stoker_engine.sched.kv_manager import KVManager
+from stoker_engine.sched.scheduled import Scheduled
 from stoker_engine.sched.scheduler import Scheduler
 from stoker_engine.sizing.cache_groups import NULL_BLOCK, CacheGroup
 
@@ -23,6 +30,43 @@ BLOCK = 4
 VOCABULARY = 50
 FULL = (CacheGroup(None, (0,), 1),)
 HYBRID = (CacheGroup(None, (0,), 1), CacheGroup(10, (1,), 1), CacheGroup(10, (2,), 1), CacheGroup(3, (3,), 1))
+
+
+POISON = "poison"
+
+
+@dataclass
+class Share:
+    """What one sequence computes in a step, for tests to look at."""
+
+    id: str
+    start: int
+    token_ids: list[int]
+    blocks: list[list[int]]
+
+
+@dataclass
+class Batch:
+    """A step, for tests to look at."""
+
+    sequences: list[Share]
+    num_tokens: int
+    copies: list[tuple[int, int]]
+
+
+@dataclass
+class Row:
+    """What the pretend runner keeps of a sequence."""
+
+    asked: EngineRequest
+    index: int
+    token_ids: list[int]
+    blocks: list[list[int]]
+    num_candidates: int = 0
+
+    @property
+    def seed(self) -> int:
+        return self.asked.seed + self.index
 
 
 def next_token(known: Sequence[int], seed: int) -> int:
@@ -55,7 +99,11 @@ def expected(request: EngineRequest) -> list[list[int]]:
 
 
 class Pretend:
-    """A scheduler and its pretend runner."""
+    """A scheduler and its pretend runner.
+
+    Attributes:
+        spoiled: requests whose logits are no numbers.
+    """
 
     def __init__(
         self,
@@ -63,6 +111,7 @@ class Pretend:
         seqs: int = 8,
         tokens: int = 16,
         groups: tuple[CacheGroup, ...] = FULL,
+        in_flight: int = 1,
         **options: object,
     ) -> None:
         prefix = bool(options.pop("prefix", True))
@@ -70,7 +119,11 @@ class Pretend:
         self.scheduler = Scheduler(kv, seqs, tokens, **options)  # type: ignore[arg-type]
         self.outputs: dict[str, dict[int, list[int]]] = {}
         self.finished: set[tuple[str, int]] = set()
-        self.batches: list[ScheduledBatch] = []
+        self.batches: list[Batch] = []
+        self.spoiled: set[str] = set()
+        self._most_in_flight = in_flight
+        self._in_flight: deque[Scheduled] = deque()
+        self._rows: dict[int, Row] = {}
         self._cache: dict[tuple[int, int], object] = {}
 
     def add(self, request: EngineRequest) -> None:
@@ -78,24 +131,10 @@ class Pretend:
         self.outputs[request.id] = {}
 
     def step(self) -> list[TokenDelta]:
-        batch = self.scheduler.schedule()
-        self.batches.append(batch)
-        assert 0 < batch.num_tokens <= self.scheduler.max_num_batched_tokens
-        assert len(batch.sequences) <= self.scheduler.max_num_seqs
-        assert sum(len(sequence.token_ids) for sequence in batch.sequences) == batch.num_tokens
-        copied = {(to, i): self._cache.get((from_, i)) for from_, to in batch.copies for i in range(BLOCK)}
-        self._cache.update(copied)
-        for sequence in batch.sequences:
-            self._write(sequence)
-        for sequence in batch.sequences:
-            self._read(sequence)
-        sampled = [
-            Sampled([], candidates=offers(s.known, s.num_candidates))
-            if s.num_candidates
-            else Sampled([next_token(s.known, s.seed + i) for i in range(s.num_samples)])
-            for s in batch.sampling
-        ]
-        deltas = self.scheduler.commit(batch, StepResult(sampled))
+        self.launch()
+        scheduled = self._in_flight.popleft()
+        result = self._run(scheduled)
+        deltas = self.scheduler.commit(scheduled, result)
         self.scheduler.check()
         for delta in deltas:
             assert (delta.request_id, delta.index) not in self.finished
@@ -103,6 +142,19 @@ class Pretend:
             if delta.finish_reason is not None:
                 self.finished.add((delta.request_id, delta.index))
         return deltas
+
+    def launch(self) -> None:
+        """As many steps as may be in flight."""
+        while len(self._in_flight) < self._most_in_flight and (scheduled := self.scheduler.schedule()) is not None:
+            self.scheduler.check()
+            self._in_flight.append(scheduled)
+
+    def abandon(self) -> None:
+        """No step in flight is run, and the rows are lost."""
+        self._in_flight.clear()
+        self._rows.clear()
+        self.scheduler.abandon()
+        self.scheduler.check()
 
     def drain(self, limit: int = 5000) -> None:
         for _ in range(limit):
@@ -115,21 +167,129 @@ class Pretend:
     def result(self, request_id: str) -> list[list[int]]:
         return [tokens for _, tokens in sorted(self.outputs[request_id].items())]
 
-    def _write(self, sequence: ScheduledSequence) -> None:
-        for table, group in zip(sequence.blocks, range(len(sequence.blocks)), strict=True):
-            for position in range(sequence.start, sequence.end):
-                assert sequence.known[position] == sequence.token_ids[position - sequence.start]
+    def _run(self, scheduled: Scheduled) -> StepResult:
+        step = scheduled.step
+        self._apply(step)
+        assert 0 < step.num_tokens == sum(step.lengths) <= self.scheduler.max_num_batched_tokens
+        assert len(set(step.rows)) == len(step.rows) <= self.scheduler.max_num_seqs
+        assert list(step.lengths[: step.num_decodes]) == [1] * step.num_decodes
+        drafts = {draft.place: draft.token_ids for draft in step.drafts}
+        batch = [self._rows[row] for row in step.rows]
+        known = []  # of each, up to the last token that it computes
+        shares = []
+        for place, (row, start, length) in enumerate(zip(batch, step.starts, step.lengths, strict=True)):
+            draft = drafts.get(place, [])
+            known.append([*row.token_ids[: start + length - len(draft)], *draft])
+            assert len(known[-1]) == start + length
+            sequence = scheduled.sequences[place]
+            if sequence.life == scheduled.lives[place]:
+                both = min(len(sequence.token_ids), start + length - len(draft))
+                assert known[-1][:both] == sequence.token_ids[:both]
+            blocks = [list(table) for table in row.blocks]
+            shares.append(Share(f"{row.asked.id}#{row.index}", start, known[-1][start:], blocks))
+        self.batches.append(Batch(shares, step.num_tokens, step.copies))
+
+        copied = {(to, i): self._cache.get((from_, i)) for from_, to in step.copies for i in range(BLOCK)}
+        self._cache.update(copied)
+        spoiled = [row.asked.id in self.spoiled for row in batch]
+        for place, row in enumerate(batch):
+            self._write(row, step.starts[place], known[place], spoiled[place])
+        spreads = True
+        while spreads:
+            spreads = False
+            for place, row in enumerate(batch):
+                if not spoiled[place] and self._reads_poison(row, step.starts[place], known[place]):
+                    self._write(row, step.starts[place], known[place], True)
+                    spoiled[place] = spreads = True
+
+        sampled = []
+        for place, row in enumerate(batch):
+            if step.num_samples[place]:
+                draft = drafts.get(place, [])
+                if row.asked.id in self.spoiled:
+                    sampled.append(Sampled([], is_corrupted=True))
+                    row.token_ids[len(known[place]) - len(draft) :] = [0]  # a step in flight may look at it
+                    continue
+                drawn = self._sample(row, known[place], step.num_samples[place], draft, spoiled[place])
+                sampled.append(drawn)
+                if drawn.token_ids:
+                    row.token_ids[len(known[place]) - len(draft) :] = drawn.token_ids[0]
+        return StepResult(sampled)
+
+    def _sample(self, row: Row, known: list[int], num_samples: int, draft: list[int], spoiled: bool) -> Sampled:
+        wrong = int(spoiled)  # what is drawn from poison is another token
+        if row.num_candidates:
+            return Sampled([], candidates=offers([*known, wrong] if spoiled else known, row.num_candidates))
+        if num_samples > 1:
+            assert not draft
+            return Sampled([[(next_token(known, row.seed + i) + wrong) % VOCABULARY] for i in range(num_samples)])
+        held: list[int] = []
+        certain = known[: len(known) - len(draft)]
+        for drafted in (*draft, None):
+            held.append((next_token([*certain, *held], row.seed) + wrong) % VOCABULARY)
+            if held[-1] != drafted:
+                break
+        return Sampled([held])
+
+    def _apply(self, step: Step) -> None:
+        for fork in step.forks:
+            parent = self._rows[fork.parent]
+            tokens, blocks = parent.token_ids[: fork.num_tokens], [t[: fork.num_blocks] for t in parent.blocks]
+            assert len(tokens) == fork.num_tokens
+            self._rows[fork.row] = Row(parent.asked, fork.index, tokens, blocks, parent.num_candidates)
+        for new in step.new:
+            tokens = [*new.asked.prompt_token_ids, *new.output_token_ids]
+            blocks = [list(table) for table in new.blocks]
+            self._rows[new.row] = Row(new.asked, new.index, tokens, blocks, new.num_candidates)
+        for row, position, token_ids in step.written:
+            self._rows[row].token_ids[position:] = token_ids
+            assert len(self._rows[row].token_ids) == position + len(token_ids)
+        for entry in range(0, len(step.tables), TABLE_ENTRY):
+            group, row, index, block = step.tables[entry : entry + TABLE_ENTRY]
+            table = self._rows[row].blocks[group]
+            table += [NULL_BLOCK] * (index + 1 - len(table))
+            table[index] = block
+
+    def _write(self, row: Row, start: int, known: list[int], spoiled: bool) -> None:
+        for group, table in enumerate(row.blocks):
+            for position in range(start, len(known)):
                 block = table[position // BLOCK]
                 assert block != NULL_BLOCK
-                self._cache[block, position % BLOCK] = (group, hash(tuple(sequence.known[: position + 1])))
+                held = POISON if spoiled else (group, hash(tuple(known[: position + 1])))
+                self._cache[block, position % BLOCK] = held
 
-    def _read(self, sequence: ScheduledSequence) -> None:
-        for group, table in enumerate(sequence.blocks):
+    def _reads_poison(self, row: Row, start: int, known: list[int]) -> bool:
+        """Whether it does; what else it reads must be its own tokens'."""
+        for group, table in enumerate(row.blocks):
             window = self.scheduler.kv.windows[group]
-            first = 0 if window is None else max(0, sequence.start - window + 1)
-            for position in range(first, sequence.end):
+            first = 0 if window is None else max(0, start - window + 1)
+            for position in range(first, len(known)):
                 held = self._cache[table[position // BLOCK], position % BLOCK]
-                assert held == (group, hash(tuple(sequence.known[: position + 1])))
+                if held == POISON:
+                    return True
+                assert held == (group, hash(tuple(known[: position + 1])))
+        return False
+
+
+class Oracle:
+    """A proposer that knows what will come of the requests it has seen, and is wrong now and then."""
+
+    def __init__(self, rng: Random) -> None:
+        self._rng = rng
+        self._asked: list[EngineRequest] = []
+
+    def expect(self, request: EngineRequest) -> None:
+        self._asked.append(request)
+
+    def propose(self, token_ids: Sequence[int], most: int) -> list[int]:
+        known = list(token_ids)
+        asked = [r for r in self._asked if known[: len(r.prompt_token_ids)] == r.prompt_token_ids]
+        draft: list[int] = []
+        seed = self._rng.choice(asked).seed + self._rng.randrange(2) if asked else 0
+        while len(draft) < self._rng.randrange(most + 1):
+            right = next_token([*known, *draft], seed)
+            draft.append(right if self._rng.random() < 0.8 else self._rng.randrange(VOCABULARY))
+        return draft
 
 
 def sampling(name: str, prompt: list[int], max_tokens: int = 4, n: int = 1, **rest: object) -> EngineRequest:

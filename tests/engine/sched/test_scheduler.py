@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stoker_engine.core.batch import Sampled, StepResult
 from stoker_engine.core.engine_request import EngineRequest
 from stoker_engine.core.finish_reason import FinishReason
 from stoker_engine.core.sampling_params import SamplingParams
+from stoker_engine.core.step import Sampled, StepResult
 from stoker_engine.sizing.cache_groups import NULL_BLOCK
 
-from .pretend import BLOCK, FULL, HYBRID, Pretend, beams, expected, sampling
+from .pretend import BLOCK, FULL, HYBRID, Oracle, Pretend, beams, expected, sampling
 
 
 def test_a_long_prompt_is_chunked_beside_decodes() -> None:
@@ -197,7 +197,7 @@ def test_a_new_prefix_is_computed_once_within_a_step() -> None:
     for index in range(32):
         pretend.add(sampling(str(index), [*shared, index], max_tokens=1))
     pretend.step()
-    assert [len(s.token_ids) for s in pretend.batches[0].sequences] == [1025] + [1] * 31
+    assert [len(s.token_ids) for s in pretend.batches[0].sequences] == [1] * 31 + [1025]
 
 
 def test_a_salt_keeps_prefixes_apart() -> None:
@@ -228,13 +228,98 @@ def test_unused_slots_are_few() -> None:
         pretend.add(sampling(str(index), [index % 50] * length, max_tokens=400))
     known = held = 0
     for _ in range(40):
-        batch = pretend.scheduler.schedule()
-        pretend.scheduler.commit(batch, StepResult([Sampled([1]) for _ in batch.sampling]))
+        scheduled = pretend.scheduler.schedule()
+        assert scheduled is not None
+        samples = [count for count in scheduled.step.num_samples if count]
+        pretend.scheduler.commit(scheduled, StepResult([Sampled([[1]]) for _ in samples]))
         pool = pretend.scheduler.kv.pool
         known += sum(sequence.num_computed for sequence in pretend.scheduler.running)
         held += (pool.num_usable - pool.num_free) * block
     waste = 1 - known / held
     assert 0 < waste < 0.04, f"{waste:.1%} of the slots are unused"
+
+
+def test_a_step_is_scheduled_while_another_is_in_flight() -> None:
+    pretend = Pretend(in_flight=2)
+    pretend.add(sampling("r", list(range(20)), max_tokens=5))
+    pretend.launch()
+    assert pretend.scheduler.num_in_flight == 2  # both chunks of the prompt
+    pretend.drain()
+    assert pretend.result("r") == expected(sampling("r", list(range(20)), max_tokens=5))
+    assert [batch.num_tokens for batch in pretend.batches] == [16, 4, 1, 1, 1, 1]  # no step too many at the end
+
+
+def test_what_is_in_flight_when_a_sequence_ends_counts_for_nothing() -> None:
+    request = sampling("r", [1, 2, 3], max_tokens=40)
+    end = expected(request)[0][7]
+    ended = sampling("r", [1, 2, 3], max_tokens=40, eos_token_ids=frozenset({end}))
+    pretend = Pretend(in_flight=2)
+    pretend.add(ended)
+    pretend.drain()
+    assert pretend.result("r") == expected(ended)
+    computed = len(expected(ended)[0])
+    assert len(pretend.batches) == computed + 1  # the step that nobody could know to be one too many
+
+
+def test_a_prefix_is_shared_while_the_step_that_computes_it_is_in_flight() -> None:
+    pretend = Pretend(num_blocks=400, seqs=40, tokens=512, in_flight=2)
+    shared = [random.Random(0).randrange(50) for _ in range(1024)]
+    for index in range(32):
+        pretend.add(sampling(str(index), [*shared, index], max_tokens=2))
+    pretend.drain()
+    assert sum(batch.num_tokens for batch in pretend.batches) == 1024 + 32 + 32
+    for index in range(32):
+        assert pretend.result(str(index)) == expected(sampling(str(index), [*shared, index], max_tokens=2))
+
+
+@pytest.mark.parametrize("in_flight", [1, 2, 3])
+@pytest.mark.parametrize("groups", [FULL, HYBRID])
+def test_who_shares_what_turns_out_to_be_no_numbers_begins_anew(in_flight: int, groups: tuple) -> None:
+    pretend = Pretend(num_blocks=400, tokens=64, in_flight=in_flight, groups=groups)
+    prompt = list(range(30)) + list(range(10))
+    pretend.spoiled = {"bad"}
+    pretend.add(sampling("bad", prompt, max_tokens=9))
+    asked = [sampling(str(index), [*prompt[:36], index], max_tokens=6, n=1 + index % 3) for index in range(3)]
+    asked.append(beams("beams", [*prompt[:24], 7], 2, 5))
+    for request in asked:
+        pretend.add(request)
+    pretend.launch()
+    assert any(request.num_cached for request in pretend.scheduler.requests.values()), "nobody shared"
+    pretend.drain()
+    for request in asked:
+        assert pretend.result(request.id) == expected(request)
+    assert pretend.scheduler.num_corrupted == 1
+    pretend.spoiled = set()
+    pretend.add(sampling("again", prompt, max_tokens=4))  # finds nothing of it
+    pretend.drain()
+    assert pretend.result("again") == expected(sampling("again", prompt, max_tokens=4))
+
+
+@pytest.mark.parametrize("in_flight", [1, 2])
+def test_steps_that_are_abandoned_leave_nothing_behind(in_flight: int) -> None:
+    """As after Ctrl-C: nothing of a prefix that was never computed is found, and everybody begins anew."""
+    pretend = Pretend(num_blocks=200, tokens=24, in_flight=in_flight, groups=HYBRID)
+    asked = [sampling(name, [*range(40), ord(name) % 50], max_tokens=8, n=2) for name in "abc"]
+    for request in asked:
+        pretend.add(request)
+    for _ in range(9):
+        pretend.launch()
+        pretend.abandon()
+        pretend.step()
+    pretend.drain()
+    for request in asked:
+        assert pretend.result(request.id) == expected(request)
+
+
+def test_drafts_save_steps_and_change_nothing() -> None:
+    request = sampling("r", [1, 2, 3, 4], max_tokens=60)
+    oracle = Oracle(random.Random(0))
+    oracle.expect(request)
+    pretend = Pretend(num_blocks=200, groups=HYBRID, proposer=oracle)
+    pretend.add(request)
+    pretend.drain()
+    assert pretend.result("r") == expected(request)
+    assert len(pretend.batches) < 50
 
 
 @st.composite
@@ -252,6 +337,7 @@ def workloads(draw: Callable) -> tuple[list[EngineRequest], dict[str, object]]:
             )
     groups, fewest = draw(st.sampled_from([(FULL, 40), (HYBRID, 90)]))
     return asked, {
+        "in_flight": draw(st.integers(1, 3)),
         "groups": groups,
         "num_blocks": draw(st.integers(fewest, 200)),
         "seqs": draw(st.integers(1, 8)),
@@ -262,27 +348,36 @@ def workloads(draw: Callable) -> tuple[list[EngineRequest], dict[str, object]]:
     }
 
 
-@settings(max_examples=300, deadline=None)
-@given(workloads(), st.randoms(use_true_random=False))
+@settings(max_examples=400, deadline=None)
+@given(workloads(), st.booleans(), st.randoms(use_true_random=False))
 def test_whatever_comes_the_outputs_are_right_and_the_pool_balances(
-    workload: tuple[list[EngineRequest], dict[str, object]], rng: random.Random
+    workload: tuple[list[EngineRequest], dict[str, object]], drafts: bool, rng: random.Random
 ) -> None:
     asked, options = workload
-    pretend = Pretend(**options)  # type: ignore[arg-type]
-    aborted, stopped = set(), set()
+    oracle = Oracle(rng)
+    pretend = Pretend(proposer=oracle if drafts else None, **options)  # type: ignore[arg-type]
+    spoiled, stopped = set(), set()
     for request in asked:
         pretend.add(request)
-        for _ in range(rng.randrange(3)):
+        if rng.random() < 0.8:
+            oracle.expect(request)
+        for _ in range(rng.randrange(4)):
             if pretend.scheduler.has_work:
                 pretend.step()
-        chance = rng.random()
-        if chance < 0.1 and pretend.scheduler.finish(request.id, FinishReason.ABORT):
-            aborted.add(request.id)
+        if rng.random() < 0.5:
+            pretend.launch()
+        chance, victim = rng.random(), rng.choice(asked).id
+        if chance < 0.1 and pretend.scheduler.finish(victim, FinishReason.ABORT):
+            spoiled.add(victim)
         elif chance < 0.2:
-            stopped.add(request.id)
-            pretend.scheduler.stop(request.id, 0)
+            stopped.add(victim)
+            pretend.scheduler.stop(victim, 0)
+        elif chance < 0.3:
+            pretend.spoiled.add(victim)
+        elif chance < 0.35:
+            pretend.abandon()
         pretend.scheduler.check()
     pretend.drain()
     for request in asked:
-        if request.id not in aborted | stopped:
+        if request.id not in spoiled | stopped | pretend.spoiled:
             assert pretend.result(request.id) == expected(request)

@@ -1,0 +1,85 @@
+"""Who runs the steps: the seam between the engine and the processes and devices that the model is on.
+
+Steps run in the order they are launched, each as a whole. Two may be launched before the first is collected; then the
+host's work on one step goes on beside the model's on the next.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Protocol
+
+from stoker_engine.core.step import Step, StepResult
+from stoker_engine.exec.kv_cache import KVCachePlan
+from stoker_engine.exec.runner import Runner
+
+
+class Executor(Protocol):
+    """Runs steps.
+
+    Attributes:
+        plan: the KV cache's size.
+        on_cpu: whether the model runs on the CPU, where every token of a step costs time.
+    """
+
+    plan: KVCachePlan
+    on_cpu: bool
+
+    def launch(self, step: Step) -> None:
+        """Begins a step; it may already have run when this returns."""
+        ...
+
+    def collect(self) -> StepResult:
+        """Waits for the first step launched and not yet collected.
+
+        Raises:
+            Exception: what ended the step. No step after it has a result.
+        """
+        ...
+
+    def abandon(self) -> None:
+        """Waits for what is launched, and drops it."""
+        ...
+
+    def shutdown(self) -> None:
+        """Ends; nothing is launched or collected after."""
+        ...
+
+
+class LocalExecutor:
+    """Runs steps in this process.
+
+    Args:
+        overlap: run them in a thread of their own, so that `launch` returns at once.
+    """
+
+    def __init__(self, runner: Runner, overlap: bool = False) -> None:
+        self.runner = runner
+        self.plan = runner.plan
+        self.on_cpu = runner.device.type == "cpu"
+        self._thread = ThreadPoolExecutor(1, "steps") if overlap else None
+        self._launched: deque[Future[StepResult]] = deque()
+
+    def launch(self, step: Step) -> None:
+        """See `Executor`."""
+        if self._thread is not None:
+            self._launched.append(self._thread.submit(self.runner.run, step))
+            return
+        done: Future[StepResult] = Future()
+        done.set_result(self.runner.run(step))
+        self._launched.append(done)
+
+    def collect(self) -> StepResult:
+        """See `Executor`."""
+        return self._launched.popleft().result()
+
+    def abandon(self) -> None:
+        """See `Executor`."""
+        while self._launched:
+            self._launched.popleft().exception()
+
+    def shutdown(self) -> None:
+        """See `Executor`."""
+        if self._thread is not None:
+            self._thread.shutdown()

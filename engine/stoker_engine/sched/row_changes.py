@@ -1,0 +1,81 @@
+"""What the runner has to hear of its rows with the next step: see `core.step`.
+
+Rows are given back at once, also those of sequences that are in a step in flight: whatever takes the row over comes
+with a later step, and steps run in order.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from stoker_engine.core.request import NO_ROW, Sequence
+from stoker_engine.core.step import Fork, NewSequence
+
+
+class RowChanges:
+    """Hands out rows, and collects what changes in them from step to step.
+
+    Args:
+        num_rows: as many sequences run at most.
+    """
+
+    def __init__(self, num_rows: int) -> None:
+        self._free = list(reversed(range(num_rows)))
+        self._begun: dict[int, Sequence] = {}
+        self._forks: list[Fork] = []
+        self._written: list[tuple[int, int, list[int]]] = []
+
+    def begin(self, sequence: Sequence) -> None:
+        """Gives a row to a sequence, all of which is still to be sent."""
+        sequence.row = self._free.pop()
+        self._begun[sequence.row] = sequence
+
+    def fork(self, parent: Sequence, child: Sequence) -> None:
+        """Gives `child` a row that begins as a copy of `parent`'s, as far as both have computed."""
+        child.row = self._free.pop()
+        self._forks.append(Fork(child.row, parent.row, child.index, child.num_computed, len(child.blocks[0])))
+
+    def write(self, sequence: Sequence) -> None:
+        """The last token of `sequence` is one that the runner did not write there itself."""
+        if sequence.row != NO_ROW:
+            self._written.append((sequence.row, len(sequence.token_ids) - 1, sequence.token_ids[-1:]))
+
+    def release(self, sequence: Sequence) -> None:
+        """Takes the row back; nothing more is sent of it."""
+        row = sequence.row
+        if row == NO_ROW:
+            return
+        self._begun.pop(row, None)
+        self._forks = [fork for fork in self._forks if fork.row != row]
+        self._written = [written for written in self._written if written[0] != row]
+        self._free.append(row)
+        sequence.row = NO_ROW
+
+    def take(self) -> dict[str, Any]:
+        """The fields of `core.step.Step` that say what has changed since the last call."""
+        changes = {
+            "forks": self._forks,
+            "new": [_new(row, sequence) for row, sequence in self._begun.items()],
+            "written": self._written,
+        }
+        self._begun, self._forks, self._written = {}, [], []
+        return changes
+
+    def check(self, running: list[Sequence]) -> None:
+        """Asserts that the running sequences, and nobody else, have rows."""
+        rows = [sequence.row for sequence in running]
+        assert NO_ROW not in rows and len(set(rows)) == len(rows)
+        assert set(rows).isdisjoint(self._free)
+
+
+def _new(row: int, sequence: Sequence) -> NewSequence:
+    request = sequence.request
+    return NewSequence(
+        row=row,
+        asked=request.asked,
+        index=sequence.index,
+        output_token_ids=sequence.output_token_ids,
+        blocks=[list(table) for table in sequence.blocks],
+        num_candidates=request.beams.num_candidates if request.beams else 0,
+        num_prompt_logprobs=len(request.prompt_logprobs),
+    )

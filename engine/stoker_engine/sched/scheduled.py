@@ -1,0 +1,26 @@
+"""A step as the scheduler remembers it while it is in flight."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from stoker_engine.core.request import Request, Sequence
+from stoker_engine.core.step import Step
+
+
+@dataclass(frozen=True, slots=True)
+class Scheduled:
+    """A step and whom it is for.
+
+    Attributes:
+        sequences: of the batch, in its order.
+        lives: each one's `Sequence.life` at that time; if it is another one later, its result is dropped.
+        admitted: requests that had not been scheduled before.
+        num_prompt_tokens: how many of its tokens are of prompts.
+    """
+
+    step: Step
+    sequences: list[Sequence]
+    lives: list[int]
+    admitted: list[Request]
+    num_prompt_tokens: int
