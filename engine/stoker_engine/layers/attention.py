@@ -11,6 +11,7 @@ from stoker_engine.attention.metadata import AttentionMetadata
 from stoker_engine.layers.linear import MergedLinear
 from stoker_engine.layers.norm import Norm, make_norm
 from stoker_engine.layers.rotary import Rotation
+from stoker_engine.quant.slot import Slot
 
 
 class Attention(nn.Module):
@@ -74,8 +75,8 @@ class Attention(nn.Module):
             return normed.view(len(turned), -1, size)
         return torch.cat((q_norm(query), k_norm(key)), dim=1)
 
-    def slots(self, prefix: str) -> dict[str, torch.Tensor]:
-        """The tensors a loader fills, by name."""
+    def slots(self, prefix: str) -> dict[str, Slot]:
+        """The places a loader fills, by name."""
         slots = {**self.qkv.slots(prefix), **self.out.slots(prefix)}
         if self.q_norm is not None and self.k_norm is not None:
             slots.update(self.q_norm.slots(f"{prefix}.q_norm"))

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from stoker_engine.kernels.linear import product
+from stoker_engine.quant.slot import Slot
 
 
 class MergedLinear(nn.Module):
@@ -30,13 +31,13 @@ class MergedLinear(nn.Module):
             self._rows[name] = slice(start, start + size)
             start += size
 
-    def slots(self, prefix: str) -> dict[str, torch.Tensor]:
-        """The tensors a loader fills, by name: ``prefix.part.weight`` and ``prefix.part.bias``."""
+    def slots(self, prefix: str) -> dict[str, Slot]:
+        """The places a loader fills, by name: ``prefix.part.weight`` and ``prefix.part.bias``."""
         slots = {}
         for name, rows in self._rows.items():
-            slots[f"{prefix}.{name}.weight"] = self.weight[rows]
+            slots[f"{prefix}.{name}.weight"] = Slot.whole(self.weight[rows])
             if self.bias is not None:
-                slots[f"{prefix}.{name}.bias"] = self.bias[rows]
+                slots[f"{prefix}.{name}.bias"] = Slot.whole(self.bias[rows])
         return slots
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:

@@ -29,6 +29,7 @@ from stoker_engine.attention.metadata import AttentionMetadata
 from stoker_engine.kernels.batched_linear import batched_linear
 from stoker_engine.layers.linear import MergedLinear
 from stoker_engine.layers.norm import RMSNorm
+from stoker_engine.quant.slot import Slot
 
 #: Rotates [tokens, heads, qk_rope_head_dim] by the tokens' positions.
 Rotate = Callable[[torch.Tensor], torch.Tensor]
@@ -87,15 +88,15 @@ class LatentAttention(nn.Module):
         attended = self.backend.forward(self.shape, query, key, None, cache, metadata).unflatten(-1, (heads, -1))
         return self.out(batched_linear(attended, self.make_value).flatten(1))
 
-    def slots(self, prefix: str) -> dict[str, torch.Tensor]:
-        """The tensors a loader fills, by name."""
+    def slots(self, prefix: str) -> dict[str, Slot]:
+        """The places a loader fills, by name."""
         slots = self.kv_a_norm.slots(f"{prefix}.kv_a_norm")
         if self.q_a_norm is not None:
             slots.update(self.q_a_norm.slots(f"{prefix}.q_a_norm"))
         for linear in (self.bottlenecks, self.query, self.out):
             slots.update(linear.slots(prefix))
-        slots[f"{prefix}.k_b.weight"] = self.absorb.data.transpose(1, 2)
-        slots[f"{prefix}.v_b.weight"] = self.make_value.data
+        slots[f"{prefix}.k_b.weight"] = Slot.whole(self.absorb.data).transpose(1, 2)
+        slots[f"{prefix}.v_b.weight"] = Slot.whole(self.make_value.data)
         return slots
 
 

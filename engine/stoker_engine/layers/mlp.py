@@ -8,6 +8,7 @@ from torch import nn
 from stoker_engine.architectures.decoder_config import MLPConfig
 from stoker_engine.kernels.activation import act_and_mul, activation
 from stoker_engine.layers.linear import MergedLinear
+from stoker_engine.quant.slot import Slot
 
 
 class MLP(nn.Module):
@@ -31,6 +32,6 @@ class MLP(nn.Module):
 
     __call__ = forward
 
-    def slots(self, prefix: str) -> dict[str, torch.Tensor]:
-        """The tensors a loader fills, by name."""
+    def slots(self, prefix: str) -> dict[str, Slot]:
+        """The places a loader fills, by name."""
         return {**self.up.slots(prefix), **self.down.slots(prefix)}

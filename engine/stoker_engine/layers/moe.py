@@ -15,6 +15,7 @@ from stoker_engine.kernels.activation import act_and_mul, activation
 from stoker_engine.kernels.linear import linear
 from stoker_engine.kernels.moe import experts, route, sigmoid
 from stoker_engine.layers.linear import MergedLinear
+from stoker_engine.quant.slot import Slot
 
 
 class MoE(nn.Module):
@@ -53,21 +54,21 @@ class MoE(nn.Module):
         shared: torch.Tensor = self.shared_down(act_and_mul(self.shared_gate_up(x), self.act))
         return shared if self.shared_gate is None else sigmoid(linear(x, self.shared_gate)).to(x.dtype) * shared
 
-    def slots(self, prefix: str) -> dict[str, torch.Tensor]:
-        """The tensors a loader fills, by name."""
+    def slots(self, prefix: str) -> dict[str, Slot]:
+        """The places a loader fills, by name."""
         size = self.config.intermediate_size
-        slots = {f"{prefix}.router.weight": self.router.data}
+        slots = {f"{prefix}.router.weight": Slot.whole(self.router.data)}
         if self.correction_bias is not None:
-            slots[f"{prefix}.router.correction_bias"] = self.correction_bias.data
+            slots[f"{prefix}.router.correction_bias"] = Slot.whole(self.correction_bias.data)
         for expert in range(self.config.num_experts):
-            slots[f"{prefix}.experts.{expert}.gate.weight"] = self.gate_up.data[expert, :size]
-            slots[f"{prefix}.experts.{expert}.up.weight"] = self.gate_up.data[expert, size:]
-            slots[f"{prefix}.experts.{expert}.down.weight"] = self.down.data[expert]
+            slots[f"{prefix}.experts.{expert}.gate.weight"] = Slot.whole(self.gate_up.data[expert, :size])
+            slots[f"{prefix}.experts.{expert}.up.weight"] = Slot.whole(self.gate_up.data[expert, size:])
+            slots[f"{prefix}.experts.{expert}.down.weight"] = Slot.whole(self.down.data[expert])
         if self.shared_gate_up is not None and self.shared_down is not None:
             slots.update(self.shared_gate_up.slots(f"{prefix}.shared"))
             slots.update(self.shared_down.slots(f"{prefix}.shared"))
         if self.shared_gate is not None:
-            slots[f"{prefix}.shared_gate.weight"] = self.shared_gate.data
+            slots[f"{prefix}.shared_gate.weight"] = Slot.whole(self.shared_gate.data)
         return slots
 
 

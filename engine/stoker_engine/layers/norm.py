@@ -8,6 +8,7 @@ from torch import nn
 from stoker_engine.architectures.decoder_config import NormConfig
 from stoker_engine.kernels.layer_norm import layer_norm
 from stoker_engine.kernels.rms_norm import rms_norm
+from stoker_engine.quant.slot import Slot
 
 
 class RMSNorm(nn.Module):
@@ -24,9 +25,9 @@ class RMSNorm(nn.Module):
 
     __call__ = forward
 
-    def slots(self, prefix: str) -> dict[str, torch.Tensor]:
-        """The tensors a loader fills, by name."""
-        return {f"{prefix}.weight": self.weight.data}
+    def slots(self, prefix: str) -> dict[str, Slot]:
+        """The places a loader fills, by name."""
+        return {f"{prefix}.weight": Slot.whole(self.weight.data)}
 
 
 class LayerNorm(nn.Module):
@@ -52,16 +53,16 @@ class LayerNorm(nn.Module):
 
     __call__ = forward
 
-    def slots(self, prefix: str) -> dict[str, torch.Tensor]:
-        """The tensors a loader fills, by name."""
+    def slots(self, prefix: str) -> dict[str, Slot]:
+        """The places a loader fills, by name."""
         slots = {}
         for name, parameter in (("weight", self.weight), ("bias", self.bias)):
             if parameter is None:
                 continue
             if parameter.dim() == 1:
-                slots[f"{prefix}.{name}"] = parameter.data
+                slots[f"{prefix}.{name}"] = Slot.whole(parameter.data)
             else:
-                slots.update({f"{prefix}.{head}.{name}": row for head, row in enumerate(parameter.data)})
+                slots.update({f"{prefix}.{head}.{name}": Slot.whole(row) for head, row in enumerate(parameter.data)})
         return slots
 
 

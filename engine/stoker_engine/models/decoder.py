@@ -29,6 +29,7 @@ from stoker_engine.layers.moe import MoE
 from stoker_engine.layers.norm import Norm, make_norm
 from stoker_engine.layers.rotary import Rotary, Rotation
 from stoker_engine.models.model import StepInputs
+from stoker_engine.quant.slot import Slot
 
 
 class DecoderLayer(nn.Module):
@@ -67,8 +68,8 @@ class DecoderLayer(nn.Module):
     def _weighted(self, x: torch.Tensor) -> torch.Tensor:
         return x if self.multiplier == 1.0 else x * self.multiplier
 
-    def slots(self, prefix: str) -> dict[str, torch.Tensor]:
-        """The tensors a loader fills, by name."""
+    def slots(self, prefix: str) -> dict[str, Slot]:
+        """The places a loader fills, by name."""
         slots = {**self.attention.slots(prefix), **self.mlp.slots(prefix)}
         for name in self.norms:
             slots.update(getattr(self, name).slots(f"{prefix}.{name}"))
@@ -113,17 +114,17 @@ class Decoder(nn.Module):
         ropes = {layer.rope for layer in config.layers if layer.rope is not None}
         self.rotary = Rotary(ropes, max_model_len, dtype, self.embed.device)
 
-    def slots(self) -> dict[str, torch.Tensor]:
-        """Every tensor that a checkpoint must fill, by slot name; see above."""
-        slots = {"embed.weight": self.embed.data}
+    def slots(self) -> dict[str, Slot]:
+        """Every place that a checkpoint must fill, by slot name; see above."""
+        slots = {"embed.weight": Slot.whole(self.embed.data)}
         if self.positions is not None:
-            slots["positions.weight"] = self.positions.data
+            slots["positions.weight"] = Slot.whole(self.positions.data)
         for name, norm in (("embed_norm", self.embed_norm), ("final_norm", self.final_norm)):
             if norm is not None:
                 slots.update(norm.slots(name))
         for linear in (self.project_in, self.project_out, self.lm_head):
             if linear is not None:
-                slots.update({name.removeprefix("."): tensor for name, tensor in linear.slots("").items()})
+                slots.update({name.removeprefix("."): slot for name, slot in linear.slots("").items()})
         if self.config.tie_word_embeddings:
             del slots["lm_head.weight"]
         for index, layer in enumerate(self.layers):

@@ -12,6 +12,7 @@ from stoker_engine.attention.backend import AttentionBackend
 from stoker_engine.models.decoder import Decoder
 from stoker_engine.models.weight_names import WeightNames
 from stoker_engine.models.weights import WeightSource, load_weights
+from stoker_engine.quant.slot import Slot
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,7 @@ class _Watched:
         self.on_progress()
         return self.source.read(name)
 
-    def read_into(self, name: str, target: torch.Tensor) -> None:
+    def read_into(self, name: str, slot: Slot) -> None:
         """See `WeightSource`."""
         self.on_progress()
-        self.source.read_into(name, target)
+        self.source.read_into(name, slot)

@@ -8,25 +8,27 @@ import torch
 
 from stoker_engine.architectures.model_config import ModelConfig
 from stoker_engine.contract.errors import WeightsError
+from stoker_engine.quant.slot import Slot
 
 
-def rows(tensor: torch.Tensor, slots: Sequence[torch.Tensor], config: ModelConfig) -> Sequence[torch.Tensor]:
+def rows(tensor: torch.Tensor, slots: Sequence[Slot], config: ModelConfig) -> Sequence[torch.Tensor]:
     """One after the other: all queries, all keys, all values; or the gate, then the up projection."""
-    sizes = [len(slot) for slot in slots]
+    sizes = [slot.full_shape[0] for slot in slots]
     if sum(sizes) != len(tensor):
         raise WeightsError(f"a fused tensor has {len(tensor)} rows, the model needs {sizes}")
     return list(torch.split(tensor, sizes))
 
 
-def by_kv_head(tensor: torch.Tensor, slots: Sequence[torch.Tensor], config: ModelConfig) -> Sequence[torch.Tensor]:
+def by_kv_head(tensor: torch.Tensor, slots: Sequence[Slot], config: ModelConfig) -> Sequence[torch.Tensor]:
     """One key and value head after the other, each behind the queries that share it (BLOOM, GPT-NeoX, InternLM 2).
 
     ::
 
         │ q q q q k v │ q q q q k v │ …        each letter head_dim rows
     """
-    if sum(len(slot) for slot in slots) != len(tensor):
-        raise WeightsError(f"a fused tensor has {len(tensor)} rows, the model needs {[len(slot) for slot in slots]}")
+    sizes = [slot.full_shape[0] for slot in slots]
+    if sum(sizes) != len(tensor):
+        raise WeightsError(f"a fused tensor has {len(tensor)} rows, the model needs {sizes}")
     heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
     group = heads // kv_heads
     grouped = tensor.reshape(kv_heads, group + 2, -1, *tensor.shape[1:])  # [kv_heads, group + 2, head_dim, …]
@@ -43,7 +45,7 @@ def plus_one(tensor: torch.Tensor, config: ModelConfig) -> torch.Tensor:
     return tensor.float() + 1.0
 
 
-def heads(tensor: torch.Tensor, slots: Sequence[torch.Tensor], config: ModelConfig) -> Sequence[torch.Tensor]:
+def heads(tensor: torch.Tensor, slots: Sequence[Slot], config: ModelConfig) -> Sequence[torch.Tensor]:
     """One row a head."""
     if len(tensor) != len(slots):
         raise WeightsError(f"a tensor holds {len(tensor)} heads, the model has {len(slots)}")

@@ -20,6 +20,7 @@ from stoker_engine.models.gguf_families import GGUFFamily, config_of, family_of
 from stoker_engine.models.gguf_names import spelling
 from stoker_engine.models.weight_names import WeightNames
 from stoker_engine.models.weights import fill
+from stoker_engine.quant.slot import Slot
 
 #: Arrays longer than this are the tokenizer's; nothing we read has as many items.
 _LONGEST_ARRAY: Final = 4096
@@ -159,10 +160,10 @@ class GGUFFile:
             WeightsError: a quantization that the library cannot undo.
         """
         out = torch.empty(self._shape(name))
-        self.read_into(name, out)
+        self.read_into(name, Slot.whole(out))
         return out
 
-    def read_into(self, name: str, target: torch.Tensor) -> None:
+    def read_into(self, name: str, slot: Slot) -> None:
         """See `WeightSource`; several pieces at a time.
 
         The library goes 16 rows by 16 rows and joins them at last: for a vocabulary's rows, short and many, the calls
@@ -172,8 +173,9 @@ class GGUFFile:
         Raises:
             WeightsError: another shape, or a quantization that the library cannot undo.
         """
+        target = slot.tensor
         if target.shape != self._shape(name) or not target.is_contiguous():
-            fill(name, self.read(name), target)
+            fill(name, self.read(name), slot)
             return
         tensor = self._tensors[name]
         kind, numbers = tensor.tensor_type, target.view(-1)

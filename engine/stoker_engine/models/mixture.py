@@ -15,8 +15,10 @@ from stoker_engine.contract.errors import WeightsError
 from stoker_engine.models.fused import rows
 from stoker_engine.models.llama import IGNORED, LLAMA_NAMES, QK_NORMS, QKV
 from stoker_engine.models.weight_names import Fused, WeightNames
+from stoker_engine.quant.slot import Slot
 
-Slots = Sequence[torch.Tensor]
+Slots = Sequence[Slot]
+Parts = Sequence[torch.Tensor]
 
 
 def each_expert(*parts: str) -> Callable[[ModelConfig], Sequence[str]]:
@@ -29,7 +31,7 @@ def each_expert(*parts: str) -> Callable[[ModelConfig], Sequence[str]]:
     return slots
 
 
-def stacked(tensor: torch.Tensor, slots: Slots, config: ModelConfig) -> Slots:
+def stacked(tensor: torch.Tensor, slots: Slots, config: ModelConfig) -> Parts:
     """[experts, …]: all experts' matrices; where an expert has several, one below the other."""
     per_expert = len(slots) // len(tensor) if len(tensor) else 0
     if len(slots) != per_expert * len(tensor) or tensor.shape[1] % max(per_expert, 1):
@@ -37,20 +39,20 @@ def stacked(tensor: torch.Tensor, slots: Slots, config: ModelConfig) -> Slots:
     return [part for expert in tensor for part in expert.chunk(per_expert)]
 
 
-def latent_key_value(tensor: torch.Tensor, slots: Slots, config: ModelConfig) -> Slots:
+def latent_key_value(tensor: torch.Tensor, slots: Slots, config: ModelConfig) -> Parts:
     """[heads × (key and value), latent]: what makes each head's key, and below it what makes its value."""
-    sizes = [slot.shape[1] for slot in slots]
-    if len(tensor) != len(slots[0]) * sum(sizes):
-        raise WeightsError(f"a fused tensor has {len(tensor)} rows, the model needs {len(slots[0])} times {sizes}")
-    return tensor.unflatten(0, (len(slots[0]), -1)).split(sizes, dim=1)  # type: ignore[no-any-return]
+    heads, sizes = slots[0].full_shape[0], [slot.full_shape[1] for slot in slots]
+    if len(tensor) != heads * sum(sizes):
+        raise WeightsError(f"a fused tensor has {len(tensor)} rows, the model needs {heads} times {sizes}")
+    return tensor.unflatten(0, (heads, -1)).split(sizes, dim=1)  # type: ignore[no-any-return]
 
 
-def _below(tensor: torch.Tensor, slots: Slots, config: ModelConfig) -> Slots:
+def _below(tensor: torch.Tensor, slots: Slots, config: ModelConfig) -> Parts:
     """[experts × size, hidden]: experts below each other (DBRX)."""
     return tensor.chunk(len(slots))
 
 
-def _below_transposed(tensor: torch.Tensor, slots: Slots, config: ModelConfig) -> Slots:
+def _below_transposed(tensor: torch.Tensor, slots: Slots, config: ModelConfig) -> Parts:
     return [part.T for part in tensor.chunk(len(slots))]
 
 

@@ -15,8 +15,9 @@ from functools import cached_property
 import torch
 
 from stoker_engine.architectures.model_config import ModelConfig
+from stoker_engine.quant.slot import Slot
 
-Split = Callable[[torch.Tensor, Sequence[torch.Tensor], ModelConfig], Sequence[torch.Tensor]]
+Split = Callable[[torch.Tensor, Sequence[Slot], ModelConfig], Sequence[torch.Tensor]]
 
 
 @dataclass(frozen=True)
@@ -25,7 +26,7 @@ class Fused:
 
     Attributes:
         parts: the slots, spelled like the keys of `WeightNames.names`; a function where they depend on the config.
-        split: the tensor's parts, from the tensor, the slots' tensors (for their shapes) and the config.
+        split: the tensor's parts, whole, from the tensor, the slots (for their full shapes) and the config.
     """
 
     parts: tuple[str, ...] | Callable[[ModelConfig], Sequence[str]]

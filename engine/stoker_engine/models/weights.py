@@ -19,6 +19,7 @@ from stoker_engine.architectures.model_config import ModelConfig
 from stoker_engine.contract.errors import WeightsError
 from stoker_engine.contract.json_file import read_json_object
 from stoker_engine.models.weight_names import Place, WeightNames
+from stoker_engine.quant.slot import Slot
 
 logger = logging.getLogger(__name__)
 
@@ -34,11 +35,11 @@ class WeightSource(Protocol):
         """One tensor, on the CPU."""
         ...
 
-    def read_into(self, name: str, target: torch.Tensor) -> None:
-        """Fills `target` with one tensor of its shape, converted to its dtype.
+    def read_into(self, name: str, slot: Slot) -> None:
+        """Fills `slot` with its part of one tensor, converted to its dtype.
 
         Raises:
-            WeightsError: the tensor has another shape.
+            WeightsError: the whole tensor has another shape.
         """
         ...
 
@@ -94,9 +95,9 @@ class SafetensorsFolder:
         dtypes = {name: str(file.get_slice(name).get_dtype()) for name, file in self._file_of.items()}
         return {name: dtype for name, dtype in dtypes.items() if dtype[0] in "IUB" and dtype != "BF16"}
 
-    def read_into(self, name: str, target: torch.Tensor) -> None:
+    def read_into(self, name: str, slot: Slot) -> None:
         """See `WeightSource`."""
-        fill(name, self.read(name), target)
+        fill(name, self.read(name), slot)
 
 
 class Loadable(Protocol):
@@ -104,8 +105,8 @@ class Loadable(Protocol):
 
     config: ModelConfig
 
-    def slots(self) -> dict[str, torch.Tensor]:
-        """Every tensor that a checkpoint must fill, by slot name."""
+    def slots(self) -> dict[str, Slot]:
+        """Every place that a checkpoint must fill, by slot name."""
         ...
 
 
@@ -152,7 +153,7 @@ def load_weights(model: Loadable, source: WeightSource, spelling: WeightNames) -
             for target, part in zip(targets, parts, strict=True):
                 fill(name, part, target)
         for target in targets:
-            check_finite(name, target)
+            check_finite(name, target.tensor)
 
 
 def check_finite(name: str, weights: torch.Tensor) -> None:
@@ -179,15 +180,15 @@ def not_floating(name: str, dtype: str) -> WeightsError:
     )
 
 
-def fill(name: str, tensor: torch.Tensor, target: torch.Tensor) -> None:
-    """Copies `tensor`, called `name` in the files, to `target`.
+def fill(name: str, tensor: torch.Tensor, slot: Slot) -> None:
+    """Copies a slot's part of `tensor`, which is whole and called `name` in the files.
 
     Raises:
         WeightsError: its shape is another.
     """
-    if target.shape != tensor.shape:
-        raise WeightsError(f"{name} has shape {tuple(tensor.shape)}, the model needs {tuple(target.shape)}")
-    target.copy_(tensor)
+    if slot.full_shape != tensor.shape:
+        raise WeightsError(f"{name} has shape {tuple(tensor.shape)}, the model needs {tuple(slot.full_shape)}")
+    slot.tensor.copy_(slot.part_of(tensor))
 
 
 def _is_tied_head(name: str, spelling: WeightNames, config: ModelConfig) -> bool:

@@ -195,7 +195,7 @@ def test_family_equals_transformers(
     theirs = tiny(name)
     theirs.save_pretrained(tmp_path)
     ours = decoder_of(tmp_path)
-    assert weight_bytes(ours.config, 4) == sum(tensor.nbytes for tensor in ours.slots().values())
+    assert weight_bytes(ours.config, 4) == sum(slot.tensor.nbytes for slot in ours.slots().values())
     assert_run(paged_run(ours, prompts(), new_tokens=64), reference_of(theirs))
 
 
@@ -238,8 +238,8 @@ def test_the_planner_counts_what_the_engine_allocates(architecture: str) -> None
     config = ModelConfig.from_dict({"architectures": [architecture]})
     with torch.device("meta"):
         model = Decoder(config, SdpaBackend(), torch.bfloat16, config.default_model_len)
-    assert weight_bytes(config, 2) == sum(tensor.nbytes for tensor in model.slots().values())
-    assert {tensor.device.type for tensor in model.slots().values()} == {"meta"}
+    assert weight_bytes(config, 2) == sum(slot.tensor.nbytes for slot in model.slots().values())
+    assert {slot.tensor.device.type for slot in model.slots().values()} == {"meta"}
     assert weight_bytes(config, 2, tensor=1) <= 2 * weight_bytes(config, 2, tensor=2)
 
 

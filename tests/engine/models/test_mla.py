@@ -46,10 +46,10 @@ def test_latent_attention_is_transformers(q_lora_rank: int | None, bias: bool) -
         slot = name.replace("_proj_with_mqa", "").replace("_proj", "").replace("layernorm", "norm")
         if slot == "kv_b.weight":
             key, value = tensor.unflatten(0, (HEADS, -1)).split([config.qk_nope_head_dim, config.v_head_dim], dim=1)
-            slots.pop("x.k_b.weight").copy_(key)
-            slots.pop("x.v_b.weight").copy_(value)
+            slots.pop("x.k_b.weight").tensor.copy_(key)
+            slots.pop("x.v_b.weight").tensor.copy_(value)
         else:
-            slots.pop(f"x.{slot}").copy_(tensor)
+            slots.pop(f"x.{slot}").tensor.copy_(tensor)
     assert not slots
 
     x = torch.randn(1, TOKENS, HIDDEN)

@@ -143,7 +143,7 @@ def test_the_layer_is_transformers(name: str) -> None:
 def test_slots_are_all_the_tensors(name: str) -> None:
     config = CASES[name][1]
     ours = MoE(config, HIDDEN, "silu", torch.float32)
-    slots = ours.slots("layers.0")
+    slots = {name: slot.tensor for name, slot in ours.slots("layers.0").items()}
     for number, slot in enumerate(slots.values()):
         slot.fill_(number + 1.0)
     assert all(bool((parameter != 0).all()) for parameter in ours.parameters())
