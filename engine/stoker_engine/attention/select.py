@@ -8,7 +8,7 @@ from stoker_engine.attention.backend import AttentionBackend
 from stoker_engine.attention.native import NativeBackend
 from stoker_engine.attention.sdpa import SdpaBackend
 from stoker_engine.contract.errors import ArgumentError
-from stoker_engine.kernels.native.library import kernels_for
+from stoker_engine.kernels.native.library import native_library
 
 
 def attention_backend(device: torch.device, dtype: torch.dtype, batch_invariant: bool = False) -> AttentionBackend:
@@ -21,7 +21,7 @@ def attention_backend(device: torch.device, dtype: torch.dtype, batch_invariant:
     Raises:
         ArgumentError: batch invariance cannot be kept here.
     """
-    library = kernels_for(torch.empty(0, dtype=dtype, device=device))
+    library = native_library(device, dtype)
     if library is not None:
         return NativeBackend(library)
     if batch_invariant:

@@ -21,6 +21,8 @@ from stoker_engine.exec.inputs import InputBuilder, Inputs
 from stoker_engine.exec.kv_cache import KVCachePool, plan_kv_cache
 from stoker_engine.exec.rows import Rows
 from stoker_engine.kernels.argmax import argmax
+from stoker_engine.kernels.select import select_kernels
+from stoker_engine.layers.build import Build
 from stoker_engine.models.checkpoint import Checkpoint
 from stoker_engine.models.decoder import Decoder
 from stoker_engine.models.model import StepInputs
@@ -67,10 +69,11 @@ class Runner:
         self.dtype = resolve_dtype(args, self.config)
         self._ranks = ranks or Alone()
         self._backend = attention_backend(self.device, self.dtype, args.batch_invariant)
+        build = Build(self.dtype, self._backend, select_kernels(self.device, self.dtype), self._ranks)
         self.plan = plan_kv_cache(args, self.config, self.dtype, self.device)
         started = time.monotonic()
         with torch.inference_mode():
-            self.model = checkpoint.load(self._backend, self.dtype, self.device, self.plan.max_model_len, on_progress)
+            self.model = checkpoint.load(build, self.device, self.plan.max_model_len, on_progress)
             specs = [layer.cache for layer in self.config.layers]
             self._pool = KVCachePool(self.plan, specs, self.dtype, self.device)
         logger.info("loaded %s on %s in %.1f s", self.dtype, self.device, time.monotonic() - started)

@@ -1,1 +1,7 @@
-"""One operation a file: the plain-torch reference that defines it; faster versions for a device stand beside it."""
+"""One operation a file: the plain-torch reference that defines it.
+
+bundle.py       all operations a model is computed with, as one object
+reference.py    torch's
+native/         C++ for CPUs
+select.py       which bundle serves a device and dtype; asked once, when a model is made
+"""

@@ -10,11 +10,12 @@ experts in use, however many requests it serves:
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from stoker_engine.architectures.moe_config import MoEConfig
-from stoker_engine.kernels.activation import Activation, act_and_mul
-from stoker_engine.kernels.linear import linear
+from stoker_engine.kernels.bundle import Experts, Operation
 
 
 def route(
@@ -57,40 +58,35 @@ def _within_best_groups(choice: torch.Tensor, config: MoEConfig) -> torch.Tensor
     return grouped.masked_fill(out.unsqueeze(-1), -torch.inf).flatten(-2)  # type: ignore[no-any-return]
 
 
-def experts(
-    x: torch.Tensor,
-    weights: torch.Tensor,
-    chosen: torch.Tensor,
-    gate_up: torch.Tensor,
-    down: torch.Tensor,
-    act: Activation,
-) -> torch.Tensor:
+def experts(gate_up: Sequence[Operation], down: Sequence[Operation], act_and_mul: Operation) -> Experts:
     """Σ over a token's experts of weight × down(act(gate(x)) × up(x)).
 
     A token's results are added in float32, in the order of the experts' numbers: what else is in the batch
     does not change them.
 
     Args:
-        x: [tokens, hidden].
-        weights, chosen: [tokens, k], from `route`.
-        gate_up: [experts, 2 × intermediate, hidden].
-        down: [experts, hidden, intermediate].
-        act: the gate's activation.
+        gate_up: each expert's product [tokens, hidden] → [tokens, 2 × intermediate].
+        down: each expert's product [tokens, intermediate] → [tokens, hidden].
+        act_and_mul: [tokens, 2 × intermediate] → [tokens, intermediate].
 
     Returns:
-        [tokens, hidden] in x's dtype.
+        What gives [tokens, hidden] in x's dtype from x [tokens, hidden] and `route`'s two.
     """
-    order = chosen.flatten().argsort(stable=True)
-    tokens = order // chosen.shape[1]
-    scales = weights.flatten()[order].unsqueeze(-1)
-    counts = chosen.flatten().bincount(minlength=len(gate_up)).tolist()
-    out = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
-    end = 0
-    for expert, count in enumerate(counts):
-        if not count:
-            continue
-        start, end = end, end + count
-        rows = tokens[start:end]
-        inner = act_and_mul(linear(x[rows], gate_up[expert]), act)
-        out.index_add_(0, rows, linear(inner, down[expert]) * scales[start:end])
-    return out.to(x.dtype)
+
+    def chosen_experts(x: torch.Tensor, weights: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
+        order = chosen.flatten().argsort(stable=True)
+        tokens = order // chosen.shape[1]
+        scales = weights.flatten()[order].unsqueeze(-1)
+        counts = chosen.flatten().bincount(minlength=len(gate_up)).tolist()
+        out = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
+        end = 0
+        for expert, count in enumerate(counts):
+            if not count:
+                continue
+            start, end = end, end + count
+            rows = tokens[start:end]
+            inner = act_and_mul(gate_up[expert](x[rows]))
+            out.index_add_(0, rows, down[expert](inner) * scales[start:end])
+        return out.to(x.dtype)
+
+    return chosen_experts

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import torch
 
-from stoker_engine.kernels.native.library import kernels_for
-from stoker_engine.kernels.native.rms_norm import rms_norm as native_rms_norm
-
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """Normalises the last dimension of `x` [..., d] and scales it by `weight` [d]; computed in float32.
@@ -14,9 +11,6 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     The families differ in where they round: with a float32 `weight` the product is rounded to x's dtype
     (Gemma), with a weight in x's dtype the normalised value is rounded first (Llama).
     """
-    library = kernels_for(x)
-    if library is not None:
-        return native_rms_norm(library, x, weight, eps)
     wide = x.float()
     normalised = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
     if weight.dtype == torch.float32:

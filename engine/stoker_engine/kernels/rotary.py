@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import torch
 
-from stoker_engine.kernels.native import rotary as native
-from stoker_engine.kernels.native.library import kernels_for
-
 
 def apply_rotary(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, interleaved: bool = False) -> torch.Tensor:
     """Rotates the first r numbers of each head of `x` [tokens, heads, d] by the angles with `cos` and `sin`
@@ -15,9 +12,6 @@ def apply_rotary(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, interlea
     Pair i is one complex number: (i, i + r/2) in GPT-NeoX's and Llama's layout, (2i, 2i + 1) where `interleaved`
     (GPT-J's).
     """
-    library = kernels_for(x)
-    if library is not None:
-        return native.apply_rotary(library, x, cos, sin, interleaved)
     rotary_dim = 2 * cos.shape[-1]
     rotated, rest = (x, None) if rotary_dim == x.shape[-1] else (x[..., :rotary_dim], x[..., rotary_dim:])
     if interleaved:
@@ -38,8 +32,5 @@ def angles(
         positions: [tokens] integers.
         frequencies: [pairs] float32.
     """
-    library = kernels_for(torch.empty(0, dtype=dtype, device=positions.device))
-    if library is not None:
-        return native.angles(library, positions, frequencies, scale, dtype)
     products = torch.outer(positions.float(), frequencies).unsqueeze(1)
     return (products.cos() * scale).to(dtype), (products.sin() * scale).to(dtype)

@@ -6,53 +6,58 @@ import torch
 from torch import nn
 
 from stoker_engine.architectures.decoder_config import AttentionConfig, QKNormConfig
-from stoker_engine.attention.backend import AttentionBackend, AttentionShape, KVCache
+from stoker_engine.attention.backend import AttentionShape, KVCache
 from stoker_engine.attention.metadata import AttentionMetadata
+from stoker_engine.layers.build import Build
 from stoker_engine.layers.linear import MergedLinear
 from stoker_engine.layers.norm import Norm, make_norm
 from stoker_engine.layers.rotary import Rotation
-from stoker_engine.quant.slot import Slot
+from stoker_engine.quant.slot import Share, Slot
 
 
 class Attention(nn.Module):
     """Self-attention of one layer.
 
-    Slots: ``q``, ``k``, ``v``, ``o``, ``q_norm`` and ``k_norm``.
+    Ranks share the heads. Where there are fewer key and value heads than ranks, several ranks hold the same one.
+
+    Slots: ``prefix.q``, ``k``, ``v``, ``o``, ``q_norm`` and ``k_norm``.
+
+    Raises:
+        ModelError: ranks cannot share the heads.
     """
 
-    def __init__(
-        self, config: AttentionConfig, hidden_size: int, backend: AttentionBackend, dtype: torch.dtype
-    ) -> None:
+    def __init__(self, build: Build, prefix: str, config: AttentionConfig, hidden_size: int) -> None:
         super().__init__()
-        self.backend = backend
+        self.backend, self._ranks = build.backend, build.ranks
+        self._query_heads, self._kv_heads = build.heads(config.num_heads), build.kv_heads(config.num_kv_heads)
         slopes = config.alibi_slopes
         self.shape = AttentionShape(
-            num_heads=config.num_heads,
-            num_kv_heads=config.num_kv_heads,
+            num_heads=self._query_heads.size,
+            num_kv_heads=self._kv_heads.size,
             head_dim=config.head_dim,
             value_head_dim=config.head_dim,
             scale=config.scale,
             sliding_window=config.sliding_window,
             logits_soft_cap=config.logits_soft_cap,
-            alibi_slopes=None if slopes is None else torch.tensor(slopes, dtype=torch.float32),
+            alibi_slopes=None if slopes is None else torch.tensor(slopes[self._query_heads.positions]),
         )
-        self.heads = [config.num_heads, config.num_kv_heads, config.num_kv_heads]
-        width, kv_width, _ = (heads * config.head_dim for heads in self.heads)
-        self.qkv = MergedLinear(hidden_size, {"q": width, "k": kv_width, "v": kv_width}, config.qkv_bias, dtype)
-        self.out = MergedLinear(width, {"o": hidden_size}, config.out_bias, dtype)
+        hidden = Share.whole(hidden_size)
+        width, kv_width = self._query_heads.times(config.head_dim), self._kv_heads.times(config.head_dim)
+        self.qkv = MergedLinear(build, prefix, hidden, {"q": width, "k": kv_width, "v": kv_width}, config.qkv_bias)
+        self.out = MergedLinear(build, prefix, width, {"o": hidden}, config.out_bias)
         self.clip_qkv = config.clip_qkv
         self.q_norm = self.k_norm = None
         if config.qk_norm is not None:
             self.full_norm = config.qk_norm.over == "full"
-            self.q_norm = _head_norm(config.qk_norm, config.num_heads, config.head_dim, dtype)
-            self.k_norm = _head_norm(config.qk_norm, config.num_kv_heads, config.head_dim, dtype)
+            self.q_norm = _head_norm(build, f"{prefix}.q_norm", config.qk_norm, self._query_heads, config.head_dim)
+            self.k_norm = _head_norm(build, f"{prefix}.k_norm", config.qk_norm, self._kv_heads, config.head_dim)
 
     def forward(
         self, x: torch.Tensor, rotation: Rotation | None, metadata: AttentionMetadata, cache: KVCache
     ) -> torch.Tensor:
         """[tokens, hidden] → [tokens, hidden]."""
         qkv = self.qkv(x)
-        heads, kv_heads, _ = self.heads
+        heads, kv_heads = self.shape.num_heads, self.shape.num_kv_heads
         qkv = qkv.view(-1, heads + 2 * kv_heads, self.shape.head_dim)
         value = qkv[:, heads + kv_heads :]
         turned = qkv[:, : heads + kv_heads]  # queries and keys, which share what comes next
@@ -71,20 +76,28 @@ class Attention(nn.Module):
         heads, size = self.shape.num_heads, self.shape.head_dim
         query, key = turned[:, :heads], turned[:, heads:]
         if self.full_norm:
-            normed = torch.cat((q_norm(query.flatten(1)), k_norm(key.flatten(1))), dim=-1)
-            return normed.view(len(turned), -1, size)
+            normed = self._all_heads(q_norm, query, self._query_heads), self._all_heads(k_norm, key, self._kv_heads)
+            return torch.cat(normed, dim=-1).view(len(turned), -1, size)
         return torch.cat((q_norm(query), k_norm(key)), dim=1)
 
-    def slots(self, prefix: str) -> dict[str, Slot]:
+    def _all_heads(self, norm: Norm, x: torch.Tensor, heads: Share) -> torch.Tensor:
+        """`x` [tokens, heads, d], these heads of all, normalised with the others: [tokens, heads × d]."""
+        if heads.is_whole:
+            return norm(x.flatten(1))
+        size = x.shape[-1]
+        every = self._ranks.all_gather(x.flatten(1)).unflatten(1, (-1, size))
+        every = every[:, :: every.shape[1] // heads.full]  # several ranks may hold the same head
+        return norm(every.flatten(1))[:, heads.times(size).positions]
+
+    def slots(self) -> dict[str, Slot]:
         """The places a loader fills, by name."""
-        slots = {**self.qkv.slots(prefix), **self.out.slots(prefix)}
+        slots = {**self.qkv.slots(), **self.out.slots()}
         if self.q_norm is not None and self.k_norm is not None:
-            slots.update(self.q_norm.slots(f"{prefix}.q_norm"))
-            slots.update(self.k_norm.slots(f"{prefix}.k_norm"))
+            slots.update({**self.q_norm.slots(), **self.k_norm.slots()})
         return slots
 
 
-def _head_norm(config: QKNormConfig, heads: int, head_dim: int, dtype: torch.dtype) -> Norm:
+def _head_norm(build: Build, prefix: str, config: QKNormConfig, heads: Share, head_dim: int) -> Norm:
     if config.over == "full":
-        return make_norm(config.norm, heads * head_dim, dtype)
-    return make_norm(config.norm, head_dim, dtype, heads=heads if config.over == "each" else None)
+        return make_norm(build, prefix, config.norm, heads.full * head_dim)
+    return make_norm(build, prefix, config.norm, head_dim, heads if config.over == "each" else None)

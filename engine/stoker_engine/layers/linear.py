@@ -1,49 +1,81 @@
-"""Linear layers. One module may hold several of a checkpoint's matrices, so that they run as one product."""
+"""Linear layers. One module may hold several of a checkpoint's matrices, so that they run as one product.
+
+Under tensor parallelism (Shoeybi et al., 2019) a matrix is cut either way:
+
+    by outputs    each rank makes some of the results, from all inputs       q, k, v, gate, up
+    by inputs     each rank adds its part to all results, and the ranks'     o, down
+                  parts are summed up
+
+so a block of two such matrices has the ranks wait for each other once, at its end.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Mapping
 
 import torch
 from torch import nn
 
-from stoker_engine.kernels.linear import product
-from stoker_engine.quant.slot import Slot
+from stoker_engine.contract.errors import ModelError
+from stoker_engine.kernels.bundle import Operation
+from stoker_engine.layers.build import Build
+from stoker_engine.quant.method import Matrix
+from stoker_engine.quant.slot import Share, Slot
 
 
 class MergedLinear(nn.Module):
     """y = x Wᵀ + b, with W the concatenation of named parts along the output.
 
+    Slots: ``prefix.part.weight`` and ``prefix.part.bias``.
+
     Args:
-        parts: output size of each named part, in order (``{"q": 1024, "k": 256, "v": 256}``).
+        inputs: what this rank has of x; where that is not all, ranks sum up their results.
+        parts: of each named part, in order, the outputs that this rank makes (``{"q": …, "k": …, "v": …}``).
+        reduce: False: the caller sums up the ranks' results; then there must be no bias.
+
+    Raises:
+        ModelError: the matrix is stored in a way that cannot be cut like this.
     """
 
-    def __init__(self, input_size: int, parts: dict[str, int], bias: bool, dtype: torch.dtype) -> None:
+    def __init__(
+        self, build: Build, prefix: str, inputs: Share, parts: Mapping[str, Share], bias: bool, reduce: bool = True
+    ) -> None:
         super().__init__()
-        self.sizes = list(parts.values())
-        output_size = sum(self.sizes)
-        self.weight = nn.Parameter(torch.empty(output_size, input_size, dtype=dtype), requires_grad=False)
-        self.bias = nn.Parameter(torch.empty(output_size, dtype=dtype), requires_grad=False) if bias else None
-        self._product: Callable[[torch.Tensor], torch.Tensor] | None = None
-        self._rows: dict[str, slice] = {}
-        start = 0
-        for name, size in parts.items():
-            self._rows[name] = slice(start, start + size)
-            start += size
+        self._inputs = inputs
+        self._parts = {f"{prefix}.{name}" if prefix else name: share for name, share in parts.items()}
+        method = build.linear([f"{name}.weight" for name in self._parts])
+        if not inputs.is_whole and inputs.start % method.column_multiple:
+            raise ModelError(
+                f"{next(iter(self._parts))} is stored in blocks of {method.column_multiple} columns, "
+                f"which {build.ranks.size} ranks cannot share; choose another --tensor-parallel-size"
+            )
+        size = sum(share.size for share in parts.values())
+        self.matrix: Matrix = method.create(size, inputs.size, build.dtype, build.kernels)
+        self.bias = nn.Parameter(torch.empty(size, dtype=build.dtype), requires_grad=False) if bias else None
+        self._product = self._reduced(build) if reduce and not inputs.is_whole else self.matrix.product(self._bias)
 
-    def slots(self, prefix: str) -> dict[str, Slot]:
-        """The places a loader fills, by name: ``prefix.part.weight`` and ``prefix.part.bias``."""
-        slots = {}
-        for name, rows in self._rows.items():
-            slots[f"{prefix}.{name}.weight"] = Slot.whole(self.weight[rows])
+    def _reduced(self, build: Build) -> Operation:
+        product, bias, all_reduce = self.matrix.product(), self._bias, build.ranks.all_reduce
+        if bias is None:
+            return lambda x: all_reduce(product(x))
+        return lambda x: all_reduce(product(x)) + bias
+
+    @property
+    def _bias(self) -> torch.Tensor | None:
+        return None if self.bias is None else self.bias.data
+
+    def slots(self) -> dict[str, Slot]:
+        """The places a loader fills, by name."""
+        slots, start = {}, 0
+        for name, rows in self._parts.items():
+            slots[f"{name}.weight"] = self.matrix.slot(start, rows, self._inputs)
             if self.bias is not None:
-                slots[f"{prefix}.{name}.bias"] = Slot.whole(self.bias[rows])
+                slots[f"{name}.bias"] = Slot.of(self.bias.data[start : start + rows.size], rows)
+            start += rows.size
         return slots
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """[tokens, input_size] → [tokens, sum of the parts]."""
-        if self._product is None:  # not before: a tied lm_head gets its weight late
-            self._product = product(self.weight, self.bias)
+        """[tokens, inputs] → [tokens, sum of the parts]."""
         return self._product(x)
 
     __call__ = forward

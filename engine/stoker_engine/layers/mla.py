@@ -12,6 +12,8 @@ Instead of making them anew for every token seen, the matrices are moved to wher
 
 so attention runs as multi-query attention, one key [c ; r] and one value c for all heads, through any backend.
 
+Ranks share the heads; the latents are the same everywhere.
+
 Slots: ``q``, or ``q_a``, ``q_a_norm`` and ``q_b``; ``kv_a`` and ``kv_a_norm``; ``k_b`` [heads, qk_nope_head_dim,
 latent] and ``v_b`` [heads, v_head_dim, latent]; ``o``.
 """
@@ -24,12 +26,13 @@ import torch
 from torch import nn
 
 from stoker_engine.architectures.mla_config import MLAConfig
-from stoker_engine.attention.backend import AttentionBackend, AttentionShape, KVCache
+from stoker_engine.attention.backend import AttentionShape, KVCache
 from stoker_engine.attention.metadata import AttentionMetadata
-from stoker_engine.kernels.batched_linear import batched_linear
+from stoker_engine.layers.build import Build
 from stoker_engine.layers.linear import MergedLinear
 from stoker_engine.layers.norm import RMSNorm
-from stoker_engine.quant.slot import Slot
+from stoker_engine.quant.method import Matrix
+from stoker_engine.quant.slot import Share, Slot
 
 #: Rotates [tokens, heads, qk_rope_head_dim] by the tokens' positions.
 Rotate = Callable[[torch.Tensor], torch.Tensor]
@@ -45,60 +48,65 @@ class LatentAttention(nn.Module):
 
     def __init__(
         self,
+        build: Build,
+        prefix: str,
         config: MLAConfig,
         hidden_size: int,
         num_heads: int,
         scale: float,
         eps: float,
         bias: bool,
-        backend: AttentionBackend,
-        dtype: torch.dtype,
     ) -> None:
         super().__init__()
-        self.config = config
-        self.backend = backend
+        self.config, self._prefix = config, prefix
+        self.backend = build.backend
+        self._heads = heads = build.heads(num_heads)
         cache = config.cache
-        self.shape = AttentionShape(num_heads, 1, cache.head_dim, cache.value_head_dim, scale)
-        bottlenecks = {"kv_a": cache.head_dim}
+        self.shape = AttentionShape(heads.size, 1, cache.head_dim, cache.value_head_dim, scale)
+        hidden, latent, rank = Share.whole(hidden_size), config.kv_lora_rank, config.q_lora_rank
+        bottlenecks = {"kv_a": Share.whole(cache.head_dim)}
         self.q_a_norm = None
-        if config.q_lora_rank is not None:
-            bottlenecks = {"q_a": config.q_lora_rank, **bottlenecks}
-            self.q_a_norm = RMSNorm(config.q_lora_rank, eps, dtype)
-        self.bottlenecks = MergedLinear(hidden_size, bottlenecks, bias, dtype)
-        self.kv_a_norm = RMSNorm(config.kv_lora_rank, eps, dtype)
-        query = "q" if config.q_lora_rank is None else "q_b"
-        self.query = MergedLinear(
-            config.q_lora_rank or hidden_size, {query: num_heads * config.qk_head_dim}, False, dtype
-        )
-        rank = config.kv_lora_rank
-        self.absorb = _empty(num_heads, rank, config.qk_nope_head_dim, dtype=dtype)  # W_UKᵀ
-        self.make_value = _empty(num_heads, config.v_head_dim, rank, dtype=dtype)  # W_UV
-        self.out = MergedLinear(num_heads * config.v_head_dim, {"o": hidden_size}, bias, dtype)
+        if rank is not None:
+            bottlenecks = {"q_a": Share.whole(rank), **bottlenecks}
+            self.q_a_norm = RMSNorm(build, f"{prefix}.q_a_norm", rank, eps)
+        self.bottlenecks = MergedLinear(build, prefix, hidden, bottlenecks, bias)
+        self.kv_a_norm = RMSNorm(build, f"{prefix}.kv_a_norm", latent, eps)
+        queries = {"q" if rank is None else "q_b": heads.times(config.qk_head_dim)}
+        self.query = MergedLinear(build, prefix, hidden if rank is None else Share.whole(rank), queries, False)
+        self._absorb = self._per_head(build, "k_b", latent, config.qk_nope_head_dim)  # W_UKᵀ
+        self._make_value = self._per_head(build, "v_b", config.v_head_dim, latent)  # W_UV
+        self.absorb, self.make_value = self._absorb.batched_product(), self._make_value.batched_product()
+        self.out = MergedLinear(build, prefix, heads.times(config.v_head_dim), {"o": hidden}, bias)
 
-    def forward(self, x: torch.Tensor, rotate: Rotate, metadata: AttentionMetadata, cache: KVCache) -> torch.Tensor:
+    def _per_head(self, build: Build, name: str, outputs: int, inner: int) -> Matrix:
+        method = build.linear([f"{self._prefix}.{name}.weight"])
+        return method.create(outputs, inner, build.dtype, build.kernels, self._heads.size)
+
+    def forward(
+        self, x: torch.Tensor, rotate: Rotate | None, metadata: AttentionMetadata, cache: KVCache
+    ) -> torch.Tensor:
         """[tokens, hidden] → [tokens, hidden]."""
         config, heads = self.config, self.shape.num_heads
+        assert rotate is not None, "a part of each head is rotated"
         queried, latent, key_rope = self.bottlenecks(x).split(
             [config.q_lora_rank or 0, config.kv_lora_rank, config.qk_rope_head_dim], dim=-1
         )
         query = self.query(x if self.q_a_norm is None else self.q_a_norm(queried)).unflatten(-1, (heads, -1))
         nope, rope = query.split([config.qk_nope_head_dim, config.qk_rope_head_dim], dim=-1)
-        query = torch.cat((batched_linear(nope, self.absorb), rotate(rope)), dim=-1)  # [tokens, heads, latent + rope]
+        query = torch.cat((self.absorb(nope), rotate(rope)), dim=-1)  # [tokens, heads, latent + rope]
         key = torch.cat((self.kv_a_norm(latent).unsqueeze(1), rotate(key_rope.unsqueeze(1))), dim=-1)
         attended = self.backend.forward(self.shape, query, key, None, cache, metadata).unflatten(-1, (heads, -1))
-        return self.out(batched_linear(attended, self.make_value).flatten(1))
+        return self.out(self.make_value(attended).flatten(1))
 
-    def slots(self, prefix: str) -> dict[str, Slot]:
+    __call__ = forward
+
+    def slots(self) -> dict[str, Slot]:
         """The places a loader fills, by name."""
-        slots = self.kv_a_norm.slots(f"{prefix}.kv_a_norm")
+        slots = self.kv_a_norm.slots()
         if self.q_a_norm is not None:
-            slots.update(self.q_a_norm.slots(f"{prefix}.q_a_norm"))
+            slots.update(self.q_a_norm.slots())
         for linear in (self.bottlenecks, self.query, self.out):
-            slots.update(linear.slots(prefix))
-        slots[f"{prefix}.k_b.weight"] = Slot.whole(self.absorb.data).transpose(1, 2)
-        slots[f"{prefix}.v_b.weight"] = Slot.whole(self.make_value.data)
+            slots.update(linear.slots())
+        slots[f"{self._prefix}.k_b.weight"] = self._absorb.stack_slot(self._heads).transpose(1, 2)
+        slots[f"{self._prefix}.v_b.weight"] = self._make_value.stack_slot(self._heads)
         return slots
-
-
-def _empty(*shape: int, dtype: torch.dtype) -> nn.Parameter:
-    return nn.Parameter(torch.empty(*shape, dtype=dtype), requires_grad=False)

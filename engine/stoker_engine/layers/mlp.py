@@ -6,32 +6,35 @@ import torch
 from torch import nn
 
 from stoker_engine.architectures.decoder_config import MLPConfig
-from stoker_engine.kernels.activation import act_and_mul, activation
+from stoker_engine.layers.build import Build
 from stoker_engine.layers.linear import MergedLinear
-from stoker_engine.quant.slot import Slot
+from stoker_engine.quant.slot import Share, Slot
 
 
 class MLP(nn.Module):
     """down(act(gate(x)) × up(x)), or down(act(up(x))).
 
-    Slots: ``gate``, ``up`` and ``down``.
+    Slots: ``prefix.gate``, ``prefix.up`` and ``prefix.down``.
+
+    Raises:
+        ModelError: the activation is not computed here, or ranks cannot share the block.
     """
 
-    def __init__(self, config: MLPConfig, hidden_size: int, dtype: torch.dtype) -> None:
+    def __init__(self, build: Build, prefix: str, config: MLPConfig, hidden_size: int) -> None:
         super().__init__()
-        self.gated = config.gated
-        parts = {"gate": config.size, "up": config.size} if config.gated else {"up": config.size}
-        self.up = MergedLinear(hidden_size, parts, config.bias, dtype)
-        self.down = MergedLinear(config.size, {"down": hidden_size}, config.bias, dtype)
-        self.act = activation(config.act)
+        inner = build.share(config.size, build.linear([f"{prefix}.down.weight"]).column_multiple)
+        hidden = Share.whole(hidden_size)
+        parts = {"gate": inner, "up": inner} if config.gated else {"up": inner}
+        self.up = MergedLinear(build, prefix, hidden, parts, config.bias)
+        self.down = MergedLinear(build, prefix, inner, {"down": hidden}, config.bias)
+        self.act = (build.kernels.act_and_mul if config.gated else build.kernels.activation)(config.act)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[tokens, hidden] → [tokens, hidden]."""
-        inner = self.up(x)
-        return self.down(act_and_mul(inner, self.act) if self.gated else self.act(inner))
+        return self.down(self.act(self.up(x)))
 
     __call__ = forward
 
-    def slots(self, prefix: str) -> dict[str, Slot]:
+    def slots(self) -> dict[str, Slot]:
         """The places a loader fills, by name."""
-        return {**self.up.slots(prefix), **self.down.slots(prefix)}
+        return {**self.up.slots(), **self.down.slots()}

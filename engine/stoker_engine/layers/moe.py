@@ -3,6 +3,8 @@
 Slots: ``router.weight``, ``router.correction_bias``, ``experts.{e}.{gate, up, down}.weight``,
 ``shared.{gate, up, down}.weight`` and ``shared_gate.weight``. A router's correction bias stays float32: it decides
 between scores that may be close.
+
+Every rank routes all tokens, and computes its columns of every expert; the ranks' results are summed up once.
 """
 
 from __future__ import annotations
@@ -11,11 +13,11 @@ import torch
 from torch import nn
 
 from stoker_engine.architectures.moe_config import MoEConfig
-from stoker_engine.kernels.activation import act_and_mul, activation
-from stoker_engine.kernels.linear import linear
-from stoker_engine.kernels.moe import experts, route, sigmoid
+from stoker_engine.kernels.moe import route, sigmoid
+from stoker_engine.layers.build import Build
 from stoker_engine.layers.linear import MergedLinear
-from stoker_engine.quant.slot import Slot
+from stoker_engine.quant.method import Matrix
+from stoker_engine.quant.slot import Share, Slot
 
 
 class MoE(nn.Module):
@@ -23,50 +25,66 @@ class MoE(nn.Module):
 
     Args:
         act: the gates' activation, by its config.json name.
+
+    Raises:
+        ModelError: the activation is not computed here, or ranks cannot share the experts.
     """
 
-    def __init__(self, config: MoEConfig, hidden_size: int, act: str, dtype: torch.dtype) -> None:
+    def __init__(self, build: Build, prefix: str, config: MoEConfig, hidden_size: int, act: str) -> None:
         super().__init__()
-        self.config = config
-        self.act = activation(act)
-        size = config.intermediate_size
-        self.router = _empty(config.num_experts, hidden_size, dtype=dtype)
+        self.config, self._prefix, self._ranks = config, prefix, build.ranks
+        self._hidden, experts = Share.whole(hidden_size), range(config.num_experts)
+        self.router = _empty(config.num_experts, hidden_size, dtype=build.dtype)
         self.correction_bias = _empty(config.num_experts, dtype=torch.float32) if config.correction_bias else None
-        self.gate_up = _empty(config.num_experts, 2 * size, hidden_size, dtype=dtype)
-        self.down = _empty(config.num_experts, hidden_size, size, dtype=dtype)
-        shared = config.shared_intermediate_size
-        self.shared_gate_up = (
-            MergedLinear(hidden_size, {"gate": shared, "up": shared}, False, dtype) if shared else None
-        )
-        self.shared_down = MergedLinear(shared, {"down": hidden_size}, False, dtype) if shared else None
-        self.shared_gate = _empty(1, hidden_size, dtype=dtype) if config.shared_gate else None
+        gate_up = build.linear([f"{prefix}.experts.{e}.{part}.weight" for e in experts for part in ("gate", "up")])
+        down = build.linear([f"{prefix}.experts.{e}.down.weight" for e in experts])
+        self._inner = build.share(config.intermediate_size, down.column_multiple)
+        size, count = self._inner.size, config.num_experts
+        self.gate_up: Matrix = gate_up.create(2 * size, hidden_size, build.dtype, build.kernels, count)
+        self.down: Matrix = down.create(hidden_size, size, build.dtype, build.kernels, count)
+        self._experts = self.gate_up.experts(self.down, act)
+        self._linear = build.kernels.product
+        self.shared_gate_up = self.shared_down = self.shared_gate = None
+        if config.shared_intermediate_size:
+            multiple = build.linear([f"{prefix}.shared.down.weight"]).column_multiple
+            shared = build.share(config.shared_intermediate_size, multiple)
+            name = f"{prefix}.shared"
+            self.shared_gate_up = MergedLinear(build, name, self._hidden, {"gate": shared, "up": shared}, False)
+            self.shared_down = MergedLinear(build, name, shared, {"down": self._hidden}, False, reduce=False)
+            self._act = build.kernels.act_and_mul(act)
+        if config.shared_gate:
+            self.shared_gate = _empty(1, hidden_size, dtype=build.dtype)
+            self._shared_gate = build.kernels.product(self.shared_gate.data)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[tokens, hidden] → [tokens, hidden]."""
         # In float32: experts whose scores are close must not be chosen by rounding.
-        logits = linear(x.float(), self.router.float())
+        logits = self._linear(self.router.float())(x.float())
         weights, chosen = route(logits, self.config, self.correction_bias)
-        routed = experts(x, weights, chosen, self.gate_up, self.down, self.act)
-        return routed if self.shared_gate_up is None else routed + self._shared(x)
+        routed = self._experts(x, weights, chosen)
+        return self._ranks.all_reduce(routed if self.shared_gate_up is None else routed + self._shared(x))
+
+    __call__ = forward
 
     def _shared(self, x: torch.Tensor) -> torch.Tensor:
         assert self.shared_gate_up is not None and self.shared_down is not None
-        shared: torch.Tensor = self.shared_down(act_and_mul(self.shared_gate_up(x), self.act))
-        return shared if self.shared_gate is None else sigmoid(linear(x, self.shared_gate)).to(x.dtype) * shared
+        shared = self.shared_down(self._act(self.shared_gate_up(x)))
+        return shared if self.shared_gate is None else sigmoid(self._shared_gate(x)).to(x.dtype) * shared
 
-    def slots(self, prefix: str) -> dict[str, Slot]:
+    def slots(self) -> dict[str, Slot]:
         """The places a loader fills, by name."""
-        size = self.config.intermediate_size
+        prefix, hidden, inner = self._prefix, self._hidden, self._inner
         slots = {f"{prefix}.router.weight": Slot.whole(self.router.data)}
         if self.correction_bias is not None:
             slots[f"{prefix}.router.correction_bias"] = Slot.whole(self.correction_bias.data)
         for expert in range(self.config.num_experts):
-            slots[f"{prefix}.experts.{expert}.gate.weight"] = Slot.whole(self.gate_up.data[expert, :size])
-            slots[f"{prefix}.experts.{expert}.up.weight"] = Slot.whole(self.gate_up.data[expert, size:])
-            slots[f"{prefix}.experts.{expert}.down.weight"] = Slot.whole(self.down.data[expert])
+            name = f"{prefix}.experts.{expert}"
+            slots[f"{name}.gate.weight"] = self.gate_up.slot(0, inner, hidden, expert)
+            slots[f"{name}.up.weight"] = self.gate_up.slot(inner.size, inner, hidden, expert)
+            slots[f"{name}.down.weight"] = self.down.slot(0, hidden, inner, expert)
         if self.shared_gate_up is not None and self.shared_down is not None:
-            slots.update(self.shared_gate_up.slots(f"{prefix}.shared"))
-            slots.update(self.shared_down.slots(f"{prefix}.shared"))
+            slots.update(self.shared_gate_up.slots())
+            slots.update(self.shared_down.slots())
         if self.shared_gate is not None:
             slots[f"{prefix}.shared_gate.weight"] = Slot.whole(self.shared_gate.data)
         return slots

@@ -1,4 +1,4 @@
-"""Normalisation layers."""
+"""Normalisation layers. Every rank holds all of their weights."""
 
 from __future__ import annotations
 
@@ -6,28 +6,29 @@ import torch
 from torch import nn
 
 from stoker_engine.architectures.decoder_config import NormConfig
-from stoker_engine.kernels.layer_norm import layer_norm
-from stoker_engine.kernels.rms_norm import rms_norm
-from stoker_engine.quant.slot import Slot
+from stoker_engine.layers.build import Build
+from stoker_engine.quant.slot import Share, Slot
 
 
 class RMSNorm(nn.Module):
-    """Root-mean-square normalisation over the last dimension. See `rms_norm` for the weight's dtype."""
+    """Root-mean-square normalisation over the last dimension. See `kernels.rms_norm` for the weight's dtype."""
 
-    def __init__(self, size: int, eps: float, dtype: torch.dtype) -> None:
+    def __init__(self, build: Build, prefix: str, size: int, eps: float, wide: bool = False) -> None:
         super().__init__()
+        dtype = torch.float32 if wide else build.dtype
+        self._name = f"{prefix}.weight"
         self.weight = nn.Parameter(torch.empty(size, dtype=dtype), requires_grad=False)
-        self.eps = eps
+        self._norm = build.kernels.rms_norm(self.weight.data, eps)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[..., size] → [..., size]."""
-        return rms_norm(x, self.weight, self.eps)
+        return self._norm(x)
 
     __call__ = forward
 
-    def slots(self, prefix: str) -> dict[str, Slot]:
+    def slots(self) -> dict[str, Slot]:
         """The places a loader fills, by name."""
-        return {f"{prefix}.weight": Slot.whole(self.weight.data)}
+        return {self._name: Slot.whole(self.weight.data)}
 
 
 class LayerNorm(nn.Module):
@@ -35,44 +36,51 @@ class LayerNorm(nn.Module):
 
     Args:
         size: of the last dimension.
-        heads: each head has weights of its own, slots ``prefix.{head}.weight``; None: one set.
+        heads: each head has weights of its own, slots ``prefix.{head}.weight``, and these are the ones that are
+            normalised here; None: one set.
     """
 
-    def __init__(
-        self, size: int, eps: float, dtype: torch.dtype, *, weight: bool, bias: bool, heads: int | None = None
-    ) -> None:
+    def __init__(self, build: Build, prefix: str, config: NormConfig, size: int, heads: Share | None = None) -> None:
         super().__init__()
-        shape = (size,) if heads is None else (heads, size)
-        self.weight = nn.Parameter(torch.empty(shape, dtype=dtype), requires_grad=False) if weight else None
-        self.bias = nn.Parameter(torch.empty(shape, dtype=dtype), requires_grad=False) if bias else None
-        self.eps = eps
+        dtype = torch.float32 if config.wide else build.dtype
+        shape = (size,) if heads is None else (heads.full, size)
+        self._prefix = prefix
+        self.weight = nn.Parameter(torch.empty(shape, dtype=dtype), requires_grad=False) if config.weight else None
+        self.bias = nn.Parameter(torch.empty(shape, dtype=dtype), requires_grad=False) if config.bias else None
+
+        def ours(parameter: nn.Parameter | None) -> torch.Tensor | None:
+            if parameter is None or heads is None:
+                return None if parameter is None else parameter.data
+            return parameter.data[heads.positions]
+
+        self._norm = build.kernels.layer_norm(ours(self.weight), ours(self.bias), config.eps)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[..., size] → [..., size], or [..., heads, size] likewise."""
-        return layer_norm(x, self.weight, self.bias, self.eps)
+        return self._norm(x)
 
     __call__ = forward
 
-    def slots(self, prefix: str) -> dict[str, Slot]:
+    def slots(self) -> dict[str, Slot]:
         """The places a loader fills, by name."""
         slots = {}
         for name, parameter in (("weight", self.weight), ("bias", self.bias)):
             if parameter is None:
                 continue
             if parameter.dim() == 1:
-                slots[f"{prefix}.{name}"] = Slot.whole(parameter.data)
+                slots[f"{self._prefix}.{name}"] = Slot.whole(parameter.data)
             else:
-                slots.update({f"{prefix}.{head}.{name}": Slot.whole(row) for head, row in enumerate(parameter.data)})
+                rows = enumerate(parameter.data)
+                slots.update({f"{self._prefix}.{head}.{name}": Slot.whole(row) for head, row in rows})
         return slots
 
 
 Norm = RMSNorm | LayerNorm
 
 
-def make_norm(config: NormConfig, size: int, dtype: torch.dtype, heads: int | None = None) -> Norm:
-    """The norm that `config` describes, in a model of `dtype`."""
-    dtype = torch.float32 if config.wide else dtype
+def make_norm(build: Build, prefix: str, config: NormConfig, size: int, heads: Share | None = None) -> Norm:
+    """The norm that `config` describes."""
     if config.kind == "rms":
         assert config.weight and not config.bias and heads is None, "a root-mean-square norm has one weight"
-        return RMSNorm(size, config.eps, dtype)
-    return LayerNorm(size, config.eps, dtype, weight=config.weight, bias=config.bias, heads=heads)
+        return RMSNorm(build, prefix, size, config.eps, config.wide)
+    return LayerNorm(build, prefix, config, size, heads)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 
 from stoker_engine.architectures.rope_config import RopeParameters
-from stoker_engine.kernels.rotary import angles, apply_rotary
+from stoker_engine.kernels.bundle import Kernels
 
 
 def inverse_frequencies(rope: RopeParameters, max_model_len: int) -> torch.Tensor:
@@ -77,10 +77,11 @@ class Rotation:
     cos: torch.Tensor
     sin: torch.Tensor
     interleaved: bool
+    kernels: Kernels
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """Rotates `x` [tokens, heads, head_dim]; see `apply_rotary`."""
-        return apply_rotary(x, self.cos, self.sin, self.interleaved)
+        """Rotates `x` [tokens, heads, head_dim]; see `kernels.rotary.apply_rotary`."""
+        return self.kernels.apply_rotary(x, self.cos, self.sin, self.interleaved)
 
 
 class Rotary:
@@ -93,13 +94,19 @@ class Rotary:
         ropes: the kinds.
         max_model_len: the longest sequence.
         dtype: of the model, to which cos and sin are rounded.
-        device: where positions will be.
+        device: where positions will be; None: torch's default device.
     """
 
     def __init__(
-        self, ropes: set[RopeParameters], max_model_len: int, dtype: torch.dtype, device: torch.device | None = None
+        self,
+        ropes: set[RopeParameters],
+        max_model_len: int,
+        dtype: torch.dtype,
+        kernels: Kernels,
+        device: torch.device | None = None,
     ) -> None:
         self.dtype = dtype
+        self.kernels = kernels
         self._frequencies = {rope: inverse_frequencies(rope, max_model_len).to(device) for rope in ropes}
 
     def at(self, positions: torch.Tensor) -> dict[RopeParameters, Rotation]:
@@ -107,5 +114,5 @@ class Rotary:
         return {rope: self._rotation(positions, rope, each) for rope, each in self._frequencies.items()}
 
     def _rotation(self, positions: torch.Tensor, rope: RopeParameters, frequencies: torch.Tensor) -> Rotation:
-        cos, sin = angles(positions, frequencies, rope.attention_factor, self.dtype)
-        return Rotation(cos, sin, rope.interleaved)
+        cos, sin = self.kernels.angles(positions, frequencies, rope.attention_factor, self.dtype)
+        return Rotation(cos, sin, rope.interleaved, self.kernels)

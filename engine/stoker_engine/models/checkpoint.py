@@ -12,9 +12,9 @@ import torch
 from stoker_engine.architectures.config_fields import Fields
 from stoker_engine.architectures.model_config import ModelConfig, read_config
 from stoker_engine.architectures.no_decoder import why_no_decoder
-from stoker_engine.attention.backend import AttentionBackend
 from stoker_engine.contract.engine_args import EngineArgs
 from stoker_engine.contract.errors import ArgumentError, ModelError, WeightsError
+from stoker_engine.layers.build import Build
 from stoker_engine.models.decoder_loader import DecoderLoader
 from stoker_engine.models.gguf import GGUFFile
 from stoker_engine.models.locate import locate_model
@@ -30,15 +30,15 @@ class Loader(Protocol):
     def load(
         self,
         config: ModelConfig,
-        backend: AttentionBackend,
-        dtype: torch.dtype,
+        build: Build,
         device: torch.device,
         max_model_len: int,
         on_progress: Callable[[], None],
     ) -> Model:
-        """The model on `device`, its weights in `dtype`; sequences are up to `max_model_len` tokens long.
+        """The model on `device`, or this rank's share of it; sequences are up to `max_model_len` tokens long.
 
         Args:
+            build: what layers are built with.
             on_progress: called whenever loading gets on.
 
         Raises:
@@ -64,14 +64,13 @@ class Checkpoint:
 
     def load(
         self,
-        backend: AttentionBackend,
-        dtype: torch.dtype,
+        build: Build,
         device: torch.device,
         max_model_len: int,
         on_progress: Callable[[], None] = lambda: None,
     ) -> Model:
         """See `Loader.load`."""
-        return self.loader.load(self.config, backend, dtype, device, max_model_len, on_progress)
+        return self.loader.load(self.config, build, device, max_model_len, on_progress)
 
 
 def find_checkpoint(args: EngineArgs) -> Checkpoint:

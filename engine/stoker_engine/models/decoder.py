@@ -19,9 +19,11 @@ from torch.nn import functional
 
 from stoker_engine.architectures.decoder_config import LayerConfig
 from stoker_engine.architectures.model_config import ModelConfig
-from stoker_engine.attention.backend import AttentionBackend, KVCache
+from stoker_engine.attention.backend import KVCache
 from stoker_engine.attention.metadata import AttentionMetadata
 from stoker_engine.layers.attention import Attention
+from stoker_engine.layers.build import Build
+from stoker_engine.layers.embedding import Embedding, Head
 from stoker_engine.layers.linear import MergedLinear
 from stoker_engine.layers.mla import LatentAttention
 from stoker_engine.layers.mlp import MLP
@@ -29,24 +31,26 @@ from stoker_engine.layers.moe import MoE
 from stoker_engine.layers.norm import Norm, make_norm
 from stoker_engine.layers.rotary import Rotary, Rotation
 from stoker_engine.models.model import StepInputs
-from stoker_engine.quant.slot import Slot
+from stoker_engine.quant.slot import Share, Slot
 
 
 class DecoderLayer(nn.Module):
     """Attention and MLP, each with its norms, on one residual stream."""
 
-    def __init__(self, config: ModelConfig, layer: LayerConfig, backend: AttentionBackend, dtype: torch.dtype) -> None:
+    def __init__(self, build: Build, prefix: str, config: ModelConfig, layer: LayerConfig) -> None:
         super().__init__()
         residual = config.decoder.residual
         self.kind, self.multiplier, self.norms = residual.kind, residual.multiplier, residual.norms
 
         def norm(name: str) -> Norm | None:
-            return make_norm(config.decoder.norm, config.hidden_size, dtype) if name in residual.norms else None
+            if name not in residual.norms:
+                return None
+            return make_norm(build, f"{prefix}.{name}", config.decoder.norm, config.hidden_size)
 
         self.input_norm, self.post_attention_norm = norm("input_norm"), norm("post_attention_norm")
         self.pre_mlp_norm, self.post_mlp_norm = norm("pre_mlp_norm"), norm("post_mlp_norm")
-        self.attention = _attention(config, layer, backend, dtype)
-        self.mlp = _mlp(config, layer, dtype)
+        self.attention = _attention(build, prefix, config, layer)
+        self.mlp = _mlp(build, prefix, config, layer)
 
     def forward(
         self, x: torch.Tensor, rotation: Rotation | None, metadata: AttentionMetadata, cache: KVCache
@@ -68,11 +72,11 @@ class DecoderLayer(nn.Module):
     def _weighted(self, x: torch.Tensor) -> torch.Tensor:
         return x if self.multiplier == 1.0 else x * self.multiplier
 
-    def slots(self, prefix: str) -> dict[str, Slot]:
+    def slots(self) -> dict[str, Slot]:
         """The places a loader fills, by name."""
-        slots = {**self.attention.slots(prefix), **self.mlp.slots(prefix)}
+        slots = {**self.attention.slots(), **self.mlp.slots()}
         for name in self.norms:
-            slots.update(getattr(self, name).slots(f"{prefix}.{name}"))
+            slots.update(getattr(self, name).slots())
         return slots
 
 
@@ -80,56 +84,53 @@ class Decoder(nn.Module):
     """A decoder-only language model over a paged KV cache. Its tensors are made on torch's default device.
 
     Args:
-        dtype: of weights and activations.
+        build: what layers are built with; of several ranks, each has its share of the model.
         max_model_len: the longest sequence; it decides how far rotary positions are stretched.
 
     Raises:
-        ModelError: an activation that is not computed here.
+        ModelError: an activation that is not computed here, or sizes that the ranks cannot share.
     """
 
-    def __init__(self, config: ModelConfig, backend: AttentionBackend, dtype: torch.dtype, max_model_len: int) -> None:
+    def __init__(self, config: ModelConfig, build: Build, max_model_len: int) -> None:
         super().__init__()
         self.config = config
         decoder, hidden = config.decoder, config.hidden_size
         embedding = decoder.embedding
         width = embedding.size or hidden
-        self.embed = nn.Parameter(torch.empty(config.vocab_size, width, dtype=dtype), requires_grad=False)
-        self.lm_head = MergedLinear(width, {"lm_head": config.vocab_size}, decoder.head.bias, dtype)
-        if config.tie_word_embeddings:
-            self.lm_head.weight = self.embed
-        self.embed_norm = make_norm(decoder.norm, hidden, dtype) if embedding.norm else None
+        self.embed = Embedding(build, "embed", config.vocab_size, width)
+        tied = self.embed if config.tie_word_embeddings else None
+        self.lm_head = Head(build, "lm_head", config.vocab_size, width, decoder.head.bias, tied)
+        self.embed_norm = make_norm(build, "embed_norm", decoder.norm, hidden) if embedding.norm else None
         self.positions = (
-            nn.Parameter(torch.empty(embedding.positions, hidden, dtype=dtype), requires_grad=False)
+            nn.Parameter(torch.empty(embedding.positions, hidden, dtype=build.dtype), requires_grad=False)
             if embedding.positions
             else None
         )
         self.project_in = self.project_out = None
         if width != hidden:
-            self.project_in = MergedLinear(width, {"project_in": hidden}, False, dtype)
-            self.project_out = MergedLinear(hidden, {"project_out": width}, False, dtype)
+            narrow, wide = Share.whole(width), Share.whole(hidden)
+            self.project_in = MergedLinear(build, "", narrow, {"project_in": wide}, False)
+            self.project_out = MergedLinear(build, "", wide, {"project_out": narrow}, False)
         # Rounded to the model's dtype, as the reference implementation multiplies in it.
-        self.embedding_multiplier = torch.tensor(embedding.multiplier, dtype=dtype, device="cpu").item()
-        self.layers = nn.ModuleList(DecoderLayer(config, layer, backend, dtype) for layer in config.layers)
-        self.final_norm = make_norm(decoder.norm, hidden, dtype) if decoder.final_norm else None
+        self.embedding_multiplier = torch.tensor(embedding.multiplier, dtype=build.dtype, device="cpu").item()
+        self.layers = nn.ModuleList(
+            DecoderLayer(build, f"layers.{index}", config, layer) for index, layer in enumerate(config.layers)
+        )
+        self.final_norm = make_norm(build, "final_norm", decoder.norm, hidden) if decoder.final_norm else None
         ropes = {layer.rope for layer in config.layers if layer.rope is not None}
-        self.rotary = Rotary(ropes, max_model_len, dtype, self.embed.device)
+        self.rotary = Rotary(ropes, max_model_len, build.dtype, build.kernels, torch.get_default_device())
 
     def slots(self) -> dict[str, Slot]:
         """Every place that a checkpoint must fill, by slot name; see above."""
-        slots = {"embed.weight": Slot.whole(self.embed.data)}
+        slots = {**self.embed.slots(), **self.lm_head.slots()}
         if self.positions is not None:
             slots["positions.weight"] = Slot.whole(self.positions.data)
-        for name, norm in (("embed_norm", self.embed_norm), ("final_norm", self.final_norm)):
-            if norm is not None:
-                slots.update(norm.slots(name))
-        for linear in (self.project_in, self.project_out, self.lm_head):
-            if linear is not None:
-                slots.update({name.removeprefix("."): slot for name, slot in linear.slots("").items()})
-        if self.config.tie_word_embeddings:
-            del slots["lm_head.weight"]
-        for index, layer in enumerate(self.layers):
+        for part in (self.embed_norm, self.final_norm, self.project_in, self.project_out):
+            if part is not None:
+                slots.update(part.slots())
+        for layer in self.layers:
             assert isinstance(layer, DecoderLayer)
-            slots.update(layer.slots(f"layers.{index}"))
+            slots.update(layer.slots())
         return slots
 
     def forward(self, inputs: StepInputs) -> torch.Tensor:
@@ -138,7 +139,7 @@ class Decoder(nn.Module):
         Returns:
             [tokens, hidden], normalised, ready for `logits`.
         """
-        x = functional.embedding(inputs.token_ids, self.embed)
+        x = self.embed(inputs.token_ids)
         if self.project_in is not None:
             x = self.project_in(x)
         if self.embedding_multiplier != 1.0:
@@ -169,25 +170,23 @@ def _maybe(norm: nn.Module | None, x: torch.Tensor) -> torch.Tensor:
     return x if norm is None else norm(x)
 
 
-def _attention(
-    config: ModelConfig, layer: LayerConfig, backend: AttentionBackend, dtype: torch.dtype
-) -> Attention | LatentAttention:
+def _attention(build: Build, prefix: str, config: ModelConfig, layer: LayerConfig) -> Attention | LatentAttention:
     attention = layer.attention
     if attention.latent is None:
-        return Attention(attention, config.hidden_size, backend, dtype)
+        return Attention(build, prefix, attention, config.hidden_size)
     return LatentAttention(
+        build,
+        prefix,
         attention.latent,
         config.hidden_size,
         attention.num_heads,
         attention.scale,
         config.decoder.norm.eps,
         attention.qkv_bias,
-        backend,
-        dtype,
     )
 
 
-def _mlp(config: ModelConfig, layer: LayerConfig, dtype: torch.dtype) -> MLP | MoE:
+def _mlp(build: Build, prefix: str, config: ModelConfig, layer: LayerConfig) -> MLP | MoE:
     if layer.moe is None:
-        return MLP(layer.mlp, config.hidden_size, dtype)
-    return MoE(layer.moe, config.hidden_size, layer.mlp.act, dtype)
+        return MLP(build, prefix, layer.mlp, config.hidden_size)
+    return MoE(build, prefix, layer.moe, config.hidden_size, layer.mlp.act)

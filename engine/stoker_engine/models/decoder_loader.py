@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from stoker_engine.architectures.model_config import ModelConfig
-from stoker_engine.attention.backend import AttentionBackend
+from stoker_engine.layers.build import Build
 from stoker_engine.models.decoder import Decoder
 from stoker_engine.models.weight_names import WeightNames
 from stoker_engine.models.weights import WeightSource, load_weights
@@ -25,8 +25,7 @@ class DecoderLoader:
     def load(
         self,
         config: ModelConfig,
-        backend: AttentionBackend,
-        dtype: torch.dtype,
+        build: Build,
         device: torch.device,
         max_model_len: int,
         on_progress: Callable[[], None],
@@ -34,7 +33,7 @@ class DecoderLoader:
         """See `models.checkpoint.Loader`."""
         with torch.inference_mode():
             with device:
-                model = Decoder(config, backend, dtype, max_model_len)
+                model = Decoder(config, build, max_model_len)
             load_weights(model, _Watched(self.weights, on_progress), self.spelling)
         return model
 

@@ -45,6 +45,7 @@ from stoker_engine.architectures.rope_config import RopeParameters, read_rope
 from stoker_engine.attention.backend import AttentionBackend, AttentionShape, KVCache
 from stoker_engine.attention.metadata import AttentionMetadata, BlockTables
 from stoker_engine.contract.errors import ModelError, WeightsError
+from stoker_engine.layers.build import Build
 from stoker_engine.models.model import StepInputs
 from stoker_engine.models.weights import SafetensorsFolder, check_finite, not_floating
 
@@ -384,19 +385,23 @@ class TransformersLoader:
     def load(
         self,
         config: ModelConfig,
-        backend: AttentionBackend,
-        dtype: torch.dtype,
+        build: Build,
         device: torch.device,
         max_model_len: int,
         on_progress: Callable[[], None],
     ) -> TransformersModel:
         """See `models.checkpoint.Loader`."""
+        if build.ranks.size > 1:
+            raise ModelError(
+                f"{config.architecture} runs by transformers' own modules, which are not split over {build.ranks.size} "
+                "ranks; leave out --tensor-parallel-size"
+            )
         try:
             with _watched(on_progress):
                 loaded: Any = self.model.from_pretrained(
                     self.folder,
                     config=self.config,
-                    dtype=dtype,
+                    dtype=build.dtype,
                     attn_implementation=IMPLEMENTATION,
                     use_safetensors=True,
                     local_files_only=True,
@@ -414,7 +419,7 @@ class TransformersLoader:
                 raise WeightsError(f"weights {what}: {', '.join(sorted(map(str, names))[:5])} ({len(names)} in all)")
         model = model.to(device).eval()
         self._check_weights(dict(model.named_parameters()))
-        return TransformersModel(config, model, backend, max_model_len)
+        return TransformersModel(config, model, build.backend, max_model_len)
 
     def _check_weights(self, weights: Mapping[str, torch.Tensor]) -> None:
         """What transformers casts or takes without a word."""

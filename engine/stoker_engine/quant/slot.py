@@ -1,7 +1,7 @@
 """Places that weights are loaded into.
 
-The whole weight is what a file holds. Under tensor parallelism a rank keeps only a part of it, cut along one dimension
-or several; a loader need not read the rest.
+The whole weight is what a file holds. Under tensor parallelism a rank keeps only a share of it, along one dimension or
+several; a loader need not read the rest.
 
     full_shape [8, 6]      shard (slice(4, 8), slice(0, 6))      tensor [4, 6]: the lower half
 """
@@ -13,12 +13,41 @@ from dataclasses import dataclass
 import torch
 
 
+@dataclass(frozen=True)
+class Share:
+    """What one rank holds of a dimension: positions `start` … `start + size - 1` of `full`."""
+
+    start: int
+    size: int
+    full: int
+
+    @classmethod
+    def whole(cls, size: int) -> Share:
+        """All of a dimension."""
+        return cls(0, size, size)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether nothing is missing."""
+        return self.size == self.full
+
+    @property
+    def positions(self) -> slice:
+        """Its positions in the whole."""
+        return slice(self.start, self.start + self.size)
+
+    def times(self, size: int) -> Share:
+        """Of a dimension in which each position is `size` positions: a head's rows, say."""
+        return Share(self.start * size, self.size * size, self.full * size)
+
+
 @dataclass(frozen=True, eq=False)
 class Slot:
     """One weight's place in the model.
 
     Attributes:
-        tensor: this rank's part, to be written into. Often a view of something larger.
+        tensor: this rank's share, to be written into. Often a view of something larger; where the weight is stored
+            in a format of its own, its shape need not be the weight's.
         full_shape: of the whole weight, in numbers.
         shard: which part of it this is, a slice for each dimension, with both ends stated; None: all of it.
     """
@@ -33,26 +62,20 @@ class Slot:
         return cls(tensor, tensor.shape)
 
     @classmethod
-    def cut(cls, tensor: torch.Tensor, dim: int, start: int, size: int) -> Slot:
-        """A slot for the part of a weight that begins at `start` along `dim`, where the whole has `size`."""
-        shape, shard = list(tensor.shape), [slice(0, length) for length in tensor.shape]
-        shard[dim] = slice(start, start + shape[dim])
-        shape[dim] = size
-        return cls(tensor, torch.Size(shape), tuple(shard) if size != tensor.shape[dim] else None)
+    def of(cls, tensor: torch.Tensor, *shares: Share) -> Slot:
+        """A slot for these shares of a weight's dimensions."""
+        full_shape = torch.Size(share.full for share in shares)
+        whole = all(share.is_whole for share in shares)
+        return cls(tensor, full_shape, None if whole else tuple(share.positions for share in shares))
 
     def part_of(self, whole: torch.Tensor) -> torch.Tensor:
-        """This rank's part of `whole`, a tensor of `full_shape`; a view."""
+        """This rank's share of `whole`, a tensor of `full_shape`; a view."""
         return whole if self.shard is None else whole[self.shard]
 
     def transpose(self, first: int, second: int) -> Slot:
         """The same place, for a weight that files hold with these two dimensions swapped."""
-
-        def swapped(items: tuple[slice, ...]) -> tuple[slice, ...]:
-            out = list(items)
-            out[first], out[second] = out[second], out[first]
-            return tuple(out)
-
-        shape = list(self.full_shape)
-        shape[first], shape[second] = shape[second], shape[first]
-        shard = None if self.shard is None else swapped(self.shard)
-        return Slot(self.tensor.transpose(first, second), torch.Size(shape), shard)
+        order = list(range(len(self.full_shape)))
+        order[first], order[second] = second, first
+        shape = torch.Size(self.full_shape[dim] for dim in order)
+        shard = None if self.shard is None else tuple(self.shard[dim] for dim in order)
+        return Slot(self.tensor.transpose(first, second), shape, shard)

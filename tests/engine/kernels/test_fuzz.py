@@ -18,10 +18,11 @@ from torch.nn import functional
 
 from stoker_engine.attention.backend import AttentionShape
 from stoker_engine.attention.native import NativeBackend
-from stoker_engine.kernels import activation, linear, moe, rotary
+from stoker_engine.kernels import rotary
 from stoker_engine.kernels.native import activation as native_activation
 from stoker_engine.kernels.native import rotary as native_rotary
 from stoker_engine.kernels.native.argmax import argmax
+from stoker_engine.kernels.native.bundle import native_kernels
 from stoker_engine.kernels.native.levels import usable_levels
 from stoker_engine.kernels.native.library import load
 from stoker_engine.kernels.native.linear import product
@@ -110,7 +111,7 @@ def test_rms_norm(
     if heads == 1:
         x = x[:, 0]
     wanted = x.double() * (x.double().pow(2).mean(-1, keepdim=True) + 1e-5).rsqrt() * weight.double()
-    close(rms_norm(kernels, x, weight, 1e-5), wanted)
+    close(rms_norm(kernels, weight, 1e-5)(x), wanted)
 
 
 @drawn
@@ -133,9 +134,7 @@ def test_rotary(
     angles = (positions[:, None] * frequencies).double()[:, None]
     assert float((cos.double() - angles.cos()).abs().max()) < max(EXACT[dtype], 1e-3)
     assert float((sin.double() - angles.sin()).abs().max()) < max(EXACT[dtype], 1e-3)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(rotary, "kernels_for", lambda _: None)
-        wanted = rotary.apply_rotary(x.double(), cos.double(), sin.double(), pairwise)
+    wanted = rotary.apply_rotary(x.double(), cos.double(), sin.double(), pairwise)
     close(native_rotary.apply_rotary(kernels, x, cos.clone(), sin.clone(), pairwise), wanted)
 
 
@@ -177,10 +176,7 @@ def test_experts(
     numbers, k = Numbers(seed, dtype), min(k, experts)
     x, gate_up, down = numbers(count, hidden), numbers(experts, 2 * inner, hidden), numbers(experts, hidden, inner)
     weights, chosen = numbers(count, experts).float().softmax(-1).topk(k, dim=-1)
-    with pytest.MonkeyPatch.context() as patch:
-        for module in (activation, linear):
-            patch.setattr(module, "kernels_for", lambda _: kernels)
-        got = moe.experts(x, weights, chosen, gate_up, down, activation.activation("silu"))
+    got = native_kernels(kernels).experts(gate_up, down, "silu")(x, weights, chosen)
     gate, up = torch.einsum("th,eih->tei", x.double(), gate_up.double()).chunk(2, dim=-1)
     each = torch.einsum("tei,ehi->teh", functional.silu(gate) * up, down.double())
     wanted = (each.gather(1, chosen[..., None].expand(-1, -1, hidden)) * weights.double()[..., None]).sum(1)

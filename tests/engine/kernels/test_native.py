@@ -13,28 +13,28 @@ from pathlib import Path
 import pytest
 import torch
 
-from stoker_engine.kernels import activation, argmax, linear, rms_norm, rotary
+from stoker_engine.kernels import argmax
+from stoker_engine.kernels.bundle import Kernels
 from stoker_engine.kernels.native import build, library
+from stoker_engine.kernels.native.bundle import native_kernels
 from stoker_engine.kernels.native.levels import Level, levels, usable_levels
 from stoker_engine.kernels.native.library import load
 from stoker_engine.kernels.native.linear import product
+from stoker_engine.kernels.reference import REFERENCE
+from stoker_engine.kernels.select import select_kernels
 
 DTYPES = (torch.float32, torch.bfloat16)
 EXACT = {torch.float32: 3e-6, torch.bfloat16: 1.6e-2}
-MODULES = (activation, argmax, linear, rms_norm, rotary)
 
+#: An operation on rows, by either set of kernels.
+By = Callable[[Kernels, torch.Tensor], torch.Tensor]
 Use = Callable[[ctypes.CDLL | None], None]
 
 
 @pytest.fixture
 def use(monkeypatch: pytest.MonkeyPatch) -> Use:
-    """Chooses the library that the operations run with; None: torch."""
-
-    def choose(kernels: ctypes.CDLL | None) -> None:
-        for module in MODULES:
-            monkeypatch.setattr(module, "kernels_for", lambda x: kernels)
-
-    return choose
+    """Chooses the library that the sampler's operations run with; None: torch."""
+    return lambda kernels: monkeypatch.setattr(argmax, "native_library", lambda device, dtype: kernels)
 
 
 @pytest.fixture(
@@ -54,28 +54,27 @@ def random(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     return torch.randn(*shape, generator=generator).to(dtype)
 
 
-def check(use: Use, kernels: ctypes.CDLL, operation: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> None:
+def check(kernels: ctypes.CDLL, operation: By, x: torch.Tensor) -> None:
     """`operation` on the rows of `x` is close to what torch computes, and gives each row alone the same bits."""
-    use(None)
-    expected = operation(x)
-    use(kernels)
-    got = operation(x)
+    native = native_kernels(kernels)
+    expected = operation(REFERENCE, x)
+    got = operation(native, x)
     assert got.shape == expected.shape and got.dtype == expected.dtype
     scale = expected.double().abs().max()
     assert (got.double() - expected.double()).abs().max() / scale < EXACT[x.dtype]
     for start, end in ((0, 1), (len(x) - 1, len(x)), (len(x) // 3, len(x) // 2 + 1)):
-        assert torch.equal(operation(x[start:end]), got[start:end])
+        assert torch.equal(operation(native, x[start:end]), got[start:end])
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("inner,outputs", [(64, 48), (32, 16), (576, 100), (33, 17), (5, 3), (96, 15)])
 @pytest.mark.parametrize("rows", [1, 3, 16, 37, 150])
-def test_linear(use: Use, kernels: ctypes.CDLL, rows: int, inner: int, outputs: int, dtype: torch.dtype) -> None:
+def test_linear(kernels: ctypes.CDLL, rows: int, inner: int, outputs: int, dtype: torch.dtype) -> None:
     weight, bias = random(outputs, inner, dtype=dtype), random(outputs, dtype=dtype)
     wide = random(rows, 2 * inner, dtype=dtype)
     for x in (wide[:, :inner], wide[:, inner:]):  # rows of a wider tensor
-        check(use, kernels, lambda rows: linear.linear(rows, weight, bias), x)
-        check(use, kernels, lambda rows: linear.linear(rows, weight), x)
+        check(kernels, lambda by, rows: by.product(weight, bias)(rows), x)
+        check(kernels, lambda by, rows: by.product(weight)(rows), x)
 
 
 def test_linear_does_not_round_sums(kernels: ctypes.CDLL) -> None:
@@ -89,45 +88,42 @@ def test_linear_does_not_round_sums(kernels: ctypes.CDLL) -> None:
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("wide_weight", [False, True])
 @pytest.mark.parametrize("shape", [(40, 576), (9, 20), (70, 1000)])
-def test_rms_norm(
-    use: Use, kernels: ctypes.CDLL, shape: tuple[int, int], wide_weight: bool, dtype: torch.dtype
-) -> None:
+def test_rms_norm(kernels: ctypes.CDLL, shape: tuple[int, int], wide_weight: bool, dtype: torch.dtype) -> None:
     weight = random(shape[1], dtype=torch.float32 if wide_weight else dtype)
-    check(use, kernels, lambda x: rms_norm.rms_norm(x, weight, 1e-5), random(*shape, dtype=dtype))
+    check(kernels, lambda by, x: by.rms_norm(weight, 1e-5)(x), random(*shape, dtype=dtype))
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_rms_norm_of_heads(use: Use, kernels: ctypes.CDLL, dtype: torch.dtype) -> None:
+def test_rms_norm_of_heads(kernels: ctypes.CDLL, dtype: torch.dtype) -> None:
     weight = random(64, dtype=dtype)
     heads = random(30, 8, 64, dtype=dtype)[:, 2:5]
-    check(use, kernels, lambda x: rms_norm.rms_norm(x, weight, 1e-6), heads)
+    check(kernels, lambda by, x: by.rms_norm(weight, 1e-6)(x), heads)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("interleaved", [False, True])
 @pytest.mark.parametrize("pairs", [4, 20, 32])
-def test_rotary(use: Use, kernels: ctypes.CDLL, pairs: int, interleaved: bool, dtype: torch.dtype) -> None:
+def test_rotary(kernels: ctypes.CDLL, pairs: int, interleaved: bool, dtype: torch.dtype) -> None:
     x = random(50, 6, 64, dtype=dtype)[:, 1:5]
     positions = torch.arange(50) * 7
 
-    def operation(x: torch.Tensor) -> torch.Tensor:
+    def operation(by: Kernels, x: torch.Tensor) -> torch.Tensor:
         frequencies = 10000.0 ** -(torch.arange(pairs) / pairs)
         first = next(i for i in range(50) if torch.equal(x[0], rows[i]))
-        cos, sin = rotary.angles(positions[first : first + len(x)], frequencies, 1.25, dtype)
-        return rotary.apply_rotary(x, cos, sin, interleaved)
+        cos, sin = by.angles(positions[first : first + len(x)], frequencies, 1.25, dtype)
+        return by.apply_rotary(x, cos, sin, interleaved)
 
     rows = x
-    check(use, kernels, operation, x)
+    check(kernels, operation, x)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("name", ["silu", "gelu", "gelu_pytorch_tanh", "relu2"])
 @pytest.mark.parametrize("size", [128, 1000, 7])
-def test_activation(use: Use, kernels: ctypes.CDLL, size: int, name: str, dtype: torch.dtype) -> None:
-    act = activation.activation(name)
+def test_activation(kernels: ctypes.CDLL, size: int, name: str, dtype: torch.dtype) -> None:
     x = random(33, 2 * size, dtype=dtype) * 3
-    check(use, kernels, act, x)
-    check(use, kernels, lambda x: activation.act_and_mul(x, act), x)
+    check(kernels, lambda by, x: by.activation(name)(x), x)
+    check(kernels, lambda by, x: by.act_and_mul(name)(x), x)
 
 
 @pytest.mark.parametrize("size", [5, 16, 1000, 50_001])
@@ -159,12 +155,11 @@ def test_the_largest_tells_of_what_is_no_number(use: Use, kernels: ctypes.CDLL, 
     assert finite == [False] * 3 * len(places) + [True] * len(places)
 
 
-def test_extremes_stay_numbers(kernels: ctypes.CDLL, use: Use) -> None:
-    use(kernels)
+def test_extremes_stay_numbers(kernels: ctypes.CDLL) -> None:
     x = torch.tensor([[-1e30, -200.0, -90.0, 0.0, 90.0, 200.0, 1e30]])
     for name in ("silu", "gelu", "gelu_pytorch_tanh"):
         expected = torch.tensor([[0.0, 0.0, 0.0, 0.0, 90.0, 200.0, 1e30]])
-        torch.testing.assert_close(activation.activation(name)(x), expected, rtol=1e-6, atol=1e-20)
+        torch.testing.assert_close(native_kernels(kernels).activation(name)(x), expected, rtol=1e-6, atol=1e-20)
 
 
 def test_idle_threads_sleep() -> None:
@@ -172,9 +167,9 @@ def test_idle_threads_sleep() -> None:
     script = """
 import time, torch
 from stoker_engine.kernels.native.library import library
-from stoker_engine.kernels.linear import linear
+from stoker_engine.kernels.native.linear import product
 library().stoker_use_threads(4)
-linear(torch.ones(64, 512), torch.ones(512, 512))
+product(library(), torch.ones(512, 512))(torch.ones(64, 512))
 time.sleep(0.1)
 before = time.process_time()
 time.sleep(0.5)
@@ -226,6 +221,5 @@ def test_without_a_compiler_torch_runs_and_the_log_says_so(
     with caplog.at_level(logging.WARNING):
         assert library.library() is None
     assert "no-such-compiler" in caplog.text and "Install g++" in caplog.text
-    weight = random(8, 16)
-    assert torch.equal(linear.linear(random(3, 16), weight), torch.nn.functional.linear(random(3, 16), weight))
+    assert select_kernels(torch.device("cpu"), torch.bfloat16) is REFERENCE
     library.library.cache_clear()

@@ -18,6 +18,8 @@ from stoker_engine.architectures.model_config import ModelConfig
 from stoker_engine.attention.backend import AttentionBackend, KVCache
 from stoker_engine.attention.metadata import AttentionMetadata, BlockTables
 from stoker_engine.attention.select import attention_backend
+from stoker_engine.kernels.select import select_kernels
+from stoker_engine.layers.build import Build
 from stoker_engine.models.decoder import Decoder
 from stoker_engine.models.model import Model, StepInputs
 from stoker_engine.models.registry import FAMILIES
@@ -103,9 +105,10 @@ def load_decoder(
 ) -> Decoder:
     """The native model of a Hugging Face folder; `backend`: attention's, if not the one that the engine chooses."""
     config = ModelConfig.from_folder(folder)
-    backend = backend or attention_backend(torch.device("cpu"), dtype)
+    cpu = torch.device("cpu")
+    build = Build(dtype, backend or attention_backend(cpu, dtype), select_kernels(cpu, dtype))
     with torch.inference_mode():
-        model = Decoder(config, backend, dtype, max_model_len)
+        model = Decoder(config, build, max_model_len)
         load_weights(model, SafetensorsFolder(folder), FAMILIES[config.architecture])
     return model
 

@@ -22,6 +22,8 @@ from stoker_engine.architectures.model_config import ModelConfig
 from stoker_engine.attention.sdpa import SdpaBackend
 from stoker_engine.contract.errors import ModelError
 from stoker_engine.kernels.native.library import library
+from stoker_engine.kernels.reference import REFERENCE
+from stoker_engine.layers.build import Build
 from stoker_engine.models.decoder import Decoder
 from stoker_engine.models.registry import FAMILIES
 from stoker_engine.sizing.weight_sizes import weight_bytes
@@ -237,7 +239,7 @@ def test_the_planner_counts_what_the_engine_allocates(architecture: str) -> None
     """At the sizes of the family's default config, in bfloat16, where wide norms take more."""
     config = ModelConfig.from_dict({"architectures": [architecture]})
     with torch.device("meta"):
-        model = Decoder(config, SdpaBackend(), torch.bfloat16, config.default_model_len)
+        model = Decoder(config, Build(torch.bfloat16, SdpaBackend(), REFERENCE), config.default_model_len)
     assert weight_bytes(config, 2) == sum(slot.tensor.nbytes for slot in model.slots().values())
     assert {slot.tensor.device.type for slot in model.slots().values()} == {"meta"}
     assert weight_bytes(config, 2, tensor=1) <= 2 * weight_bytes(config, 2, tensor=2)

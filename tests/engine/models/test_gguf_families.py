@@ -14,6 +14,8 @@ from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedModel
 
 from stoker_engine.attention.sdpa import SdpaBackend
 from stoker_engine.contract.errors import ModelError
+from stoker_engine.kernels.reference import REFERENCE
+from stoker_engine.layers.build import Build
 from stoker_engine.models.decoder import Decoder
 from stoker_engine.models.gguf import GGUFFile
 from stoker_engine.models.weights import load_weights
@@ -131,7 +133,7 @@ def _tiny(model_type: str, options: dict[str, Any]) -> PreTrainedModel:
 
 def _ours(file: GGUFFile) -> Decoder:
     with torch.inference_mode():
-        model = Decoder(file.config(), SdpaBackend(), torch.float32, max_model_len=128)
+        model = Decoder(file.config(), Build(torch.float32, SdpaBackend(), REFERENCE), max_model_len=128)
         load_weights(model, file, file.spelling())
     return model
 

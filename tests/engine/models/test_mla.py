@@ -11,6 +11,8 @@ from stoker_engine.architectures.mla_config import MLAConfig
 from stoker_engine.attention.backend import KVCache
 from stoker_engine.attention.metadata import AttentionMetadata, BlockTables
 from stoker_engine.attention.sdpa import SdpaBackend
+from stoker_engine.kernels.reference import REFERENCE
+from stoker_engine.layers.build import Build
 from stoker_engine.layers.mla import LatentAttention
 
 HIDDEN, HEADS, BLOCK, TOKENS = 48, 4, 8, 37
@@ -40,8 +42,9 @@ def _theirs(q_lora_rank: int | None, bias: bool) -> DeepseekV3Attention:
 def test_latent_attention_is_transformers(q_lora_rank: int | None, bias: bool) -> None:
     theirs = _theirs(q_lora_rank, bias)
     config = MLAConfig(q_lora_rank, kv_lora_rank=20, qk_nope_head_dim=12, qk_rope_head_dim=8, v_head_dim=10)
-    ours = LatentAttention(config, HIDDEN, HEADS, theirs.scaling, 1e-6, bias, SdpaBackend(), torch.float32)
-    slots = ours.slots("x")
+    build = Build(torch.float32, SdpaBackend(), REFERENCE)
+    ours = LatentAttention(build, "x", config, HIDDEN, HEADS, theirs.scaling, 1e-6, bias)
+    slots = ours.slots()
     for name, tensor in theirs.state_dict().items():
         slot = name.replace("_proj_with_mqa", "").replace("_proj", "").replace("layernorm", "norm")
         if slot == "kv_b.weight":

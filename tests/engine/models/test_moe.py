@@ -23,9 +23,13 @@ from transformers.models.mixtral.modeling_mixtral import MixtralSparseMoeBlock
 from transformers.models.qwen2_moe.modeling_qwen2_moe import Qwen2MoeSparseMoeBlock
 
 from stoker_engine.architectures.moe_config import MoEConfig
-from stoker_engine.kernels.moe import experts, route
+from stoker_engine.attention.sdpa import SdpaBackend
+from stoker_engine.kernels.moe import route
+from stoker_engine.kernels.reference import REFERENCE
+from stoker_engine.layers.build import Build
 from stoker_engine.layers.moe import MoE
 
+BUILD = Build(torch.float32, SdpaBackend(), REFERENCE)
 HIDDEN, SIZE, EXPERTS, TOP = 32, 24, 8, 3
 _SHAPE = {"hidden_size": HIDDEN, "num_experts_per_tok": TOP, "moe_intermediate_size": SIZE}
 _GROUPS = {"n_routed_experts": EXPERTS, "n_group": 4, "topk_group": 2, "routed_scaling_factor": 1.5}
@@ -101,26 +105,31 @@ CASES: dict[str, tuple[Any, MoEConfig]] = {
 
 def _copy(ours: MoE, theirs: dict[str, torch.Tensor]) -> None:
     """Fills our layer from transformers' module, whose names differ by family."""
+    slots = {name.removeprefix("layers.0."): slot.tensor for name, slot in ours.slots().items()}
 
     def find(*ends: str) -> torch.Tensor:
         return next(tensor for name, tensor in theirs.items() if name.endswith(ends))
 
-    ours.router.data.copy_(find("gate.weight", "router.weight", "router.layer.weight"))
     if "experts.mlp.w1" in theirs:  # DBRX
         gate, up, down = (theirs[f"experts.mlp.{name}"].view(EXPERTS, SIZE, HIDDEN) for name in ("w1", "v1", "w2"))
-        ours.gate_up.data.copy_(torch.cat((gate, up), dim=1))
-        ours.down.data.copy_(down.transpose(1, 2))
+        down = down.transpose(1, 2)
     else:
-        ours.gate_up.data.copy_(find("experts.gate_up_proj"))
-        ours.down.data.copy_(find("experts.down_proj"))
-    if ours.correction_bias is not None:
-        ours.correction_bias.data.copy_(find("e_score_correction_bias"))
-    if ours.shared_gate is not None:
-        ours.shared_gate.data.copy_(find("shared_expert_gate.weight"))
-    if ours.shared_gate_up is not None and ours.shared_down is not None:
-        shared = {name.split(".")[-2]: tensor for name, tensor in theirs.items() if ".shared_expert" in f".{name}"}
-        ours.shared_gate_up.weight.data.copy_(torch.cat((shared["gate_proj"], shared["up_proj"])))
-        ours.shared_down.weight.data.copy_(shared["down_proj"])
+        gate, up = find("experts.gate_up_proj").chunk(2, dim=1)
+        down = find("experts.down_proj")
+    for expert in range(EXPERTS):
+        for part, stack in (("gate", gate), ("up", up), ("down", down)):
+            slots.pop(f"experts.{expert}.{part}.weight").copy_(stack[expert])
+    for name, slot in slots.items():
+        if name == "router.weight":
+            slot.copy_(find("gate.weight", "router.weight", "router.layer.weight"))
+        elif name == "router.correction_bias":
+            slot.copy_(find("e_score_correction_bias"))
+        elif name == "shared_gate.weight":
+            slot.copy_(find("shared_expert_gate.weight"))
+        else:
+            part = name.split(".")[1]
+            shared = (key for key in theirs if ".shared_expert" in f".{key}" and f"{part}_proj" in key)
+            slot.copy_(theirs[next(shared)])
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -131,7 +140,7 @@ def test_the_layer_is_transformers(name: str) -> None:
     tensors = dict(theirs.state_dict())
     for tensor in tensors.values():
         tensor.normal_(std=0.4)
-    ours = MoE(config, HIDDEN, "silu", torch.float32)
+    ours = MoE(BUILD, "layers.0", config, HIDDEN, "silu")
     _copy(ours, tensors)
     x = torch.randn(50, HIDDEN)
     with torch.inference_mode():
@@ -142,8 +151,8 @@ def test_the_layer_is_transformers(name: str) -> None:
 @pytest.mark.parametrize("name", CASES)
 def test_slots_are_all_the_tensors(name: str) -> None:
     config = CASES[name][1]
-    ours = MoE(config, HIDDEN, "silu", torch.float32)
-    slots = {name: slot.tensor for name, slot in ours.slots("layers.0").items()}
+    ours = MoE(BUILD, "layers.0", config, HIDDEN, "silu")
+    slots = {name: slot.tensor for name, slot in ours.slots().items()}
     for number, slot in enumerate(slots.values()):
         slot.fill_(number + 1.0)
     assert all(bool((parameter != 0).all()) for parameter in ours.parameters())
@@ -163,12 +172,12 @@ def test_experts_are_the_sum_over_the_chosen(dtype: torch.dtype) -> None:
         for weight, expert in zip(weights[token], chosen[token], strict=True):
             gate, up = (gate_up[expert] @ x[token]).chunk(2)
             expected[token] += weight * (down[expert] @ (functional.silu(gate) * up))
-    out = experts(x.to(dtype), weights, chosen, gate_up.to(dtype), down.to(dtype), functional.silu)
+    out = REFERENCE.experts(gate_up.to(dtype), down.to(dtype), "silu")(x.to(dtype), weights, chosen)
     assert out.dtype is dtype
     tolerance = {"atol": 1e-4, "rtol": 1e-4} if dtype is torch.float32 else {"atol": 2.0, "rtol": 0.05}
     torch.testing.assert_close(out.float(), expected, **tolerance)
 
 
 def test_no_tokens() -> None:
-    layer = MoE(MoEConfig(EXPERTS, TOP, SIZE), HIDDEN, "silu", torch.float32)
+    layer = MoE(BUILD, "layers.0", MoEConfig(EXPERTS, TOP, SIZE), HIDDEN, "silu")
     assert layer(torch.empty(0, HIDDEN)).shape == (0, HIDDEN)

@@ -17,11 +17,14 @@ from stoker_engine import LLM, SamplingParams
 from stoker_engine.attention.sdpa import SdpaBackend
 from stoker_engine.contract.engine_args import EngineArgs
 from stoker_engine.contract.errors import ArgumentError, ModelError, WeightsError
+from stoker_engine.kernels.reference import REFERENCE
+from stoker_engine.layers.build import Build
 from stoker_engine.models.checkpoint import find_checkpoint
 from stoker_engine.models.transformers_backend import TransformersModel
 from stoker_engine.sizing.weight_sizes import weight_bytes
 
 _VOCABULARY = 128
+_BUILD = Build(torch.float32, SdpaBackend(), REFERENCE)
 _SIZES: dict[str, Any] = {
     "vocab_size": _VOCABULARY,
     "hidden_size": 48,
@@ -79,7 +82,7 @@ def _tiny(model_type: str, options: dict[str, Any]) -> PreTrainedModel:
 
 def _load(folder: Path, max_model_len: int = 256) -> TransformersModel:
     checkpoint = find_checkpoint(EngineArgs(model=str(folder)))
-    model = checkpoint.load(SdpaBackend(), torch.float32, torch.device("cpu"), max_model_len)
+    model = checkpoint.load(_BUILD, torch.device("cpu"), max_model_len)
     assert isinstance(model, TransformersModel)
     return model
 
@@ -163,7 +166,7 @@ def test_loading_tells_of_its_progress(tmp_path: Path) -> None:
     _tiny("smollm3", {}).save_pretrained(tmp_path)
     told = list[None]()
     checkpoint = find_checkpoint(EngineArgs(model=str(tmp_path)))
-    checkpoint.load(SdpaBackend(), torch.float32, torch.device("cpu"), 256, lambda: told.append(None))
+    checkpoint.load(_BUILD, torch.device("cpu"), 256, lambda: told.append(None))
     assert len(told) >= len(load_file(tmp_path / "model.safetensors"))
 
 
@@ -224,7 +227,7 @@ def test_code_of_the_model_runs_when_asked(tmp_path: Path, paged_run: Any, asser
         "class OwnForCausalLM(SmolLM3ForCausalLM):\n    config_class = OwnConfig\n"
     )
     checkpoint = find_checkpoint(EngineArgs(model=str(tmp_path), trust_remote_code=True))
-    ours = checkpoint.load(SdpaBackend(), torch.float32, torch.device("cpu"), 256)
+    ours = checkpoint.load(_BUILD, torch.device("cpu"), 256)
     assert isinstance(ours, TransformersModel)
     _assert_equal(ours, theirs, paged_run, assert_run)
 

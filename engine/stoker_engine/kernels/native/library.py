@@ -78,6 +78,6 @@ def load(level: Level) -> ctypes.CDLL:
     return loaded
 
 
-def kernels_for(x: torch.Tensor) -> ctypes.CDLL | None:
-    """The library, if it computes on tensors such as `x`: on the CPU, bfloat16 or float32."""
-    return library() if x.is_cpu and x.dtype in _DTYPES else None
+def native_library(device: torch.device, dtype: torch.dtype) -> ctypes.CDLL | None:
+    """The library, if it computes on such tensors: on the CPU, bfloat16 or float32."""
+    return library() if device.type == "cpu" and dtype in _DTYPES else None

@@ -9,9 +9,9 @@ import torch
 
 
 def product(
-    library: ctypes.CDLL, weight: torch.Tensor, bias: torch.Tensor | None
+    library: ctypes.CDLL, weight: torch.Tensor, bias: torch.Tensor | None = None
 ) -> Callable[[torch.Tensor], torch.Tensor]:
-    """See `kernels.linear.product`."""
+    """See `kernels.linear.linear`."""
     outputs, inner = weight.shape
     dtype, is_bf16, function = weight.dtype, weight.dtype == torch.bfloat16, library.stoker_linear
     assert weight.stride(1) == 1

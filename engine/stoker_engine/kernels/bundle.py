@@ -1,0 +1,56 @@
+"""All operations that a model is computed with, for one kind of device.
+
+What a layer does not change from step to step (weights, their addresses, an activation's name) is given once, and what
+comes back is called in every step: at one token a step, looking things up takes longer than small operations
+themselves. Weights must stay where they are; their numbers may change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+#: One tensor from another: a product, a norm, an activation.
+Operation = Callable[[torch.Tensor], torch.Tensor]
+
+#: (x [tokens, hidden], weights [tokens, k] float32, expert numbers [tokens, k] int64) → [tokens, hidden].
+Experts = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+class MakeProduct(Protocol):
+    """See `Kernels.product`."""
+
+    def __call__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Operation:
+        """The product with this weight and bias."""
+        ...
+
+
+@dataclass(frozen=True)
+class Kernels:
+    """The operations. Each is defined by a file of this folder.
+
+    Attributes:
+        product: weight [outputs, inner] and bias [outputs] or None → `linear.linear` with them.
+        batched_product: weight [heads, outputs, inner] → `batched_linear.batched_linear` with it.
+        experts: gate_up [experts, 2 × size, hidden], down [experts, hidden, size] and the activation's name →
+            `moe.experts` with them.
+        rms_norm: weight [d], eps → `rms_norm.rms_norm` with them.
+        layer_norm: weight and bias, eps → `layer_norm.layer_norm` with them.
+        activation: config.json's name → that activation; raises ModelError where it is not known.
+        act_and_mul: likewise → act(gate) × up of [tokens, 2 × size] with the gates first.
+        apply_rotary: `rotary.apply_rotary`.
+        angles: `rotary.angles`.
+    """
+
+    product: MakeProduct
+    batched_product: Callable[[torch.Tensor], Operation]
+    experts: Callable[[torch.Tensor, torch.Tensor, str], Experts]
+    rms_norm: Callable[[torch.Tensor, float], Operation]
+    layer_norm: Callable[[torch.Tensor | None, torch.Tensor | None, float], Operation]
+    activation: Callable[[str], Operation]
+    act_and_mul: Callable[[str], Operation]
+    apply_rotary: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, bool], torch.Tensor]
+    angles: Callable[[torch.Tensor, torch.Tensor, float, torch.dtype], tuple[torch.Tensor, torch.Tensor]]

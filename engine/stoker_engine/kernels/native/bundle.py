@@ -1,0 +1,66 @@
+"""The CPU's kernels as one bundle; what has none runs as the reference does."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache, partial
+from typing import Final
+
+import torch
+
+from stoker_engine.kernels.bundle import Experts, Kernels, Operation
+from stoker_engine.kernels.moe import experts
+from stoker_engine.kernels.native.activation import GELU, GELU_TANH, SILU, activation
+from stoker_engine.kernels.native.linear import product
+from stoker_engine.kernels.native.rms_norm import rms_norm
+from stoker_engine.kernels.native.rotary import angles, apply_rotary
+from stoker_engine.kernels.reference import REFERENCE
+
+_KINDS: Final = {
+    "gelu": GELU,
+    "gelu_fast": GELU_TANH,
+    "gelu_new": GELU_TANH,
+    "gelu_pytorch_tanh": GELU_TANH,
+    "silu": SILU,
+    "swish": SILU,
+}
+
+
+@cache
+def native_kernels(library: ctypes.CDLL) -> Kernels:
+    """The bundle of one library. Tensors are on the CPU, in bfloat16 or float32; a row's result is the same in every
+    batch, bit for bit."""
+    multiply = partial(product, library)
+
+    def batched_product(weight: torch.Tensor) -> Operation:
+        heads = [multiply(each) for each in weight]
+        return lambda x: torch.stack([head(x[:, index]) for index, head in enumerate(heads)], dim=1)
+
+    def chosen_experts(gate_up: torch.Tensor, down: torch.Tensor, act: str) -> Experts:
+        return experts([multiply(each) for each in gate_up], [multiply(each) for each in down], gated(act))
+
+    def plain(name: str) -> Operation:
+        return _activation(library, name, REFERENCE.activation, gated=False)
+
+    def gated(name: str) -> Operation:
+        return _activation(library, name, REFERENCE.act_and_mul, gated=True)
+
+    return replace(
+        REFERENCE,
+        product=multiply,
+        batched_product=batched_product,
+        experts=chosen_experts,
+        rms_norm=partial(rms_norm, library),
+        activation=plain,
+        act_and_mul=gated,
+        apply_rotary=partial(apply_rotary, library),
+        angles=partial(angles, library),
+    )
+
+
+def _activation(library: ctypes.CDLL, name: str, reference: Callable[[str], Operation], *, gated: bool) -> Operation:
+    if name not in _KINDS:
+        return reference(name)
+    return partial(activation, library, _KINDS[name], gated=gated)

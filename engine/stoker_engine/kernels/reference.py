@@ -1,0 +1,37 @@
+"""torch's operators: run on every device, and define what is right."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import torch
+
+from stoker_engine.kernels.activation import act_and_mul, activation
+from stoker_engine.kernels.batched_linear import batched_linear
+from stoker_engine.kernels.bundle import Experts, Kernels, Operation
+from stoker_engine.kernels.layer_norm import layer_norm
+from stoker_engine.kernels.linear import linear
+from stoker_engine.kernels.moe import experts
+from stoker_engine.kernels.rms_norm import rms_norm
+from stoker_engine.kernels.rotary import angles, apply_rotary
+
+
+def _product(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Operation:
+    return lambda x: linear(x, weight, bias)
+
+
+def _experts(gate_up: torch.Tensor, down: torch.Tensor, act: str) -> Experts:
+    return experts([_product(each) for each in gate_up], [_product(each) for each in down], act_and_mul(act))
+
+
+REFERENCE: Final = Kernels(
+    product=_product,
+    batched_product=lambda weight: lambda x: batched_linear(x, weight),
+    experts=_experts,
+    rms_norm=lambda weight, eps: lambda x: rms_norm(x, weight, eps),
+    layer_norm=lambda weight, bias, eps: lambda x: layer_norm(x, weight, bias, eps),
+    activation=activation,
+    act_and_mul=act_and_mul,
+    apply_rotary=apply_rotary,
+    angles=angles,
+)

@@ -1,0 +1,88 @@
+"""What every layer of a model is built with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from stoker_engine.attention.backend import AttentionBackend
+from stoker_engine.contract.errors import ModelError
+from stoker_engine.kernels.bundle import Kernels
+from stoker_engine.parallel.ranks import Alone, Ranks
+from stoker_engine.quant.method import LinearMethod
+from stoker_engine.quant.slot import Share
+from stoker_engine.quant.unquantized import UNQUANTIZED
+
+
+def _unquantized(slots: Sequence[str]) -> LinearMethod:
+    return UNQUANTIZED
+
+
+@dataclass(frozen=True)
+class Build:
+    """How a model is computed, and which part of it here.
+
+    Attributes:
+        dtype: of weights and activations.
+        backend: attention's.
+        kernels: everything else's.
+        ranks: who shares each layer's work.
+        linear: how the matrix that holds these slots is stored.
+    """
+
+    dtype: torch.dtype
+    backend: AttentionBackend
+    kernels: Kernels
+    ranks: Ranks = field(default_factory=Alone)
+    linear: Callable[[Sequence[str]], LinearMethod] = _unquantized
+
+    def share(self, size: int, multiple: int = 1) -> Share:
+        """This rank's share of what can be divided into any parts: columns of an MLP, rows of a vocabulary. Those of
+        the first ranks are the largest.
+
+        Args:
+            size: of the whole.
+            multiple: shares begin at multiples of it.
+
+        Raises:
+            ModelError: there is nothing left for the last ranks.
+        """
+        rank, ranks = self.ranks.rank, self.ranks.size
+        each = -(-size // (ranks * multiple)) * multiple
+        if (ranks - 1) * each >= size:
+            raise self._indivisible(f"a dimension of {size}, cut at multiples of {multiple}")
+        start = rank * each
+        return Share(start, min(each, size - start), size)
+
+    def heads(self, num_heads: int) -> Share:
+        """This rank's share of the query heads.
+
+        Raises:
+            ModelError: they cannot be divided equally.
+        """
+        each, rest = divmod(num_heads, self.ranks.size)
+        if rest:
+            raise self._indivisible(f"{num_heads} attention heads")
+        return Share(self.ranks.rank * each, each, num_heads)
+
+    def kv_heads(self, num_kv_heads: int) -> Share:
+        """This rank's share of the key and value heads; where they are fewer than the ranks, several ranks hold the
+        same one.
+
+        Raises:
+            ModelError: neither divides the other.
+        """
+        ranks = self.ranks.size
+        if num_kv_heads >= ranks:
+            return self.heads(num_kv_heads)
+        if ranks % num_kv_heads:
+            raise self._indivisible(f"{num_kv_heads} key and value heads")
+        return Share(self.ranks.rank // (ranks // num_kv_heads), 1, num_kv_heads)
+
+    def _indivisible(self, what: str) -> ModelError:
+        return ModelError(
+            f"the model has {what}, which {self.ranks.size} ranks cannot share equally; "
+            "choose another --tensor-parallel-size"
+        )

@@ -1,0 +1,83 @@
+"""From token numbers to vectors, and from vectors to logits. Ranks share the rows of the vocabulary."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from stoker_engine.layers.build import Build
+from stoker_engine.quant.method import Matrix
+from stoker_engine.quant.slot import Share, Slot
+
+
+class Embedding(nn.Module):
+    """A vector for each token.
+
+    Slots: ``name.weight`` [vocabulary, width].
+
+    Attributes:
+        rows: the tokens whose vectors are here.
+    """
+
+    def __init__(self, build: Build, name: str, vocab_size: int, width: int) -> None:
+        super().__init__()
+        self._slot, self._width, self._ranks = f"{name}.weight", width, build.ranks
+        self.rows = build.share(vocab_size)
+        method = build.linear([self._slot])
+        self.matrix: Matrix = method.create(self.rows.size, width, build.dtype, build.kernels)
+
+    def forward(self, token_ids: torch.Tensor) -> torch.Tensor:
+        """[tokens] int64 → [tokens, width]."""
+        if self.rows.is_whole:
+            return self.matrix.lookup(token_ids)
+        ours = token_ids - self.rows.start
+        elsewhere = (ours < 0) | (ours >= self.rows.size)
+        found = self.matrix.lookup(ours.masked_fill(elsewhere, 0))
+        return self._ranks.all_reduce(found.masked_fill(elsewhere.unsqueeze(-1), 0))
+
+    __call__ = forward
+
+    def slots(self) -> dict[str, Slot]:
+        """The places a loader fills, by name."""
+        return {self._slot: self.matrix.slot(0, self.rows, Share.whole(self._width))}
+
+
+class Head(nn.Module):
+    """A logit for each token of the vocabulary.
+
+    Slots: ``name.weight`` [vocabulary, width], unless it is tied, and ``name.bias``.
+
+    Args:
+        tied: the embedding that is the head's matrix as well.
+    """
+
+    def __init__(
+        self, build: Build, name: str, vocab_size: int, width: int, bias: bool, tied: Embedding | None
+    ) -> None:
+        super().__init__()
+        self._name, self._width, self._ranks = name, width, build.ranks
+        self.rows = build.share(vocab_size)
+        self.is_tied = tied is not None
+        if tied is None:
+            method = build.linear([f"{name}.weight"])
+            self.matrix: Matrix = method.create(self.rows.size, width, build.dtype, build.kernels)
+        else:
+            self.matrix = tied.matrix
+        self.bias = nn.Parameter(torch.empty(self.rows.size, dtype=build.dtype), requires_grad=False) if bias else None
+        self._product = self.matrix.product(None if self.bias is None else self.bias.data)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[rows, width] → [rows, vocabulary]."""
+        logits = self._product(x)
+        return logits if self.rows.is_whole else self._ranks.all_gather(logits)
+
+    __call__ = forward
+
+    def slots(self) -> dict[str, Slot]:
+        """The places a loader fills, by name."""
+        slots = {}
+        if not self.is_tied:
+            slots[f"{self._name}.weight"] = self.matrix.slot(0, self.rows, Share.whole(self._width))
+        if self.bias is not None:
+            slots[f"{self._name}.bias"] = Slot.of(self.bias.data, self.rows)
+        return slots

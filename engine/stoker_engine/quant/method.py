@@ -1,0 +1,86 @@
+"""The seam between layers and how their matrices are stored.
+
+A layer says which matrix it needs, in numbers: so many outputs, so large an inner dimension. A *method* makes what it
+is stored in, gives the slots that a loader fills, and computes with it. A new format is a new file here, and a line
+where the loader chooses (`layers.build.Build.linear`): no layer and no family changes.
+
+    rows      the outputs. Merged matrices (q, k, v) lie below each other; a slot is some rows of one.
+    columns   the inner dimension. Formats of blocks can be cut only between blocks: `column_multiple`.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+
+from stoker_engine.kernels.bundle import Experts, Kernels, Operation
+from stoker_engine.quant.slot import Share, Slot
+
+
+class Matrix(Protocol):
+    """This rank's share of one matrix [outputs, inner], or of several of the same shape (heads, experts)."""
+
+    def slot(self, first: int, rows: Share, columns: Share, index: int | None = None) -> Slot:
+        """Where a weight goes.
+
+        Args:
+            first: of this matrix's rows, the one where the weight begins.
+            rows, columns: what is kept of the weight, [rows.full, columns.full] in files.
+            index: which of several matrices.
+        """
+        ...
+
+    def stack_slot(self, stack: Share) -> Slot:
+        """Where a weight [stack.full, outputs, inner] goes that holds several matrices, these `stack` among them.
+
+        Raises:
+            ModelError: the format has no place that would take them all at once.
+        """
+        ...
+
+    def product(self, bias: torch.Tensor | None = None) -> Operation:
+        """[..., inner] → [..., outputs], see `kernels.linear`."""
+        ...
+
+    def products(self) -> list[Operation]:
+        """The product with each of several."""
+        ...
+
+    def batched_product(self) -> Operation:
+        """[tokens, count, inner] → [tokens, count, outputs]: each of several with its own, `kernels.batched_linear`."""
+        ...
+
+    def lookup(self, rows: torch.Tensor) -> torch.Tensor:
+        """Rows by number: [tokens] int64 → [tokens, inner] in the model's dtype."""
+        ...
+
+    def experts(self, down: Matrix, act: str) -> Experts:
+        """The experts whose gates and up projections these are, see `kernels.moe.experts`.
+
+        Args:
+            down: their down projections.
+            act: the gate's activation, by its config.json name.
+        """
+        ...
+
+
+class LinearMethod(Protocol):
+    """A way to store matrices.
+
+    Attributes:
+        column_multiple: columns are cut between ranks only at multiples of it.
+    """
+
+    column_multiple: int
+
+    def create(
+        self, outputs: int, inner: int, dtype: torch.dtype, kernels: Kernels, count: int | None = None
+    ) -> Matrix:
+        """What a matrix [outputs, inner] is stored in, on torch's default device; nothing is in it yet.
+
+        Args:
+            dtype: of activations.
+            count: so many of them, [count, outputs, inner]; None: one.
+        """
+        ...

@@ -1,0 +1,73 @@
+"""Matrices stored as numbers of the model's dtype."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import torch
+from torch import nn
+
+from stoker_engine.kernels.bundle import Experts, Kernels, Operation
+from stoker_engine.kernels.moe import experts
+from stoker_engine.quant.method import Matrix
+from stoker_engine.quant.slot import Share, Slot
+
+
+class UnquantizedMatrix(nn.Module):
+    """See `Matrix`.
+
+    Attributes:
+        weight: [outputs, inner], or [count, outputs, inner].
+    """
+
+    def __init__(self, weight: torch.Tensor, kernels: Kernels) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(weight, requires_grad=False)
+        self.kernels = kernels
+
+    def slot(self, first: int, rows: Share, columns: Share, index: int | None = None) -> Slot:
+        """See `Matrix`."""
+        matrix = self.weight.data if index is None else self.weight.data[index]
+        return Slot.of(matrix[first : first + rows.size], rows, columns)
+
+    def stack_slot(self, stack: Share) -> Slot:
+        """See `Matrix`."""
+        return Slot.of(self.weight.data, stack, *map(Share.whole, self.weight.shape[1:]))
+
+    def product(self, bias: torch.Tensor | None = None) -> Operation:
+        """See `Matrix`."""
+        return self.kernels.product(self.weight.data, bias)
+
+    def products(self) -> list[Operation]:
+        """See `Matrix`."""
+        return [self.kernels.product(each) for each in self.weight.data]
+
+    def batched_product(self) -> Operation:
+        """See `Matrix`."""
+        return self.kernels.batched_product(self.weight.data)
+
+    def lookup(self, rows: torch.Tensor) -> torch.Tensor:
+        """See `Matrix`."""
+        return nn.functional.embedding(rows, self.weight)
+
+    def experts(self, down: Matrix, act: str) -> Experts:
+        """See `Matrix`."""
+        if isinstance(down, UnquantizedMatrix):
+            return self.kernels.experts(self.weight.data, down.weight.data, act)
+        return experts(self.products(), down.products(), self.kernels.act_and_mul(act))
+
+
+class Unquantized:
+    """See `LinearMethod`."""
+
+    column_multiple = 1
+
+    def create(
+        self, outputs: int, inner: int, dtype: torch.dtype, kernels: Kernels, count: int | None = None
+    ) -> UnquantizedMatrix:
+        """See `LinearMethod`."""
+        shape = (outputs, inner) if count is None else (count, outputs, inner)
+        return UnquantizedMatrix(torch.empty(shape, dtype=dtype), kernels)
+
+
+UNQUANTIZED: Final = Unquantized()
