@@ -2,77 +2,32 @@
 
 from __future__ import annotations
 
+import math
+import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, BinaryIO, Final
 
 import numpy as np
 import torch
-from gguf import GGML_QUANT_SIZES, GGUFEndian, GGUFReader, GGUFValueType
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 from gguf.quants import dequantize
 
 from stoker_engine.architectures.model_config import ModelConfig
 from stoker_engine.contract.errors import ModelError, WeightsError
 from stoker_engine.models.gguf_families import GGUFFamily, config_of, family_of
+from stoker_engine.models.gguf_header import GGUFHeader
 from stoker_engine.models.gguf_names import spelling
 from stoker_engine.models.weight_names import WeightNames
 from stoker_engine.models.weights import fill
 from stoker_engine.quant.slot import Slot
 
-#: Arrays longer than this are the tokenizer's; nothing we read has as many items.
-_LONGEST_ARRAY: Final = 4096
-
 #: Numbers dequantized at a time; a multiple of every quantization's block.
 _PIECE: Final = 1 << 18
-
-
-class _Reader(GGUFReader):
-    """A GGUFReader that passes over long arrays: indexing a vocabulary of 262,144 tokens takes it several seconds, and
-    `tokens.gguf_tokenizer` reads the vocabulary by itself.
-
-    Nothing is read beyond the file's end, where the library reads nothing, as often as a damaged count says.
-    """
-
-    def _get(
-        self, offset: int, dtype: Any, count: int = 1, override_order: Literal["I", "S", "<"] | None = None
-    ) -> Any:
-        if int(offset) + int(count) * np.dtype(dtype).itemsize > len(self.data):
-            raise ValueError("it ends too early")
-        return super()._get(offset, dtype, count, override_order)
-
-    def _get_field_parts(self, orig_offs: int, raw_type: int) -> tuple[int, list[Any], list[int], list[GGUFValueType]]:
-        if raw_type != GGUFValueType.ARRAY or (count := int(self._get(orig_offs + 4, np.uint64)[0])) <= _LONGEST_ARRAY:
-            return super()._get_field_parts(orig_offs, raw_type)
-        item = GGUFValueType(int(self._get(orig_offs, np.uint32)[0]))
-        end = orig_offs + 12  # past the item's type and the count
-        if item in self.gguf_scalar_to_np:
-            end += count * np.dtype(self.gguf_scalar_to_np[item]).itemsize
-        elif item is GGUFValueType.STRING:
-            order: Literal["little", "big"] = "little" if self.endianess is GGUFEndian.LITTLE else "big"
-            mapped: Any = self.data
-            data = memoryview(mapped)
-            for _ in range(count):
-                end += 8 + int.from_bytes(data[end : end + 8], order)
-                if end > len(data):
-                    raise ValueError("it ends too early")
-        else:
-            return super()._get_field_parts(orig_offs, raw_type)
-        return end - orig_offs, [], [], [GGUFValueType.ARRAY, item]
-
-
-def _read(path: Path) -> _Reader:
-    try:
-        reader = _Reader(path)
-    except RecursionError:
-        raise ModelError(f"{path} is not a readable GGUF file: its arrays are nested too deeply") from None
-    except Exception as error:
-        raise ModelError(f"{path} is not a readable GGUF file: {error}") from error
-    if reader.endianess is not GGUFEndian.LITTLE:
-        raise ModelError(f"{path} is big-endian, which is not read; convert it with gguf-convert-endian")
-    return reader
 
 
 @contextmanager
@@ -88,6 +43,53 @@ def _sensible(path: Path) -> Iterator[None]:
         raise ModelError(f"{path} has metadata that do not fit together: {type(error).__name__}: {error}") from error
 
 
+@dataclass(frozen=True)
+class _Stored:
+    """A tensor in one of the files."""
+
+    file: BinaryIO
+    shape: torch.Size
+    kind: GGMLQuantizationType
+    start: int
+
+    def read(self, start: int, stop: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
+        """Bytes `start` … `stop` of the tensor's."""
+        data = np.empty(stop - start, dtype=np.uint8)
+        done = 0
+        while done < len(data):
+            count = os.preadv(self.file.fileno(), [data.data[done:]], self.start + start + done)
+            if not count:
+                raise OSError("it has become shorter")
+            done += count
+        return data
+
+
+def _stored(path: Path, header: GGUFHeader) -> dict[str, _Stored]:
+    """The tensors of one file, whose data are known to lie in it.
+
+    Raises:
+        ModelError: they do not, or are of an unknown type.
+    """
+    file = path.open("rb")
+    size, stored = path.stat().st_size, dict[str, _Stored]()
+    for name, tensor in header.tensors.items():
+        if tensor.kind not in GGML_QUANT_SIZES:
+            raise ModelError(
+                f"{path}: {name[:100]} is of type {tensor.kind}, which is unknown; try a newer gguf library"
+            )
+        kind = GGMLQuantizationType(tensor.kind)
+        block, block_bytes = GGML_QUANT_SIZES[kind]
+        numbers = math.prod(tensor.shape)
+        if tensor.shape and tensor.shape[-1] % block:
+            raise ModelError(
+                f"{path}: {name[:100]} has rows of {tensor.shape[-1]} numbers, {kind.name} blocks of {block}"
+            )
+        if tensor.start + numbers // block * block_bytes > size:
+            raise ModelError(f"{path} is not a readable GGUF file: it ends too early")
+        stored[name] = _Stored(file, torch.Size(tensor.shape), kind, tensor.start)
+    return stored
+
+
 class GGUFFile:
     """One GGUF file: a config, its `Metadata` and a `WeightSource`. Of a split file, the first part stands for all.
 
@@ -97,12 +99,12 @@ class GGUFFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._reader = _read(path)
-        self._tensors = {tensor.name: tensor for tensor in self._reader.tensors}
+        self._header = GGUFHeader(path)
+        self._tensors = _stored(path, self._header)
         with _sensible(path):
             others = self._other_parts()
         for other in others:
-            self._tensors |= {tensor.name: tensor for tensor in _read(other).tensors}
+            self._tensors |= _stored(other, GGUFHeader(other))
 
     def config(self) -> ModelConfig:
         """The model's shape.
@@ -122,7 +124,7 @@ class GGUFFile:
             {
                 **config_of(family, self),
                 "architectures": [family.architecture],
-                "vocab_size": int(self._tensors["token_embd.weight"].shape[1]),
+                "vocab_size": int(self._tensors["token_embd.weight"].shape[0]),
                 "tie_word_embeddings": not self.has("output.weight"),
                 "eos_token_id": [stop for stop in stops if stop is not None] or None,
                 "dtype": "float32",
@@ -136,9 +138,7 @@ class GGUFFile:
 
     def field(self, key: str) -> Any:
         """The metadata's value under `key`; None: there is none."""
-        field = self._reader.get_field(key)
-        with _sensible(self.path):
-            return None if field is None else field.contents()
+        return self._header.get(key)
 
     def get(self, key: str, default: Any = None) -> Any:
         """See `Metadata`."""
@@ -159,7 +159,7 @@ class GGUFFile:
         Raises:
             WeightsError: a quantization that the library cannot undo.
         """
-        out = torch.empty(self._shape(name))
+        out = torch.empty(self._tensors[name].shape)
         self.read_into(name, Slot.whole(out))
         return out
 
@@ -173,35 +173,31 @@ class GGUFFile:
         Raises:
             WeightsError: another shape, or a quantization that the library cannot undo.
         """
-        target = slot.tensor
-        if target.shape != self._shape(name) or not target.is_contiguous():
+        tensor, target = self._tensors[name], slot.tensor
+        if target.shape != tensor.shape or not target.is_contiguous():
             fill(name, self.read(name), slot)
             return
-        tensor = self._tensors[name]
-        kind, numbers = tensor.tensor_type, target.view(-1)
-        data = np.asarray(tensor.data).reshape(-1).view(np.uint8)
-        block, block_bytes = GGML_QUANT_SIZES[kind]
+        numbers = target.view(-1)
+        block, block_bytes = GGML_QUANT_SIZES[tensor.kind]
 
         def dequantized(start: int) -> None:
             stop = min(start + _PIECE, len(numbers))
-            packed = data[start // block * block_bytes : stop // block * block_bytes]
-            # A copy where the values come straight from the read-only file mapping.
-            piece = np.require(dequantize(packed[None], kind)[0], requirements="W")
+            packed = tensor.read(start // block * block_bytes, stop // block * block_bytes)
+            piece = dequantize(packed[None], tensor.kind)[0]
             with torch.inference_mode():  # weights are made in it, and each thread enters it for itself
                 numbers[start:stop] = torch.from_numpy(piece)
 
         try:
             list(self._threads.map(dequantized, range(0, len(numbers), _PIECE)))
         except NotImplementedError as error:
-            raise WeightsError(f"{name}: GGUF type {kind.name} cannot be dequantized") from error
+            raise WeightsError(f"{name}: GGUF type {tensor.kind.name} cannot be dequantized") from error
+        except OSError as error:
+            raise WeightsError(f"{name}: cannot read {tensor.file.name}: {error}") from error
 
     @cached_property
     def _threads(self) -> ThreadPoolExecutor:
         # Made with the first tensor: until then torch's threads may be more than this container has processors.
         return ThreadPoolExecutor(torch.get_num_threads())
-
-    def _shape(self, name: str) -> torch.Size:
-        return torch.Size(int(size) for size in reversed(self._tensors[name].shape))
 
     def _other_parts(self) -> list[Path]:
         count, number = self.field("split.count") or 1, self.field("split.no") or 0

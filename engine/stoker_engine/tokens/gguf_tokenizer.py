@@ -15,13 +15,12 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
 
 from stoker_engine.contract.errors import ModelError
-from stoker_engine.tokens.gguf_metadata import read_metadata
+from stoker_engine.models.gguf_header import GGUFHeader
 from stoker_engine.tokens.piece_decoders import BYTE_LEVEL_ALPHABET
 
 _CONTROL, _USER_DEFINED = 3, 4
@@ -73,7 +72,7 @@ def convert_gguf(path: Path, folder: Path) -> tokenizers.Tokenizer:
 
 
 def _convert(path: Path, folder: Path) -> tokenizers.Tokenizer:
-    data = read_metadata(path, lambda key: key.startswith("tokenizer.") or key == "general.architecture")
+    data = GGUFHeader(path)
     tokens = data.get("tokenizer.ggml.tokens")
     if not tokens:
         raise ModelError(f"{path} holds no tokenizer; give one with --tokenizer")
@@ -90,7 +89,7 @@ def _convert(path: Path, folder: Path) -> tokenizers.Tokenizer:
     return backend
 
 
-def _special_tokens(data: Mapping[str, Any], tokens: Sequence[str]) -> dict[str, str]:
+def _special_tokens(data: GGUFHeader, tokens: Sequence[str]) -> dict[str, str]:
     ids = {
         "bos_token": data.get("tokenizer.ggml.bos_token_id"),
         "eos_token": data.get("tokenizer.ggml.eos_token_id"),
@@ -100,9 +99,7 @@ def _special_tokens(data: Mapping[str, Any], tokens: Sequence[str]) -> dict[str,
     return {name: tokens[token_id] for name, token_id in ids.items() if token_id is not None and token_id < len(tokens)}
 
 
-def _backend(
-    path: Path, data: Mapping[str, Any], tokens: Sequence[str], special: Mapping[str, str]
-) -> tokenizers.Tokenizer:
+def _backend(path: Path, data: GGUFHeader, tokens: Sequence[str], special: Mapping[str, str]) -> tokenizers.Tokenizer:
     kind, architecture = data.get("tokenizer.ggml.model"), data.get("general.architecture", "")
     if kind == "gpt2":
         return _byte_level(path, data, tokens)
@@ -113,7 +110,7 @@ def _backend(
     raise ModelError(f"{path} has a tokenizer of type {kind!r}, which is not read from GGUF; give one with --tokenizer")
 
 
-def _byte_level(path: Path, data: Mapping[str, Any], tokens: Sequence[str]) -> tokenizers.Tokenizer:
+def _byte_level(path: Path, data: GGUFHeader, tokens: Sequence[str]) -> tokenizers.Tokenizer:
     name = data.get("tokenizer.ggml.pre", "gpt-2")
     if name not in _SPLITS:
         raise ModelError(
@@ -149,13 +146,13 @@ def _gemma(tokens: Sequence[str], special: Mapping[str, str]) -> tokenizers.Toke
 
 
 def _llama(
-    data: Mapping[str, Any], tokens: Sequence[str], special: Mapping[str, str], prefix_by_normalizer: bool
+    data: GGUFHeader, tokens: Sequence[str], special: Mapping[str, str], prefix_by_normalizer: bool
 ) -> tokenizers.Tokenizer:
     vocab = {token: token_id for token_id, token in enumerate(tokens)}
     if given := data.get("tokenizer.ggml.merges"):
         merges = _pairs(given)
     else:
-        merges = _merges(vocab, dict(zip(tokens, data["tokenizer.ggml.scores"], strict=True)))
+        merges = _merges(vocab, dict(zip(tokens, data.get("tokenizer.ggml.scores", ()), strict=True)))
     backend = _sentencepiece(vocab, merges, special.get("unk_token"))
     prefixed = bool(data.get("tokenizer.ggml.add_space_prefix", True))
     if prefix_by_normalizer:
@@ -193,7 +190,7 @@ def _merges(vocab: Mapping[str, int], scores: Mapping[str, float]) -> list[tuple
 
 
 def _add_tokens(
-    backend: tokenizers.Tokenizer, data: Mapping[str, Any], tokens: Sequence[str], special: Mapping[str, str]
+    backend: tokenizers.Tokenizer, data: GGUFHeader, tokens: Sequence[str], special: Mapping[str, str]
 ) -> None:
     """Tokens that are found as a whole in a text: control tokens, which are special, and user-defined ones."""
     vocab = backend.get_vocab(with_added_tokens=False)
@@ -213,7 +210,7 @@ def _add_tokens(
     )
 
 
-def _surround(backend: tokenizers.Tokenizer, data: Mapping[str, Any], special: Mapping[str, str]) -> None:
+def _surround(backend: tokenizers.Tokenizer, data: GGUFHeader, special: Mapping[str, str]) -> None:
     """Special tokens before and after a prompt."""
     default = data.get("tokenizer.ggml.model") == "llama"
     before = special.get("bos_token") if data.get("tokenizer.ggml.add_bos_token", default) else None
