@@ -11,7 +11,8 @@ from stoker_engine.architectures.model_config import ModelConfig
 from stoker_engine.layers.build import Build
 from stoker_engine.models.decoder import Decoder
 from stoker_engine.models.weight_names import WeightNames
-from stoker_engine.models.weights import WeightSource, load_weights
+from stoker_engine.models.weight_source import Part, WeightSource
+from stoker_engine.models.weights import load_weights
 from stoker_engine.quant.slot import Slot
 
 
@@ -49,10 +50,14 @@ class _Watched:
         """See `WeightSource`."""
         return self.source.names()
 
-    def read(self, name: str) -> torch.Tensor:
+    def shape(self, name: str) -> torch.Size:
+        """See `WeightSource`."""
+        return self.source.shape(name)
+
+    def read(self, name: str, part: Part | None = None) -> torch.Tensor:
         """See `WeightSource`."""
         self.on_progress()
-        return self.source.read(name)
+        return self.source.read(name, part)
 
     def read_into(self, name: str, slot: Slot) -> None:
         """See `WeightSource`."""

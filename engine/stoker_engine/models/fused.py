@@ -8,9 +8,14 @@ import torch
 
 from stoker_engine.architectures.model_config import ModelConfig
 from stoker_engine.contract.errors import WeightsError
+from stoker_engine.models.weight_names import MovesRows, Transposed
 from stoker_engine.quant.slot import Slot
 
+#: Inputs in rows instead of outputs (GPT-2's Conv1D).
+transposed = Transposed(0, 1)
 
+
+@MovesRows
 def rows(tensor: torch.Tensor, slots: Sequence[Slot], config: ModelConfig) -> Sequence[torch.Tensor]:
     """One after the other: all queries, all keys, all values; or the gate, then the up projection."""
     sizes = [slot.full_shape[0] for slot in slots]
@@ -19,6 +24,7 @@ def rows(tensor: torch.Tensor, slots: Sequence[Slot], config: ModelConfig) -> Se
     return list(torch.split(tensor, sizes))
 
 
+@MovesRows
 def by_kv_head(tensor: torch.Tensor, slots: Sequence[Slot], config: ModelConfig) -> Sequence[torch.Tensor]:
     """One key and value head after the other, each behind the queries that share it (BLOOM, GPT-NeoX, InternLM 2).
 
@@ -35,16 +41,12 @@ def by_kv_head(tensor: torch.Tensor, slots: Sequence[Slot], config: ModelConfig)
     return [part.flatten(0, 2) for part in (grouped[:, :group], grouped[:, group : group + 1], grouped[:, group + 1 :])]
 
 
-def transposed(tensor: torch.Tensor, config: ModelConfig) -> torch.Tensor:
-    """Inputs in rows instead of outputs (GPT-2's Conv1D)."""
-    return tensor.T
-
-
 def plus_one(tensor: torch.Tensor, config: ModelConfig) -> torch.Tensor:
     """Less by one, as Gemma's norm weights are stored; float32."""
     return tensor.float() + 1.0
 
 
+@MovesRows
 def heads(tensor: torch.Tensor, slots: Sequence[Slot], config: ModelConfig) -> Sequence[torch.Tensor]:
     """One row a head."""
     if len(tensor) != len(slots):

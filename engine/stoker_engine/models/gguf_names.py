@@ -16,7 +16,7 @@ from stoker_engine.architectures.model_config import ModelConfig
 from stoker_engine.models.fused import heads, rows
 from stoker_engine.models.llama import GATE_UP, QKV
 from stoker_engine.models.mixture import each_expert, latent_key_value, stacked
-from stoker_engine.models.weight_names import Change, Fused, WeightNames
+from stoker_engine.models.weight_names import Change, Fused, Make, MovesRows, Transposed, WeightNames
 
 NAMES: Final = {
     "embed": "token_embd",
@@ -81,9 +81,10 @@ FUSED_HEAD_NORMS: Final = {
 IGNORED: Final = (r"^rope_freqs\.weight$", r"^rope_factors_(long|short)\.weight$")
 
 
-def _turned_back(count: Callable[[ModelConfig], int]) -> Callable[[torch.Tensor, ModelConfig], torch.Tensor]:
+def _turned_back(count: Callable[[ModelConfig], int]) -> Make:
     """Rows of each head in pairs (0, 1), (2, 3) … → (0, d/2), (1, d/2 + 1) …"""
 
+    @MovesRows
     def change(tensor: torch.Tensor, config: ModelConfig) -> torch.Tensor:
         return tensor.unflatten(0, (count(config), -1, 2)).transpose(1, 2).flatten(0, 2)  # type: ignore[no-any-return]
 
@@ -97,7 +98,7 @@ TURNED: Final = (
 )
 
 #: Keys of latent attention are stored so that they multiply queries.
-_LATENT_KEYS: Final = Change(r"\.attn_k_b\.weight$", lambda tensor, config: tensor.transpose(1, 2))
+_LATENT_KEYS: Final = Change(r"\.attn_k_b\.weight$", Transposed(1, 2))
 
 #: A gate over the shared experts is stored as a vector.
 _SHARED_GATE: Final = Change(r"\.ffn_gate_inp_shexp\.weight$", lambda tensor, config: tensor.view(1, -1))

@@ -14,7 +14,7 @@ from stoker_engine.architectures.model_config import ModelConfig
 from stoker_engine.contract.errors import WeightsError
 from stoker_engine.models.fused import rows
 from stoker_engine.models.llama import IGNORED, LLAMA_NAMES, QK_NORMS, QKV
-from stoker_engine.models.weight_names import Fused, WeightNames
+from stoker_engine.models.weight_names import Fused, MovesRows, WeightNames
 from stoker_engine.quant.slot import Slot
 
 Slots = Sequence[Slot]
@@ -31,6 +31,7 @@ def each_expert(*parts: str) -> Callable[[ModelConfig], Sequence[str]]:
     return slots
 
 
+@MovesRows
 def stacked(tensor: torch.Tensor, slots: Slots, config: ModelConfig) -> Parts:
     """[experts, …]: all experts' matrices; where an expert has several, one below the other."""
     per_expert = len(slots) // len(tensor) if len(tensor) else 0
@@ -39,6 +40,7 @@ def stacked(tensor: torch.Tensor, slots: Slots, config: ModelConfig) -> Parts:
     return [part for expert in tensor for part in expert.chunk(per_expert)]
 
 
+@MovesRows
 def latent_key_value(tensor: torch.Tensor, slots: Slots, config: ModelConfig) -> Parts:
     """[heads × (key and value), latent]: what makes each head's key, and below it what makes its value."""
     heads, sizes = slots[0].full_shape[0], [slot.full_shape[1] for slot in slots]
@@ -47,6 +49,7 @@ def latent_key_value(tensor: torch.Tensor, slots: Slots, config: ModelConfig) ->
     return tensor.unflatten(0, (heads, -1)).split(sizes, dim=1)  # type: ignore[no-any-return]
 
 
+@MovesRows
 def _below(tensor: torch.Tensor, slots: Slots, config: ModelConfig) -> Parts:
     """[experts × size, hidden]: experts below each other (DBRX)."""
     return tensor.chunk(len(slots))

@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Generic, ParamSpec, TypeVar
 
 import torch
 
@@ -18,6 +19,33 @@ from stoker_engine.architectures.model_config import ModelConfig
 from stoker_engine.quant.slot import Slot
 
 Split = Callable[[torch.Tensor, Sequence[Slot], ModelConfig], Sequence[torch.Tensor]]
+Make = Callable[[torch.Tensor, ModelConfig], torch.Tensor]
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class MovesRows(Generic[P, R]):
+    """A `Split` or a `Make` that leaves each row (the numbers along the last dimension) as it is, and only moves rows
+    about. So it works on rows of anything: also on their numbers, from which a rank learns which ones it must read.
+    """
+
+    def __init__(self, function: Callable[P, R]) -> None:
+        self._function = function
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        return self._function(*args, **kwargs)
+
+
+@dataclass(frozen=True)
+class Transposed:
+    """A `Make` that swaps two dimensions."""
+
+    first: int
+    second: int
+
+    def __call__(self, tensor: torch.Tensor, config: ModelConfig) -> torch.Tensor:
+        return tensor.transpose(self.first, self.second)
 
 
 @dataclass(frozen=True)
@@ -43,7 +71,7 @@ class Change:
     """
 
     pattern: str
-    make: Callable[[torch.Tensor, ModelConfig], torch.Tensor]
+    make: Make
 
 
 @dataclass(frozen=True)
@@ -101,16 +129,9 @@ class WeightNames:
         past_the_last = layer is not None and int(layer[1]) >= config.num_hidden_layers
         return past_the_last or any(re.search(pattern, name) for pattern in self.ignored)
 
-    def is_changed(self, name: str) -> bool:
-        """Whether the tensor with that canonical `name` is held in another form than ours."""
-        return any(re.search(change.pattern, name) for change in self.changes)
-
-    def changed(self, name: str, tensor: torch.Tensor, config: ModelConfig) -> torch.Tensor:
-        """The tensor with that canonical `name` in our form."""
-        for change in self.changes:
-            if re.search(change.pattern, name):
-                tensor = change.make(tensor, config)
-        return tensor
+    def makes(self, name: str) -> list[Make]:
+        """What makes our form of the tensor with that canonical `name`, one after the other; nothing: it is ours."""
+        return [change.make for change in self.changes if re.search(change.pattern, name)]
 
     def _places(self, stem: str, suffix: str, config: ModelConfig) -> list[Place]:
         numbers = re.findall(_NUMBER, stem)

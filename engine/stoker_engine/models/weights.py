@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import reprlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -18,30 +19,12 @@ from stoker_engine.architectures.config_fields import Fields
 from stoker_engine.architectures.model_config import ModelConfig
 from stoker_engine.contract.errors import WeightsError
 from stoker_engine.contract.json_file import read_json_object
-from stoker_engine.models.weight_names import Place, WeightNames
+from stoker_engine.models.row_slices import read_rows
+from stoker_engine.models.weight_names import Make, MovesRows, Place, Split, Transposed, WeightNames
+from stoker_engine.models.weight_source import Part, WeightSource, check_shape
 from stoker_engine.quant.slot import Slot
 
 logger = logging.getLogger(__name__)
-
-
-class WeightSource(Protocol):
-    """Tensors by name, one at a time, so that a model larger than memory to spare still loads."""
-
-    def names(self) -> list[str]:
-        """All tensor names in the files."""
-        ...
-
-    def read(self, name: str) -> torch.Tensor:
-        """One tensor, on the CPU."""
-        ...
-
-    def read_into(self, name: str, slot: Slot) -> None:
-        """Fills `slot` with its part of one tensor, converted to its dtype.
-
-        Raises:
-            WeightsError: the whole tensor has another shape.
-        """
-        ...
 
 
 class SafetensorsFolder:
@@ -79,13 +62,18 @@ class SafetensorsFolder:
         """See `WeightSource`."""
         return list(self._file_of)
 
-    def read(self, name: str) -> torch.Tensor:
-        """See `WeightSource`.
+    def shape(self, name: str) -> torch.Size:
+        """See `WeightSource`."""
+        return torch.Size(self._file_of[name].get_slice(name).get_shape())
+
+    def read(self, name: str, part: Part | None = None) -> torch.Tensor:
+        """See `WeightSource`; a view of the file, which is read where the view is.
 
         Raises:
             WeightsError: the tensor does not hold floating-point numbers.
         """
-        tensor: torch.Tensor = self._file_of[name].get_tensor(name)
+        file = self._file_of[name]
+        tensor: torch.Tensor = file.get_tensor(name) if part is None else file.get_slice(name)[part]
         if not tensor.is_floating_point():
             raise not_floating(name, str(tensor.dtype).removeprefix("torch."))
         return tensor
@@ -97,7 +85,8 @@ class SafetensorsFolder:
 
     def read_into(self, name: str, slot: Slot) -> None:
         """See `WeightSource`."""
-        fill(name, self.read(name), slot)
+        check_shape(name, self.shape(name), slot)
+        slot.tensor.copy_(self.read(name, slot.shard))
 
 
 class Loadable(Protocol):
@@ -141,17 +130,7 @@ def load_weights(model: Loadable, source: WeightSource, spelling: WeightNames) -
         logger.info("not needed and left out: %d tensors (%s)", len(ignored), _some(ignored))
     for name, place in tqdm(plan.items(), desc="Loading weights", unit="tensor", disable=None):
         targets = [slots[slot] for slot in place.slots]
-        canonical = spelling.canonical(name)
-        if place.split is None and not spelling.is_changed(canonical):
-            source.read_into(name, targets[0])
-        else:
-            tensor = spelling.changed(canonical, source.read(name), config)
-            try:
-                parts = [tensor] if place.split is None else place.split(tensor, targets, config)
-            except WeightsError as error:
-                raise WeightsError(f"{name}: {error}") from None
-            for target, part in zip(targets, parts, strict=True):
-                fill(name, part, target)
+        _fill(source, name, spelling.makes(spelling.canonical(name)), place.split, targets, config)
         for target in targets:
             check_finite(name, target.tensor)
 
@@ -180,15 +159,37 @@ def not_floating(name: str, dtype: str) -> WeightsError:
     )
 
 
-def fill(name: str, tensor: torch.Tensor, slot: Slot) -> None:
-    """Copies a slot's part of `tensor`, which is whole and called `name` in the files.
+def _fill(
+    source: WeightSource, name: str, makes: list[Make], split: Split | None, slots: list[Slot], config: ModelConfig
+) -> None:
+    """Fills `slots` with the tensor called `name` in the files, once `makes` and then `split` have been applied to it.
 
     Raises:
-        WeightsError: its shape is another.
+        WeightsError: its shape does not fit.
     """
-    if slot.full_shape != tensor.shape:
-        raise WeightsError(f"{name} has shape {tuple(tensor.shape)}, the model needs {tuple(slot.full_shape)}")
-    slot.tensor.copy_(slot.part_of(tensor))
+
+    def parts_of(tensor: torch.Tensor) -> Sequence[torch.Tensor]:
+        try:
+            for make in makes:
+                tensor = make(tensor, config)
+            return [tensor] if split is None else split(tensor, slots, config)
+        except WeightsError as error:
+            raise WeightsError(f"{name}: {error}") from None
+        except (IndexError, RuntimeError) as error:
+            raise WeightsError(f"{name} has shape {tuple(source.shape(name))}, which cannot be: {error}") from error
+
+    if split is None and all(isinstance(make, Transposed) for make in makes):
+        (slot,) = slots
+        for make in reversed(makes):
+            assert isinstance(make, Transposed)
+            slot = slot.transpose(make.first, make.second)
+        source.read_into(name, slot)
+    elif any(slot.shard for slot in slots) and all(isinstance(each, MovesRows) for each in (*makes, split) if each):
+        read_rows(source, name, parts_of, slots)
+    else:
+        for slot, part in zip(slots, parts_of(source.read(name)), strict=True):
+            check_shape(name, part.shape, slot)
+            slot.tensor.copy_(slot.part_of(part))
 
 
 def _is_tied_head(name: str, spelling: WeightNames, config: ModelConfig) -> bool:

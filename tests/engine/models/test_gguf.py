@@ -50,7 +50,7 @@ def test_big_endian_files_are_refused(tmp_path: Path) -> None:
 def test_tensors_are_dequantized_piece_by_piece(
     tmp_path: Path, kind: GGMLQuantizationType, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("stoker_engine.models.gguf._PIECE", 256)
+    monkeypatch.setattr("stoker_engine.models.gguf_tensor._PIECE", 256)
     values = np.random.default_rng(0).standard_normal((3, 50, 64), dtype=np.float32)
     packed = quantize(values, kind)
     writer = GGUFWriter(tmp_path / "model.gguf", "llama")

@@ -1,0 +1,231 @@
+"""Ranks read the parts of weights that they hold, and nothing else.
+
+Each slot of a model is cut along a dimension that is drawn, at places that are drawn, and each part is loaded by
+itself.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import random
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFWriter
+from gguf.quants import dequantize, quantize
+
+from stoker_engine.architectures.model_config import ModelConfig
+from stoker_engine.attention.sdpa import SdpaBackend
+from stoker_engine.contract.errors import WeightsError
+from stoker_engine.models import gguf_tensor
+from stoker_engine.models.decoder import Decoder
+from stoker_engine.models.gguf import GGUFFile
+from stoker_engine.models.registry import FAMILIES
+from stoker_engine.models.weights import SafetensorsFolder, load_weights
+from stoker_engine.quant.slot import Slot
+
+
+def _beside(name: str) -> ModuleType:
+    """A module in this folder, which is no package."""
+    spec = importlib.util.spec_from_file_location(name, Path(__file__).parent / f"{name}.py")
+    assert spec is not None and spec.loader is not None
+    module = sys.modules.setdefault(name, importlib.util.module_from_spec(spec))
+    spec.loader.exec_module(module)
+    return module
+
+
+llama_cpp, gguf_models = _beside("llama_cpp"), _beside("gguf_models")
+
+
+@dataclass
+class _Slots:
+    """A model of slots alone."""
+
+    config: ModelConfig
+    named: dict[str, Slot]
+
+    def slots(self) -> dict[str, Slot]:
+        return self.named
+
+
+@dataclass
+class _Counted:
+    """A safetensors file that counts the bytes of what is taken from it."""
+
+    file: Any
+    read: list[int] = field(default_factory=list)
+
+    def get_tensor(self, name: str) -> torch.Tensor:
+        return self._count(self.file.get_tensor(name))
+
+    def get_slice(self, name: str) -> Any:
+        theirs = self.file.get_slice(name)
+        counted = self
+
+        class Slice:
+            get_shape = theirs.get_shape
+
+            def __getitem__(self, part: Any) -> torch.Tensor:
+                return counted._count(theirs[part])
+
+        return Slice()
+
+    def _count(self, tensor: torch.Tensor) -> torch.Tensor:
+        self.read.append(tensor.nbytes)
+        return tensor
+
+
+def _cuts(size: int, ranks: int, rng: random.Random) -> list[int]:
+    return [0, *sorted(rng.randrange(size + 1) for _ in range(ranks - 1)), size]
+
+
+def _parts(whole: dict[str, Slot], ranks: int, rng: random.Random) -> list[dict[str, Slot]]:
+    """Each rank's slots. Not all are cut, and no gate over the shared experts, which is a vector in GGUF."""
+    shares: list[dict[str, Slot]] = [{} for _ in range(ranks)]
+    for name, slot in whole.items():
+        shape = slot.full_shape
+        dim = None if "shared_gate" in name else rng.choice([None, 0, len(shape) - 1])
+        for share, start, stop in zip(shares, (cuts := _cuts(shape[dim or 0], ranks, rng)), cuts[1:], strict=False):
+            if dim is None:
+                share[name] = Slot.whole(torch.empty(shape))
+            else:
+                own = [*shape[:dim], stop - start, *shape[dim + 1 :]]
+                share[name] = Slot.cut(torch.empty(own), dim, start, shape[dim])
+    return shares
+
+
+def _assert_same_parts(whole: dict[str, Slot], shares: list[dict[str, Slot]]) -> None:
+    for name, slot in whole.items():
+        for share in shares:
+            assert torch.equal(share[name].tensor, share[name].part_of(slot.tensor)), name
+
+
+def _loaded(config: ModelConfig, load: Callable[[Any], None]) -> dict[str, Slot]:
+    with torch.inference_mode():
+        model = Decoder(config, SdpaBackend(), torch.float32, max_model_len=128)
+        load(model)
+        return {name: Slot.whole(slot.tensor.contiguous()) for name, slot in model.slots().items()}
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize(
+    "name", ["bloom", "cohere plus", "deepseek_v3", "falcon 40b", "gpt_neox", "llama", "mixtral", "phi3", "qwen2_moe"]
+)
+def test_safetensors(name: str, ranks: int, tmp_path: Path) -> None:
+    gguf_models.tiny(*gguf_models.MODELS[name]).save_pretrained(tmp_path)
+    config = ModelConfig.from_folder(tmp_path)
+    names = FAMILIES[config.architecture]
+    whole = _loaded(config, lambda model: load_weights(model, SafetensorsFolder(tmp_path), names))
+    shares = _parts(whole, ranks, random.Random(f"{name} {ranks}"))
+    for share in shares:
+        source = SafetensorsFolder(tmp_path)
+        counted = _Counted(source._files[0])
+        source._file_of = dict.fromkeys(source._file_of, counted)
+        load_weights(_Slots(config, share), source, names)
+        assert sum(counted.read) == sum(slot.tensor.nbytes for slot in share.values())
+    _assert_same_parts(whole, shares)
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize(
+    "name",
+    ["bloom", "cohere plus", "dbrx", "deepseek_v3", "falcon 40b", "gpt2", "llama", "mixtral", "phi3", "qwen2_moe"],
+)
+def test_gguf(name: str, ranks: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = llama_cpp.write(gguf_models.tiny(*gguf_models.MODELS[name]), tmp_path / "model.gguf")
+    file = GGUFFile(path)
+    config = file.config()
+    whole = _loaded(config, lambda model: load_weights(model, file, file.spelling()))
+    shares = _parts(whole, ranks, random.Random(f"{name} {ranks}"))
+    read = list[int]()
+
+    def counted(descriptor: int, buffers: list[memoryview], start: int) -> int:
+        read.append(os.preadv(descriptor, buffers, start))
+        return read[-1]
+
+    monkeypatch.setattr(gguf_tensor, "preadv", counted)
+    for share in shares:
+        read.clear()
+        load_weights(_Slots(config, share), file, file.spelling())
+        assert sum(read) == sum(slot.tensor.nbytes for slot in share.values())
+    _assert_same_parts(whole, shares)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "dbrx"])
+def test_what_is_transposed_and_shared_is_right_too(name: str, tmp_path: Path) -> None:
+    """It is read whole."""
+    gguf_models.tiny(*gguf_models.MODELS[name]).save_pretrained(tmp_path)
+    config = ModelConfig.from_folder(tmp_path)
+    names, source = FAMILIES[config.architecture], SafetensorsFolder(tmp_path)
+    whole = _loaded(config, lambda model: load_weights(model, source, names))
+    shares = _parts(whole, 3, random.Random(name))
+    for share in shares:
+        load_weights(_Slots(config, share), source, names)
+    _assert_same_parts(whole, shares)
+
+
+@pytest.mark.parametrize("kind", [GGMLQuantizationType.F16, GGMLQuantizationType.Q8_0, GGMLQuantizationType.Q4_K])
+@pytest.mark.parametrize("shape", [(512,), (7, 256), (3, 5, 512)])
+def test_parts_of_quantized_tensors(
+    shape: tuple[int, ...], kind: GGMLQuantizationType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gguf_tensor, "_PIECE", 1024)
+    rng = random.Random(f"{shape} {kind}")
+    block, block_bytes = GGML_QUANT_SIZES[kind]
+    values = torch.randn(shape, generator=torch.Generator().manual_seed(0)).numpy()
+    packed = quantize(values, kind) if kind != GGMLQuantizationType.Q4_K else _random_blocks(shape, rng)
+    writer = GGUFWriter(tmp_path / "model.gguf", "llama")
+    writer.add_tensor("t", packed, raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    file = GGUFFile(tmp_path / "model.gguf")
+    expected = torch.from_numpy(dequantize(packed, kind)).float().view(shape)
+    read = list[int]()
+
+    def counted(descriptor: int, buffers: list[memoryview], start: int) -> int:
+        read.append(os.preadv(descriptor, buffers, start))
+        return read[-1]
+
+    monkeypatch.setattr(gguf_tensor, "preadv", counted)
+    for _ in range(30):
+        part = tuple(slice(*sorted(rng.choices(range(size + 1), k=2))) for size in shape)
+        read.clear()
+        assert torch.equal(file.read("t", part), expected[part])
+        columns = part[-1]
+        rows = expected[part].numel() // max(columns.stop - columns.start, 1)
+        blocks = -(-columns.stop // block) - columns.start // block if columns.stop > columns.start else 0
+        assert sum(read) == rows * blocks * block_bytes
+
+
+def _random_blocks(shape: tuple[int, ...], rng: random.Random) -> Any:
+    """Q4_K, which the library does not write: small scales, and any numbers."""
+    import numpy as np
+
+    blocks = np.frombuffer(rng.randbytes(np.prod(shape) // 256 * 144), dtype=np.uint8).reshape(-1, 144).copy()
+    blocks[:, :4] = np.array([0.01, 0.02], dtype=np.float16).view(np.uint8)
+    return blocks.reshape(*shape[:-1], -1)
+
+
+def test_a_whole_of_another_shape_is_refused_by_every_rank(tmp_path: Path) -> None:
+    gguf_models.tiny(*gguf_models.MODELS["phi3"]).save_pretrained(tmp_path)
+    config = ModelConfig.from_folder(tmp_path)
+    names, source = FAMILIES[config.architecture], SafetensorsFolder(tmp_path)
+    whole = _loaded(config, lambda model: load_weights(model, source, names))
+    for slot, message in (
+        ("layers.0.k.weight", r"qkv_proj\.weight: a fused tensor has"),
+        ("layers.1.o.weight", r"o_proj\.weight has shape"),
+    ):
+        for share in _parts(whole, 2, random.Random(0)):
+            rows = whole[slot].full_shape[0]
+            share[slot] = Slot.cut(torch.empty(1, whole[slot].full_shape[1]), 0, 0, rows + 1)
+            with pytest.raises(WeightsError, match=message):
+                load_weights(_Slots(config, share), source, names)
