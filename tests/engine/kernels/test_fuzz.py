@@ -20,6 +20,7 @@ from stoker_engine.attention.backend import AttentionShape
 from stoker_engine.attention.native import NativeBackend
 from stoker_engine.kernels import rotary
 from stoker_engine.kernels.native import activation as native_activation
+from stoker_engine.kernels.native import q8_0
 from stoker_engine.kernels.native import rotary as native_rotary
 from stoker_engine.kernels.native.argmax import argmax
 from stoker_engine.kernels.native.bundle import native_kernels
@@ -29,6 +30,7 @@ from stoker_engine.kernels.native.linear import product
 from stoker_engine.kernels.native.rms_norm import rms_norm
 
 from ..attention.conftest import Sequences, run
+from .q8_0_blocks import random_blocks
 
 ACTIVATIONS = {
     "silu": (native_activation.SILU, functional.silu),
@@ -98,6 +100,30 @@ def test_linear(
         product(kernels, weight, bias)(x),
         functional.linear(x.double(), weight.double(), None if bias is None else bias.double()),
     )
+
+
+@drawn
+@given(
+    st.one_of(rows, st.sampled_from([255, 256, 257])),
+    st.integers(1, 20),
+    st.integers(1, 130),
+    st.integers(0, 9),
+    st.booleans(),
+    dtypes,
+    seeds,
+)
+def test_q8_0(
+    kernels: ctypes.CDLL, count: int, blocks: int, outputs: int, more: int, biased: bool, dtype: torch.dtype, seed: int
+) -> None:
+    """Bit for bit as with plain numbers, and close to what they are."""
+    numbers, inner, size = Numbers(seed, dtype), blocks * 32, blocks * 34
+    memory = torch.zeros((outputs - 1) * (size + more) + size, dtype=torch.uint8)
+    weight = memory.as_strided((outputs, size), (size + more, 1)).copy_(random_blocks(outputs, blocks, seed))
+    x, bias = numbers.rows_of_wider(count, inner, more), numbers(outputs) if biased else None
+    plain = q8_0.dequantize(kernels, weight, inner, dtype)
+    got = q8_0.product(kernels, weight, inner, dtype, bias)(x)
+    assert torch.equal(got, product(kernels, plain, bias)(x))
+    close(got, functional.linear(x.double(), plain.double(), None if bias is None else bias.double()))
 
 
 @drawn

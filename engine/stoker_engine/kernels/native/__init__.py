@@ -1,6 +1,7 @@
 """The CPU's kernels: plain C++ behind ctypes, each the fast version of an operation that `kernels` defines in torch.
 
     linear.cpp  attention.cpp  rms_norm.cpp  …     what is computed; no torch in it, only pointers and strides
+    product.h  rows.h                              what several of them share
     simd.h  threads.h                              vectors as wide as the processor's; sharing work between threads
     levels.py                                      instruction sets, from the widest to what every processor has
     build.py                                       compiles one library a level: when an image is made, or on first use

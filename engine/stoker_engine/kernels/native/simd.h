@@ -43,12 +43,17 @@ inline Vec load(const bf16* from) {
 
 inline void store(float* to, Vec v) { memcpy(to, &v, sizeof v); }
 
-// Rounds to the nearest, ties to even; not-a-number stays that.
+// Rounded to bf16: to the nearest, ties to even; not-a-number stays that.
+inline WordVec bf16_bits(Vec v) {
+  const WordVec bits = (WordVec)v;
+  const WordVec rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+  return v == v ? rounded : (WordVec{} + 0x7fc0);
+}
+
+inline Vec rounded(Vec v) { return (Vec)(bf16_bits(v) << 16); }
+
 inline void store(bf16* to, Vec v) {
-  WordVec bits = (WordVec)v;
-  WordVec rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
-  rounded = v == v ? rounded : (WordVec{} + 0x7fc0);
-  HalfVec half = __builtin_convertvector(rounded, HalfVec);
+  HalfVec half = __builtin_convertvector(bf16_bits(v), HalfVec);
   memcpy(to, &half, sizeof half);
 }
 

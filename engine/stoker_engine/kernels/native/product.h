@@ -1,0 +1,249 @@
+// y = x Wᵀ + b for row-major x [rows, inner] and W [outputs, inner], whatever W is stored as.
+//
+// Every y[m][n] is one accumulator that runs over `inner` in order, whatever the tile it is computed in, so that a row's
+// result depends on nothing but the row: a product is batch-invariant by construction. And W's format says only where
+// its numbers come from: a product with packed numbers has the bits of a product with the same numbers unpacked.
+//
+// Small batches stream W at memory speed: threads share the outputs, and each row of W is read once for all of x.
+//
+// A format of W is a class of
+//   STEP           numbers that a row gives at a time; a row has a multiple of it, or `rest` gives what is left
+//   DIRECT_ROWS    up to so many rows of x, W is multiplied as it is; beyond, it is unpacked first, a piece at a time
+//   BLOCK          rows of x that are multiplied with a piece of W: what unpacking costs is shared by them
+//   row(n)         an object that loads numbers k … k + STEP of row n into registers
+//   numbers(n, n_end, inner)   rows n … n_end as they are multiplied, for as long as this thread asks for no others
+#pragma once
+
+#include <algorithm>
+#include <vector>
+
+#include "simd.h"
+#include "threads.h"
+
+#if defined(__AMX_BF16__)
+#include <immintrin.h>
+#endif
+
+// Numbers that lie in memory as they are multiplied; the stride in elements.
+template <class T>
+struct Plain {
+  static constexpr long STEP = Pack<T>::SIZE, DIRECT_ROWS = 1L << 62, BLOCK = 64, AMX_BLOCK = 256;
+  static constexpr bool HAS_REST = true;
+  const T* at;
+  long stride;
+
+  struct Row {
+    const T* at;
+    void load(long k, typename Pack<T>::Type* to) const { to[0] = Pack<T>::load(at + k); }
+    typename Pack<T>::Type rest(long k, long count) const { return pack_part(at + k, count); }
+  };
+  Row row(long n) const { return {at + n * stride}; }
+  Plain numbers(long n, long, long) const { return {at + n * stride, stride}; }
+};
+
+template <class T, class W>
+struct Product {
+  const T* x;
+  long x_stride;
+  W w;
+  const T* bias;
+  T* y;
+  long y_stride;
+  long rows, outputs, inner;
+
+  // Of outputs n … n_end alone.
+  template <class Numbers>
+  Product<T, Numbers> part(const Numbers& numbers, long n, long n_end) const {
+    return {x, x_stride, numbers, bias ? bias + n : nullptr, y + n, y_stride, rows, n_end - n, inner};
+  }
+};
+
+// Rows m … m + M of x with rows n … n + LANES / M of W: one register for each sum.
+template <int M, class T, class W>
+inline void tile(const Product<T, W>& p, long m, long n) {
+  constexpr int N = LANES / M, PACKS = W::STEP / Pack<T>::SIZE;
+  using P = Pack<T>;
+  const T* x[M];
+  typename W::Row w[N];
+  for (int i = 0; i < M; i++) x[i] = p.x + (m + i) * p.x_stride;
+  for (int j = 0; j < N; j++) w[j] = p.w.row(std::min(n + j, p.outputs - 1));
+  Vec sums[M * N] = {};
+  long k = 0;
+  for (; k + W::STEP <= p.inner; k += W::STEP) {
+    typename P::Type a[M * PACKS];
+    for (int i = 0; i < M; i++)
+      for (int s = 0; s < PACKS; s++) a[i * PACKS + s] = P::load(x[i] + k + s * P::SIZE);
+#pragma GCC unroll 16
+    for (int j = 0; j < N; j++) {
+      typename P::Type b[PACKS];
+      w[j].load(k, b);
+#pragma GCC unroll 16
+      for (int s = 0; s < PACKS; s++)
+        for (int i = 0; i < M; i++) sums[i * N + j] = P::multiply_add(sums[i * N + j], a[i * PACKS + s], b[s]);
+    }
+  }
+  if constexpr (W::HAS_REST)
+    if (k < p.inner)
+      for (int j = 0; j < N; j++) {
+        typename P::Type b = w[j].rest(k, p.inner - k);
+        for (int i = 0; i < M; i++)
+          sums[i * N + j] = P::multiply_add(sums[i * N + j], pack_part(x[i] + k, p.inner - k), b);
+      }
+  Vec result = sums_of(sums);
+  const long count = std::min<long>(N, p.outputs - n);
+  if (p.bias) {
+    T bias[LANES];
+    for (int i = 0; i < M; i++) memcpy(bias + i * N, p.bias + n, count * sizeof(T));
+    result += load(bias);
+  }
+  T rounded[LANES];
+  store(rounded, result);
+  for (int i = 0; i < M; i++) memcpy(p.y + (m + i) * p.y_stride + n, rounded + i * N, count * sizeof(T));
+}
+
+template <int M, class T, class W>
+inline long tiles(const Product<T, W>& p, long m, long m_end, long n, long n_end) {
+  for (; m + M <= m_end; m += M)
+    for (long j = n; j < n_end; j += LANES / M) tile<M>(p, m, j);
+  return m;
+}
+
+template <class T, class W>
+void block(const Product<T, W>& p, long m, long m_end, long n, long n_end) {
+  if constexpr (LANES >= 16) m = tiles<4>(p, m, m_end, n, n_end);
+  m = tiles<2>(p, m, m_end, n, n_end);
+  tiles<1>(p, m, m_end, n, n_end);
+}
+
+template <class T, class W>
+void with_vectors(const Product<T, W>& p) {
+  // A block of outputs and a block of rows stay in the second-level cache while they are multiplied.
+  const long n_block = 32, m_block = W::BLOCK;
+  const long n_blocks = (p.outputs + n_block - 1) / n_block, m_blocks = (p.rows + m_block - 1) / m_block;
+  parallel(n_blocks * m_blocks, [&](Pieces& pieces) {
+    for (long piece; pieces.take(piece);) {
+      const long n = piece % n_blocks * n_block, n_end = std::min(n + n_block, p.outputs);
+      const long m = piece / n_blocks * m_block, m_end = std::min(m + m_block, p.rows);
+      if (p.rows <= W::DIRECT_ROWS)
+        block(p, m, m_end, n, n_end);
+      else
+        block(p.part(p.w.numbers(n, n_end, p.inner), n, n_end), m, m_end, 0, n_end - n);
+    }
+  });
+}
+
+#if defined(__AMX_BF16__)
+// Intel's tile unit computes Yᵀ = W Xᵀ: tiles of W are loaded as they lie, and only x, the small one, is rearranged.
+//
+//   tiles 0…3  sums, 16 outputs × 16 rows each      4, 5  W, 16 outputs × 32 inner      6, 7  Xᵀ, 32 inner × 16 rows
+constexpr long TILE = 16, DEPTH = 32;
+
+struct Palette {
+  uint8_t palette = 1, start_row = 0, reserved[14] = {};
+  uint16_t bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
+  uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
+};
+
+// 16 rows of x as [inner / 2][16 rows][2], what the tile unit takes for the right-hand side; missing rows are 0.
+template <class W>
+inline void rearrange(const Product<bf16, W>& p, long m, bf16* to) {
+  for (long k = 0; k < p.inner; k += DEPTH) {
+    WordVec pairs[TILE] = {};
+    for (long i = 0; i < TILE && m + i < p.rows; i++)
+      memcpy(&pairs[i], p.x + (m + i) * p.x_stride + k, sizeof(WordVec));
+    transpose(pairs);
+    memcpy((void*)(to + k * TILE), pairs, sizeof pairs);
+  }
+}
+
+// 16 outputs × 16 rows of sums → y, transposed.
+inline void put_tile(const Product<bf16, Plain<bf16>>& p, long m, long n, const float (*sums)[TILE]) {
+  const Vec bias = p.bias ? load(p.bias + n) : Vec{};
+  WordVec rows[TILE];
+  memcpy(rows, sums, sizeof rows);
+  transpose(rows);
+  for (long i = 0; i < TILE && m + i < p.rows; i++) store(p.y + (m + i) * p.y_stride + n, (Vec)rows[i] + bias);
+}
+
+// N × M tiles of 16; `x` holds M rearranged groups of 16 rows.
+template <int N, int M>
+void amx_tile(const Product<bf16, Plain<bf16>>& p, long m, const long* n, const bf16* x) {
+  const long group = p.inner * TILE, stride = p.w.stride * 2;
+  const bf16 *w0 = p.w.at + n[0] * p.w.stride, *w1 = p.w.at + n[N - 1] * p.w.stride;
+  _tile_zero(0);
+  if constexpr (N > 1) _tile_zero(1);
+  if constexpr (M > 1) _tile_zero(2);
+  if constexpr (N > 1 && M > 1) _tile_zero(3);
+  for (long k = 0; k < p.inner; k += DEPTH) {
+    _tile_loadd(4, w0 + k, stride);
+    _tile_loadd(6, x + k * TILE, 64);
+    _tile_dpbf16ps(0, 4, 6);
+    if constexpr (N > 1) {
+      _tile_loadd(5, w1 + k, stride);
+      _tile_dpbf16ps(1, 5, 6);
+    }
+    if constexpr (M > 1) {
+      _tile_loadd(7, x + group + k * TILE, 64);
+      _tile_dpbf16ps(2, 4, 7);
+      if constexpr (N > 1) _tile_dpbf16ps(3, 5, 7);
+    }
+  }
+  alignas(64) float sums[TILE][TILE];
+  _tile_stored(0, sums, 64);
+  put_tile(p, m, n[0], sums);
+  if constexpr (N > 1) {
+    _tile_stored(1, sums, 64);
+    put_tile(p, m, n[1], sums);
+  }
+  if constexpr (M > 1) {
+    _tile_stored(2, sums, 64);
+    put_tile(p, m + TILE, n[0], sums);
+    if constexpr (N > 1) {
+      _tile_stored(3, sums, 64);
+      put_tile(p, m + TILE, n[1], sums);
+    }
+  }
+}
+
+template <class W>
+void with_amx(const Product<bf16, W>& p) {
+  thread_local std::vector<bf16> buffer;
+  const long groups = (p.rows + TILE - 1) / TILE, group = p.inner * TILE;
+  if ((long)buffer.size() < groups * group) buffer.resize(groups * group);
+  bf16* x = buffer.data();
+  // Outputs and groups of rows in a piece: a block of W and of x that the second-level cache holds. Small batches only
+  // wait for memory: their pieces are small, so that threads end together.
+  const long n_block = p.rows > 64 ? 128 : 32, m_block = W::AMX_BLOCK / TILE;
+  const long n_blocks = (p.outputs + n_block - 1) / n_block, m_blocks = (groups + m_block - 1) / m_block;
+  parallel_for(groups >= 4, groups, [&](long g) { rearrange(p, g * TILE, x + g * group); });
+  parallel(n_blocks * m_blocks, [&](Pieces& pieces) {
+    const Palette palette;
+    _tile_loadconfig(&palette);
+    for (long piece; pieces.take(piece);) {
+      // At least a tile of outputs; the last piece may overlap the one before it: the same sums are written twice.
+      const long n_start = std::min(piece % n_blocks * n_block, p.outputs - TILE);
+      const long n_end = std::min((piece % n_blocks + 1) * n_block, p.outputs);
+      const auto part = p.part(p.w.numbers(n_start, n_end, p.inner), n_start, n_end);
+      const long g_start = piece / n_blocks * m_block, g_end = std::min(g_start + m_block, groups);
+      for (long g = g_start; g < g_end; g += 2)
+        for (long j = 0; j < part.outputs; j += 2 * TILE) {
+          const long n[2] = {std::min(j, part.outputs - TILE), std::min(j + TILE, part.outputs - TILE)};
+          if (g + 1 < g_end)
+            amx_tile<2, 2>(part, g * TILE, n, x + g * group);
+          else
+            amx_tile<2, 1>(part, g * TILE, n, x + g * group);
+        }
+    }
+    _tile_release();
+  });
+}
+#endif
+
+template <class T, class W>
+void multiply(const Product<T, W>& p) {
+#if defined(__AMX_BF16__)
+  if constexpr (sizeof(T) == 2)
+    if (p.inner % DEPTH == 0 && p.outputs >= TILE) return with_amx(p);
+#endif
+  with_vectors(p);
+}
