@@ -16,7 +16,7 @@ import torch
 from torch.nn import functional
 
 from stoker_engine.kernels.native import q8_0 as native
-from stoker_engine.kernels.native.library import kernels_for
+from stoker_engine.kernels.native.library import native_library
 
 #: Weights that share a scale, and the bytes that hold them.
 BLOCK: Final = 32
@@ -71,4 +71,4 @@ def _inner(blocks: torch.Tensor) -> int:
 
 
 def _library(blocks: torch.Tensor, dtype: torch.dtype) -> ctypes.CDLL | None:
-    return kernels_for(torch.empty(0, dtype=dtype, device=blocks.device))
+    return native_library(blocks.device, dtype)
