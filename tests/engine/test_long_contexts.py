@@ -136,7 +136,7 @@ def test_preempted(reference: Reference, length: int, prefix: bool) -> None:
     """Room for the prompt and little more: four sequences come of it, and the last of them give their blocks back."""
     params = SamplingParams(n=4, seed=5, max_tokens=24, ignore_eos=True, logprobs=1)
     options: dict[str, Any] = {"max_model_len": length + 24, "max_num_batched_tokens": 128}
-    groups = model_cache_groups(find_checkpoint(EngineArgs("demo://gemma-3-270m")).config)
+    groups = model_cache_groups(find_checkpoint(EngineArgs("demo://gemma-3-270m")).config, 16, 4)
     blocks = 1 + blocks_per_sequence(groups, length + 24, 128, 16)
     llm = engine(num_gpu_blocks_override=blocks, enable_prefix_caching=prefix, **options)
     [output] = llm.generate(reference.text[:length], params, use_tqdm=False)

@@ -18,7 +18,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from stoker_engine.architectures.cache_spec import CacheSpec
+from stoker_engine.architectures.cache_spec import CacheSpec, LayerCache
 from stoker_engine.architectures.mla_config import MLAConfig
 from stoker_engine.architectures.moe_config import MoEConfig
 from stoker_engine.architectures.rope_config import RopeParameters
@@ -123,8 +123,8 @@ class LayerConfig:
     moe: MoEConfig | None = None
 
     @property
-    def cache(self) -> CacheSpec:
-        """What the layer keeps of each token."""
+    def cache(self) -> LayerCache:
+        """What the layer keeps of the sequences it has seen."""
         return self.attention.cache
 
     @property

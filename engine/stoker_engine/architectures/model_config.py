@@ -68,12 +68,12 @@ class ModelConfig:
     @property
     def num_key_value_heads(self) -> int:
         """Heads of keys and values in the cache."""
-        return self.layers[0].cache.num_kv_heads
+        return self.layers[0].attention.cache.num_kv_heads
 
     @property
     def head_dim(self) -> int:
         """Size of one head's key."""
-        return self.layers[0].cache.head_dim
+        return self.layers[0].attention.cache.head_dim
 
     @property
     def intermediate_size(self) -> int:

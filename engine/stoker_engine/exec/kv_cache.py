@@ -3,8 +3,9 @@
     pool          null block         block 1            …          uint8 [blocks, bytes of a block]
     one block     layer a │ layer b │ layer c                      each [block_size, keys then values]
 
-Layers of different groups lie over each other: a block is one group's at a time (`sizing.cache_groups`). The
-memory is not set to anything: what nobody has written may be nan, and no attention backend lets it reach a result.
+Layers of different groups lie over each other: a block is one group's at a time (`sizing.cache_groups`). A block of a
+state group holds a part of one sequence's states instead (`sizing.state_layout`). The memory is not set to anything:
+what nobody has written may be nan, and no attention backend lets it reach a result.
 """
 
 from __future__ import annotations
@@ -17,14 +18,16 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from stoker_engine.architectures.cache_spec import CacheSpec
+from stoker_engine.architectures.cache_spec import CacheSpec, LayerCache, StateSpec
 from stoker_engine.architectures.model_config import ModelConfig
 from stoker_engine.attention.backend import KVCache
+from stoker_engine.attention.state_cache import PagedTensor, StateCache
 from stoker_engine.contract.engine_args import EngineArgs
 from stoker_engine.contract.errors import ArgumentError, ModelError, OutOfMemoryError
 from stoker_engine.parallel.device import memory_bytes
 from stoker_engine.sizing import memory
 from stoker_engine.sizing.cache_groups import CacheGroup, usable_blocks
+from stoker_engine.sizing.state_layout import Piece, state_layout
 
 logger = logging.getLogger(__name__)
 
@@ -56,7 +59,7 @@ def plan_kv_cache(args: EngineArgs, config: ModelConfig, dtype: torch.dtype, dev
         ModelError: `--max-model-len` is beyond the model's own.
         ArgumentError: a step is too small for a whole prompt, and it must not be cut.
     """
-    groups = memory.model_cache_groups(config)
+    groups = memory.model_cache_groups(config, args.block_size, dtype.itemsize)
     block = memory.kv_block_bytes(groups, args.block_size, dtype.itemsize)
     num_blocks = _num_blocks(args, config, dtype, device)
     wanted = args.max_model_len or config.default_model_len
@@ -65,9 +68,10 @@ def plan_kv_cache(args: EngineArgs, config: ModelConfig, dtype: torch.dtype, dev
     usable = usable_blocks(num_blocks)
     longest = memory.longest_sequence(groups, usable, args.max_num_batched_tokens, args.block_size, wanted)
     if longest < wanted and (args.max_model_len is not None or longest < 2):
+        shorter = f"lower --max-model-len to {longest} or " if longest > 1 else ""
         raise OutOfMemoryError(
             f"the KV cache holds {longest} tokens, one sequence of --max-model-len {wanted} does not fit; "
-            f"lower --max-model-len to {longest} or give the cache more memory (--kv-cache-memory-bytes)"
+            f"{shorter}give the cache more memory (--kv-cache-memory-bytes)"
         )
     if longest < wanted:
         logger.warning("max_model_len is lowered from %d to %d, the longest that fits the KV cache", wanted, longest)
@@ -91,21 +95,30 @@ class KVCachePool:
     """The cache's memory, and each layer's view of it.
 
     Attributes:
-        caches: one a layer.
+        caches: one a layer that keeps keys and values, in the layers' order.
+        states: one a layer that keeps a state, in the layers' order.
     """
 
-    def __init__(self, plan: KVCachePlan, specs: Sequence[CacheSpec], dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self, plan: KVCachePlan, specs: Sequence[LayerCache], dtype: torch.dtype, device: torch.device
+    ) -> None:
         block = memory.kv_block_bytes(plan.groups, plan.block_size, dtype.itemsize)
         self._pool = allocate((plan.num_blocks, block), device)
         numbers = self._pool.view(dtype)
-        views: dict[int, KVCache] = {}
+        caches: dict[int, KVCache] = {}
+        self.states: list[StateCache] = []
         for index, group in enumerate(plan.groups):
+            members = [specs[layer] for layer in group.layers]
+            if group.kind == "state":
+                self.states = _states(self._pool, [spec for spec in members if spec.kind == "state"], dtype, index)
+                continue
             start = 0
-            for layer in group.layers:
-                size = specs[layer].numbers_per_token * plan.block_size
-                views[layer] = _view(numbers[:, start : start + size], specs[layer], plan.block_size, index)
+            for layer, spec in zip(group.layers, members, strict=True):
+                assert spec.kind == "tokens"
+                size = spec.numbers_per_token * plan.block_size
+                caches[layer] = _view(numbers[:, start : start + size], spec, plan.block_size, index)
                 start += size
-        self.caches = [views[layer] for layer in range(len(specs))]
+        self.caches = [caches[layer] for layer in sorted(caches)]
 
     def copy(self, copies: Sequence[tuple[int, int]]) -> None:
         """Copies whole blocks; all are read before any is written."""
@@ -122,6 +135,27 @@ def _view(numbers: torch.Tensor, spec: CacheSpec, block_size: int, group: int) -
         return KVCache(key, key[..., : spec.value_head_dim], group)
     value = numbers[:, keys:].unflatten(1, (block_size, spec.num_kv_heads, spec.value_head_dim))
     return KVCache(key, value, group)
+
+
+def _states(pool: torch.Tensor, specs: Sequence[StateSpec], dtype: torch.dtype, group: int) -> list[StateCache]:
+    """The states that lie in a group's blocks, layer by layer.
+
+    Args:
+        pool: uint8 [blocks, bytes of a block].
+        dtype: of tensors that state none.
+    """
+    found = []
+    for spec, places in zip(specs, state_layout(specs, dtype.itemsize, pool.shape[1]), strict=True):
+        tensors = {}
+        for tensor in spec.tensors:
+            own: torch.dtype = dtype if tensor.dtype is None else getattr(torch, tensor.dtype)
+            pieces = (
+                Piece(piece.index, piece.start // own.itemsize, piece.stop // own.itemsize)
+                for piece in places[tensor.name]
+            )
+            tensors[tensor.name] = PagedTensor(pool.view(own), tensor.shape, tuple(pieces))
+        found.append(StateCache(tensors, group))
+    return found
 
 
 def _num_blocks(args: EngineArgs, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> int:

@@ -138,7 +138,7 @@ class TransformersModel(nn.Module):
         super().__init__()
         self.config = config
         self._backend = backend
-        specs = [layer.cache for layer in config.layers]
+        specs = [layer.attention.cache for layer in config.layers]
         logger.info("%s runs by transformers' own modules, which are slower than native ones", config.architecture)
         self.decoder = language_model.base_model
         self.head = language_model

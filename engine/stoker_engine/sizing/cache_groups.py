@@ -10,6 +10,16 @@ blocks have one size, and layers of one kind are split into groups of about equa
 A sequence then holds, for each group, one block for every `block_size` tokens that its layers still see.
 (The idea is vLLM's hybrid KV cache manager.)
 
+Layers that keep one *state* of a sequence (`StateSpec`) are one more group, of kind "state". Its table has
+`blocks_per_sequence` blocks from the sequence's admission to its end, however long it gets:
+
+    Jamba: 4 attention layers, 28 of Mamba      tokens │ 7 │ 3 │ …      a block for every 16 tokens
+                                                state  │ 5 │ 9 │ 2 │ 4 │      always as many
+
+Every step overwrites a state, so its blocks are never in the prefix cache, and a prefix that attention layers still
+have is of no use without the state at its end: a model with states has no prefix hits. Sequences that fork may share
+a state's blocks until one of them computes, which then needs a copy of all of them.
+
 Block 0 is the *null block* (vLLM's term): it belongs to nobody, and entries of block tables that have no block name it:
 those that a window has left, and those past a sequence's end. What it holds never reaches a result.
 """
@@ -18,9 +28,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Literal
 
-from stoker_engine.architectures.cache_spec import CacheSpec
+from stoker_engine.architectures.cache_spec import LayerCache
+from stoker_engine.sizing.state_layout import aligned, state_bytes
 
 #: The block that is handed out to nobody; empty entries of block tables name it.
 NULL_BLOCK: Final = 0
@@ -31,20 +42,50 @@ class CacheGroup:
     """Layers that share block tables.
 
     Attributes:
+        sliding_window: tokens that its layers see back; None sees all, and where the kind is "state".
         layers: indices of the layers, in order.
-        numbers_per_token: how many numbers one token takes in all of them.
+        numbers_per_token: how many numbers one token takes in all of them; 0 where the kind is "state".
+        kind: whether they keep something of each token, or one state of each sequence.
+        state_bytes: of one sequence in all of them; 0 where the kind is "tokens".
+        blocks_per_sequence: entries of a sequence's table where the kind is "state"; else 0, and they follow from its
+            length.
     """
 
     sliding_window: int | None
     layers: tuple[int, ...]
     numbers_per_token: int
+    kind: Literal["tokens", "state"] = "tokens"
+    state_bytes: int = 0
+    blocks_per_sequence: int = 0
 
 
-def cache_groups(specs: Sequence[CacheSpec]) -> tuple[CacheGroup, ...]:
-    """The groups of a model whose layers have `specs`; those that see everything come first."""
+def cache_groups(specs: Sequence[LayerCache], block_size: int, element_bytes: int) -> tuple[CacheGroup, ...]:
+    """The groups of a model whose layers have `specs`: those that see everything come first, states last.
+
+    Args:
+        block_size: tokens of one block.
+        element_bytes: of one number in the KV cache.
+    """
+    groups = _token_groups(specs)
+    states = {layer: spec for layer, spec in enumerate(specs) if spec.kind == "state"}
+    if states:
+        sizes = [state_bytes(spec, element_bytes) for spec in states.values()]
+        # Where there are no blocks of tokens, a block is as large as a layer's state.
+        block = aligned(numbers_per_position(groups) * block_size * element_bytes) or max(sizes)
+        count = -(-sum(sizes) // block)
+        groups.append(CacheGroup(None, tuple(states), 0, "state", sum(sizes), count))
+    return tuple(groups)
+
+
+def _token_groups(specs: Sequence[LayerCache]) -> list[CacheGroup]:
+    numbers: dict[int, int] = {}
     kinds: dict[int | None, list[int]] = {}
     for layer, spec in enumerate(specs):
-        kinds.setdefault(spec.sliding_window, []).append(layer)
+        if spec.kind == "tokens":
+            numbers[layer] = spec.numbers_per_token
+            kinds.setdefault(spec.sliding_window, []).append(layer)
+    if not kinds:
+        return []
     counts = [len(layers) for layers in kinds.values()]
     # A few more layers of one kind than of another are not worth a second group: it would be almost empty.
     size = max(counts) if max(counts) < 1.25 * min(counts) else min(counts)
@@ -52,13 +93,13 @@ def cache_groups(specs: Sequence[CacheSpec]) -> tuple[CacheGroup, ...]:
     for window, layers in sorted(kinds.items(), key=lambda kind: (kind[0] is not None, kind[0] or 0)):
         for start in range(0, len(layers), size):
             members = tuple(layers[start : start + size])
-            groups.append(CacheGroup(window, members, sum(specs[layer].numbers_per_token for layer in members)))
-    return tuple(groups)
+            groups.append(CacheGroup(window, members, sum(numbers[layer] for layer in members)))
+    return groups
 
 
-def numbers_per_slot(groups: Sequence[CacheGroup]) -> int:
+def numbers_per_position(groups: Sequence[CacheGroup]) -> int:
     """Numbers that one token's place in a block has room for: those of the largest group."""
-    return max(group.numbers_per_token for group in groups)
+    return max((group.numbers_per_token for group in groups), default=0)
 
 
 def usable_blocks(num_blocks: int) -> int:
@@ -70,6 +111,9 @@ def blocks_per_sequence(groups: Sequence[CacheGroup], num_tokens: int, step_toke
     """The most blocks that one sequence of `num_tokens` holds at once, computed `step_tokens` at a time."""
     total = 0
     for group in groups:
+        if group.kind == "state":
+            total += group.blocks_per_sequence
+            continue
         seen = num_tokens
         if group.sliding_window is not None:
             # The window before the step's first token, the step, and one block more where they lie askew.
@@ -83,10 +127,12 @@ def blocks_for_beams(
 ) -> int:
     """The most blocks that `width` beams hold at once, each of `num_tokens` with the prompt of `num_prompt`.
 
-    They share the prompt's full blocks in the groups that see everything. One of them may be computing many tokens at
-    once, after a preemption; the others take a token a step.
+    They share the prompt's full blocks in the groups that see everything; each has a state of its own. One of them may
+    be computing many tokens at once, after a preemption; the others take a token a step.
     """
-    shared = num_prompt // block_size * sum(group.sliding_window is None for group in groups)
+    tokens = [group for group in groups if group.kind == "tokens"]
+    shared = num_prompt // block_size * sum(group.sliding_window is None for group in tokens)
+    states = sum(group.blocks_per_sequence for group in groups)
     one = blocks_per_sequence(groups, num_tokens, step_tokens, block_size)
-    other = blocks_per_sequence(groups, num_tokens, 1, block_size) + len(groups)  # while a shared block is copied
-    return one + (width - 1) * max(other - shared, len(groups))
+    other = blocks_per_sequence(tokens, num_tokens, 1, block_size) + len(tokens)  # while a shared block is copied
+    return one + (width - 1) * (states + max(other - shared, len(tokens)))

@@ -14,17 +14,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from stoker_engine.architectures.cache_spec import CacheSpec
+from stoker_engine.architectures.cache_spec import LayerCache, StateSpec
 from stoker_engine.architectures.model_config import ModelConfig
 from stoker_engine.sizing.cache_groups import (
     CacheGroup,
     blocks_per_sequence,
     cache_groups,
-    numbers_per_slot,
+    numbers_per_position,
     usable_blocks,
 )
 from stoker_engine.sizing.pipeline_stages import pipeline_stages
 from stoker_engine.sizing.quantized_weights import QuantizedWeights
+from stoker_engine.sizing.state_layout import aligned, state_bytes
 from stoker_engine.sizing.weight_sizes import ONE_DEVICE, Sharding, stage_weight_bytes
 from stoker_engine.sizing.weight_sizes import weight_bytes as weight_bytes
 
@@ -142,29 +143,49 @@ def memory_use(config: ModelConfig, numbers: Numbers, device: Device) -> MemoryU
     return MemoryUse(max(weights), activations, device.allowances, left[stage], num_blocks)
 
 
-def model_cache_groups(config: ModelConfig, tensor: int = 1) -> tuple[CacheGroup, ...]:
-    """The groups of layers that share block tables, on one device."""
-    return cache_groups(_specs(config, tensor))
+def model_cache_groups(
+    config: ModelConfig, block_size: int, element_bytes: int, tensor: int = 1
+) -> tuple[CacheGroup, ...]:
+    """The groups of layers that share block tables, on one device.
+
+    Args:
+        block_size: tokens of one block.
+        element_bytes: of one number in the KV cache.
+        tensor: devices that each layer is spread over.
+    """
+    return cache_groups(_specs(config, tensor), block_size, element_bytes)
 
 
 def stage_block_bytes(config: ModelConfig, numbers: Numbers, split: Sharding) -> list[int]:
     """One block of the KV cache, on each stage. Block tables are the whole model's, so a stage holds its layers' part
     of every group."""
-    numbers_of = [spec.numbers_per_token for spec in _specs(config, split.tensor)]
-    group_of = {layer: i for i, group in enumerate(model_cache_groups(config, split.tensor)) for layer in group.layers}
-    slot = numbers.block_size * numbers.kv_element_bytes
-    blocks = []
-    for layers in pipeline_stages(len(numbers_of), split.pipeline):
-        held: dict[int, int] = {}
-        for layer in layers:
-            held[group_of[layer]] = held.get(group_of[layer], 0) + numbers_of[layer]
-        blocks.append(max(held.values()) * slot)
-    return blocks
+    size, element = numbers.block_size, numbers.kv_element_bytes
+    specs = _specs(config, split.tensor)
+    groups = cache_groups(specs, size, element)
+    return [
+        kv_block_bytes([_part(group, layers, specs, element) for group in groups], size, element)
+        for layers in pipeline_stages(len(specs), split.pipeline)
+    ]
+
+
+def _part(group: CacheGroup, layers: range, specs: Sequence[LayerCache], element_bytes: int) -> CacheGroup:
+    """What the stage with `layers` has of a group; tables have as many blocks as everywhere."""
+    held = tuple(layer for layer in group.layers if layer in layers)
+    numbers = states = 0
+    for layer in held:
+        spec = specs[layer]
+        if spec.kind == "tokens":
+            numbers += spec.numbers_per_token
+        else:
+            states += state_bytes(spec, element_bytes)
+    return replace(group, layers=held, numbers_per_token=numbers, state_bytes=states)
 
 
 def kv_block_bytes(groups: Sequence[CacheGroup], block_size: int, element_bytes: int) -> int:
-    """One block of the KV cache."""
-    return numbers_per_slot(groups) * block_size * element_bytes
+    """One block of the KV cache: of so many tokens, or of so much of a state, whichever is more."""
+    block = numbers_per_position(groups) * block_size * element_bytes
+    parts = [-(-group.state_bytes // group.blocks_per_sequence) for group in groups if group.kind == "state"]
+    return aligned(max(block, *parts)) if parts else block
 
 
 def activation_bytes(
@@ -218,13 +239,23 @@ def longest_sequence(
     return low
 
 
-def _specs(config: ModelConfig, tensor: int) -> list[CacheSpec]:
-    """What each layer keeps on one device. KV heads are split, or replicated where they are fewer than the devices;
-    latent vectors are replicated."""
-    specs: dict[int, CacheSpec] = {}
+def _specs(config: ModelConfig, tensor: int) -> list[LayerCache]:
+    """What each layer keeps on one device."""
+    specs: dict[int, LayerCache] = {}
     for layer in config.layers:
         if id(layer.attention) not in specs:
-            spec = layer.cache
-            heads = spec.num_kv_heads if spec.latent else -(-spec.num_kv_heads // tensor)
-            specs[id(layer.attention)] = replace(spec, num_kv_heads=heads)
+            specs[id(layer.attention)] = _sharded(layer.cache, tensor)
     return [specs[id(layer.attention)] for layer in config.layers]
+
+
+def _sharded(spec: LayerCache, tensor: int) -> LayerCache:
+    """One rank's share. KV heads are split, or replicated where they are fewer than the devices; latent vectors are
+    replicated, and of states the tensors without a dimension to split."""
+    if spec.kind == "tokens":
+        heads = spec.num_kv_heads if spec.latent else -(-spec.num_kv_heads // tensor)
+        return replace(spec, num_kv_heads=heads)
+    tensors = []
+    for each in spec.tensors:
+        shape = [-(-size // tensor) if dim == each.shard_dim else size for dim, size in enumerate(each.shape)]
+        tensors.append(replace(each, shape=tuple(shape)))
+    return StateSpec(tuple(tensors))

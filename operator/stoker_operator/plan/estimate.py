@@ -16,6 +16,7 @@ from stoker_engine.sizing.memory import (
     Device,
     MemoryUse,
     Numbers,
+    kv_block_bytes,
     longest_sequence,
     memory_use,
     model_cache_groups,
@@ -105,8 +106,8 @@ def estimate(bench: Bench, sharding: Sharding) -> tuple[Estimate, Problem | None
         return Estimate(weights, max_model_len=settings.max_model_len), None
     device = Device(bench.memory_bytes, settings.utilization, bench.on_cpu, sharding)
     use = memory_use(config, numbers, device)
-    groups = model_cache_groups(config, sharding.tensor)
     step, size = settings.max_num_batched_tokens, numbers.block_size
+    groups = model_cache_groups(config, size, numbers.kv_element_bytes, sharding.tensor)
 
     def longest(num_blocks: int, wanted: int) -> int:
         return longest_sequence(groups, num_blocks, step, size, wanted)
@@ -118,8 +119,9 @@ def estimate(bench: Bench, sharding: Sharding) -> tuple[Estimate, Problem | None
     spare = use.usable_blocks if exact or settings.max_model_len else int(use.usable_blocks * (1 - bench.margin))
     length = longest(spare, wanted)
     needed = blocks_per_sequence(groups, max(length, 1), step, size)
-    # Layers with a window keep less than the whole sequence, so only whole sequences can be counted.
-    tokens = use.usable_blocks * size if len(groups) == 1 else use.usable_blocks * length // needed
+    # Layers with a window or a state keep less than the whole sequence, so only whole sequences can be counted.
+    every_token = len(groups) == 1 and groups[0].kind == "tokens"
+    tokens = use.usable_blocks * size if every_token else use.usable_blocks * length // needed
     at_once = use.usable_blocks // needed if length else 0
     found = Estimate(use.weights, tokens, use.num_blocks, length, at_once, use.kv_cache)
     if settings.max_model_len and length < wanted:
@@ -144,11 +146,14 @@ def needed_bytes(bench: Bench) -> int:
     """The memory that a copy needs on one device, with a sequence of `SHORTEST` tokens."""
     device = Device(0, 1.0, bench.on_cpu)
     use = memory_use(bench.shape.config, bench.numbers, device)
-    groups = model_cache_groups(bench.shape.config)
+    size, element, step = (
+        bench.numbers.block_size,
+        bench.numbers.kv_element_bytes,
+        bench.settings.max_num_batched_tokens,
+    )
+    groups = model_cache_groups(bench.shape.config, size, element)
     length = min(bench.settings.max_model_len or SHORTEST, bench.shape.config.longest_model_len)
-    blocks = 1 + blocks_per_sequence(groups, length, bench.settings.max_num_batched_tokens, bench.numbers.block_size)
-    per_token = max(group.numbers_per_token for group in groups) * bench.numbers.kv_element_bytes
-    cache = blocks * bench.numbers.block_size * per_token
+    cache = (1 + blocks_per_sequence(groups, length, step, size)) * kv_block_bytes(groups, size, element)
     return math.ceil((use.weights + use.activations + use.allowances + cache) / bench.settings.utilization)
 
 

@@ -58,7 +58,7 @@ class Shape:
     @property
     def kv_heads(self) -> int:
         """Heads that the KV cache is split by; 0 for latent attention, whose cache every device holds whole."""
-        return 0 if self.config.layers[0].cache.latent else self.config.num_key_value_heads
+        return 0 if self.config.layers[0].attention.cache.latent else self.config.num_key_value_heads
 
 
 def shape_of(source: ModelSource, config: Mapping[str, Any] | None, runtime: str = "stoker") -> Shape | str:
@@ -143,8 +143,9 @@ def _positive(config: ModelConfig) -> None:
     """
     sizes = [config.hidden_size, config.vocab_size, config.longest_model_len, config.default_model_len]
     for layer in config.layers:
-        window = layer.cache.sliding_window
-        sizes += [layer.cache.numbers_per_token, layer.mlp.size, 1 if window is None else window]
+        cache = layer.attention.cache
+        window = cache.sliding_window
+        sizes += [cache.numbers_per_token, layer.mlp.size, 1 if window is None else window]
     weights = [(size.numbers, size.units) for size in weight_sizes(config)]
     if min(sizes) < 1 or any(numbers < 0 or units < 1 for numbers, units in weights):
         raise ValueError("a size is below 1")

@@ -6,7 +6,10 @@ import pytest
 import torch
 
 from stoker_engine.architectures.cache_spec import CacheSpec
-from stoker_engine.exec.kv_cache import KVCachePlan, KVCachePool
+from stoker_engine.architectures.model_config import ModelConfig
+from stoker_engine.contract.engine_args import EngineArgs
+from stoker_engine.contract.errors import OutOfMemoryError
+from stoker_engine.exec.kv_cache import KVCachePlan, KVCachePool, plan_kv_cache
 from stoker_engine.sizing.cache_groups import cache_groups
 
 SPECS = [
@@ -19,7 +22,7 @@ SPECS = [
 
 @pytest.fixture(params=[torch.float32, torch.bfloat16])
 def pool(request: pytest.FixtureRequest) -> KVCachePool:
-    groups = cache_groups(SPECS)
+    groups = cache_groups(SPECS, 4, request.param.itemsize)
     assert [group.layers for group in groups] == [(0, 3), (1, 2)]
     plan = KVCachePlan(groups, num_blocks=6, block_size=4, max_model_len=16, step_tokens=16)
     return KVCachePool(plan, SPECS, request.param, torch.device("cpu"))
@@ -55,3 +58,25 @@ def test_copies_read_all_before_any_is_written(pool: KVCachePool) -> None:
         key[block].fill_(block)
     pool.copy([(0, 1), (1, 2), (5, 0)])
     assert [float(key[block].flatten()[0]) for block in range(6)] == [5, 0, 1, 3, 4, 5]
+
+
+TINY = {
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "vocab_size": 128,
+    "max_position_embeddings": 256,
+}
+
+
+@pytest.mark.parametrize("blocks", [0, 1, 2, 9])
+def test_a_cache_that_is_too_small_is_refused_with_a_remedy_that_helps(blocks: int) -> None:
+    block = 2 * 2 * 4 * 8 * 16 * 4
+    args = EngineArgs("tiny", max_model_len=256, kv_cache_memory_bytes=blocks * block or 1, block_size=16)
+    with pytest.raises(OutOfMemoryError, match="--kv-cache-memory-bytes") as refused:
+        plan_kv_cache(args, ModelConfig.from_dict(TINY), torch.float32, torch.device("cpu"))
+    shorter = f"lower --max-model-len to {16 * (blocks - 1)}"
+    assert (shorter in str(refused.value)) == (blocks > 1), "a length that serves nobody is no remedy"
+    assert ("--max-model-len to" in str(refused.value)) == (blocks > 1)

@@ -92,7 +92,7 @@ def test_prompts_past_the_window_equal_transformers(
     prompts = [[rng.randrange(2, 128) for _ in range(length)] for length in lengths]
     step_tokens, longest = rng.choice([17, 64, 100, 512]), max(lengths) + 40
     args = {"block_size": block_size, "max_num_batched_tokens": step_tokens, "max_model_len": longest}
-    groups = model_cache_groups(find_checkpoint(EngineArgs(str(tmp_path))).config)
+    groups = model_cache_groups(find_checkpoint(EngineArgs(str(tmp_path))).config, block_size, 4)
     assert any(group.sliding_window == window for group in groups)
     # Room for the longest and about one more: sequences are preempted, and what windows leave is used again at once.
     needed = blocks_per_sequence(groups, longest, step_tokens, block_size)

@@ -90,7 +90,9 @@ def test_a_tensor_shard_holds_its_share_and_replicates_scarce_kv_heads() -> None
     # Sixteen devices and eight KV heads: every head is there twice.
     kv = 2 * 32 * 2 * 8 * 128 * 4096
     assert weight_bytes(config, 2, tensor=16) == (whole - norms - kv) // 16 + kv // 8 + norms
-    per_token = [sum(group.numbers_per_token for group in model_cache_groups(config, tensor)) for tensor in (1, 8, 16)]
+    per_token = [
+        sum(group.numbers_per_token for group in model_cache_groups(config, 16, 2, tensor)) for tensor in (1, 8, 16)
+    ]
     assert per_token == [32 * 2 * 8 * 128, 32 * 2 * 128, 32 * 2 * 128]
 
 
@@ -157,7 +159,7 @@ def test_on_cpu_the_cache_stops_at_its_limit() -> None:
 @pytest.mark.parametrize("document", [LLAMA, GEMMA])
 @pytest.mark.parametrize("num_blocks", [1, 17, 200, 511, 3000])
 def test_the_longest_sequence_is_the_longest(document: dict[str, Any], num_blocks: int) -> None:
-    groups = model_cache_groups(ModelConfig.from_dict(document))
+    groups = model_cache_groups(ModelConfig.from_dict(document), 16, 2)
     longest = longest_sequence(groups, num_blocks, 64, 16, 8192)
 
     def blocks(length: int) -> int:

@@ -145,7 +145,7 @@ def test_what_is_known(studied: Callable[..., Study], fact: Fact) -> None:
 def test_bytes_that_a_token_keeps(model: str, bytes_per_token: int, why: str) -> None:
     shape = shape_of(ModelSource.parse(f"hf://{model}"), None, "vllm")
     assert isinstance(shape, Shape), why
-    assert 2 * sum(group.numbers_per_token for group in model_cache_groups(shape.config)) == bytes_per_token, why
+    assert 2 * sum(group.numbers_per_token for group in model_cache_groups(shape.config, 16, 2)) == bytes_per_token, why
 
 
 @pytest.mark.parametrize(
