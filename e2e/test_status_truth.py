@@ -101,7 +101,7 @@ def note(results: Results) -> Note:
     """Writes into the table how long the status took."""
 
     def write(fault: str, said: Told) -> None:
-        results.add(f"status: {fault} told as {said.condition['reason']}", recovery=said.seconds)
+        results.add(f"status: {fault} reported as {said.condition['reason']}", recovery=said.seconds)
 
     return write
 

@@ -183,8 +183,8 @@ class Record:
         if not self.rests:
             return ""
         return (
-            f"{len(self.rests)} times the traffic paused, and at most {max(self.rests):.1f} s later every pod told of "
-            "no request in flight, running or waiting, and of no block of the KV cache in use."
+            f"{len(self.rests)} times the traffic paused, and at most {max(self.rests):.1f} s later every pod reported "
+            "no request in flight, running or waiting, and no block of the KV cache in use."
         )
 
 

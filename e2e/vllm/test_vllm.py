@@ -268,5 +268,5 @@ def test_what_is_wrong_is_said(
     began = time.monotonic()
     endpoint.apply(same(hub, placed, **changes))
     condition = endpoint.wait_reason(reason, timeout=_START_S)
-    results.add(f"vLLM: {', '.join(changes)} told as {reason}", recovery=time.monotonic() - began)
+    results.add(f"vLLM: {', '.join(changes)} reported as {reason}", recovery=time.monotonic() - began)
     assert says in condition["message"], condition["message"]
