@@ -1,4 +1,4 @@
-"""Answers an AdmissionReview. Pure: what is asked and what is known → the answer.
+"""Answers an AdmissionReview. Pure: the review and what is in memory → the answer.
 
 Only a change of the spec is judged. An object that was accepted by an older version stays writable otherwise: its
 labels and finalizers are its users', and it must be deletable. What is refused here `reconcile` refuses again, which
@@ -28,7 +28,7 @@ class Verdict:
 
     Attributes:
         violations: why it is refused; none: it is accepted.
-        warnings: what its author should know nevertheless.
+        warnings: what is accepted and worth its author's attention.
     """
 
     violations: Sequence[Violation] = ()

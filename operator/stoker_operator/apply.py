@@ -1,8 +1,8 @@
 """Performs decisions: the only place that writes endpoints' objects.
 
-Everything is written by server-side apply under one field manager. It takes the fields we set, from whoever changed
-them, and leaves all others alone: an annotation that `kubectl rollout restart` added stays. What the API server
-answers goes into the store at once, so that the next look sees it.
+Everything is written by server-side apply under one field manager. It takes the fields we set, from whichever manager
+changed them, and leaves all others unchanged: an annotation that `kubectl rollout restart` added stays. What the API
+server answers goes into the store at once, so that the next look sees it.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Writer:
     Args:
         kube: where to.
         store: what has been seen.
-        may_write: asked before each write; a replica that lost the lead must not finish what it began, nor one that
+        may_write: called before each write; a replica that lost the lead must not finish what it began, nor one that
             has got it back since.
     """
 
@@ -71,7 +71,7 @@ class Writer:
         *,
         check: str = "",
     ) -> Applied:
-        """Makes the objects so, asking for nothing that already is.
+        """Applies the objects; those that are already so cost no request.
 
         Args:
             objects: what should exist.
@@ -80,7 +80,7 @@ class Writer:
             check: the kind of objects that the API server is to judge before anything is written.
 
         Raises:
-            KubeError: the API server could not be asked, or could not answer.
+            KubeError: the API server could not be reached, or could not answer.
             NotLeading: another replica writes now.
         """
         now = dict(live)
@@ -103,9 +103,9 @@ class Writer:
         return Applied(now)
 
     def apply_status(self, endpoint: Endpoint, status: Mapping[str, Any], now: datetime) -> bool:
-        """Makes the endpoint's status so, if it is not, and tells of a change of what people watch as an Event; whether
-        the endpoint still is as it was looked at. A change that came just before is in the answer, and no news when
-        the watch tells it.
+        """Applies the endpoint's status where it differs, and emits an Event where a condition changed that people
+        watch. Returns whether the endpoint still is as it was looked at. A change that came just before is in the
+        answer, and wakes nothing again when the watch delivers it.
 
         Raises:
             KubeError, NotLeading: as `apply`.
@@ -128,8 +128,8 @@ class Writer:
         return bool(answer["metadata"]["generation"] == endpoint.generation)
 
     def _apply_on(self, wanted: Object, live: Object | None) -> Object:
-        """Applies what was decided on seeing `live`: not where somebody who saw a newer spec has written since, as a
-        replica that leads after us, while our request was under way.
+        """Applies what was decided on seeing `live`: not where another writer, who saw a newer spec, has written
+        since: a replica that leads after us, while our request was under way.
 
         Raises:
             KubeError, NotLeading: as `apply`.

@@ -6,10 +6,11 @@
 
 All replicas serve the one certificate in the Secret; the leader makes it. A new one is announced before it is stored:
 the API server trusts it by the time a replica presents it, and goes on trusting the older one, which other replicas may
-present for a while yet. Two that think they lead cannot both store one, since the Secret's `resourceVersion` decides,
-and the one that failed announces the other's in its next round.
+present for a while yet. Two that consider themselves leader cannot both store one, since the Secret's
+`resourceVersion` decides, and the one that failed announces the other's in its next round.
 
-Where somebody else owns the certificate (cert-manager), the Secret is only read and the configuration is not touched.
+Where another controller owns the certificate (cert-manager), the Secret is only read and the configuration is not
+touched.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ class CertificateKeeper:
         kube: where the Secret and the webhook's configuration are.
         settings: what they are called.
         leading: whether this replica may write.
-        on_load: told of each certificate that is served from now on.
+        on_load: called with each certificate that is served from now on.
         now: the time, with its zone.
 
     Attributes:
@@ -80,7 +81,7 @@ class CertificateKeeper:
         self._task = asyncio.create_task(self._run(), name="certificate keeper")
 
     def wake(self) -> None:
-        """Looks now: what was somebody else's to see to may be ours."""
+        """Looks now: what was another replica's task may have become ours."""
         self._woken.set()
 
     async def stop(self) -> None:
@@ -129,7 +130,7 @@ class CertificateKeeper:
         """The certificate to serve.
 
         Raises:
-            KubeError: the API server could not be asked.
+            KubeError: the API server could not be reached.
             Unusable: there is none.
         """
         certificate = _read(self._secret())
@@ -137,10 +138,11 @@ class CertificateKeeper:
         return certificate
 
     def _care(self) -> str:
-        """Makes a certificate where one is due, and tells the API server whom to trust; why nobody listens.
+        """Makes a certificate where one is due, and writes its authority into the API server's configuration. Returns
+        why the webhook is not called; empty where it is.
 
         Raises:
-            KubeError: the API server could not be asked, or will not do it.
+            KubeError: the API server could not be reached, or refuses.
             Unusable: there is no place for a certificate.
         """
         secret = self._secret()
@@ -161,7 +163,7 @@ class CertificateKeeper:
         name = self._settings.configuration
         configuration = self._kube.get("ValidatingWebhookConfiguration", "", name)
         if configuration is None:
-            return f"nobody calls the webhook: there is no ValidatingWebhookConfiguration {name}"
+            return f"the webhook is not called: there is no ValidatingWebhookConfiguration {name}"
         bundle = base64.b64encode(authorities).decode()
         operations = [
             {"op": "add", "path": f"/webhooks/{index}/clientConfig/caBundle", "value": bundle}

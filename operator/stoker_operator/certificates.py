@@ -38,7 +38,7 @@ class Certificate:
     Attributes:
         chain: the certificate that is served, and those between it and its authority.
         key: its private key.
-        authorities: whom to trust for it, its own first; empty where somebody else sees to that.
+        authorities: whom to trust for it, its own first; empty where another controller provides them.
     """
 
     chain: bytes
@@ -113,7 +113,7 @@ def issue(hosts: Sequence[str], now: datetime, older: bytes = b"") -> Certificat
         older: the authorities of the certificate that it replaces; the first of them is trusted on.
     """
     authority_key, key = ec.generate_private_key(ec.SECP256R1()), ec.generate_private_key(ec.SECP256R1())
-    # Named by date, so that two authorities in one bundle are told apart.
+    # Named by date, so that two authorities in one bundle can be distinguished.
     authority_name = _common_name(f"stoker-webhook-ca {now:%Y-%m-%dT%H:%M:%SZ}")
     authority_id = x509.SubjectKeyIdentifier.from_public_key(authority_key.public_key())
     authority = (

@@ -4,7 +4,7 @@
     lists ─────────────────────┘               ▲
     clock, a model's description arriving ─────┘
 
-Every replica sees everything, so that its webhook knows the cluster and it can take over at once. Only the one that
+Every replica sees everything, so that its webhook can judge from memory and it can take over at once. Only the one that
 leads has tasks.
 """
 
@@ -42,7 +42,7 @@ from stoker_operator.reconcile import Cluster, Outcome, reconcile
 from stoker_operator.settings import Settings
 from stoker_operator.store import Store
 
-#: Watches these kinds, and calls the second with what is told, the third when it ends; from any thread.
+#: Watches these kinds; calls the second with each event, and the third when the watch ends; from any thread.
 Watch = Callable[[tuple[Watched, ...], Callable[[str, str | None, Object], None], Callable[[], None]], None]
 #: Between two lists, whatever happens.
 _LISTS_APART_SECONDS: Final = 30
@@ -53,14 +53,14 @@ logger = logging.getLogger(__name__)
 
 
 class Controller:
-    """The whole operator, from `start` to `stop`, but for the watches that tell it what happens.
+    """The whole operator, from `start` to `stop`, but for the watches, which report what happens.
 
     Args:
         settings: how it runs.
         kube: the cluster.
         catalogue: accelerators and images.
         policy: what the administrator permits endpoints, and adds to their objects.
-        watch: watches kinds that the cluster came to know later.
+        watch: watches kinds that are added to the cluster later.
     """
 
     def __init__(
@@ -105,10 +105,10 @@ class Controller:
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def watched(self) -> tuple[Watched, ...]:
-        """The kinds of object to watch, of those that the cluster knows. Blocks.
+        """The kinds of object to watch, of those that the cluster has. Blocks.
 
         Raises:
-            KubeError: the API server could not be asked, or could not answer.
+            KubeError: the API server could not be reached, or could not answer.
         """
         self._informer.discover()
         watched = tuple(self._informer.watched())
@@ -124,7 +124,7 @@ class Controller:
         """
         self._loop = asyncio.get_running_loop()
         await asyncio.to_thread(self._informer.relist)
-        self._informer.news()  # who begins to lead looks at all
+        self._informer.news()  # a replica that begins to lead looks at all
         await self._process.start()
         self._resync = asyncio.create_task(self._relist(), name="resync")
 
@@ -139,7 +139,7 @@ class Controller:
         await self._process.stop()
 
     def saw(self, kind: str, change: str | None, seen: Object) -> None:
-        """Takes in what a watch told."""
+        """Takes in an event of a watch."""
         key = self._informer.saw(kind, change, seen)
         if key:
             self._wake(key)
@@ -164,7 +164,7 @@ class Controller:
         return outcome
 
     async def _relist(self) -> None:
-        """Lists everything now and then, and looks at every endpoint of which that has told something new."""
+        """Lists everything now and then, and looks at every endpoint for which that found something new."""
         acted_on = self._informer.pod_monitors
         while True:
             await self._until_the_next_list()
@@ -173,11 +173,11 @@ class Controller:
             known = set(self._informer.endpoints())
             for key in known if acted_on != self._informer.pod_monitors else known - self._tasks.keys():
                 self._wake(key)
-            # Only now: a round that learned of it may have failed further on. Who begins to lead looks at all anyway.
+            # Only now: a round that found it may have failed later. A replica that begins to lead looks at all anyway.
             acted_on = self._informer.pod_monitors
 
     async def _until_the_next_list(self) -> None:
-        """The clock says when; or what a watch told, but not at once again."""
+        """Until the interval is over, or a watch makes a list necessary; but never too soon after the last one."""
         resync = self._settings.resync_seconds
         soonest = min(resync, _LISTS_APART_SECONDS)
         self._doubt.clear()
@@ -187,7 +187,7 @@ class Controller:
                 await self._doubt.wait()
 
     async def _list(self) -> bool:
-        """Lists everything, and wakes for what that tells; whether it could be listed."""
+        """Lists everything, and wakes the tasks of what is new; whether it could be listed."""
         async with self._listing:
             try:
                 await asyncio.to_thread(self._informer.relist)
@@ -195,14 +195,14 @@ class Controller:
                 logger.warning("the cluster could not be listed: %s", error)
                 return False
             finally:
-                # What a list tells first is no news any more when the watch tells it.
+                # What a list reports first is not new any more when the watch reports it.
                 for key in self._informer.news():
                     self._wake(key)
         self._watch_later()
         return True
 
     def _watch_later(self) -> None:
-        """Has watched what the cluster has come to know since."""
+        """Begins to watch kinds that were added to the cluster since."""
         later = tuple(each for each in self._informer.watched() if each not in self._watched)
         if not later or self._watch is None:
             return
@@ -218,7 +218,7 @@ class Controller:
         epoch = self._process.epoch()
         if self._settings.lease:
             self._taking_over = asyncio.create_task(self._take_over(epoch), name="take over")
-        else:  # there is nobody whose writes we might not have seen
+        else:  # there is no other writer whose writes we might not have seen
             self._begin(epoch)
 
     async def _take_over(self, epoch: int | None) -> None:
@@ -263,7 +263,7 @@ class Controller:
         self._looked = asyncio.Event()
 
     def _engine_told(self, key: Key) -> None:
-        """An engine has told what was not known of it; may be called from any thread."""
+        """An engine has reported what was not known of it; may be called from any thread."""
         self._soon(self._wake, key)
 
     def _soon(self, function: Callable[..., None], *arguments: Any) -> None:

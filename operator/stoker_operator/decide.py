@@ -120,7 +120,7 @@ def refuse(decision: Decision, violation: Violation) -> Decision:
 def _hopeless(
     endpoint: Endpoint, owner: Owner, judgement: Judgement, live: Mapping[Child, Object], manager: str
 ) -> tuple[Child, ...]:
-    """The Deployments that were made of this spec before anybody knew that the model cannot run so, and never served:
+    """The Deployments that were made of this spec before it was known that the model cannot run so, and never served:
     they would only hold accelerators."""
     if not judgement.unplannable or judgement.parsed is None:
         return ()

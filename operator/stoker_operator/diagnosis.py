@@ -118,7 +118,7 @@ def _diagnose(pod: Pod, pods: Sequence[Pod], capacity: str) -> Diagnosis | None:
             "StartError",
             f"the engine of pod {pod.name} cannot be started: {message or reason}; create or correct what it names",
         )
-    # An engine that ended orderly was asked to. Not so one that keeps ending; memory kills have been seen as code 0.
+    # An engine that ended orderly was stopped. Not so one that keeps ending; memory kills have been seen as code 0.
     if pod.exit_code or pod.exit_reason == "OOMKilled" or (pod.exit_code == 0 and reason == "CrashLoopBackOff"):
         return _ended(pod)
     return None
@@ -175,7 +175,7 @@ def _ended(pod: Pod) -> Diagnosis:
             "spec.hardware.resources.limits.memory, or lower spec.engine.maxModelLen or maxNumSeqs",
         )
     if reason in _REMEDY:
-        # Our own engine knows more of the case than the word does, and says what helps.
+        # Our own engine's message is more specific than the reason, and names the remedy.
         remedy = "" if words else f"; {_REMEDY[reason]}"
         return Diagnosis(
             reason.value,
@@ -185,7 +185,7 @@ def _ended(pod: Pod) -> Diagnosis:
     if reason in (Reason.MODEL_UNSUPPORTED, Reason.START_ERROR):
         return Diagnosis("StartError", f"the engine of pod {pod.name} will not start: {_end(said)}", lasting=True)
     told = _end(said) or "it said nothing"
-    more = "" if words else f"; its log may tell more: kubectl logs {pod.name} --previous"
+    more = "" if words else f"; its log may have more: kubectl logs {pod.name} --previous"
     return Diagnosis("CrashLoopBackOff", f"the engine of pod {pod.name} ended with code {pod.exit_code}: {told}{more}")
 
 

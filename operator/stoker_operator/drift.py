@@ -3,7 +3,7 @@
     apply  ⇔  live lacks something we want   ∨   live has something of ours that we no longer want
 
 The first is found by looking for the object we want inside the live one: what others added is theirs. The second
-needs to know what was ours, and the API server remembers that: ``managedFields`` lists, per manager, the fields it
+needs a record of what was ours, and the API server keeps one: ``managedFields`` lists, per manager, the fields it
 applied last. So nothing has to be kept anywhere else, and it holds across restarts and versions of the operator.
 """
 
@@ -15,9 +15,9 @@ from typing import Any, Final
 
 from stoker_operator.api.quantity import amount
 
-#: What tells one item of a list from another, where Kubernetes merges lists by item. A volume may be mounted twice.
+#: What identifies an item of a list, where Kubernetes merges lists by item. A volume may be mounted twice.
 _ITEM_KEYS: Final = ("mountPath", "name", "uid")
-#: What the API server does not store: the absence says the same.
+#: What the API server does not store: its absence means the same.
 _ZERO: Final[tuple[object, ...]] = ("", 0, False, None, [], {})
 #: Kinds in whose spec more is another thing: a rule without `from` lets everyone in. The API server adds nothing to it.
 _EXACT: Final = ("NetworkPolicy",)
@@ -45,7 +45,7 @@ def _part(live: Any, owned: Mapping[str, Any]) -> Any:
     if isinstance(live, list):
         items = [(json.loads(notation[2:]), inner) for notation, inner in below.items()]
         return [
-            keys | _part(item, inner)  # by its keys an item is told from the others, whoever set them
+            keys | _part(item, inner)  # its keys identify an item, whichever manager set them
             for item in live
             for keys, inner in items
             if isinstance(item, Mapping) and all(item.get(key) == value for key, value in keys.items())

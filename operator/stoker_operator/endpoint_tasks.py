@@ -1,7 +1,7 @@
-"""One task an endpoint, woken by whoever knows of a change, or by the clock.
+"""One task an endpoint, woken by changes and by the clock.
 
 Waking is cheap and may be done at any rate: wake-ups that arrive while a reconcile runs become one more run. An
-endpoint is never reconciled twice at a time, and one that fails or is slow keeps nobody else waiting.
+endpoint is never reconciled twice at a time, and one that fails or is slow delays no other.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class EndpointTasks:
                 quiet += 1
 
     async def _attempt(self, key: Key) -> tuple[Outcome | None, float]:
-        """The outcome, or None after an error; and the seconds in which the API server does not want to be asked."""
+        """The outcome, or None after an error; and the API server's Retry-After, in seconds."""
         try:
             return await self._reconcile(key), 0
         except KubeError as error:
@@ -104,7 +104,7 @@ class EndpointTasks:
         Args:
             outcome: of the last reconcile.
             failures: how many ended with an error in a row.
-            quiet: how many times in a row nobody but the clock woke the task.
+            quiet: how many times in a row only the clock woke the task.
         """
         settings = self._settings
         if failures:

@@ -1,11 +1,11 @@
-"""What a running engine says of itself that was only predicted before: one request to one pod after a roll-out, and
+"""What a running engine reports that was only predicted before: one request to one pod after a roll-out, and
 some more where that is not answered.
 
-The number of KV-cache blocks is in vLLM's metric ``vllm:cache_config_info``, which Stoker's engine has as well. That
-it cannot be asked, because a policy keeps the operator from reaching pods, say, costs nothing but the number.
+The number of KV-cache blocks is in vLLM's metric ``vllm:cache_config_info``, which Stoker's engine has as well. Where
+it cannot be reached, for example because a policy keeps the operator from pods, only the number is missing.
 
-A tenant chooses the image, so whoever answers is not trusted. Requests are made in a thread and an event loop of their
-own, so many at a time, and nobody waits for them: what comes is told when it has come. Each is bounded in bytes, as
+A tenant chooses the image, so the answer is not trusted. Requests are made in a thread and an event loop of their
+own, so many at a time, and nothing waits for them: results are reported when they arrive. Each is bounded in bytes, as
 they are received, and in time, from its beginning to its end; no redirect is followed, and nothing is decompressed.
 """
 
@@ -28,12 +28,12 @@ _BLOCKS: Final = re.compile(rb'^vllm:cache_config_info\{(?:[^\n]*,)?num_gpu_bloc
 _MOST_BYTES: Final = 2 << 20
 _TIMEOUT_SECONDS: Final = 2.0
 _MOST_AT_A_TIME: Final = 16
-#: A pod that did not tell is left alone for so long.
+#: After a pod did not answer, it is not requested again for so long.
 _PAUSE_SECONDS: Final = 2.0
 
 
 def metrics_url(container: Mapping[str, Any], address: str) -> str:
-    """Where the engine in this container, of a pod at `address`, serves its metrics: beside what its probe asks."""
+    """Where the engine in this container, of a pod at `address`, serves its metrics: the address of its probe."""
     probe = container.get("readinessProbe", {}).get("httpGet", {})
     port = next(each["containerPort"] for each in container["ports"] if each["name"] == "http")
     host = f"[{address}]" if ":" in address else address
@@ -41,8 +41,8 @@ def metrics_url(container: Mapping[str, Any], address: str) -> str:
 
 
 async def kv_blocks(url: str, seconds: float) -> int | None:
-    """The blocks of the KV cache of the engine whose metrics are at `url`; None where it does not tell within
-    so many seconds."""
+    """The blocks of the KV cache of the engine whose metrics are at `url`; None where it does not answer
+    within so many seconds."""
     try:
         async with asyncio.timeout(seconds), aiohttp.ClientSession(auto_decompress=False) as session:
             # The certificate of a pod is not made for its address, and the number is no secret.
@@ -63,7 +63,7 @@ async def kv_blocks(url: str, seconds: float) -> int | None:
 
 @dataclass
 class _Asked:
-    """What is known of a workload's engine: of which pod, its answer, and when it may be asked again."""
+    """What is known of a workload's engine: of which pod, its answer, and when the next request may go."""
 
     pod: str
     blocks: int | None = None
@@ -72,10 +72,10 @@ class _Asked:
 
 
 class EngineFacts:
-    """What endpoints' engines tell, asked in the background.
+    """What endpoints' engines report, requested in the background.
 
     Args:
-        told: called with the endpoint whose engine has told something; in a thread of ours.
+        told: called with the endpoint whose engine has answered; in a thread of ours.
         clock: seconds that never go back.
     """
 

@@ -1,4 +1,4 @@
-"""kopf's part: it watches, and tells the controller what it sees.
+"""kopf's part: it watches, and passes events to the controller.
 
 Only `on.event` is used. kopf's other handlers keep their state in annotations and finalizers of the objects they
 handle, and an endpoint is its user's, not ours: it must be deletable also while no operator runs.
@@ -24,7 +24,7 @@ from stoker_operator.plan.catalogue import Catalogue
 from stoker_operator.policy import Policy
 from stoker_operator.settings import Settings
 
-#: Takes in what a watch told: the kind, what happened, the object.
+#: Takes in an event of a watch: the kind, what happened, the object.
 Saw = Callable[[str, str | None, Object], None]
 
 logger = logging.getLogger(__name__)
@@ -43,7 +43,7 @@ def registry(
         try:
             await controller.start()
         except (KubeError, OSError) as error:
-            # kopf would try again, in a process that is half started; whoever started it tries again with a new one.
+            # kopf would try again, in a process that is half started; it ends, and its container is restarted.
             failure.append(error)
             raise kopf.PermanentError(str(error)) from error
         # In place of kopf's own handlers, which are set by now, and which the second signal of a process breaks.
@@ -59,19 +59,19 @@ def registry(
 
 
 def _tell(handlers: kopf.OperatorRegistry, watched: Iterable[Watched], saw: Saw) -> None:
-    def tell(kind: str) -> Any:
+    def handler(kind: str) -> Any:
         async def seen(event: kopf.RawEvent, **_: Any) -> None:
             saw(kind, event["type"], event["object"])
 
         return seen
 
     for each in watched:
-        kopf.on.event(each.group, each.version, each.plural, registry=handlers)(tell(each.kind))
+        kopf.on.event(each.group, each.version, each.plural, registry=handlers)(handler(each.kind))
 
 
 class LaterWatches:
-    """Watches of kinds that the cluster came to know after kopf had begun, which takes in no more: kopf once again, in
-    a thread.
+    """Watches of kinds that were added to the cluster after kopf had started, which takes no more then: a second kopf,
+    in a thread.
 
     Args:
         settings: where to look.
@@ -83,8 +83,8 @@ class LaterWatches:
         self._threads: list[threading.Thread] = []
 
     def begin(self, watched: tuple[Watched, ...], saw: Saw, ended: Callable[[], None]) -> None:
-        """Watches these kinds. `saw` is called with what is told, and `ended` when it is no more, because a kind is
-        unknown again, say; both in a thread of ours."""
+        """Watches these kinds. `saw` is called with each event, and `ended` when the watch ends, for example because a
+        kind was removed; both in a thread of ours."""
         thread = threading.Thread(target=self._watch, args=(watched, saw, ended), name="watch", daemon=True)
         self._threads.append(thread)
         thread.start()
@@ -104,9 +104,9 @@ class LaterWatches:
             quieten(settings, watched)
 
         _tell(handlers, watched, saw)
-        # It says so of every thread but the first, which is where ours are heeded.
+        # It warns of that in every thread but the first, and the first is where our handlers are.
         logging.getLogger("kopf._core.reactor.running").addFilter(_not_of_signals)
-        logger.info("the cluster knows %s now, which is watched", ", ".join(each.plural for each in watched))
+        logger.info("the cluster has %s now, which is watched", ", ".join(each.plural for each in watched))
         try:
             _run(handlers, self._settings, self._ending)
         except Exception as error:
@@ -119,7 +119,7 @@ def _not_of_signals(record: logging.LogRecord) -> bool:
 
 
 def quieten(settings: kopf.OperatorSettings, watched: Iterable[Watched]) -> None:
-    """Makes kopf only watch: it writes nothing, and asks for no more than we handle."""
+    """Makes kopf only watch: it writes nothing, and requests no more than we handle."""
     settings.posting.enabled = False
     settings.peering.standalone = True
     settings.scanning.disabled = True

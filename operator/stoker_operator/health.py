@@ -1,4 +1,4 @@
-"""What the operator's process tells of itself: ``/healthz``, ``/readyz`` and ``/metrics``."""
+"""What the operator's process reports of itself: ``/healthz``, ``/readyz`` and ``/metrics``."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Who holds the nodes' accelerators: all pods of the cluster, whosever they are.
 
-They are listed when somebody has to be told why there is no room, which is seldom, and never watched: a cluster has
+They are listed when a status has to state why there is no room, which is seldom, and never watched: a cluster has
 many more pods than endpoints. What was found serves for some seconds, so that a hundred endpoints that wait for room
 cost one round of requests. Where nodes may not be seen, neither need pods be.
 """

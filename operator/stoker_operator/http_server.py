@@ -13,7 +13,7 @@ class HTTPServer:
     Args:
         app: what answers.
         address: HOST:PORT to listen on; port 0 means any that is free.
-        tls: how to speak TLS; None means plain HTTP.
+        tls: the server's TLS context; None means plain HTTP.
     """
 
     def __init__(self, app: web.Application, address: str, tls: ssl.SSLContext | None = None) -> None:
@@ -32,7 +32,7 @@ class HTTPServer:
         await web.TCPSite(self._runner, host.strip("[]") or None, int(port), ssl_context=self._tls).start()
 
     async def stop(self) -> None:
-        """Answers what is being asked, and no more."""
+        """Answers the requests in flight, and accepts no more."""
         await self._runner.cleanup()
 
     @property

@@ -1,17 +1,17 @@
 """config.json of hub models, fetched in the background and kept in memory.
 
-Whoever asks gets what is there at once, and asks again when he is told that it has arrived: admission must not wait for
-a network, and reconcile need not. Only public files are read, without a token; of a gated model, plans say that its
-shape is not known.
+`get` returns at once what is there, and callers are notified when more has arrived: admission must not wait for a
+network, and reconcile need not. Only public files are read, without a token; in plans of a gated model its shape is
+not known.
 
-    asked for ─► queued ─► fetched ─► told        a failure is remembered, and tried again after a pause that doubles
+    requested ─► queued ─► fetched ─► notified     a failure is kept, and tried again after a pause that doubles
 
 While the first attempt at a model is under way its config is `pending`: what is decided now may be decided otherwise in
-a moment. That ends with the attempt, or after some seconds; and where the hub was silent before nobody waits at all.
+a moment. That ends with the attempt, or after some seconds; and where the hub was silent before nothing waits at all.
 
-What endpoints use is kept for as long as they do, however many they are. Of what only reviews ask for some is kept.
+What endpoints use is kept for as long as they do, however many they are. Of what only reviews use, some is kept.
 
-A cluster without a way to the hub costs one attempt a pause, whatever number of models is asked for, and one line in
+A cluster without a way to the hub costs one attempt a pause, whatever number of models is requested, and one line in
 the log.
 """
 
@@ -38,9 +38,9 @@ logger = logging.getLogger(__name__)
 HUB: Final = "https://huggingface.co"
 #: Configs are a few kilobytes; what is larger is none.
 _MOST_BYTES: Final = 1 << 20
-#: Models that are remembered and no endpoint uses; the one that was asked for longest ago goes first.
+#: Models that are kept although no endpoint uses them; the one that was requested longest ago is dropped first.
 _MOST_UNUSED: Final = 512
-#: An attempt ends by then, and nobody waits for longer: ten seconds at most, for who looks every second or so.
+#: An attempt ends by then, and nothing waits for longer: ten seconds at most, where one looks every second or so.
 _ATTEMPT_SECONDS: Final = 8.0
 _FIRST_PAUSE, _LONGEST_PAUSE = 60.0, 3600.0
 
@@ -89,7 +89,7 @@ class HubConfigs:
         self._unused: OrderedDict[Model, None] = OrderedDict()
         self._uses: dict[Key, Model] = {}
         self._hub = _Known()  # its pause, where it does not answer at all
-        # The newest first: at a start all are asked for at once, and somebody may wait for one that comes after.
+        # The newest first: at a start all are requested at once, and a review may wait for one that comes after.
         self._queue: queue.LifoQueue[Model] = queue.LifoQueue()
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
@@ -100,7 +100,7 @@ class HubConfigs:
         Args:
             name: hub id.
             revision: branch, tag or commit; None is the default branch.
-            user: the endpoint that it is asked for, which uses no other from now on.
+            user: the endpoint that needs it, and uses no other from now on.
         """
         model = Model(name, revision)
         with self._lock:

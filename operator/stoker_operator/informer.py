@@ -1,7 +1,7 @@
-"""Keeps the store true: lists everything at the start and now and then, and takes in what watches tell.
+"""Keeps the store up to date: lists everything at the start and now and then, and takes in the events of watches.
 
-Watches alone do not suffice. A watch begins with what there is, without telling when it has told it all, and acting
-on half of it would create what exists. And one that was interrupted for long begins anew, and never tells what was
+Watches alone do not suffice. A watch begins with what there is, without a sign of when that is complete, and acting on
+half of it would create what exists. And one that was interrupted for long begins anew, and never reports what was
 deleted in between. A list settles both, at one request a kind.
 """
 
@@ -53,14 +53,14 @@ class Informer:
     """What keeps the store.
 
     Args:
-        kube: who is asked.
+        kube: the cluster.
         store: what is kept.
         namespaces: those to look into; none means all.
 
     Attributes:
         filled: everything has been listed once.
-        pod_monitors: the cluster knows PodMonitors.
-        doubtful: a watch told what cannot be unless versions went back, as by a backup of etcd; a list will tell.
+        pod_monitors: the cluster has PodMonitors.
+        doubtful: an event is impossible unless versions went back, as by a backup of etcd; a list will settle it.
     """
 
     def __init__(self, kube: Kube, store: Store, namespaces: tuple[str, ...] = ()) -> None:
@@ -73,15 +73,15 @@ class Informer:
         self.pod_monitors = False
 
     def discover(self) -> None:
-        """Asks what the cluster knows. Blocks.
+        """Looks which optional kinds the cluster has. Blocks.
 
         Raises:
-            KubeError: the API server could not be asked, or could not answer.
+            KubeError: the API server could not be reached, or could not answer.
         """
         self.pod_monitors = self._kube.serves("PodMonitor")
 
     def relist(self) -> None:
-        """Lists everything; `news` is what it told. Blocks.
+        """Lists everything; `news` returns what changed. Blocks.
 
         Raises:
             KubeError: as `discover`.
@@ -98,7 +98,7 @@ class Informer:
         self.filled = True
 
     def news(self) -> set[Key]:
-        """The endpoints that lists were news for since this was asked last, also lists before one that failed."""
+        """The endpoints for which lists found a change since the last call, also lists before one that failed."""
         news, self._news = self._news, set()
         return news
 
@@ -109,7 +109,7 @@ class Informer:
                 yield watched
 
     def saw(self, kind: str, change: str | None, seen: Object) -> Key | None:
-        """Takes in what a watch told; the endpoint it is news for.
+        """Takes in an event of a watch; returns the endpoint that it changes something for.
 
         Args:
             kind: the kind of object.

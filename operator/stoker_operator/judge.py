@@ -1,4 +1,4 @@
-"""A manifest → what its objects will be, or all that speaks against it. Pure.
+"""A manifest → what its objects will be, or all objections to it. Pure.
 
 Admission and reconcile both judge by this, so that they cannot come to different verdicts: admission saves the user
 the wait, and reconcile needs no admission.
@@ -33,7 +33,7 @@ class Knowledge:
     Attributes:
         catalogue: accelerators and images.
         configs: descriptions of hub models, as far as they have been fetched.
-        pod_monitors: the cluster knows PodMonitors.
+        pod_monitors: the cluster has PodMonitors.
         policy: what the administrator permits and adds.
         pending: whether a hub model's description is being fetched for the first time.
     """
@@ -52,9 +52,9 @@ class Judgement:
     Attributes:
         parsed: the endpoint, where the manifest can be read.
         plan: what its pods will be.
-        objects: what should exist for it; empty where something speaks against it.
-        refused: what speaks against the manifest itself.
-        unplannable: what speaks against any plan for it.
+        objects: what should exist for it; empty where there is an objection.
+        refused: objections to the manifest itself.
+        unplannable: objections to any plan for it.
         awaited: hub id and revision of its model, where the description is being fetched that may change all of this.
     """
 
@@ -67,7 +67,7 @@ class Judgement:
 
     @property
     def violations(self) -> tuple[Violation, ...]:
-        """All that speaks against it."""
+        """All objections to it."""
         return self.refused + self.unplannable
 
 

@@ -36,22 +36,22 @@ _COLLECTIONS = {
     "ServiceAccount": ("api/v1", "serviceaccounts"),
     "ValidatingWebhookConfiguration": ("apis/admissionregistration.k8s.io/v1", "validatingwebhookconfigurations"),
 }
-#: Objects of one answer to a list; more are asked for page by page.
+#: Objects of one answer to a list; more are requested page by page.
 _PAGE = 500
 
-#: A list is asked for so often where the API server says when to ask again, and not later than after so long.
+#: A list is requested so often where the API server sends Retry-After, and after so long at the latest.
 _TRIES, _LONGEST_WAIT_SECONDS = 4, 10.0
 
 _CONNECT_SECONDS, _READ_SECONDS = 5, 30
 
 
 class KubeError(Exception):
-    """The API server did not do what it was asked.
+    """A request to the API server failed.
 
     Attributes:
         status: the HTTP status; 0 where there was no answer.
-        refused: the object itself is the reason, so asking again will not help.
-        retry_after: seconds in which the API server does not want to be asked again, as it says; 0 where it does not.
+        refused: the object itself is the reason, so another attempt will not help.
+        retry_after: seconds to wait before the next request, as the API server sent them; 0 where it did not.
     """
 
     def __init__(self, status: int, message: str, retry_after: float = 0) -> None:
@@ -97,12 +97,12 @@ class Kube:
         except config.ConfigException as error:
             raise KubeError(0, f"no cluster: {error}") from None
         # Connections that broke are made anew. How long to wait for an API server that is too busy is for callers to
-        # say: urllib3 would sleep for as long as it is told, and only before what is not a patch or a creation.
+        # decide: urllib3 would sleep for all of Retry-After, and only before what is not a patch or a creation.
         configuration.retries = urllib3.Retry(3, respect_retry_after_header=False)
         return cls(client.ApiClient(configuration))
 
     def serves(self, kind: str) -> bool:
-        """Whether the API server knows the kind; its CustomResourceDefinition may be missing."""
+        """Whether the API server has the kind; its CustomResourceDefinition may be missing."""
         group, plural = _COLLECTIONS[kind]
         try:
             known = self._patiently(f"/{group}", {})["resources"]
@@ -161,8 +161,8 @@ class Kube:
         return self._request("GET", path, query=query)
 
     def apply(self, body: Object, manager: str, subresource: str = "", *, dry_run: bool = False) -> Object:
-        """Server-side apply: the API server merges `body` and remembers which fields are ours. It is strict: a field
-        that it does not know is an error."""
+        """Server-side apply: the API server merges `body` and records which fields are ours. It is strict: an unknown
+        field is an error."""
         metadata = body["metadata"]
         path = _path(body["kind"], metadata.get("namespace", ""), metadata["name"])
         query = {"fieldManager": manager, "force": "true", "fieldValidation": "Strict"}

@@ -1,16 +1,16 @@
 """Which of the replicas writes: the one that holds a Lease.
 
-The Lease (``coordination.k8s.io``) names its holder, who renews it every few seconds. Whoever else wants it watches:
+The Lease (``coordination.k8s.io``) names its holder, who renews it every few seconds. Other candidates watch it:
 when it has not changed for its whole duration, its holder is gone, and it may be taken. The `resourceVersion` makes
 the write fail for all but one of those who try. This is client-go's leader election, and kubectl and others read it.
 
-    holder:   ├─renew─┼─renew─┼─✗           it believes itself leader until ──┐ `renew_deadline`
+    holder:   ├─renew─┼─renew─┼─✗           it considers itself leader until ─┐ `renew_deadline`
     others:           │ saw it change ───── duration ─────► take it           ▼
                       └───────────────────────────────┴──── no write of the old holder any more
 
 Clocks of different machines are never compared: what counts is how long *we* have seen the Lease unchanged, by our own
 monotonic clock. A holder that cannot renew stops writing after `renew_deadline`, which is shorter than the duration,
-without having to be told: `leading` is a question about time, to be asked before each write.
+without a message from anywhere: `leading` depends on the time, and is checked before each write.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Step(Enum):
     CREATE = "there is none"
     RENEW = "it is ours"
     TAKE = "it is nobody's, or its holder is gone"
-    WAIT = "somebody else holds it"
+    WAIT = "another replica holds it"
 
 
 def decide(lease: Object | None, identity: str, unchanged: float) -> Step:
@@ -75,11 +75,11 @@ class Leadership:
     Args:
         kube: where the Lease is.
         lease: which Lease.
-        identity: who we are; nobody else is called so.
+        identity: our name; no other replica has it.
         on_gain: called when we begin to lead; to return at once, since the Lease must be renewed meanwhile.
         on_loss: called when we no longer do, unless we are stopped; as `on_gain`.
         clock: monotonic seconds.
-        jitter: draws a number from 0 to 1, so that replicas that started together do not ask together.
+        jitter: draws a number from 0 to 1, so that replicas that started together do not send requests together.
     """
 
     def __init__(
@@ -100,20 +100,20 @@ class Leadership:
         self._timing, self._clock, self._jitter = timing, clock, jitter
         self._lease: Object | None = None  # as last seen
         self._changed = 0.0  # when it was first seen so
-        self._renewed: float | None = None  # when we last began to ask for what was granted; None: we do not lead
+        self._renewed: float | None = None  # when the last renewal that succeeded was sent; None: we do not lead
         self._epoch = 0
         self._task: asyncio.Task[None] | None = None
         self._thread = OwnThread("lease")
 
     @property
     def leading(self) -> bool:
-        """Whether we may write now. May be asked from any thread."""
+        """Whether we may write now. May be called from any thread."""
         renewed = self._renewed
         return renewed is not None and self._clock() < renewed + self._timing.renew_deadline
 
     @property
     def epoch(self) -> int | None:
-        """The number of our lead; None where we do not lead now. May be asked from any thread."""
+        """The number of our lead; None where we do not lead now. May be called from any thread."""
         # In this order: what was begun in an earlier lead must not be taken for the present one's.
         leading = self.leading
         return self._epoch if leading else None
@@ -177,7 +177,7 @@ class Leadership:
             self._lease, self._changed = lease, self._clock()
         step = decide(lease, self._identity, self._clock() - self._changed)
         if step in (Step.WAIT, Step.TAKE):
-            self._lose("somebody else took it")
+            self._lose("another replica took it")
         try:
             if step is Step.CREATE:
                 await self._hold(self._create)
@@ -186,7 +186,7 @@ class Leadership:
         except KubeError as error:
             if error.status != 409:
                 raise
-            self._lose("somebody else was faster")
+            self._lose("another replica was faster")
 
     async def _hold(self, write: Callable[[], Awaitable[None]]) -> None:
         began = self._clock()  # the API server may count from here

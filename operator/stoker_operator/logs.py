@@ -53,7 +53,7 @@ def configure(format: LogFormat, level: str) -> None:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JSONFormatter() if format == "json" else TextFormatter())
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
-    # Every event delivered and every probe answered is told of; what becomes of them is for us to tell.
+    # They log every event delivered and every probe answered; we log what becomes of them.
     for chatter in ("kopf.objects", "kopf.activities", "aiohttp.access"):
         logging.getLogger(chatter).setLevel(logging.WARNING)
 

@@ -16,7 +16,7 @@ _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 
 
 
 class Metrics:
-    """The metrics of one process; who does something tells of it here."""
+    """The metrics of one process; each part reports here what it does."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -81,11 +81,11 @@ class Metrics:
         self._certificate_expires.set(expires.timestamp())
 
     def ask_leading(self, leading: Callable[[], bool]) -> None:
-        """Whom to ask, at each scrape, whether this replica leads."""
+        """Sets what is called, at each scrape, for whether this replica leads."""
         self._leader.set_function(leading)
 
     def ask_endpoints(self, conditions: Callable[[], Mapping[tuple[str, str], int]]) -> None:
-        """Whom to ask, at each scrape, how many endpoints have a condition (type, status)."""
+        """Sets what is called, at each scrape, for how many endpoints have a condition (type, status)."""
         self.registry.register(_Endpoints(conditions))
 
     def text(self) -> bytes:
@@ -98,7 +98,7 @@ class _Endpoints(Collector):
         self._conditions = conditions
 
     def describe(self) -> Iterable[GaugeMetricFamily]:
-        """Nothing is asked before the first scrape."""
+        """Nothing is counted before the first scrape."""
         return [self._family()]
 
     def collect(self) -> Iterable[GaugeMetricFamily]:

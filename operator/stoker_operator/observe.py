@@ -1,7 +1,7 @@
 """The cluster → frozen facts. Reads and interprets, and judges nothing.
 
 Nearly everything comes from the store and costs no request. What only matters now and then, and would have to be
-watched all the time otherwise, is asked for: a claim that a spec names, and what a node said of a volume.
+watched all the time otherwise, is requested: a claim that a spec names, and what a node reported about a volume.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def asked_endpoint(kube: Kube, key: Key) -> Endpoint | None:
     """The endpoint as the API server has it now, where what was seen of it may be older; None when it is gone.
 
     Raises:
-        KubeError: the API server could not be asked, or could not answer.
+        KubeError: the API server could not be reached, or could not answer.
     """
     found = kube.list(KIND, key.namespace, fields=f"metadata.name={key.name}").items
     return _endpoint(key, found[0]) if found else None
@@ -60,7 +60,7 @@ def _endpoint(key: Key, document: Object) -> Endpoint:
 
 
 def children(store: Store, owner: Owner, wanted: Iterable[Child]) -> dict[Child, Object]:
-    """The objects that have the names of the endpoint's and carry our label; whose they are is not asked here.
+    """The objects that have the names of the endpoint's and carry our label; whose they are is not checked here.
 
     Args:
         store: what was seen.
@@ -79,11 +79,11 @@ def children(store: Store, owner: Owner, wanted: Iterable[Child]) -> dict[Child,
 
 
 def unlabelled(kube: Kube, owner: Owner, missing: Iterable[Child]) -> dict[Child, Object]:
-    """Those of the missing objects whose name is taken by one that is not watched, since it lacks our label: somebody
-    else's, most likely.
+    """Those of the missing objects whose name is taken by one that is not watched, since it lacks our label:
+    another owner's, most likely.
 
     Raises:
-        KubeError: the API server could not be asked, or could not answer.
+        KubeError: the API server could not be reached, or could not answer.
     """
     names = {each: owner.of(each.workload).object_name for each in missing}
     found = {each: kube.get(each.kind, owner.namespace or "", name) for each, name in names.items()}
@@ -104,7 +104,7 @@ def with_mount_failure(kube: Kube, key: Key, seen: Pod, now: datetime) -> Pod:
     """The pod, with what its node said of a volume where its containers have been being created for a while.
 
     Raises:
-        KubeError: the API server could not be asked, or could not answer.
+        KubeError: the API server could not be reached, or could not answer.
     """
     age = (now - datetime.fromisoformat(seen.created)).total_seconds()
     if not seen.node or seen.waiting[0] not in ("ContainerCreating", "PodInitializing") or age < _CREATING_SECONDS:
@@ -183,7 +183,7 @@ def access_modes(kube: Kube, namespace: str, claim: str) -> tuple[str, ...] | No
     """How a claim may be mounted; None where there is no such claim.
 
     Raises:
-        KubeError: the API server could not be asked, or could not answer.
+        KubeError: the API server could not be reached, or could not answer.
     """
     live = kube.get("PersistentVolumeClaim", namespace, claim)
     return tuple(live["spec"].get("accessModes", ())) if live else None

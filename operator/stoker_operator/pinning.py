@@ -4,14 +4,14 @@
 
 A newer operator builds pods differently, and a newer catalogue names newer images. Neither may restart a model that
 serves. So what a spec was rendered to is written beside it, into an annotation of the Deployment, and applied again
-for as long as the spec says the same about pods. ``rollout.imageUpdates: Always`` asks for the newest instead.
+for as long as the spec means the same for pods. ``rollout.imageUpdates: Always`` takes the newest instead.
 
-What a spec says beside pods may change meanwhile: how many there are, how they are replaced, the Service. Specs are
+What does not concern pods may change meanwhile: how many there are, how they are replaced, the Service. Specs are
 compared by what they mean, whatever version of the API they are written in: a field left out is the same as its
-default, and a field that a later release adds says nothing until somebody sets it.
+default, and a field that a later release adds means nothing until it is set.
 
-Beside it stands the generation of the endpoint that the Deployment was made of: whoever sees an older one does not see
-the newest spec, and must not render it (`is_behind`).
+Beside it stands the generation of the endpoint that the Deployment was made of: a replica that sees an older
+one does not see the newest spec, and must not render it (`is_behind`).
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def pin(deployment: Manifest, live: Object | None, endpoint: Endpoint, spec: Spe
         deployment: as built by `manifests`.
         live: the workload's Deployment in the cluster.
         endpoint: whose it is.
-        spec: what it asks for.
+        spec: the endpoint's.
         manager: our field manager.
     """
     said = digest(spec)
@@ -168,4 +168,4 @@ def _rendered(live: Object, said: str, endpoint: Endpoint, manager: str) -> Any:
         same = rendered["spec"] == said or rendered["spec"] == _digest_as_written(endpoint.document.get("spec", {}))
         return rendered["template"] if same else None
     except (ValueError, TypeError, KeyError):
-        return None  # somebody else's words
+        return None  # not written by us

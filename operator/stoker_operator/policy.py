@@ -21,11 +21,11 @@ class Policy(Part):
     """The file's content; each field may be left out.
 
     Attributes:
-        template: what ``spec.template`` may say. Full: whatever the API server takes. Restricted: what
+        template: what ``spec.template`` may hold. Full: whatever the API server takes. Restricted: what
             `template_policy` lists. None: nothing.
         network_policy_from: who may send requests to every endpoint of ``networkPolicy.mode`` Namespace, beside pods of
             its namespace: the operator, Prometheus, a gateway.
-        pod_monitors: whether an endpoint whose ``monitoring.podMonitor`` is Auto has one where the cluster knows them.
+        pod_monitors: whether an endpoint whose ``monitoring.podMonitor`` is Auto has one where the cluster has them.
             Absent: it has.
         pod_monitor_labels: of endpoints' PodMonitors, beside ours.
     """

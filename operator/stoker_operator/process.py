@@ -1,7 +1,7 @@
 """The operator's process, beside its work: who leads, what is answered over HTTP, and in which order all of it ends.
 
 start:  answer probes and reviews ─► take part in the election ─► the work
-stop:   not ready any more ─► the work ends ─► give up the Lease ─► answer reviews until the API server knows
+stop:   not ready any more ─► the work ends ─► give up the Lease ─► answer reviews until the API server sends no more
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Process:
         self._webhook: Webhook | None = None
         ready = dict(ready)
         if settings.lease:
-            # A container is called as its pod; the rest tells its life from the one before.
+            # A container is called as its pod; the rest distinguishes its life from the one before.
             identity = f"{socket.gethostname()}_{uuid.uuid4().hex[:8]}"
             self._leadership = Leadership(kube, settings.lease, identity, on_gain=self._gain, on_loss=on_loss)
         if settings.webhook:
@@ -69,11 +69,11 @@ class Process:
         metrics.ask_leading(self.leading)
 
     def leading(self) -> bool:
-        """Whether this replica may write now. May be asked from any thread."""
+        """Whether this replica may write now. May be called from any thread."""
         return self.epoch() is not None
 
     def epoch(self) -> int | None:
-        """The number of the lead in which this replica may write; None where it may not. May be asked from any
+        """The number of the lead in which this replica may write; None where it may not. May be called from any
         thread."""
         return self._leadership.epoch if self._leadership else 0
 
@@ -98,7 +98,7 @@ class Process:
         self._on_gain()
 
     def leave(self) -> None:
-        """Says that we are about to end, so that nobody new comes. To be called before the work ends."""
+        """Reports not ready, so that no new client comes. To be called before the work ends."""
         self._health.leave()
 
     async def stop(self) -> None:

@@ -27,7 +27,7 @@ from stoker_operator.plan.capacity import Holder, capacity
 from stoker_operator.status import Seen, SeenWorkload, reported_workload, status, told_args
 from stoker_operator.store import Store
 
-#: How long an endpoint that has become ready is asked again for what its engine did not tell at once.
+#: How long requests go to the engine of an endpoint that has become ready, while it has not reported its blocks.
 _ASK_FOR: Final = timedelta(minutes=2)
 
 
@@ -52,11 +52,11 @@ class Cluster:
     """What a reconcile works with.
 
     Attributes:
-        kube: where it asks.
+        kube: the cluster.
         store: what has been seen.
         writer: who writes.
-        holders: who holds accelerators; it may be asked for.
-        kv_blocks: what an engine has, as far as it told; by endpoint, workload, pod and the URL of its metrics.
+        holders: who holds accelerators; listed on call.
+        kv_blocks: what an engine has, where it reported that; by endpoint, workload, pod and the URL of its metrics.
     """
 
     kube: Kube
@@ -70,7 +70,7 @@ def reconcile(cluster: Cluster, knowledge: Knowledge, key: Key, now: datetime) -
     """Makes the cluster as the endpoint wants it, and reports.
 
     Raises:
-        KubeError: the API server could not be asked, or could not answer.
+        KubeError: the API server could not be reached, or could not answer.
         NotLeading: another replica writes now.
     """
     endpoint = observe.endpoint(cluster.store, key)
@@ -88,7 +88,7 @@ def reconcile(cluster: Cluster, knowledge: Knowledge, key: Key, now: datetime) -
         modes = _access_modes(cluster, key, judgement)
     decision = decide(endpoint, owner, judgement, live, modes, MANAGER)
 
-    # What a template may hold only the API server knows. It is asked before anything is written.
+    # Only the API server has the schema of a pod template. A dry run there comes before anything is written.
     check = "Deployment" if judgement.parsed and judgement.parsed.spec.template.spec else ""
     applied = cluster.writer.apply(decision.objects, live, decision.unwanted, check=check)
     if check and applied.refused and applied.refused.kind == check:
@@ -146,7 +146,7 @@ def _trouble(
     nodes = observe.nodes(cluster.store)
     if decision.judgement.plan and nodes and any(pod.unschedulable for pod in pods):
         placement = decision.judgement.plan.placement
-        # Whether a node is large enough is known without asking who holds what.
+        # Whether a node is large enough is known without listing who holds what.
         room = capacity(nodes, (), placement.accelerator, placement.count)
         room = room or capacity(nodes, cluster.holders(), placement.accelerator, placement.count)
     return diagnose(pods, rollout, room)
@@ -155,7 +155,7 @@ def _trouble(
 def _kv_blocks(
     cluster: Cluster, decision: Decision, endpoint: Endpoint, workload: str, pods: tuple[Pod, ...], *, moving: bool
 ) -> int | None:
-    """What the engine was found to have allocated: asked, until it tells, for each way it is started."""
+    """What the engine was found to have allocated: requested, until it answers, for each way it is started."""
     if workload not in decision.pinned:
         return None
     container = engine(decision.pinned[workload].deployment)

@@ -1,4 +1,4 @@
-"""What the operator is told when it starts."""
+"""The operator's settings, as it is started with them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class WebhookSettings:
         namespace, secret: the Secret that holds the certificate (keys tls.crt, tls.key, ca.crt). It must exist.
         hosts: what the API server calls us by; the certificate is for these.
         configuration: the ValidatingWebhookConfiguration whose ``caBundle`` is ours to write.
-        external: somebody else, as cert-manager, owns the certificate and the ``caBundle``.
+        external: another controller, as cert-manager, owns the certificate and the ``caBundle``.
     """
 
     address: str
@@ -46,9 +46,9 @@ class Settings:
         namespaces: those it looks after; none means all of them.
         resync_seconds: how often every endpoint is looked at again, whatever happened or did not.
         recheck_seconds: how soon an endpoint is looked at again that is not ready yet; up to sixteen times that while
-            nothing happens. Events tell most of it, but not why pods do not start.
+            nothing happens. Events report most of it, but not why pods do not start.
         backoff_seconds: the first pause after an error; it doubles up to `resync_seconds`.
-        policy: a file that says what is permitted to endpoints, and what is added to their objects.
+        policy: a file that states what is permitted to endpoints, and what is added to their objects.
         catalogue: a file that extends and overrides the built-in accelerator catalogue.
         health_address: where ``/healthz``, ``/readyz`` and ``/metrics`` answer, as HOST:PORT.
         lease: how replicas agree on the one that writes; None: there is one replica.

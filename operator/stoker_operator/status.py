@@ -1,13 +1,13 @@
-"""Facts and decision → what the endpoint's status says. Pure; the time is an argument.
+"""Facts and decision → the endpoint's status. Pure; the time is an argument.
 
     Accepted      the spec obeys the rules
-    Planned       it is decided how the model is spread, and it fits; Unknown where nobody knows the model's shape
+    Planned       it is decided how the model is spread, and it fits; Unknown where the model's shape is not known
     Available     at least one pod serves, whatever its spec
     Progressing   pods are being created or replaced
-    Stalled       something is in the way that no waiting mends
+    Stalled       something is in the way that does not pass by itself
     Ready         every replica serves, from the newest spec; its reason and message are the ones to read
 
-Each condition says which generation of the spec it is about, and keeps the time of its last change.
+Each condition states which generation of the spec it is about, and keeps the time of its last change.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _NONE: Final = Rollout(current=False, desired=0, total=0, updated=0, ready=0, av
 #: The most characters the schema of a condition takes is more than anyone reads.
 _MESSAGE: Final = 2048
 _HELD: Final = "pods of the newest spec are made as soon as the model's config.json has been fetched, or does not come"
-#: A longer word of the engine's command line, such as a chat template, is told by its beginning.
+#: A longer argument of the engine's command line, such as a chat template, is reported by its beginning.
 _WORD: Final = 256
 
 
@@ -47,8 +47,8 @@ class SeenWorkload:
     Attributes:
         rollout: how far its Deployment has got.
         trouble: why its pods do not serve.
-        kv_blocks: blocks of the KV cache that its engine allocated, where it has been asked.
-        silent: a pod is ready, and its engine has not said how many.
+        kv_blocks: blocks of the KV cache that its engine allocated, where it has reported them.
+        silent: a pod is ready, and its engine has not reported how many.
     """
 
     rollout: Rollout

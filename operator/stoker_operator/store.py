@@ -1,13 +1,13 @@
-"""The cluster as it was last seen, in memory: what lists and watches told, and what our own writes were answered.
+"""The cluster as it was last seen, in memory: what lists and watches reported, and the answers to our own writes.
 
     list  ──────────► replace(): what is missing from the list is gone
     watch ──────────► put(), remove()
-    our own writes ─► put(): we see what we wrote at once, before the watch tells
+    our own writes ─► put(): we see what we wrote at once, before the watch reports it
 
 The three arrive in any order, so each object's ``resourceVersion`` decides which of two sightings is the newer one,
-and a deletion is remembered by it for as long as an older sighting may still arrive. (Resource versions are numbers
+and a deletion is kept with it for as long as an older sighting may still arrive. (Resource versions are numbers
 that only grow: Kubernetes' KEP-5504; every API server has kept to that.) But for one case: where etcd is restored from
-a backup they go back. A list tells it, since it is at least as new as whatever was seen before it was asked for.
+a backup they go back. A list shows that, since it is at least as new as whatever was seen before it was requested.
 
 Reading costs no request, and may be done from any thread.
 """
@@ -44,13 +44,13 @@ class Store:
         self._manager = manager
         self._instance = instance
         self._lock = threading.Lock()
-        self._objects: dict[str, dict[Id, Object]] = {}  # by kind: nodes and endpoints are asked for as such
+        self._objects: dict[str, dict[Id, Object]] = {}  # by kind: nodes and endpoints are read as such
         self._of_endpoint: dict[tuple[str, Key], set[Id]] = {}
         self._deleted: dict[Id, int] = {}
         self._listed: dict[str, int] = {}  # the version of the last list, by kind
 
     def put(self, seen: Object) -> bool:
-        """Takes note of an object; whether that was news."""
+        """Takes note of an object; whether that was new."""
         with self._lock:
             return self._put(seen)
 
@@ -70,7 +70,7 @@ class Store:
             return max((version for id, version in versions if namespace in ("", id.namespace)), default=0)
 
     def replace(self, kind: str, namespace: str, items: Iterable[Object], version: str, since: int = 0) -> list[Object]:
-        """Takes note of all objects of a kind there are in a namespace (empty: in all); what of that was news, with
+        """Takes note of all objects of a kind there are in a namespace (empty: in all); what of that was new, with
         what is gone.
 
         Args:
@@ -78,7 +78,7 @@ class Store:
             namespace: where they are.
             items: the objects.
             version: of the cluster, at which they were read.
-            since: `newest`, before they were asked for. A list that is older tells that versions went back, so that
+            since: `newest`, before they were requested. A list that is older shows that versions went back, so that
                 nothing seen before it holds any more.
         """
         at, news = int(version), []
@@ -110,7 +110,7 @@ class Store:
         return news
 
     def contradicts(self, seen: Object) -> bool:
-        """Whether a later list cannot tell this of an object, since an earlier one has told something newer."""
+        """Whether a later list cannot report this of an object, since an earlier one has reported something newer."""
         with self._lock:
             there = self._find(_id(seen))
             return there is not None and _version(seen) < _version(there) <= self._listed.get(seen["kind"], 0)
@@ -169,7 +169,7 @@ class Store:
         return Key(id.namespace, name) if name else None
 
     def _slim(self, seen: Object) -> Object:
-        """Without what nobody here reads and thousands of objects would keep in memory."""
+        """Without what is never read here and thousands of objects would keep in memory."""
         metadata: dict[str, Any] = {**seen["metadata"]}
         fields = [each for each in metadata.pop("managedFields", ()) if each["manager"] == self._manager]
         if fields:

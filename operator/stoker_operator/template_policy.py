@@ -1,7 +1,7 @@
-"""What ``spec.template`` may say, where the administrator does not leave that to whoever writes endpoints. Pure.
+"""What ``spec.template`` may hold, where the administrator does not leave that to authors of endpoints. Pure.
 
-The operator makes the pods, so without this whoever may create endpoints may create any pod. Restricted permits what
-is listed here and nothing else, so that a field of a later Kubernetes is refused until somebody has looked at it. What
+The operator makes the pods, so without this a right to create endpoints is one to create any pod. Restricted permits
+what is listed here and nothing else, so that a field of a later Kubernetes is refused until it has been reviewed. What
 it keeps away:
 
     Kubernetes' Pod Security Standard "restricted"    what gives a pod rights on its node: host namespaces, host paths,
@@ -10,8 +10,8 @@ it keeps away:
     precedence over others' pods                      priority, and a node that is named past the scheduler
 
 Of the standard it is what all versions permit from Kubernetes 1.31, the chart's oldest, to 1.37. What the template
-leaves out is ours, and `manifests` builds it as the standard asks. A container that the template adds is all its own,
-so it must say itself what the standard wants said.
+leaves out is ours, and `manifests` builds it as the standard requires. A container that the template adds is not
+completed, so it must itself state what the standard requires.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ def _handler(handler: Any, path: str) -> Iterator[Violation]:
     for name, value, here in _entries(handler, path):
         if name in ("httpGet", "tcpSocket"):
             if isinstance(value, Mapping) and value.get("host", "") != "":
-                yield _not(f"{here}.host", value["host"], "remove it: the pod itself is asked then")
+                yield _not(f"{here}.host", value["host"], "remove it: the probe then goes to the pod itself")
             yield from _not_objects(value, here)
     yield from _not_objects(handler, path)
 

@@ -30,10 +30,10 @@ class Webhook:
 
     Args:
         address: HOST:PORT to listen on.
-        tls: how to speak TLS.
+        tls: the server's TLS context.
         check: judges an endpoint; it is called in the event loop, so it must be quick.
-        metrics: told of each review.
-        grace: seconds to go on answering after `stop` was called, until the API server has heard that we are leaving.
+        metrics: counts each review.
+        grace: seconds to go on answering after `stop` was called, until the API server sends no more reviews here.
         learn: awaited with an endpoint before it is judged; ends when what the verdict rests on is known, or soon.
     """
 

@@ -84,7 +84,7 @@ def _violation(error: dict[str, Any]) -> Violation:
         return Violation(field, "there is no such field", remedy)
     if error["type"] == "missing":
         return Violation(field, "this field is required", "set it")
-    if error["type"] in ("model_type", "dict_type"):  # pydantic would speak of Python's classes
+    if error["type"] in ("model_type", "dict_type"):  # pydantic's message would name Python's classes
         return Violation(field, f"input should be a mapping, not {_shown(error['input'])}")
     message = (error["msg"][0].lower() + error["msg"][1:]).replace(" after validation", "")
     value = error["input"]

@@ -1,4 +1,4 @@
-"""A rule about several fields at once, said twice: in CEL for the API server, in Python for everybody else.
+"""A rule about several fields at once, stated twice: in CEL for the API server, in Python for all others.
 
 The schema says what one field may hold. A rule says what fields may hold together. It is declared on the model
 whose fields it looks at, so that `schema` can write it next to those fields in the CRD, where the API

@@ -1,4 +1,4 @@
-"""What this machine has, as far as a command can ask without a GPU library."""
+"""What this machine has, as far as a command can find out without a GPU library."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ def lacks(key: str, accelerator: Accelerator, count: int) -> str | None:
     """Why this machine cannot stand in for `count` of `accelerator`; None where it can.
 
     Any accelerator of the same maker with at least the memory will do: what is planned for the smaller one holds
-    on it. Only NVIDIA's can be asked.
+    on it. Only NVIDIA's can be queried.
     """
     if accelerator.resource is None:
         return None
     if accelerator.resource != "nvidia.com/gpu":
-        return f"whether this machine has {key} cannot be told"
+        return f"whether this machine has {key} is not known"
     found = nvidia_memory()
     fit = [memory for memory in found if memory >= (accelerator.memory_mib or 0)]
     if len(fit) >= count:

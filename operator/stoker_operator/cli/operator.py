@@ -1,4 +1,4 @@
-"""``stoker operator``: watches InferenceEndpoints and runs the pods they ask for."""
+"""``stoker operator``: watches InferenceEndpoints and runs their pods."""
 
 from __future__ import annotations
 
@@ -172,7 +172,7 @@ def _parser() -> argparse.ArgumentParser:
         "--webhook-certificate",
         choices=("own", "external"),
         default="own",
-        help="own: the operator makes it and renews it; external: somebody else does, as cert-manager "
+        help="own: the operator makes it and renews it; external: another controller does, as cert-manager "
         "(default: %(default)s)",
     )
     webhook.add_argument(

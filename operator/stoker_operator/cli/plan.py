@@ -2,8 +2,8 @@
 
 It judges a manifest (``-f``), or a model and accelerators (``--model``), by the operator's own planner. It needs no
 cluster and no network: the shape of a model comes from the table of well-known ones, or from a folder on this machine.
-With ``--cluster`` the cluster that the kubeconfig points at is asked what it has and has free, and which of its
-accelerators would hold the model; ``--accelerator`` may be left out then.
+With ``--cluster`` it also reads, from the kubeconfig's cluster, which accelerators there are and are free, and shows
+which of them would hold the model; ``--accelerator`` may be left out then.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ def _answer(
     fate = _fate(asked, spec, catalogue)
     if options.filename:
         return Answer(spec, found, True, fate)
-    # Sums are also asked for of what this release cannot run: other runtimes' images, pods that nothing connects yet.
+    # Sums are also shown of what this release cannot run: other runtimes' images, pods that nothing connects yet.
     kind = found.placement.accelerator.images
     served = any(kind in images for images in catalogue.runtimes.values())
     errors = (*(() if served else found.refused), *found.unplannable)
@@ -167,7 +167,7 @@ def _manifest(filename: str) -> Mapping[str, Any]:
 
 
 def _room(seen: plan_cluster.Seen, placement: Placement) -> str:
-    """Whether the cluster's nodes have room for what was asked for."""
+    """Whether the cluster's nodes have room for the pods."""
     if seen.unknown:
         return seen.unknown if seen.nodes else f"not known: {seen.unknown}"
     room = capacity(seen.nodes, seen.holders or (), placement.accelerator, placement.count)

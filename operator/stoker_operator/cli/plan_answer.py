@@ -21,12 +21,12 @@ class Answer:
     """What was found.
 
     Attributes:
-        spec: what was asked for; None where it cannot be read.
+        spec: the manifest's; None where it cannot be read.
         study: what was considered; None where nothing could be.
-        asked: the sizes in the spec are among those that were considered.
-        errors: all that speaks against it.
-        cluster: what the nodes say of what was asked for; None where they were not asked.
-        kinds: what each kind of accelerator of the cluster would make of the model; None where nodes were not asked.
+        asked: whether the sizes in the spec are among those that were considered.
+        errors: all objections to it.
+        cluster: whether the nodes have room for the pods; None where they were not listed.
+        kinds: what each kind of accelerator of the cluster would make of the model; None where nodes were not listed.
     """
 
     spec: Spec | None

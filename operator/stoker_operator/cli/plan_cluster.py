@@ -95,7 +95,7 @@ def rows(seen: Seen, asked: Document, catalogue: Catalogue) -> tuple[Row, ...]:
 
     Args:
         seen: what is there.
-        asked: the manifest; its accelerator is left aside, and its count and sizes where it says neither.
+        asked: the manifest; its accelerator is left aside, and its count and sizes where it states neither.
         catalogue: the kinds that are known.
     """
     return tuple(_row(stock, asked, catalogue) for stock in stocks(seen.nodes, seen.holders, catalogue))
@@ -187,7 +187,7 @@ def _row(stock: Stock, asked: Document, catalogue: Catalogue) -> Row:
 
 
 def _study(stock: Stock, asked: Document, count: int, catalogue: Catalogue) -> Study | str:
-    """What is made of pods with `count` of the accelerators; or what speaks against them."""
+    """What is made of pods with `count` of the accelerators; or the objection to them."""
     spec = {**asked["spec"], "hardware": {**asked["spec"]["hardware"], "accelerator": stock.key, "count": count}}
     given = spec.get("parallelism") or {}
     if not given.keys() - {"minConcurrency", "mode"}:

@@ -1,4 +1,4 @@
-"""``stoker plan --model … --accelerator …``: the manifest that somebody would write who means the same."""
+"""``stoker plan --model … --accelerator …``: the manifest that means the same."""
 
 from __future__ import annotations
 

@@ -21,12 +21,12 @@ def main(argv: list[str]) -> int:
     """Runs the command."""
     parser = argparse.ArgumentParser(
         prog="stoker render",
-        description="Print every object that the operator would apply for a manifest. What only a cluster knows, the "
-        "owner references, is left out.",
+        description="Print every object that the operator would apply for a manifest. What only exists in a cluster, "
+        "the owner references, is left out.",
     )
     add_arguments(parser)
     parser.add_argument(
-        "--pod-monitors", action="store_true", help="the cluster has the Prometheus operator, and so knows PodMonitors"
+        "--pod-monitors", action="store_true", help="the cluster has the Prometheus operator, and so PodMonitors"
     )
     parser.add_argument("--policy", type=Path, metavar="FILE", help="that the operator runs with")
     options = parser.parse_args(argv)
@@ -52,11 +52,11 @@ def render(
     Args:
         endpoint: the endpoint.
         catalogue: the accelerators there are.
-        pod_monitors: whether the cluster knows PodMonitors; a manifest that insists on one is taken at its word.
+        pod_monitors: whether the cluster has PodMonitors; a manifest that requires one gets one.
         policy: what the administrator permits and adds.
 
     Raises:
-        Refused: something speaks against it.
+        Refused: it cannot be run as written.
     """
     if against := forbidden(endpoint.spec.template, policy.template):
         raise Refused(*against)

@@ -82,7 +82,7 @@ class Launch:
         words: what follows that.
         env: the whole environment.
         unused: fields that were given and mean nothing here.
-        warnings: what its author should know of the plan.
+        warnings: of the plan, for the manifest's author.
     """
 
     name: str

@@ -22,9 +22,9 @@ def children(
 
     Args:
         owner: the endpoint.
-        spec: what the user asks for.
+        spec: the endpoint's, as its author wrote it.
         plan: what was decided about it.
-        pod_monitors: whether the cluster knows PodMonitors.
+        pod_monitors: whether the cluster has PodMonitors.
         policy: what the administrator permits and adds.
 
     Raises:

@@ -7,7 +7,7 @@ from stoker_operator.manifests.owner import Manifest, Owner
 
 
 def disruption_budget(owner: Owner, spec: Spec) -> Manifest | None:
-    """The endpoint's PodDisruptionBudget; None for a single pod, which nobody could ever move then."""
+    """The endpoint's PodDisruptionBudget; None for a single pod, which could never be evicted then."""
     if spec.replicas < 2:
         return None
     return {

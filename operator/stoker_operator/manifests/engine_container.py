@@ -24,7 +24,7 @@ def engine_container(spec: Spec, plan: Plan, started: Invocation, mounted: Seque
     """The engine's container.
 
     Args:
-        spec: what the user asks for.
+        spec: the endpoint's, as its author wrote it.
         plan: what was decided about it.
         started: how the engine is started.
         mounted: the pod's volumes.
@@ -52,7 +52,7 @@ def engine_container(spec: Spec, plan: Plan, started: Invocation, mounted: Seque
         "volumeMounts": [volume.volume_mount() for volume in mounted],
     }
     if not engine.drains:
-        # No request is sent to a pod that is to end, and those it has are finished before the engine hears of it.
+        # No request is sent to a pod that is to end, and those it has are finished before the engine gets SIGTERM.
         container["lifecycle"] = {"preStop": {"sleep": {"seconds": leaving}}}
     if spec.engine.image_pull_policy:
         container["imagePullPolicy"] = spec.engine.image_pull_policy

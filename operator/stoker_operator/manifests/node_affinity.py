@@ -1,4 +1,4 @@
-"""Which nodes have an accelerator, as far as their labels tell.
+"""Which nodes have an accelerator, as far as their labels show.
 
 A device plugin's resource (``nvidia.com/gpu``) counts accelerators and does not say which; labels do, where some
 feature discovery sets them. So a pod goes to a node that one of the labels vouches for, or to one that has none of

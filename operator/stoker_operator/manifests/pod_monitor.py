@@ -1,4 +1,4 @@
-"""What asks the Prometheus operator to scrape an endpoint's pods."""
+"""What makes the Prometheus operator scrape an endpoint's pods."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ def pod_monitor(owner: Owner, spec: Spec, known: bool, policy: Policy) -> Manife
 
     Args:
         owner: the endpoint.
-        spec: what the user asks for.
-        known: whether the cluster knows PodMonitors.
+        spec: the endpoint's, as its author wrote it.
+        known: whether the cluster has PodMonitors.
         policy: what the administrator adds.
 
     Raises:
-        Refused: one is asked for that the cluster does not know.
+        Refused: one is required, and the cluster has no such kind.
     """
     mode = spec.monitoring.mode
     if mode == "Enabled" and not known:

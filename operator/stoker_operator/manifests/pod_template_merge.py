@@ -7,11 +7,11 @@
 The names are those that core/v1 declares (``x-kubernetes-patch-merge-key``). Three things differ from what
 ``kubectl patch`` does, each to keep both sides' meaning. A thing that is one of several kinds is never two at a time: a
 volume, or a variable, is replaced as a whole, as ``kubectl apply`` does; of a probe, or a hook, another kind replaces
-ours, and its times stay. Tolerations are added to ours. Terms of
-required node affinity hold beside ours: a pod goes where both allow it.
+ours, and its times stay. Tolerations are added to ours. Terms of required node affinity hold in addition to ours: a
+pod goes where both allow it.
 
-What a typed field says is not for the template to say otherwise: such fields are refused, with the field's name. The
-rest is for the API server to check, which knows every field of a pod.
+The template cannot override a typed field: such fields are refused, with the field's name. The rest is checked by the
+API server, which has the schema of a pod.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from stoker_operator.manifests.owner import Manifest
 
 PATH: Final = "spec.template.spec"
 
-#: What tells one thing of a list from another.
+#: What identifies an item of a list.
 _KEYS: Final = {
     "containers": "name",
     "initContainers": "name",
@@ -154,7 +154,7 @@ def _terms(spec: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 
 def _with_protocols(containers: list[Any], path: str) -> list[Manifest]:
-    """The containers with every port's protocol written out: it is half of what server-side apply knows a port by."""
+    """The containers with every port's protocol written out: server-side apply identifies ports by it too."""
     result = []
     for index, container in enumerate(containers):
         here = f"{path}[{index}]"

@@ -50,7 +50,7 @@ def volumes(owner: Owner, spec: Spec, placement: Placement, *, api_keys: bool, s
 
     Args:
         owner: the endpoint.
-        spec: what the user asks for.
+        spec: the endpoint's, as its author wrote it.
         placement: what a pod runs on.
         api_keys: whether the runtime reads the API keys from files.
         shm: whether the runtime needs shared memory even where the model is not split.
@@ -69,7 +69,7 @@ def volumes(owner: Owner, spec: Spec, placement: Placement, *, api_keys: bool, s
         config_map = {"configMap": {"name": ref.name, "items": [{"key": ref.key, "path": TEMPLATE_FILE}]}}
         needed.append(Volume("chat-template", TEMPLATE_MOUNT, config_map, read_only=True))
     if spec.auth and api_keys:
-        # Read by the pod's group, which is the volume's, and by nobody else.
+        # Readable by the pod's group, which is the volume's, and by no other user.
         secret = {"secret": {"secretName": spec.auth.api_keys_secret_ref.name, "defaultMode": 0o440}}
         needed.append(Volume("api-keys", API_KEYS_MOUNT, secret, read_only=True))
     return needed

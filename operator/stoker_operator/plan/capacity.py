@@ -1,6 +1,6 @@
 """Whether the cluster's nodes have room for a pod's accelerators: never, or not now. Pure.
 
-    never     no node that may hold the pod has as many accelerators as the pod asks for
+    never     no node that may hold the pod has as many accelerators as the pod requests
     not now   one has, and other pods hold them
 
 A node may hold the pod unless a label says that its accelerators are of another kind; clusters without feature

@@ -43,13 +43,13 @@ class Accelerator(_Entry):
     Attributes:
         memory_mib: memory of one, as its driver reports it; None where it is the container's.
         resource: what its device plugin calls it; None for what every node has.
-        device: what the engine is told to run on.
-        arch: what `Catalogue.supports` knows it by.
+        device: what the engine runs on (``--device``).
+        arch: its name in `Catalogue.supports`.
         images: which kind of image serves it.
-        node_labels: by which its nodes can be told from others: key → any of these values.
+        node_labels: that distinguish its nodes from others: key → any of these values.
         tolerations: of the taints that keep other pods from its nodes.
         max_count: the most that a pod can use together; None: any number.
-        topology_label: by which a pod asks for the shape of the slice whose chips it has; None: it need not.
+        topology_label: by which a pod selects the shape of the slice whose chips it has; None: it need not.
         shared: one is a share of a device, whose memory others use as well.
     """
 
@@ -156,7 +156,7 @@ class Catalogue(BaseModel):
         return device.model_copy(update={"node_labels": labels, "max_count": 1, "shared": True})
 
     def every_key(self) -> list[str]:
-        """Every key that `accelerator` knows, those of shared devices behind the others."""
+        """Every key that `accelerator` accepts, those of shared devices behind the others."""
         return [*self.accelerators, *(f"{key}{_SHARED}" for key in self.accelerators if self._share(f"{key}{_SHARED}"))]
 
     def image(self, runtime: str, key: str) -> str:

@@ -1,6 +1,6 @@
-"""What is to know of accelerators whatever the model.
+"""Rules of accelerators that hold whatever the model.
 
-A TPU node pool is one shape of slice. A pod says which, or is never scheduled (GKE, "Deploy TPU workloads"), and a
+A TPU node pool is one shape of slice. A pod selects one, or is never scheduled (GKE, "Deploy TPU workloads"), and a
 replica has all chips of it. A time-sliced GPU's memory is not divided among those who share it.
 """
 
@@ -17,7 +17,7 @@ from stoker_operator.plan.placement import Placement
 
 
 def unusable(spec: Spec, placement: Placement) -> Iterator[Violation]:
-    """Why no node would take pods that ask for accelerators so."""
+    """Why no node would take pods with these requests for accelerators."""
     label = placement.accelerator.topology_label
     if label is None:
         return
@@ -27,7 +27,7 @@ def unusable(spec: Spec, placement: Placement) -> Iterator[Violation]:
     if not found:
         yield Violation(
             field,
-            f"no shape of slice is asked for, so no node ever takes a pod with {spec.hardware.accelerator}",
+            f"no shape of slice is selected, so no node ever takes a pod with {spec.hardware.accelerator}",
             f"set it to the topology of {chips} chips{_shape(chips)}, as your node pool has it",
             reason="TopologyMissing",
         )
@@ -41,7 +41,7 @@ def unusable(spec: Spec, placement: Placement) -> Iterator[Violation]:
 
 
 def warnings(spec: Spec, placement: Placement) -> Iterator[str]:
-    """What the author of a spec should know of the accelerators."""
+    """What is worth a warning to the author of a spec, about the accelerators."""
     if placement.accelerator.shared and spec.engine.gpu_memory_utilization_percent is None:
         yield (
             "the memory of a time-sliced device is also that of the other pods on it, which nothing keeps apart; set "
@@ -50,7 +50,7 @@ def warnings(spec: Spec, placement: Placement) -> Iterator[str]:
 
 
 def _selected(pod: Any, label: str) -> list[str]:
-    """The values of a node's label that a pod asks for; the API server judges all else about the template."""
+    """The values of a node's label that a pod selects; the API server judges all else about the template."""
     selector = _part(pod, "nodeSelector")
     if isinstance(selector.get(label), str):
         return [selector[label]]

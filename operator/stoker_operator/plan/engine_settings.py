@@ -1,4 +1,4 @@
-"""What an engine will be told, or choose by itself, of all that decides how it uses memory.
+"""The settings that decide how an engine uses memory: those it is given, and those it chooses by itself.
 
 A typed field of the spec comes first, then a word in ``spec.engine.args``, then the runtime's own default. vLLM's
 defaults of a step depend on the accelerator: they are those of ``EngineArgs.get_batch_defaults`` for its API server,
@@ -32,9 +32,9 @@ class EngineSettings:
         max_num_seqs: most sequences of one step.
         max_num_batched_tokens: most tokens of one step.
         block_size: tokens of one block.
-        max_model_len: the longest sequence, where somebody said it.
-        chooses_length: a word says so in a way that only the engine understands (``--max-model-len=auto``).
-        kv_cache_memory_bytes, num_blocks: size of the KV cache, where somebody said it.
+        max_model_len: the longest sequence, where it is stated.
+        chooses_length: it is stated in a way that only the engine can resolve (``--max-model-len=auto``).
+        kv_cache_memory_bytes, num_blocks: size of the KV cache, where it is stated.
     """
 
     utilization: float

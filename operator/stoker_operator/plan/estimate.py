@@ -1,7 +1,7 @@
 """What will be in an accelerator's memory, and how long a sequence may be there.
 
 The sums are the engine's own (`stoker_engine.sizing.memory`). On an accelerator they rest on allowances, so a length
-that memory limits is chosen with a margin to spare: an engine that is told a length that does not fit would not start.
+that memory limits is chosen with a margin to spare: an engine that is given a length that does not fit would not start.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from stoker_operator.plan.model_shapes import Shape
 MARGIN: Final = 0.03
 FOREIGN_MARGIN: Final = 0.10
 
-#: A length that memory limits to less than this serves nobody, unless the model's own is less.
+#: A length that memory limits to less than this is useless, unless the model's own is less.
 SHORTEST: Final = 2048
 
 
@@ -63,7 +63,7 @@ class Bench:
     Attributes:
         shape: the model.
         numbers: bytes of its numbers, and what a step may hold.
-        settings: what the engine is told.
+        settings: the engine's.
         memory_bytes: of one accelerator, or of the container; None where it is not known.
         on_cpu: whether it is a CPU.
         margin: share of the blocks that a length leaves unused where memory limits it.
@@ -78,8 +78,8 @@ class Bench:
 
     @property
     def wanted_len(self) -> int:
-        """The longest sequence that is to be served: what is asked for, or else the model's own. What is beyond the
-        model's own length is refused as such, whatever the memory."""
+        """The longest sequence that is to be served: as stated, or else the model's own. What is beyond the model's
+        own length is refused as such, whatever the memory."""
         config = self.shape.config
         return min(self.settings.max_model_len or config.default_model_len, config.longest_model_len)
 
@@ -99,7 +99,7 @@ class Problem(NamedTuple):
 
 
 def estimate(bench: Bench, sharding: Sharding) -> tuple[Estimate, Problem | None]:
-    """One copy in memory, and what speaks against it."""
+    """One copy in memory, and the objection to it; None where there is none."""
     config, settings, numbers = bench.shape.config, bench.settings, bench.numbers
     if bench.memory_bytes is None:
         weights = weight_bytes(config, numbers.element_bytes, sharding=sharding, quantized=numbers.quantized)

@@ -1,6 +1,6 @@
-"""How large a model is, as far as it can be told without loading it.
+"""How large a model is, as far as that is known without loading it.
 
-A config.json tells it: one that somebody fetched from the hub or read from a folder, or the one in the table of
+It follows from a config.json: one fetched from the hub or read from a folder, or the one in the table of
 well-known models (`models.yaml`). Of other sources, such as a claim, nothing is known before a pod mounts them, and
 the engine judges by the same sums when it starts.
 """
@@ -66,8 +66,8 @@ def shape_of(source: ModelSource, config: Mapping[str, Any] | None, runtime: str
 
     Args:
         source: where the model comes from.
-        config: its config.json, where somebody has it.
-        runtime: which engine is to serve it; others know more architectures than ours.
+        config: its config.json, where there is one.
+        runtime: which engine is to serve it; others have more architectures than ours.
 
     Raises:
         Unplannable: no engine of this kind serves such a model.
@@ -115,7 +115,7 @@ def _read(config: Mapping[str, Any], runtime: str) -> Shape | str:
     method = quantization_method(config)
     stored = quantized_weights(config) if method else None
     if method and stored is None:
-        return f"how large weights are that {method} quantizes cannot be told"
+        return f"how large weights are that {method} quantizes is not known"
     plain = {key: value for key, value in config.items() if key != "quantization_config"}
     _bounded(Fields(text_of(plain), {}))
     shape = Shape(ModelConfig.from_dict(plain) if runtime == "stoker" else foreign_config(plain), method, stored)

@@ -2,8 +2,8 @@
 
 What is recommended is what serves, not what barely fits:
 
-    1.  sequences of the length that is asked for, or else of the model's own
-    2.  so many of them at once as the floor says, in each copy
+    1.  sequences of the length in the spec, or else of the model's own
+    2.  so many of them at once as the floor requires, in each copy
     3.  the most copies: the fewest accelerators a copy, rather split by tensor than by pipeline
 
 Where no way reaches length and floor, the one that comes nearest is recommended, length first. More accelerators a
@@ -29,7 +29,7 @@ from stoker_operator.plan.shards import Split, uneven
 NODE_COUNTS: Final = (1, 2, 4, 8)
 #: The most that is searched for a model that is too large.
 _MOST: Final = 64
-#: Sequences that a copy should hold at once, where nobody says how many.
+#: Sequences that a copy should hold at once, where the spec does not state how many.
 MIN_CONCURRENCY: Final = 4
 
 
@@ -66,7 +66,7 @@ class Option:
 
     @property
     def way(self) -> tuple[Sizes, int]:
-        """What tells it from other ways."""
+        """What identifies it among other ways."""
         return self.sizes, self.expert
 
 
@@ -149,7 +149,7 @@ def _held(found: Estimate) -> tuple[int | None, int | None]:
 def options(layout: Layout, pipeline: int | None = None) -> tuple[Option, ...]:
     """All ways that use every accelerator, the widest copy first.
 
-    Pipelines are among them where one is asked for, where a replica spans nodes, or where no copy fits without and one
+    Pipelines are among them where the spec has one, where a replica spans nodes, or where no copy fits without and one
     may with.
     """
     if pipeline is not None:
@@ -169,7 +169,7 @@ def recommended(found: Sequence[Option]) -> Option | None:
 
 
 def advise(layout: Layout, found: Sequence[Option], replicas: int) -> Advice | None:
-    """What to write for the way that is recommended among `found`, where `replicas` are asked for."""
+    """What to write for the way that is recommended among `found`, where the spec has `replicas`."""
     best = recommended(found)
     if best is None:
         return None
@@ -230,7 +230,7 @@ def _judged(layout: Layout, sizes: Sizes) -> list[Option]:
 
 
 def _structure(layout: Layout, sizes: Sizes) -> Problem | None:
-    """What speaks against a way whatever the memory."""
+    """The objection to a way whatever the memory."""
     if layout.most is not None and layout.count > layout.most:
         # NVIDIA, "MIG User Guide": a process sees one slice.
         message = f"{layout.count} of these cannot work together: they are parts of devices, and a process sees one"

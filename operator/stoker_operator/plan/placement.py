@@ -52,7 +52,7 @@ def place(workload: Workload, catalogue: Catalogue) -> Placement:
     """The placement of a workload that obeys the rules of the API.
 
     Raises:
-        Refused: the catalogue knows no such runtime or accelerator, or how many there are is said twice.
+        Refused: the catalogue has no such runtime or accelerator, or their number is stated twice.
     """
     catalogue.images_of(workload.engine.runtime)
     hardware = workload.hardware

@@ -43,8 +43,8 @@ class Plan:
         image: the container image each runs.
         estimate: what will be in an accelerator's memory; None where the model's shape is not known.
         unknown: why it is not known.
-        max_model_len: the longest sequence that the engine is told to take; None leaves it to the engine.
-        warnings: sentences on what is planned and its author would want to know: a length that was cut, what the
+        max_model_len: the longest sequence, as the engine is given it; None leaves it to the engine.
+        warnings: sentences for the spec's author on what is planned: a length that was cut, what the
             runtime's release does not do yet.
         chosen_by: which field of the spec left the sizes to the planner; empty: none did.
     """
@@ -63,12 +63,12 @@ class Study:
     """All that was considered on the way to a plan.
 
     Attributes:
-        placement: what was asked for.
+        placement: what the spec states.
         image: the container image; empty where there is none.
-        chosen: the verdict on what was asked for.
-        options: the ways that use all accelerators, the one that was asked for among them.
+        chosen: the verdict on what the spec states.
+        options: the ways that use all accelerators, the one in the spec among them.
         unknown: why the model's shape is not known; empty where it is.
-        max_model_len: what the engine is to be told.
+        max_model_len: what the engine is to be given.
         refused: what the catalogue does not allow.
         unplannable: why model and accelerators do not go together so.
         warnings, chosen_by: as in `Plan`.
@@ -95,9 +95,9 @@ def plan(spec: Spec, catalogue: Catalogue, config: Mapping[str, Any] | None = No
     """Plans the pods of `spec`.
 
     Args:
-        spec: what is asked for.
+        spec: the endpoint's.
         catalogue: what is known of accelerators and runtimes.
-        config: the model's config.json, where somebody has it; well-known models are known without.
+        config: the model's config.json, where there is one; well-known models need none.
 
     Raises:
         Unplannable: the model cannot run so.
@@ -122,7 +122,7 @@ def plan(spec: Spec, catalogue: Catalogue, config: Mapping[str, Any] | None = No
 
 
 def study(spec: Spec, catalogue: Catalogue, config: Mapping[str, Any] | None = None) -> Study:
-    """Considers all ways in which the model can run on the accelerators of `spec`; what speaks against it is in the
+    """Considers all ways in which the model can run on the accelerators of `spec`; objections are in the
     result.
 
     Raises:
@@ -133,7 +133,7 @@ def study(spec: Spec, catalogue: Catalogue, config: Mapping[str, Any] | None = N
 
 
 def _study(spec: Spec, catalogue: Catalogue, config: Mapping[str, Any] | None, *, every_way: bool) -> Study:
-    """`study`; where nothing is wrong with what is asked for, other ways are considered only if `every_way`."""
+    """`study`; where nothing is wrong with what the spec states, other ways are considered only if `every_way`."""
     placement = place(spec, catalogue)
     refused: tuple[Violation, ...] = ()
     image = spec.engine.image or ""
@@ -212,7 +212,7 @@ def _layout(spec: Spec, placement: Placement, shape: Shape | str, bench: Bench |
 
 def _memory_bytes(spec: Spec, placement: Placement) -> int | None:
     """The memory of one accelerator. On CPU it is the container's limit; without one the engine takes what the machine
-    has, which nobody knows beforehand."""
+    has, which is not known beforehand."""
     if placement.accelerator.memory_mib is not None:
         return placement.accelerator.memory_mib * _MIB
     limits = spec.hardware.resources.limits if spec.hardware.resources else None
@@ -227,11 +227,11 @@ def _bench(spec: Spec, shape: Shape, settings: EngineSettings, memory: int | Non
     if engine.quantization and not shape.method:
         quantized = usual_weights(engine.quantization)
         if quantized is None:
-            return f"how large weights are that {engine.quantization} quantizes cannot be told", None
+            return f"how large weights are that {engine.quantization} quantizes is not known", None
     dtype = engine.dtype if engine.dtype not in (None, "auto") else shape.config.dtype
     size = element_bytes(dtype or "bfloat16")
     if engine.runtime != "stoker" and engine.dtype in (None, "auto"):
-        size = min(size, 2)  # vLLM loads float32 checkpoints in 16 bits, unless it is told otherwise
+        size = min(size, 2)  # vLLM loads float32 checkpoints in 16 bits, unless ``--dtype`` is another
     numbers = Numbers(
         element_bytes=size,
         kv_element_bytes=kv_element_bytes(engine.kv_cache_dtype or "auto", size),

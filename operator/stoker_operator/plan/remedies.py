@@ -23,10 +23,10 @@ def violation(
     """What is wrong with the `chosen` way, and every way out.
 
     Args:
-        spec: what is asked for.
+        spec: the endpoint's.
         catalogue: what the runtimes can do.
         layout: what the ways share.
-        chosen: the way that is asked for, which has a problem.
+        chosen: the way in the spec, which has a problem.
         ways: all ways.
         advice: the way among them that is recommended.
     """
@@ -58,7 +58,7 @@ def shortfalls(spec: Spec, layout: Layout, chosen: Option, advice: Advice | None
     """What a way that can run does not reach of what is wanted: a length that was cut, too few sequences at once.
 
     Args:
-        spec: what is asked for.
+        spec: the endpoint's.
         layout: what the ways share.
         chosen: the way that is taken.
         advice: the way that is recommended, where one was looked for.

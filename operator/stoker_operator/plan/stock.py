@@ -19,11 +19,11 @@ class Stock:
     """One kind of accelerator, as the cluster has it.
 
     Attributes:
-        key: the catalogue's; empty where labels do not say which kind it is.
+        key: the catalogue's; empty where labels do not show which kind it is.
         resource: what its device plugin calls it.
         sizes: devices of each node that has some.
         free: those that no pod holds, in the same order; None where pods may not be seen.
-        topology: the shape of the slices, where pods must ask for one.
+        topology: the shape of the slices, where pods must select one.
         why_unknown: what is missing, where `key` is empty.
     """
 
@@ -67,7 +67,7 @@ def stocks(nodes: Sequence[Node], holders: Sequence[Holder] | None, catalogue: C
 
 def kind_of(node: Node, resource: str, catalogue: Catalogue) -> str:
     """The key of the node's devices of a resource: the one that a label vouches for, or the only one of that resource
-    that has no labels to be known by. Empty: it cannot be told."""
+    that has no labels. Empty: it is not known."""
     kinds = {key: catalogue.accelerator(key) for key in catalogue.every_key()}
     kinds = {key: kind for key, kind in kinds.items() if kind.resource == resource}
     vouched = [key for key, kind in kinds.items() if _vouched(node, kind)]
@@ -102,7 +102,7 @@ def _why_unknown(nodes: Sequence[Node], resource: str, catalogue: Catalogue) -> 
     kinds = {key: entry for key, entry in catalogue.accelerators.items() if entry.resource == resource}
     labels = list(dict.fromkeys(label for entry in kinds.values() for label in entry.node_labels))
     if not labels:
-        return f"it is {' or '.join(kinds)}, and no label tells which; name --accelerator"
+        return f"it is {' or '.join(kinds)}, and no label shows which; name --accelerator"
     said = sorted({node.labels[label] for node in nodes for label in labels if label in node.labels})
     unlabelled = sum(not any(label in node.labels for label in labels) for node in nodes)
     parts = [f"{', '.join(said)} is not in the accelerator catalogue"] if said else []

@@ -20,7 +20,7 @@ _NEEDS_CHECKPOINT: Final = ("awq", "gptq", "compressed-tensors", "fbgemm_fp8", "
 
 
 def unsupported(workload: Workload, catalogue: Catalogue) -> Iterator[Violation]:
-    """What the spec asks of the runtime that it does not do on the accelerator."""
+    """What the spec requires of the runtime and it does not support on the accelerator."""
     engine, key = workload.engine, workload.hardware.accelerator
     known = catalogue.support(engine.runtime, key)
 
@@ -51,7 +51,7 @@ def mismatched(workload: Workload, shape: Shape, catalogue: Catalogue) -> Iterat
     if asked and stored and asked != stored:
         yield Violation(
             "spec.engine.quantization",
-            f"{engine.quantization} is asked for, and the checkpoint is quantized by {shape.method}",
+            f"{engine.quantization} is requested, and the checkpoint is quantized by {shape.method}",
             "remove it, or name another model",
             reason="QuantizationMismatch",
         )
@@ -82,7 +82,7 @@ def warnings(workload: Workload, method: str, catalogue: Catalogue) -> Iterator[
     """What is planned and the runtime's release does not do yet.
 
     Args:
-        workload: what is asked for.
+        workload: what is planned.
         method: how the checkpoint is quantized; empty where it is not, or where that is not known.
         catalogue: what the release does.
     """

@@ -1,7 +1,7 @@
-"""What the operator must know of an engine to run it: the seam behind which each has one file.
+"""What the operator needs of an engine to run it: the seam behind which each has one file.
 
-An endpoint's typed fields mean the same under every runtime, so a runtime's first task is to say them in its own
-flags. ``spec.engine.args`` is for what has no field: a word in it may repeat what a field says, and never contradict
+An endpoint's typed fields mean the same under every runtime, so a runtime's first task is to express them in its
+own flags. ``spec.engine.args`` is for what has no field: an argument may repeat a field's value, and never contradict
 it, since a plan that counts with the field would be wrong.
 """
 
@@ -53,7 +53,7 @@ class Probe:
 
 @dataclass(frozen=True)
 class Probes:
-    """What the kubelet asks: whether the engine has started, whether it must be restarted, whether it can serve."""
+    """The kubelet's probes: whether the engine has started, whether it must be restarted, whether it can serve."""
 
     startup: Probe
     liveness: Probe
@@ -100,15 +100,15 @@ class Runtime(ABC):
         """How the engine is started.
 
         Args:
-            spec: what the user asks for.
+            spec: the endpoint's, as its author wrote it.
             plan: what was decided about it.
             chat_template: the template's text, or the file it will be found in.
             api_keys: folder with the API keys; None where there are none, or they come otherwise.
             host, port: where the engine listens.
 
         Raises:
-            Refused: ``spec.engine.args`` has a word that the engine does not know or that contradicts a field, or
-                a field asks for what the engine does not have.
+            Refused: ``spec.engine.args`` has an argument that the engine does not have or that contradicts a field, or
+                a field requires what the engine does not have.
         """
 
     @abstractmethod
@@ -116,15 +116,15 @@ class Runtime(ABC):
         """What ``spec.engine.args`` gives, by argument.
 
         Raises:
-            Refused: it has a word that the engine does not know, or that is not the user's to say.
+            Refused: it has an argument that the engine does not have, or that is not the user's to set.
         """
 
     @abstractmethod
     def probes(self, spec: Spec) -> Probes:
-        """What the kubelet asks."""
+        """The kubelet's probes."""
 
     def speaks_tls(self, spec: Spec) -> bool:
-        """Whether the engine will speak HTTPS; False where it cannot be told since the arguments are refused."""
+        """Whether the engine will serve HTTPS; False where that is not known since the arguments are refused."""
         try:
             return "ssl_certfile" in self.arguments(spec)
         except Refused:
@@ -137,7 +137,7 @@ def refused(message: str, remedy: str = "", *, field: str = "spec.engine.args") 
 
 
 def refuse_unreachable(given: Mapping[str, Any], remedies: Mapping[str, str]) -> None:
-    """Refuses arguments under which the engine would not answer where the cluster asks.
+    """Refuses arguments under which the engine would not answer where the cluster sends requests.
 
     Args:
         given: arguments of ``spec.engine.args``.

@@ -28,8 +28,8 @@ from stoker_operator.runtimes.runtime import (
     refused,
 )
 
-#: A pod whose engine dies goes on listening: connections to an address that nobody listens on are refused until every
-#: node has heard of it.
+#: A pod whose engine dies goes on listening: connections to an address without a listener are refused until every
+#: node has the change.
 _DEFAULTS: dict[str, Any] = {"max_engine_restarts": 3}
 
 _NAMES = [field.name for cls in (EngineArgs, FrontendArgs) for field in dataclasses.fields(cls)]

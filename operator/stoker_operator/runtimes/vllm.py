@@ -1,7 +1,7 @@
-"""vLLM, which knows most models, quantizations and accelerators.
+"""vLLM, which has most models, quantizations and accelerators.
 
 Its images' own entry point differs between versions and builds, so the program is named. They run as root unless
-told otherwise; the program does not need to, but torch asks for the name of whoever runs it. Its engine speaks with
+the pod sets a user; the program does not need root, but torch looks up the user's name. Its engine communicates with
 its workers through 160 MiB of shared memory, on CPUs also with a single one; a container's own is 64.
 """
 
@@ -29,7 +29,7 @@ from stoker_operator.runtimes.runtime import (
     refused,
 )
 
-#: Flags under which the pod would not answer where it is asked, with what to do instead.
+#: Flags under which the pod would not answer where requests are sent, with what to do instead.
 _NOT_THE_USERS: Final = {
     "host": "remove it",
     "port": "remove it; see spec.service.port",
@@ -64,8 +64,8 @@ class Vllm(Runtime):
         host: str = "0.0.0.0",
         port: int = PORT,
     ) -> Invocation:
-        """As `Runtime.invocation`. Flags are judged by the version that `vllm_flags` knows; with an image of the
-        user's own, which may hold another, those it does not know are passed on."""
+        """As `Runtime.invocation`. Flags are judged by the version in `vllm_flags`; with an image of the user's
+        own, which may hold another, those that it lacks are passed on."""
         assert api_keys is None, "vLLM reads no key files"
         decided = said(spec, plan, chat_template)
         if spec.model.source.startswith("demo://"):

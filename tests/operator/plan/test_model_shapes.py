@@ -159,4 +159,4 @@ def test_a_checkpoint_that_is_quantized_says_so(name: str, method: str, bits: in
 
 def test_a_method_whose_size_cannot_be_told_is_not_known() -> None:
     config = {**table()["Qwen/Qwen3-8B"], "quantization_config": {"quant_method": "torchao"}}
-    assert shape_of(source("org/model"), config) == "how large weights are that torchao quantizes cannot be told"
+    assert shape_of(source("org/model"), config) == "how large weights are that torchao quantizes is not known"

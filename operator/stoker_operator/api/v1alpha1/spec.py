@@ -1,4 +1,4 @@
-"""What a user asks for."""
+"""The spec of an endpoint."""
 
 from __future__ import annotations
 
