@@ -23,6 +23,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
+from stoker_engine.children.load_failed import LoadFailed
 from stoker_engine.contract.engine_args import EngineArgs
 from stoker_engine.contract.errors import EngineDeadError, EngineStuckError, RequestError, RequestFailedError
 from stoker_engine.core.engine_info import EngineInfo
@@ -32,7 +33,7 @@ from stoker_engine.core.sampling_params import BeamSearchParams, SamplingParams
 from stoker_engine.core.step_report import StepReport
 from stoker_engine.models.locate import locate_model, locate_tokenizer
 from stoker_engine.processes.engine_process import PROGRAM, EngineProcess
-from stoker_engine.processes.messages import Abort, LoadFailed, Stop
+from stoker_engine.processes.messages import Abort, Stop
 from stoker_engine.processes.status_word import PHASE_WORDS
 from stoker_engine.tokens.bad_words import TokenSequence, sequences, spellings
 from stoker_engine.tokens.input_processor import InputProcessor

@@ -6,7 +6,6 @@ import logging
 import os
 import pickle
 import queue
-import signal
 import socket
 import subprocess
 import sys
@@ -14,12 +13,12 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any, Final
 
-from stoker_engine.contract.errors import EngineDeadError, EngineKilledError, EngineOutOfMemoryError, EngineStuckError
-from stoker_engine.processes.messages import Died
-from stoker_engine.processes.oom_kills import oom_kills
+from stoker_engine.children.death import Died, cause_of_death, is_stopped, process_state
+from stoker_engine.children.lifeline import parent_for_child
+from stoker_engine.children.oom_kills import oom_kills
+from stoker_engine.contract.errors import EngineDeadError, EngineStuckError
 from stoker_engine.processes.status_word import Phase, StatusWord
 
 logger = logging.getLogger(__name__)
@@ -29,11 +28,6 @@ PROGRAM: Final = ("-P", "-m", "stoker_engine.processes.main")
 
 #: Seconds an engine that is told to end may take, and one that is killed.
 _CLOSE_TIMEOUT_S: Final = 5
-
-#: How a process ends by its own mistake; other signals come from outside.
-_CRASHES: Final = frozenset(
-    {signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGSEGV, signal.SIGSYS, signal.SIGTRAP}
-)
 
 
 class EngineProcess:
@@ -58,8 +52,6 @@ class EngineProcess:
         self._killed_because: EngineDeadError | None = None
         self._died: Died | None = None
         self._oom_kills = oom_kills()
-        # The kernel takes the death of the thread that starts a process for the death of its parent.
-        parent = os.getpid() if threading.current_thread() is threading.main_thread() else 0
         try:
             with theirs:
                 self._process = subprocess.Popen(
@@ -69,7 +61,7 @@ class EngineProcess:
                         str(theirs.fileno()),
                         str(self.status.fd),
                         log_format,
-                        str(parent),
+                        str(parent_for_child()),
                     ],
                     pass_fds=(theirs.fileno(), self.status.fd),
                     process_group=0,  # Ctrl-C in a terminal is for the server, which ends the engine in its own time
@@ -104,7 +96,7 @@ class EngineProcess:
     @property
     def is_stopped(self) -> bool:
         """Whether the process lives and is stopped (SIGSTOP, a debugger, a frozen container), right now."""
-        return self._state() in (b"T", b"t")
+        return is_stopped(self._state())
 
     @property
     def busy_for(self) -> float:
@@ -123,11 +115,10 @@ class EngineProcess:
 
     def _state(self) -> bytes:
         """The process's state as Linux writes it; X also where there is none any more."""
-        try:
-            stat = Path(f"/proc/{self.pid}/stat").read_bytes()
-        except OSError:
+        state = process_state(self.pid)
+        if state is None:
             return b"R" if sys.platform != "linux" and self._process.poll() is None else b"X"
-        return stat.rpartition(b")")[2].split()[0]
+        return state
 
     def kill(self, because: EngineDeadError) -> None:
         """Ends the process, whatever it does; `because` is what it died of then."""
@@ -203,22 +194,4 @@ class EngineProcess:
     def _cause(self, code: int) -> EngineDeadError:
         if self._killed_because is not None:
             return self._killed_because
-        if self._died:
-            kind = EngineOutOfMemoryError if self._died.out_of_memory else EngineDeadError
-            return kind(f"{self._died.message} (exit code {code}; the log says more)")
-        if code == -signal.SIGKILL and oom_kills() > self._oom_kills:
-            return EngineOutOfMemoryError("the kernel killed it because the container's memory ran out (SIGKILL)")
-        if code == -signal.SIGKILL:
-            return EngineKilledError("it was killed by signal 9 (SIGKILL), maybe because memory ran out")
-        if code < 0:
-            death = EngineDeadError if -code in _CRASHES else EngineKilledError
-            return death(f"it was killed by signal {-code} ({_signal_name(-code)})")
-        return EngineDeadError(f"it ended with exit code {code}; its log says why")
-
-
-def _signal_name(number: int) -> str:
-    """A signal's name; real-time signals have none, but the system has words for them."""
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return signal.strsignal(number) or "unknown"
+        return cause_of_death(code, self._died, oom_kills() > self._oom_kills)

@@ -7,7 +7,6 @@ a step ends the process, which the server notices and tells: no request is answe
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import gc
 import logging
 import os
@@ -20,20 +19,21 @@ from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any
 
 from stoker_engine import logs
+from stoker_engine.children.death import Died
+from stoker_engine.children.lifeline import die_with
+from stoker_engine.children.load_failed import LoadFailed
 from stoker_engine.contract.engine_args import EngineArgs
 from stoker_engine.contract.errors import StokerError
 from stoker_engine.core.engine_request import EngineRequest
 from stoker_engine.core.finish_reason import FinishReason
 from stoker_engine.core.outputs import StepOutputs, TokenDelta
-from stoker_engine.processes.messages import Abort, Died, LoadFailed, Stop
+from stoker_engine.processes.messages import Abort, Stop
 from stoker_engine.processes.status_word import Phase, StatusWord
 
 if TYPE_CHECKING:
     from stoker_engine.engine import Engine
 
 logger = logging.getLogger(__name__)
-
-_PR_SET_PDEATHSIG = 1
 
 Inbox = queue.SimpleQueue[Any]
 
@@ -48,8 +48,7 @@ def main(argv: list[str]) -> int:
     pipe, word, log_format, parent = int(argv[0]), int(argv[1]), argv[2], int(argv[3])
     for signum in (signal.SIGINT, signal.SIGTERM):
         signal.signal(signum, signal.SIG_IGN)
-    if parent:
-        _die_with(parent)
+    die_with(parent)
     logs.configure(log_format)
     status = StatusWord(word)
     status.enter(Phase.STARTING)
@@ -64,7 +63,7 @@ def main(argv: list[str]) -> int:
     except BaseException as error:
         logger.exception("the engine died of an error")
         with contextlib.suppress(Exception):
-            _send(connection, status, Died(f"{type(error).__name__}: {error}", _is_out_of_memory(error)))
+            _send(connection, status, Died.of(error))
         return 1
     return 0
 
@@ -144,15 +143,6 @@ def _unexpected(message: Any) -> BaseException:
     return message if isinstance(message, BaseException) else TypeError(f"{type(message).__name__} is no message")
 
 
-def _is_out_of_memory(error: BaseException) -> bool:
-    """torch has an error of that name for devices, and none for the CPU's memory."""
-    return (
-        isinstance(error, MemoryError)
-        or type(error).__name__ == "OutOfMemoryError"
-        or "can't allocate memory" in str(error)
-    )
-
-
 def _receive(connection: Connection, inbox: Inbox) -> None:
     """Moves messages into the inbox, so that the server never waits for a step."""
     while True:
@@ -165,14 +155,6 @@ def _receive(connection: Connection, inbox: Inbox) -> None:
         except BaseException as error:  # the loop dies of it
             inbox.put(error)
             return
-
-
-def _die_with(parent: int) -> None:
-    """Lets the kernel kill this process when the server's dies, even while it cannot read its pipe."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:
-            os._exit(0)
 
 
 if __name__ == "__main__":

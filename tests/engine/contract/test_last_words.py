@@ -6,9 +6,9 @@ import pickle
 
 import pytest
 
+from stoker_engine.children.load_failed import LoadFailed
 from stoker_engine.contract import errors
 from stoker_engine.contract.last_words import MAX_BYTES, LastWords, Reason
-from stoker_engine.processes.messages import LoadFailed
 
 
 @pytest.mark.parametrize("reason", Reason)

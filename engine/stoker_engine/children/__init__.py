@@ -1,0 +1,1 @@
+"""Processes that this one starts: how they end when it does, and what ended them."""

@@ -1,0 +1,29 @@
+"""A child process ends when its parent does, also while it cannot read its pipe."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+import threading
+from typing import Final
+
+_PR_SET_PDEATHSIG: Final = 1
+
+
+def parent_for_child() -> int:
+    """The process id that a child started by this thread passes to `die_with`; 0: none.
+
+    The kernel takes the death of the thread that starts a process for the death of its parent, so only the main thread
+    gives one.
+    """
+    return os.getpid() if threading.current_thread() is threading.main_thread() else 0
+
+
+def die_with(parent: int) -> None:
+    """Has the kernel kill this process when `parent` ends; 0 changes nothing."""
+    if parent and sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:
+            os._exit(0)
