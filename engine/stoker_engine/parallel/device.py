@@ -62,15 +62,19 @@ def memory_bytes(device: torch.device) -> int:
     return min([_machine_memory(), *_cgroup_limits()])
 
 
-def limit_threads() -> None:
-    """Uses no more threads than the container has processors.
+def limit_threads(sharers: int = 1) -> None:
+    """Uses no more threads than the container has processors, or this process's part of them.
 
     torch starts one for each core of the machine. Where a container's limit is lower, the kernel stops all of them
     for the rest of each period, and every product waits for its slowest thread.
+
+    Args:
+        sharers: processes that compute at the same time, this one included. Only the first call may name them.
     """
-    quota = _cpu_quota()
-    if quota is not None and quota < torch.get_num_threads():
-        torch.set_num_threads(max(1, math.ceil(quota)))
+    before, quota = torch.get_num_threads(), _cpu_quota()
+    processors = before if quota is None else min(before, math.ceil(quota))
+    if (count := max(1, processors // sharers)) != before:
+        torch.set_num_threads(count)
 
 
 @contextmanager

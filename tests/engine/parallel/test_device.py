@@ -55,6 +55,10 @@ def test_threads_stay_within_the_containers_processors(
         torch.set_num_threads(4)
         device.limit_threads()
         assert torch.get_num_threads() == threads
+        torch.set_num_threads(4)
+        for sharers in (2, 1):  # whoever comes later and knows of nobody changes nothing
+            device.limit_threads(sharers)
+            assert torch.get_num_threads() == max(1, threads // 2)
     finally:
         torch.set_num_threads(before)
 

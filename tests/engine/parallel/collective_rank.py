@@ -1,0 +1,80 @@
+"""A rank that does what a test asks of it. Run as ``collective_rank.py RANK SIZE FD TIMEOUT_S FOLDER WHAT``.
+
+WHAT is ``operations``: everything in `OPERATIONS` is done on what `given` makes, and the results are saved in FOLDER;
+or how rank 1 leaves the others alone: ``exit``, ``sleep``, ``close``. What that raises in the others is saved.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from pathlib import Path
+
+import torch
+
+from stoker_engine.parallel.process_ranks import ProcessRanks, RankLostError
+
+DTYPES = (torch.float32, torch.bfloat16)
+SHAPES = ((1, 1), (1, 64), (7, 33), (256, 48), (0, 8), (5,), (2, 3, 17))
+#: Of the last dimension, by rank; the first as many as there are ranks count.
+WIDTHS = ((8, 8, 8), (9, 9, 7), (1, 0, 5), (5, 4, 4), (0, 0, 0))
+
+
+def given(rank: int, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """What that rank brings; of very different sizes, so that sums depend on their order."""
+    generator = torch.Generator().manual_seed(1000 * rank + sum(shape))
+    exponents = torch.randint(-6, 7, shape, generator=generator)
+    return (torch.randn(shape, generator=generator) * 2.0**exponents).to(dtype)
+
+
+def operations(ranks: ProcessRanks) -> dict[str, list[torch.Tensor]]:
+    """Results by operation, in the order of `DTYPES` × `SHAPES` or `WIDTHS`."""
+    done: dict[str, list[torch.Tensor]] = {name: [] for name in ("sums", "again", "rows", "gathered", "sent")}
+    for dtype in DTYPES:
+        for shape in SHAPES:
+            x = given(ranks.rank, shape, dtype)
+            done["sums"].append(ranks.all_reduce(x.clone()))
+            done["again"].append(ranks.all_reduce(x.clone()))
+            done["rows"].append(torch.cat([x[:0], *(ranks.all_reduce(row.clone()) for row in x.split(1))]))
+            done["sent"].append(ranks.broadcast(x.clone()))
+        for widths in WIDTHS:
+            for rows in (1, 6):
+                x = given(ranks.rank, (rows, widths[ranks.rank]), dtype)
+                done["gathered"].append(ranks.all_gather(x))
+    tall = given(ranks.rank, (12, 10), torch.float32).t()  # not contiguous
+    done["sums"].append(ranks.all_reduce(tall))
+    done["sent"].append(ranks.broadcast(given(ranks.rank, (12, 10), torch.float32).t()))
+    done["gathered"].append(ranks.all_gather(given(ranks.rank, (12, 10), torch.float32).t()))
+    done["sent"].append(ranks.broadcast(torch.arange(5) + 10 * ranks.rank))
+    done["sent"].append(ranks.broadcast(torch.arange(5) % 2 == ranks.rank % 2))
+    return done
+
+
+def main() -> None:
+    rank, size, fd, timeout = (int(word) for word in sys.argv[1:5])
+    folder, what = Path(sys.argv[5]), sys.argv[6]
+    torch.set_num_threads(1)
+    ranks = ProcessRanks(rank, size, f"/proc/self/fd/{fd}", timeout)
+    with torch.inference_mode():
+        if what == "operations":
+            torch.save(operations(ranks), folder / f"{rank}.pt")
+        elif rank == 1:
+            if what == "close":
+                ranks.close()
+            if what == "exit":
+                os._exit(0)
+            time.sleep(60)
+        else:
+            started = time.monotonic()
+            try:
+                ranks.all_reduce(torch.ones(4))
+                said = "nothing was raised"
+            except RankLostError as error:
+                said = str(error)
+            (folder / f"{rank}.txt").write_text(f"{time.monotonic() - started} {said}")
+    ranks.close()
+
+
+if __name__ == "__main__":
+    main()
