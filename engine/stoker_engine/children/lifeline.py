@@ -1,9 +1,10 @@
-"""A child process ends when its parent does, also while it cannot read its pipe."""
+"""A child process ends when its parent does, and its parent learns of its end, also while neither reads its pipe."""
 
 from __future__ import annotations
 
 import ctypes
 import os
+import select
 import signal
 import sys
 import threading
@@ -27,3 +28,14 @@ def die_with(parent: int) -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:
             os._exit(0)
+
+
+def wait_for_hangup(*sockets: int) -> None:
+    """Waits until the other end of one of these socket pairs is closed, which the end of its process does too.
+
+    It reads nothing, so others may, and wakes nobody while both ends live.
+    """
+    poll = select.poll()
+    for fd in sockets:
+        poll.register(fd, 0)
+    poll.poll()

@@ -1,0 +1,135 @@
+"""The process of one rank: loads its part of the model, then runs each step that comes, and sleeps between them.
+
+It ends when its pipe does, at once where the other end is gone. An error in a step ends it: other ranks wait for it in
+the middle of a layer, and no step after this one could be right.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import logging
+import os
+import pickle
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from typing import TYPE_CHECKING, Any, Final
+
+from stoker_engine import logs
+from stoker_engine.children.death import Died
+from stoker_engine.children.lifeline import die_with, wait_for_hangup
+from stoker_engine.children.load_failed import LoadFailed
+from stoker_engine.contract.errors import StokerError
+from stoker_engine.exec.rank_messages import Loaded, Lost, Progress
+
+if TYPE_CHECKING:
+    from stoker_engine.exec.runner import Runner
+    from stoker_engine.parallel.process_ranks import ProcessRanks
+
+logger = logging.getLogger(__name__)
+
+#: Seconds between two signs of progress.
+_PROGRESS_S: Final = 0.2
+
+
+def main(argv: list[str]) -> int:
+    """Runs the process.
+
+    Args:
+        argv: this rank's number, how many there are, file descriptors of the pipe and of the file where ranks find each
+            other, seconds to wait for another rank, the log's format, and the process to die with (0: none).
+    """
+    rank, size, pipe, rendezvous = map(int, argv[:4])
+    timeout_s, log_format, parent = float(argv[4]), argv[5], int(argv[6])
+    for signum in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(signum, signal.SIG_IGN)
+    die_with(parent)
+    # All ranks see the same; one of them says it.
+    logs.configure(log_format, logging.INFO if rank == 0 else logging.ERROR)
+    threading.Thread(target=_end_with, args=(pipe,), name="lifeline", daemon=True).start()
+    connection = Connection(pipe)
+    from stoker_engine.parallel.process_ranks import ProcessRanks, RankLostError  # torch: seconds
+
+    try:
+        ranks = ProcessRanks(rank, size, f"/proc/self/fd/{rendezvous}", timeout_s)
+        runner = _load(connection, ranks)
+        if runner is None:
+            return 2
+        _run(connection, runner, answers=rank == 0)
+        ranks.close()
+    except RankLostError as error:
+        _send_last(connection, Lost(str(error)))
+        return 1
+    except BaseException as error:
+        logger.exception("rank %d died of an error", rank)
+        _send_last(connection, Died.of(error))
+        return 1
+    return 0
+
+
+def _load(connection: Connection, ranks: ProcessRanks) -> Runner | None:
+    """This rank's part of the model; None where it cannot be served, which has then been reported."""
+    from stoker_engine.exec.runner import Runner
+    from stoker_engine.models.checkpoint import find_checkpoint
+    from stoker_engine.parallel.device import limit_threads
+
+    args = pickle.loads(connection.recv_bytes())
+    limit_threads(ranks.size)
+    try:
+        runner = Runner(args, find_checkpoint(args), _progress(connection), ranks)
+    except StokerError as error:
+        _send_last(connection, LoadFailed.of(error))
+        return None
+    gc.collect()
+    gc.freeze()  # what is loaded stays: the collector need not look at it again, between steps
+    _send(connection, Loaded(runner.plan, runner.device.type == "cpu"))
+    return runner
+
+
+def _run(connection: Connection, runner: Runner, answers: bool) -> None:
+    """Until no more steps come. All ranks compute the same result; one of them sends it."""
+    while True:
+        try:
+            data = connection.recv_bytes()
+        except (EOFError, OSError):
+            return
+        result = runner.run(pickle.loads(data))
+        if answers:
+            _send(connection, result)
+
+
+def _progress(connection: Connection) -> Callable[[], None]:
+    sent = 0.0
+
+    def progress() -> None:
+        nonlocal sent
+        if (now := time.monotonic()) >= sent + _PROGRESS_S:
+            sent = now
+            _send(connection, Progress())
+
+    return progress
+
+
+def _send(connection: Connection, message: Any) -> None:
+    connection.send_bytes(pickle.dumps(message, pickle.HIGHEST_PROTOCOL))
+
+
+def _send_last(connection: Connection, message: Any) -> None:
+    with contextlib.suppress(Exception):
+        _send(connection, message)
+
+
+def _end_with(pipe: int) -> None:
+    """Ends this process with the other end of its pipe, at once: in the middle of a step too."""
+    wait_for_hangup(pipe)
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    code = main(sys.argv[1:])
+    logging.shutdown()
+    os._exit(code)  # at once: taking torch and its threads apart lasts seconds

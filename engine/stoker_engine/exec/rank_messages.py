@@ -1,0 +1,38 @@
+"""What the executor of ranks and its ranks send each other, pickled.
+
+To a rank: `EngineArgs` first; then a `Step` at a time.
+From it: `Progress` while it loads, then `Loaded` or `LoadFailed`; from rank 0 a `StepResult` for each step; last `Lost`
+or `Died`, if it can still be said.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from stoker_engine.exec.kv_cache import KVCachePlan
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Loading gets on."""
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """This rank's part of the model is loaded.
+
+    Attributes:
+        on_cpu: whether it is computed on the CPU.
+    """
+
+    plan: KVCachePlan
+    on_cpu: bool
+
+
+@dataclass(frozen=True)
+class Lost:
+    """A rank ends because another one did, or did not come: not the cause, but a sign of it."""
+
+    message: str

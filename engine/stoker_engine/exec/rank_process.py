@@ -1,0 +1,143 @@
+"""One rank's process as the executor sees it: started, written to, read from, looked at, ended."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import socket
+import struct
+import subprocess
+import sys
+from collections.abc import Sequence
+from multiprocessing.connection import Connection
+from typing import Any, Final
+
+from stoker_engine.children.death import Died, cause_of_death, is_stopped, process_state
+from stoker_engine.children.lifeline import parent_for_child
+from stoker_engine.children.load_failed import LoadFailed
+from stoker_engine.children.oom_kills import oom_kills
+from stoker_engine.contract.errors import StokerError
+from stoker_engine.exec.rank_messages import Lost
+
+#: What runs in the process. `-P`: what lies in the working directory is not imported.
+PROGRAM: Final = ("-P", "-m", "stoker_engine.exec.rank_main")
+
+#: Seconds a process that was killed may take to end.
+_KILL_TIMEOUT_S: Final = 5.0
+
+
+class RankProcess:
+    """One rank. It starts at once, and loads when it gets its first message.
+
+    Args:
+        rank, size: its number, and how many there are.
+        rendezvous: descriptor of the file where ranks find each other.
+        timeout_s: how long it waits for another rank, and others for it to read or to write on.
+        log_format: see `logs.configure`.
+        program: interpreter arguments of what runs; tests bring their own.
+
+    Attributes:
+        lost: it ended for want of another rank.
+        was_killed: it was ended from here.
+        was_stopped: and did not run at that moment.
+
+    Raises:
+        OSError: the system has no process or memory left for it.
+    """
+
+    def __init__(
+        self, rank: int, size: int, rendezvous: int, timeout_s: float, log_format: str, program: Sequence[str]
+    ) -> None:
+        self.name = f"rank {rank} of {size}"
+        self.lost: Lost | None = None
+        self.was_killed = self.was_stopped = False
+        self._last: Died | LoadFailed | None = None
+        self._oom_kills = oom_kills()
+        self._socket, theirs = socket.socketpair()
+        for option in (socket.SO_SNDTIMEO, socket.SO_RCVTIMEO):
+            self._socket.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", max(1, int(timeout_s)), 0))
+        self.connection = Connection(os.dup(self._socket.fileno()))
+        with theirs:
+            words = (rank, size, theirs.fileno(), rendezvous, timeout_s, log_format, parent_for_child())
+            self._process = subprocess.Popen(
+                [sys.executable, *program, *map(str, words)],
+                pass_fds=(theirs.fileno(), rendezvous),
+                process_group=0,  # Ctrl-C in a terminal is for whoever runs the ranks
+            )
+        self.pid: int = self._process.pid
+
+    def send(self, data: bytes) -> None:
+        """Sends a pickled message.
+
+        Raises:
+            BlockingIOError: it does not read.
+            OSError: it is gone.
+        """
+        self.connection.send_bytes(data)
+
+    def receive(self) -> Any:
+        """The next message; None where that is its last one, which is kept.
+
+        Raises:
+            EOFError, OSError: it is gone, or goes no further in the middle of a message.
+            Exception: the message cannot be read.
+        """
+        message = pickle.loads(self.connection.recv_bytes())
+        if isinstance(message, Lost):
+            self.lost = message
+        elif isinstance(message, Died | LoadFailed):
+            self._last = message
+        else:
+            return message
+        return None
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether it lives and is stopped, right now."""
+        return is_stopped(process_state(self.pid))
+
+    def finish(self) -> None:
+        """Lets it end: no more messages come."""
+        try:
+            self._socket.shutdown(socket.SHUT_WR)
+        except OSError:
+            return  # it is gone already
+
+    def wait(self, timeout_s: float) -> bool:
+        """Waits until it has ended; whether it has."""
+        try:
+            self._process.wait(max(0.0, timeout_s))
+        except subprocess.TimeoutExpired:
+            return False
+        return True
+
+    def kill(self) -> None:
+        """Ends it, whatever it does."""
+        if not self.wait(0):
+            self.was_killed, self.was_stopped = True, self.is_stopped
+            self._process.kill()
+            self.wait(_KILL_TIMEOUT_S)
+
+    def close(self) -> None:
+        """Forgets the pipe."""
+        self.connection.close()
+        self._socket.close()
+
+    def cause(self) -> StokerError | None:
+        """Why it ended, once it has, by itself; None where others were the reason."""
+        self._read_last_words()
+        if isinstance(self._last, LoadFailed):
+            return self._last.error()
+        if self.lost is not None or (self.was_killed and self._last is None):
+            return None
+        code, killed_for_memory = self._process.returncode, oom_kills() > self._oom_kills
+        return cause_of_death(code, self._last, killed_for_memory, self.name)
+
+    def _read_last_words(self) -> None:
+        while self.lost is None and self._last is None and self.connection.poll():
+            try:
+                self.receive()
+            except (EOFError, OSError):
+                return
+            except Exception:
+                continue  # whole, but no message

@@ -1,0 +1,281 @@
+"""Ranks die, stop, hang: all of them end, and whoever waits for a step is told which was the first, and why."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import os
+import pickle
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+import types
+from array import array
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from stoker_engine.contract.engine_args import EngineArgs
+from stoker_engine.contract.errors import (
+    ArgumentError,
+    EngineDeadError,
+    EngineKilledError,
+    EngineOutOfMemoryError,
+    EngineStuckError,
+    WeightsError,
+)
+from stoker_engine.core.step import Step
+from stoker_engine.exec.rank_executor import RankExecutor
+
+PROGRAM = Path(__file__).with_name("mortal_rank.py")
+SIZE, TIMEOUT_S = 3, 2.0
+
+Make = Callable[..., RankExecutor]
+
+
+@pytest.fixture
+def deaths(tmp_path: Path) -> Path:
+    return tmp_path
+
+
+@pytest.fixture
+def make(deaths: Path) -> Iterator[Make]:
+    """Makes executors of pretended ranks; at the end none of their processes is left."""
+    made: list[RankExecutor] = []
+    before = set(psutil.Process().children(recursive=True))
+    open_files = psutil.Process().num_fds()
+
+    def make(*planned: tuple[str, int, str], **options: Any) -> RankExecutor:
+        for point, rank, how in planned:
+            (deaths / f"{point}-{rank}").write_text(how)
+        checkpoint: Any = types.SimpleNamespace(path=Path("/some/model"))
+        args = EngineArgs("org/name", revision="main")
+        executor = RankExecutor(
+            args, checkpoint, SIZE, timeout_s=TIMEOUT_S, program=(str(PROGRAM), str(deaths)), **options
+        )
+        made.append(executor)
+        return executor
+
+    yield make
+    for executor in made:
+        executor.shutdown()
+    assert set(psutil.Process().children(recursive=True)) <= before
+    _until(lambda: psutil.Process().num_fds() <= open_files, "descriptors are left open")
+
+
+def _until(condition: Callable[[], bool], otherwise: str, timeout_s: float = 20) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, otherwise
+        time.sleep(0.01)
+
+
+def _step(number: int) -> Step:
+    return Step(number, *(array("i") for _ in range(4)), num_decodes=0, num_tokens=0)
+
+
+def _run(executor: RankExecutor, steps: int) -> None:
+    for number in range(steps):
+        executor.launch(_step(number))
+        executor.collect()
+
+
+def _alive(executor: RankExecutor) -> list[int]:
+    return [rank.pid for rank in executor._ranks if psutil.pid_exists(rank.pid)]
+
+
+def test_steps_come_back_in_order_with_two_in_flight(make: Make) -> None:
+    calls: list[None] = []
+    executor = make(on_progress=lambda: calls.append(None))
+    plan: Any = executor.plan
+    assert (plan.num_blocks, plan.model, plan.sharers, executor.on_cpu) == (7, "/some/model", [SIZE], True)
+    assert len(calls) > SIZE  # more often than each rank once, at its end
+    executor.launch(_step(0))
+    for number in range(1, 50):
+        executor.launch(_step(number))
+        assert executor.collect().sampled[0].token_ids == [list(range(number))]
+    assert executor.collect().sampled[0].token_ids == [list(range(50))]
+
+
+HOWS: dict[str, tuple[type[EngineDeadError], str]] = {
+    "9": (EngineKilledError, "SIGKILL"),
+    "11": (EngineDeadError, "SIGSEGV"),
+    "19": (EngineStuckError, "stopped"),
+    "raise": (EngineDeadError, "ZeroDivisionError: a planned death"),
+    "memory": (EngineOutOfMemoryError, "MemoryError"),
+    "exit": (EngineDeadError, "exit code 3"),
+    "half": (EngineDeadError, "exit code 3"),
+    "hang": (EngineStuckError, " s$"),
+}
+#: Those that are seen in every run.
+QUICK = {("start", 1, "9"), ("load", 0, "19"), ("step", 1, "raise"), ("step", 0, "hang"), ("after", 1, "exit")}
+
+
+@pytest.mark.parametrize(
+    "point, rank, how",
+    [
+        pytest.param(*case, marks=() if case in QUICK else pytest.mark.slow)
+        for case in itertools.product(("start", "load", "step", "after"), (0, 1), HOWS)
+        if case[::2] not in (("start", "raise"), ("start", "memory"))  # before it has a way to say so
+    ],
+)
+def test_one_ends_and_all_do(point: str, rank: int, how: str, make: Make) -> None:
+    kind, words = HOWS[how]
+    executor: RankExecutor | None = None
+    with pytest.raises(EngineDeadError, match=words) as ended:
+        executor = make((point, rank, how))
+        _run(executor, 6)
+    assert type(ended.value) is kind
+    assert f"rank {rank} of {SIZE}" in str(ended.value)
+    assert str(ended.value).count("rank ") == 1
+    if executor is not None:
+        assert not _alive(executor)
+        for call in (lambda: executor.launch(_step(9)), executor.collect):
+            with pytest.raises(EngineDeadError) as again:
+                call()
+            assert str(again.value) == str(ended.value)
+
+
+@pytest.mark.parametrize("how, words", [("junk", "cannot be read: "), ("unpicklable", "lambda")])
+def test_a_result_that_cannot_cross(how: str, words: str, make: Make) -> None:
+    executor = make(("after", 0, how))
+    with pytest.raises(EngineDeadError, match=f"rank 0 of {SIZE}.*{words}"):
+        _run(executor, 6)
+    assert not _alive(executor)
+
+
+def test_a_step_that_cannot_cross_is_not_sent(make: Make) -> None:
+    executor = make()
+    with pytest.raises((pickle.PicklingError, AttributeError)):
+        executor.launch(dataclasses.replace(_step(0), new=[lambda: None]))  # type: ignore[list-item]
+    executor.launch(_step(1))
+    assert executor.collect().sampled[0].token_ids == [[1]]
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize(
+    "how, kind, words",
+    [
+        ("argument", ArgumentError, "--dtype: a planned refusal; choose another"),
+        ("model", WeightsError, "a planned lack"),
+    ],
+)
+def test_errors_of_loading_are_raised_as_themselves(
+    how: str, rank: int, kind: type[Exception], words: str, make: Make
+) -> None:
+    with pytest.raises(kind, match=words) as refused:
+        make(("load", rank, how))
+    assert type(refused.value) is kind
+
+
+def test_steps_that_are_abandoned(make: Make) -> None:
+    executor = make()
+    for number in range(3):
+        executor.launch(_step(number))
+    executor.collect()
+    executor.abandon()
+    executor.launch(_step(3))
+    assert executor.collect().sampled[0].token_ids == [[0, 1, 2, 3]]
+    executor.launch(_step(4))
+    os.kill(executor._ranks[0].pid, signal.SIGKILL)
+    executor.abandon()
+    with pytest.raises(EngineKilledError):
+        executor.collect()
+
+
+def test_one_that_ends_between_steps_ends_all(make: Make) -> None:
+    executor = make()
+    _run(executor, 2)
+    os.kill(executor._ranks[1].pid, signal.SIGKILL)
+    _until(lambda: not _alive(executor), "the others live on", 10)
+    with pytest.raises(EngineKilledError, match=f"rank 1 of {SIZE}"):
+        executor.launch(_step(3))
+
+
+@pytest.mark.slow
+def test_one_that_does_not_read(make: Make) -> None:
+    """A step of many prompts is larger than what a pipe holds."""
+    executor = make()
+    os.kill(executor._ranks[1].pid, signal.SIGSTOP)
+    large = dataclasses.replace(_step(0), rows=array("i", bytes(1 << 24)))
+    with pytest.raises(EngineStuckError, match=f"rank 1 of {SIZE} (was stopped|did not read)"):
+        executor.launch(large)
+    assert not _alive(executor)
+
+
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 6))])
+def test_killed_at_any_moment(seed: int, make: Make) -> None:
+    chance = random.Random(seed)
+    executor, rank = make(), chance.randrange(SIZE)
+    signum = chance.choice((signal.SIGKILL, signal.SIGSEGV))
+    threading.Timer(chance.random() / 5, os.kill, (executor._ranks[rank].pid, signum)).start()
+    with pytest.raises(EngineDeadError, match=f"rank {rank} of {SIZE} .*{signum.name}"):
+        _run(executor, 1_000_000)
+    assert not _alive(executor)
+
+
+def test_who_waits_for_loading_may_fail(make: Make) -> None:
+    def fail() -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        make(on_progress=fail)
+    assert not [child for child in psutil.Process().children() if str(PROGRAM) in child.cmdline()]
+
+
+@pytest.mark.slow
+def test_shutdown_ends_whatever_they_do(make: Make) -> None:
+    executor = make(("step", 0, "hang"))
+    for number in range(4):
+        executor.launch(_step(number))
+    os.kill(executor._ranks[2].pid, signal.SIGSTOP)
+    started = time.monotonic()
+    executor.shutdown()
+    assert time.monotonic() - started < 15
+    assert not _alive(executor)
+    with pytest.raises(EngineDeadError):
+        executor.launch(_step(5))
+
+
+_PARENT = """
+import sys, threading, time, types
+from pathlib import Path
+from stoker_engine.contract.engine_args import EngineArgs
+from stoker_engine.exec.rank_executor import RankExecutor
+def run():
+    checkpoint = types.SimpleNamespace(path=Path("/m"))
+    executor = RankExecutor(EngineArgs("m"), checkpoint, 2, program=sys.argv[2:])
+    print(*(rank.pid for rank in executor._ranks), flush=True)
+    time.sleep(60)
+if sys.argv[1] == "main":
+    run()
+else:
+    threading.Thread(target=run).start()
+"""
+
+
+@pytest.mark.parametrize("thread", ["main", "other"])
+def test_they_end_with_who_started_them(thread: str, deaths: Path) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", _PARENT, thread, str(PROGRAM), str(deaths)], stdout=subprocess.PIPE, text=True
+    ) as parent:
+        assert parent.stdout is not None
+        ranks = [psutil.Process(int(word)) for word in parent.stdout.readline().split()]
+        if thread == "main":
+            ranks[1].suspend()
+        parent.kill()
+    assert len(ranks) == 2
+    _until(lambda: not any(_lives(rank) for rank in ranks), "a rank outlives its executor")
+
+
+def _lives(process: psutil.Process) -> bool:
+    try:
+        return process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
