@@ -29,7 +29,7 @@ from stoker_engine.contract.errors import EngineDeadError, EngineStuckError, Req
 from stoker_engine.core.engine_info import EngineInfo
 from stoker_engine.core.finish_reason import FinishReason
 from stoker_engine.core.outputs import OutputDelta, StepOutputs
-from stoker_engine.core.sampling_params import BeamSearchParams, SamplingParams
+from stoker_engine.core.sampling_params import RequestParams
 from stoker_engine.core.step_report import StepReport
 from stoker_engine.models.locate import locate_model, locate_tokenizer
 from stoker_engine.processes.engine_process import PROGRAM, EngineProcess
@@ -208,7 +208,7 @@ class AsyncLLM:
         self,
         request_id: str,
         prompt_token_ids: list[int],
-        params: SamplingParams | BeamSearchParams,
+        params: RequestParams,
         *,
         priority: int = 0,
         cache_salt: str = "",
@@ -223,7 +223,7 @@ class AsyncLLM:
             EngineDeadError: the engine died, or was shut down.
         """
         self._check_serving()
-        words = await self._encoded(params.bad_words) if isinstance(params, SamplingParams) else ()
+        words = await self._encoded(params.bad_words) if params.kind == "generate" else ()
         self._check_serving()  # it may have died meanwhile
         assert self._inputs is not None and self._outputs is not None, "the engine is not loaded yet"
         if request_id in self._streams:

@@ -19,7 +19,7 @@ from stoker_engine.core.outputs import (
     RequestOutput,
 )
 from stoker_engine.core.sampling_defaults import sampling_params
-from stoker_engine.core.sampling_params import BeamSearchParams, SamplingParams
+from stoker_engine.core.sampling_params import BeamSearchParams, RequestParams, SamplingParams
 from stoker_engine.engine import Engine
 from stoker_engine.models.checkpoint import find_checkpoint
 from stoker_engine.tokens.input_processor import InputProcessor
@@ -28,7 +28,6 @@ from stoker_engine.tokens.tokenizer import Tokenizer
 
 #: Text, token ids, or vLLM's dictionaries ``{"prompt": …}`` and ``{"prompt_token_ids": …}``.
 Prompt = str | Sequence[int] | Mapping[str, Any]
-Params = SamplingParams | BeamSearchParams
 
 
 class LLM:
@@ -152,7 +151,7 @@ class LLM:
         self,
         prompts: list[list[int]],
         texts: list[str | None],
-        params: Sequence[Params],
+        params: Sequence[RequestParams],
         use_tqdm: bool,
         priority: Sequence[int] | None = None,
     ) -> list[RequestOutput]:

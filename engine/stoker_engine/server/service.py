@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from stoker_engine.contract.errors import NotFoundError, RequestError
 from stoker_engine.contract.serve_args import ServeArgs
 from stoker_engine.core.engine_info import EngineInfo
-from stoker_engine.core.sampling_params import BeamSearchParams, SamplingParams
+from stoker_engine.core.sampling_params import RequestParams
 from stoker_engine.core.step_report import StepReport
 from stoker_engine.metrics import EngineMetrics, process_registry
 from stoker_engine.server.engine.admission import Admission
@@ -22,6 +22,7 @@ from stoker_engine.server.observability.throughput_log import ThroughputLog
 from stoker_engine.server.openai.logprobs import LogprobWriter
 from stoker_engine.server.openai.sampled_request import SampledRequest
 from stoker_engine.server.unavailable import UnavailableError
+from stoker_engine.tokens.prompt_tokens import PromptTokens
 
 logger = logging.getLogger(__name__)
 
@@ -102,31 +103,13 @@ class Service:
                 "model_not_found",
             )
 
-    def check_tokens(self, token_ids: Sequence[int], param: str) -> None:
-        """Token ids that a client sends must be the model's; a tokenizer takes no others either.
+    def check_length(self, text: str) -> None:
+        """A text that is too long is refused before any work is done for it.
 
         Raises:
-            RequestError: one is not.
+            RequestError: its tokens, whatever they are, cannot fit the model's context.
         """
-        vocabulary = self.client.info.vocab_size
-        if token_ids and not (min(token_ids) >= 0 and max(token_ids) < vocabulary):
-            raise RequestError(f"{param} holds a token id outside 0 … {vocabulary - 1}", param)
-
-    def check_length(self, prompt: str | Sequence[int]) -> None:
-        """What is too long is refused before any work is done for it.
-
-        Raises:
-            RequestError: the prompt cannot fit the model's context.
-        """
-        limit = self.client.info.max_model_len
-        if isinstance(prompt, str):
-            self.client.tokenizer.vocabulary.check_length(prompt, limit)
-        elif len(prompt) > limit:
-            raise RequestError(
-                f"this model's maximum context length is {limit} tokens and the prompt has {len(prompt)}; shorten it",
-                "prompt",
-                "context_length_exceeded",
-            )
+        self.client.tokenizer.vocabulary.check_length(text, self.client.info.max_model_len)
 
     def check(self, body: SampledRequest) -> None:
         """What can be told of a body before its prompt is tokenized.
@@ -155,8 +138,8 @@ class Service:
         self,
         answer_id: str,
         body: SampledRequest,
-        prompts: Sequence[list[int]],
-        params: Sequence[SamplingParams | BeamSearchParams],
+        prompts: Sequence[PromptTokens],
+        params: Sequence[RequestParams],
         field_names: Mapping[str, str] | None = None,
         *,
         tell_output: bool = True,

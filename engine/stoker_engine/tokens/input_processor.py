@@ -6,18 +6,17 @@ Everything a request can be refused for is refused here, before it touches the e
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
 from stoker_engine.contract.errors import RequestError
 from stoker_engine.core.engine_info import EngineInfo
 from stoker_engine.core.engine_request import EngineRequest
-from stoker_engine.core.sampling_params import BeamSearchParams, SamplingParams
+from stoker_engine.core.sampling_params import BeamSearchParams, RequestParams, SamplingParams
 from stoker_engine.core.token_ids import TokenIds
 from stoker_engine.sizing.cache_groups import blocks_for_beams
 from stoker_engine.tokens.bad_words import TokenSequence, sequences, spellings
-
-Params = SamplingParams | BeamSearchParams
+from stoker_engine.tokens.prompt_tokens import PromptTokens, check_vocabulary, prompt_tokens
 
 
 class Encoding(Protocol):
@@ -45,13 +44,31 @@ class InputProcessor:
         self,
         request_id: str,
         prompt_token_ids: Sequence[int],
-        params: Params,
+        params: RequestParams,
         *,
         priority: int = 0,
         cache_salt: str = "",
         bad_words: tuple[TokenSequence, ...] | None = None,
     ) -> EngineRequest:
-        """Checks a prompt and its parameters.
+        """Truncates and checks a prompt, and makes its request; see `of_prompt`.
+
+        Raises:
+            RequestError: the engine cannot serve this; `param` names the field, by the names of `SamplingParams`.
+        """
+        prompt = prompt_tokens(prompt_token_ids, params.truncate_prompt_tokens, params.max_tokens, self._info)
+        return self.of_prompt(request_id, prompt, params, priority=priority, cache_salt=cache_salt, bad_words=bad_words)
+
+    def of_prompt(
+        self,
+        request_id: str,
+        prompt: PromptTokens,
+        params: RequestParams,
+        *,
+        priority: int = 0,
+        cache_salt: str = "",
+        bad_words: tuple[TokenSequence, ...] | None = None,
+    ) -> EngineRequest:
+        """Checks the parameters of a prompt that is checked, and makes its request.
 
         Args:
             bad_words: the token sequences of `params.bad_words`, if they are encoded already.
@@ -59,42 +76,30 @@ class InputProcessor:
         Raises:
             RequestError: the engine cannot serve this; `param` names the field, by the names of `SamplingParams`.
         """
-        prompt = truncated(prompt_token_ids, params.truncate_prompt_tokens, params.max_tokens, self._info)
-        max_tokens = self._max_tokens(prompt, params)
-        seed: int | None = 0
-        if isinstance(params, SamplingParams):
-            self._check_tokens(params)
-            self._check_logprobs(params)
-            if bad_words is None:
-                bad_words = self._bad_words(params.bad_words)
-            seed = params.seed
+        max_tokens = self._max_tokens(len(prompt), params)
+        self._check_set(params.stop_token_ids, "stop_token_ids")
+        if params.kind == "generate":
+            self._check_sampling(params, max_tokens)
+            seed = self._seeds.getrandbits(63) if params.seed is None else params.seed
+            words = self._bad_words(params.bad_words) if bad_words is None else bad_words
         else:
-            self._check_set(params.stop_token_ids, "stop_token_ids")
-            self._check_beams(len(prompt), max_tokens, params.beam_width)
+            self._check_beams(params, len(prompt), max_tokens)
+            seed, words = 0, ()  # beams draw nothing
         return EngineRequest(
             id=request_id,
             prompt_token_ids=prompt,
             params=params,
             max_tokens=max_tokens,
-            seed=self._seeds.getrandbits(63) if seed is None else seed,
+            seed=seed,
             eos_token_ids=frozenset(self._info.eos_token_ids),
-            bad_words=bad_words or (),
+            bad_words=words,
             priority=priority,
             cache_salt=cache_salt,
         )
 
-    def _max_tokens(self, prompt: list[int], params: Params) -> int:
-        """Most tokens of each output, for a prompt that is all right."""
-        length, limit = len(prompt), self._info.max_model_len
-        if length == 0:
-            raise RequestError("the prompt is empty; it needs at least one token", "prompt")
-        self._check_vocabulary(prompt, "prompt")
-        if length >= limit:
-            raise RequestError(
-                f"this model's maximum context length is {limit} tokens and the prompt has {length}; shorten it",
-                "prompt",
-                "context_length_exceeded",
-            )
+    def _max_tokens(self, length: int, params: RequestParams) -> int:
+        """Most tokens of each output, for a prompt of `length` tokens."""
+        limit = self._info.max_model_len
         max_tokens = params.max_tokens or limit - length
         if length + max_tokens > limit:
             raise RequestError(
@@ -103,8 +108,6 @@ class InputProcessor:
                 "max_tokens",
                 "context_length_exceeded",
             )
-        if isinstance(params, SamplingParams) and params.min_tokens > max_tokens:
-            raise RequestError(f"min_tokens is {params.min_tokens}, but only {max_tokens} tokens fit", "min_tokens")
         return max_tokens
 
     def _bad_words(self, words: tuple[str, ...]) -> tuple[TokenSequence, ...]:
@@ -116,10 +119,12 @@ class InputProcessor:
             self._encoded = words, sequences(words, encoded, self._info.vocab_size)
         return self._encoded[1]
 
-    def _check_tokens(self, params: SamplingParams) -> None:
-        self._check_set(params.stop_token_ids, "stop_token_ids")
+    def _check_sampling(self, params: SamplingParams, max_tokens: int) -> None:
+        if params.min_tokens > max_tokens:
+            raise RequestError(f"min_tokens is {params.min_tokens}, but only {max_tokens} tokens fit", "min_tokens")
         self._check_set(params.allowed_token_ids or (), "allowed_token_ids")
-        self._check_vocabulary(params.logit_bias, "logit_bias")
+        check_vocabulary(params.logit_bias.keys(), self._info.vocab_size, "logit_bias")
+        self._check_logprobs(params)
 
     def _check_set(self, token_ids: Sequence[int], param: str) -> None:
         ids = TokenIds(token_ids)
@@ -128,12 +133,7 @@ class InputProcessor:
                 f"{param} holds {ids.num_given} token ids; the vocabulary has {self._info.vocab_size}", param
             )
         if len(ids):
-            self._check_vocabulary((ids[0], ids[-1]), param)  # they are ascending
-
-    def _check_vocabulary(self, token_ids: Iterable[int], param: str) -> None:
-        vocabulary, ids = self._info.vocab_size, list(token_ids)
-        if ids and not (min(ids) >= 0 and max(ids) < vocabulary):
-            raise RequestError(f"{param} holds a token id outside 0 … {vocabulary - 1}", param)
+            check_vocabulary((ids[0], ids[-1]), self._info.vocab_size, param)  # they are ascending
 
     def _check_logprobs(self, params: SamplingParams) -> None:
         most = self._info.max_logprobs
@@ -149,9 +149,9 @@ class InputProcessor:
                     param,
                 )
 
-    def _check_beams(self, num_prompt_tokens: int, max_tokens: int, width: int) -> None:
+    def _check_beams(self, params: BeamSearchParams, num_prompt_tokens: int, max_tokens: int) -> None:
         """All beams run in the same steps: they must have room at once."""
-        info = self._info
+        info, width = self._info, params.beam_width
         if width > info.max_num_seqs:
             raise RequestError(f"{width} beams do not fit a batch of {info.max_num_seqs} (--max-num-seqs)", "n")
         length = num_prompt_tokens + max_tokens
@@ -164,12 +164,3 @@ class InputProcessor:
                 "ask for fewer beams or a smaller max_tokens",
                 "n",
             )
-
-
-def truncated(prompt_token_ids: Sequence[int], keep: int | None, max_tokens: int | None, info: EngineInfo) -> list[int]:
-    """The last tokens of a prompt: `keep` of them; -1 is as many as leave room for `max_tokens`, None is all."""
-    if keep is None:
-        return list(prompt_token_ids)
-    if keep == -1:
-        keep = max(1, info.max_model_len - (max_tokens or 1))
-    return list(prompt_token_ids)[-keep:]

@@ -18,7 +18,6 @@ from stoker_engine.core.engine_request import EngineRequest
 from stoker_engine.core.finish_reason import FinishReason
 from stoker_engine.core.logprobs import Logprob, PositionLogprobs, TokenLogprobs
 from stoker_engine.core.outputs import OutputDelta, TokenDelta
-from stoker_engine.core.sampling_params import SamplingParams
 from stoker_engine.tokens.detokenizer import Decoding, IncrementalDetokenizer
 from stoker_engine.tokens.stop import StopStrings
 
@@ -115,7 +114,7 @@ class OutputProcessor:
     def _sequence(self, request: EngineRequest) -> _Sequence:
         params = request.params
         detokenizer = IncrementalDetokenizer(self._tokenizer, request.prompt_token_ids, params.skip_special_tokens)
-        if isinstance(params, SamplingParams):
+        if params.kind == "generate":
             return _Sequence(detokenizer, StopStrings(params.stop, params.include_stop_str_in_output))
         return _Sequence(detokenizer, StopStrings(()))
 
@@ -123,7 +122,7 @@ class OutputProcessor:
         """(the text to tell, the stop string that ended it or None, how many of the tokens are kept)."""
         params = request.params
         min_tokens, tells_stop = 0, False
-        if isinstance(params, SamplingParams):
+        if params.kind == "generate":
             min_tokens, tells_stop = params.min_tokens, params.include_stop_str_in_output
         # The token that stops is no part of the text, unless what stops is asked for.
         silent = len(delta.token_ids) - 1 if delta.finish_reason is FinishReason.STOP and not tells_stop else None

@@ -13,7 +13,8 @@ from stoker_engine.contract.errors import RequestError
 from stoker_engine.core.engine_info import EngineInfo
 from stoker_engine.core.sampling_params import BeamSearchParams, SamplingParams
 from stoker_engine.sizing.cache_groups import CacheGroup
-from stoker_engine.tokens.input_processor import InputProcessor, truncated
+from stoker_engine.tokens.input_processor import InputProcessor
+from stoker_engine.tokens.prompt_tokens import prompt_tokens
 from stoker_engine.tokens.tokenizer import Tokenizer
 
 INFO = EngineInfo(
@@ -106,9 +107,10 @@ def test_bad_words_are_encoded_once_for_all_prompts(tokenizer: Tokenizer, monkey
 
 def test_the_end_of_a_prompt_is_kept(tokenizer: Tokenizer) -> None:
     prompt = list(range(5, 205))
-    for keep, length in ((3, 3), (-1, 100 - 16), (None, 200)):
-        kept = truncated(prompt, keep, SamplingParams().max_tokens, INFO)
-        assert kept == prompt[-length:]
+    for truncate, length in ((3, 3), (-1, 100 - 16)):
+        assert prompt_tokens(prompt, truncate, SamplingParams().max_tokens, INFO) == prompt[-length:]
+    with pytest.raises(RequestError, match="the prompt has 200"):
+        prompt_tokens(prompt, None, 16, INFO)
     request = InputProcessor(INFO, tokenizer).request("r", prompt, SamplingParams(truncate_prompt_tokens=-1))
     assert len(request.prompt_token_ids) + request.max_tokens == INFO.max_model_len
 

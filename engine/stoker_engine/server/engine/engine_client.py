@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from stoker_engine.contract.errors import EngineDeadError
 from stoker_engine.core.engine_info import EngineInfo
 from stoker_engine.core.outputs import OutputDelta
-from stoker_engine.core.sampling_params import BeamSearchParams, SamplingParams
+from stoker_engine.core.sampling_params import RequestParams
 from stoker_engine.core.step_report import StepReport
 
 
@@ -139,7 +139,7 @@ class EngineClient(Protocol):
         self,
         request_id: str,
         prompt_token_ids: list[int],
-        params: SamplingParams | BeamSearchParams,
+        params: RequestParams,
         *,
         priority: int = 0,
         cache_salt: str = "",

@@ -13,7 +13,7 @@ from stoker_engine.contract.errors import EngineDeadError, EngineKilledError, Re
 from stoker_engine.core.finish_reason import FinishReason
 from stoker_engine.core.logprobs import PositionLogprobs
 from stoker_engine.core.outputs import OutputDelta
-from stoker_engine.core.sampling_params import BeamSearchParams, SamplingParams
+from stoker_engine.core.sampling_params import RequestParams
 from stoker_engine.server.engine.admission import Admission
 from stoker_engine.server.engine.engine_client import EngineClient
 from stoker_engine.server.openai.responses import PromptTokensDetails, Usage
@@ -68,7 +68,7 @@ class Generation:
     running: set[Generation]
     id: str
     prompts: Sequence[list[int]]
-    params: Sequence[SamplingParams | BeamSearchParams]
+    params: Sequence[RequestParams]
     n: int = 1
     priority: int = 0
     cache_salt: str = ""

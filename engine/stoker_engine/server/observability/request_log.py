@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from stoker_engine.core.sampling_params import BeamSearchParams, SamplingParams
+from stoker_engine.core.sampling_params import RequestParams
 from stoker_engine.core.step_report import FinishedRequest, StepReport
 from stoker_engine.server.engine.engine_client import TokenTexts
 
@@ -27,7 +27,7 @@ class RequestLog:
         self,
         request_id: str,
         prompt_token_ids: list[int],
-        params: SamplingParams | BeamSearchParams,
+        params: RequestParams,
         tokenizer: TokenTexts,
     ) -> None:
         """A prompt has come."""

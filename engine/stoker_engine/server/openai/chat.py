@@ -28,7 +28,7 @@ from stoker_engine.server.openai.responses import (
     ChatMessage,
 )
 from stoker_engine.server.service import Service
-from stoker_engine.tokens.input_processor import truncated
+from stoker_engine.tokens.prompt_tokens import prompt_tokens
 
 
 def routes(service: Service) -> APIRouter:
@@ -41,11 +41,10 @@ def routes(service: Service) -> APIRouter:
         await service.wait_ready()
         service.check(body)
         with renamed(body.field_names):
-            prompt = await until_disconnect(request.receive, _prompt(body, service))
-        info = service.client.info
-        limit = body.max_completion_tokens or body.max_tokens
-        prompt = truncated(prompt, body.truncate_prompt_tokens, limit, info)
-        with renamed(body.field_names):
+            tokens = await until_disconnect(request.receive, _tokenize(body, service))
+            info = service.client.info
+            limit = body.max_completion_tokens or body.max_tokens
+            prompt = prompt_tokens(tokens, body.truncate_prompt_tokens, limit, info)
             params = body.params_for(info.sampling_defaults, info.max_model_len - len(prompt))
         base_id = request_id(request, body.request_id)
         generation = service.generation(f"chatcmpl-{base_id}", body, [prompt], [params], body.field_names)
@@ -59,7 +58,7 @@ def routes(service: Service) -> APIRouter:
     return router
 
 
-async def _prompt(body: ChatCompletionRequest, service: Service) -> list[int]:
+async def _tokenize(body: ChatCompletionRequest, service: Service) -> list[int]:
     args = service.args.frontend
     return await render(
         body.messages,

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from pydantic import Field, model_validator
 
 from stoker_engine.contract.errors import RequestError
-from stoker_engine.core.sampling_params import BeamSearchParams, SamplingParams
+from stoker_engine.core.sampling_params import RequestParams
 from stoker_engine.server.openai.field_types import Count, CountOrAll, StrictModel
 from stoker_engine.server.openai.messages import Message, Tool
 from stoker_engine.server.openai.sampled_request import SampledRequest
@@ -82,7 +82,7 @@ class ChatCompletionRequest(UnbuiltChat, SampledRequest, ChatRendering):
         """How many logprobs each position gets, if any."""
         return (self.top_logprobs or 0) if self.logprobs else None
 
-    def params_for(self, defaults: Mapping[str, Any], room: int) -> SamplingParams | BeamSearchParams:
+    def params_for(self, defaults: Mapping[str, Any], room: int) -> RequestParams:
         """How to answer a prompt that leaves room for `room` tokens.
 
         The length that the model's makers recommend bends to that room; one that was asked for does not.

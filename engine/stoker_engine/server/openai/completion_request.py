@@ -8,7 +8,7 @@ from typing import Any, Final, cast
 from pydantic import model_validator
 
 from stoker_engine.contract.errors import RequestError
-from stoker_engine.core.sampling_params import BeamSearchParams, SamplingParams
+from stoker_engine.core.sampling_params import RequestParams
 from stoker_engine.server.openai.field_types import Count, CountOrAll, CountOrZero, Prompt
 from stoker_engine.server.openai.sampled_request import SampledRequest
 from stoker_engine.server.openai.unbuilt import UnbuiltCompletion
@@ -58,7 +58,7 @@ class CompletionRequest(UnbuiltCompletion, SampledRequest):
         """Whether only the prompt is to be scored: the token that the engine then generates is not told."""
         return self.max_tokens == 0
 
-    def params_for(self, defaults: Mapping[str, Any], room: int) -> SamplingParams | BeamSearchParams:
+    def params_for(self, defaults: Mapping[str, Any], room: int) -> RequestParams:
         """How to complete a prompt that leaves room for `room` tokens.
 
         The default length bends to that room; a length that was asked for does not.

@@ -24,7 +24,7 @@ from stoker_engine.server.openai.completion_request import DEFAULT_MAX_TOKENS, C
 from stoker_engine.server.openai.logprobs import LogprobWriter, prompt_logprobs
 from stoker_engine.server.openai.responses import Completion, CompletionChoice
 from stoker_engine.server.service import Service
-from stoker_engine.tokens.input_processor import truncated
+from stoker_engine.tokens.prompt_tokens import PromptTokens, prompt_tokens
 
 
 def routes(service: Service) -> APIRouter:
@@ -37,9 +37,9 @@ def routes(service: Service) -> APIRouter:
         await service.wait_ready()
         service.check(body)
         client = service.client
-        prompts = await until_disconnect(request.receive, _tokenize(body, service))
+        encoded = await until_disconnect(request.receive, _tokenize(body, service))
         info = client.info
-        prompts = [truncated(prompt, body.truncate_prompt_tokens, body.max_tokens, info) for prompt in prompts]
+        prompts = [prompt_tokens(each, body.truncate_prompt_tokens, body.max_tokens, info) for each in encoded]
         params_for = functools.cache(partial(body.params_for, info.sampling_defaults))  # prompts share theirs
         params = [params_for(min(DEFAULT_MAX_TOKENS, info.max_model_len - len(prompt))) for prompt in prompts]
         base_id = request_id(request, body.request_id)
@@ -56,18 +56,16 @@ def routes(service: Service) -> APIRouter:
 
 
 async def _tokenize(body: CompletionRequest, service: Service) -> list[list[int]]:
-    for prompt in body.prompts:
-        if body.truncate_prompt_tokens is None:
-            service.check_length(prompt)
-        if not isinstance(prompt, str):
-            service.check_tokens(prompt, "prompt")
     texts = [prompt for prompt in body.prompts if isinstance(prompt, str)]
+    if body.truncate_prompt_tokens is None:
+        for text in texts:
+            service.check_length(text)
     encoded = await service.client.tokenizer.encode(texts, body.add_special_tokens is not False) if texts else []
     of_text = iter(encoded)
     return [next(of_text) if isinstance(prompt, str) else prompt for prompt in body.prompts]
 
 
-async def _echo(body: CompletionRequest, prompts: Sequence[list[int]], tokenizer: PromptTokenizer) -> list[str]:
+async def _echo(body: CompletionRequest, prompts: Sequence[PromptTokens], tokenizer: PromptTokenizer) -> list[str]:
     """The prompts' texts: as they were said, or what their tokens say."""
     return [
         said

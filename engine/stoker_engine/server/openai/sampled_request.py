@@ -9,7 +9,7 @@ from pydantic import model_validator
 
 from stoker_engine.contract.errors import RequestError
 from stoker_engine.core.sampling_defaults import sampling_params
-from stoker_engine.core.sampling_params import BeamSearchParams, SamplingParams
+from stoker_engine.core.sampling_params import BeamSearchParams, RequestParams
 from stoker_engine.server.openai.field_types import (
     BadWords,
     CacheSalt,
@@ -170,7 +170,7 @@ class SampledRequest(Unbuilt, StrictModel):
         max_tokens: int | None,
         logprobs: int | None,
         prompt_logprobs: int | None,
-    ) -> SamplingParams | BeamSearchParams:
+    ) -> RequestParams:
         """How to generate, with at most `max_tokens` tokens (None: to the end of the context).
 
         Args:

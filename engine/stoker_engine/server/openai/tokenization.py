@@ -18,6 +18,7 @@ from stoker_engine.server.openai.field_types import StrictModel, TokenIds
 from stoker_engine.server.openai.responses import DetokenizeResponse, TokenizeResponse
 from stoker_engine.server.openai.unbuilt import NoDict
 from stoker_engine.server.service import Service
+from stoker_engine.tokens.prompt_tokens import check_vocabulary
 
 
 class TokenizeRequest(ChatRendering):
@@ -67,7 +68,7 @@ def routes(service: Service) -> APIRouter:
         """The text of tokens, special ones included."""
         await service.wait_ready()
         service.check_model(body.model)
-        service.check_tokens(body.tokens, "tokens")
+        check_vocabulary(body.tokens, service.client.info.vocab_size, "tokens")
         decoding = service.client.tokenizer.decode(body.tokens, skip_special_tokens=False)
         return DetokenizeResponse(prompt=await until_disconnect(request.receive, decoding))
 
