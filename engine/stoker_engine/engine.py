@@ -120,11 +120,10 @@ class Engine:
         """Launches what can be launched, and takes in the result of one step; what that added is returned."""
         started = time.monotonic()
         try:
-            while len(self._in_flight) < self._most_in_flight and (scheduled := self._launch()) is not None:
-                self._in_flight.append((scheduled, time.monotonic() - started))
-            launched = time.monotonic()
+            while len(self._in_flight) < self._most_in_flight and self._launch():
+                pass
             if not self._in_flight:
-                report = self._journal.report(0, 0, [], self.scheduler.stats(), StepTimes(), launched)
+                report = self._journal.report(0, 0, [], self.scheduler.stats(), StepTimes(), started)
                 return StepOutputs([], report)
             result = self.executor.collect()
         except BaseException:
@@ -144,12 +143,17 @@ class Engine:
         """Ends the executor; the engine makes no step after."""
         self.executor.shutdown()
 
-    def _launch(self) -> Scheduled | None:
+    def _launch(self) -> bool:
+        """Launches a step; False: there is none now."""
+        started = time.monotonic()
         scheduled = self.scheduler.schedule()
-        if scheduled is not None:
-            self._journal.scheduled(scheduled.admitted, time.monotonic())
-            self.executor.launch(scheduled.step)
-        return scheduled
+        if scheduled is None:
+            return False
+        now = time.monotonic()
+        self._journal.scheduled(scheduled.admitted, now)
+        self.executor.launch(scheduled.step)
+        self._in_flight.append((scheduled, now - started))
+        return True
 
     def _abandon(self) -> None:
         """After an error, or Ctrl-C in the middle of a step: what is in flight counts for nothing."""
