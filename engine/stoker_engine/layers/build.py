@@ -62,10 +62,7 @@ class Build:
         Raises:
             ModelError: they cannot be divided equally.
         """
-        each, rest = divmod(num_heads, self.ranks.size)
-        if rest:
-            raise self._indivisible(f"{num_heads} attention heads")
-        return Share(self.ranks.rank * each, each, num_heads)
+        return self._equal(num_heads, "attention heads")
 
     def kv_heads(self, num_kv_heads: int) -> Share:
         """This rank's share of the key and value heads; where they are fewer than the ranks, several ranks hold the
@@ -75,11 +72,15 @@ class Build:
             ModelError: neither divides the other.
         """
         ranks = self.ranks.size
-        if num_kv_heads >= ranks:
-            return self.heads(num_kv_heads)
-        if ranks % num_kv_heads:
-            raise self._indivisible(f"{num_kv_heads} key and value heads")
-        return Share(self.ranks.rank // (ranks // num_kv_heads), 1, num_kv_heads)
+        if num_kv_heads < ranks and ranks % num_kv_heads == 0:
+            return Share(self.ranks.rank // (ranks // num_kv_heads), 1, num_kv_heads)
+        return self._equal(num_kv_heads, "key and value heads")
+
+    def _equal(self, count: int, what: str) -> Share:
+        each, rest = divmod(count, self.ranks.size)
+        if rest:
+            raise self._indivisible(f"{count} {what}")
+        return Share(self.ranks.rank * each, each, count)
 
     def _indivisible(self, what: str) -> ModelError:
         return ModelError(

@@ -27,14 +27,14 @@ class WeightSize:
         units: into how many equal parts they can be split; 1: every shard holds all.
         wide: stored as float32 whatever the model's dtype.
         linear: matrices of a layer's attention or MLP, which are what quantization makes smaller.
-        experts: the routed experts of a layer.
+        experts: how many routed experts of a layer they are; under expert parallelism whole ones are spread.
     """
 
     numbers: int
     units: int = 1
     wide: bool = False
     linear: bool = False
-    experts: bool = False
+    experts: int = 0
 
 
 @dataclass(frozen=True)
@@ -147,8 +147,9 @@ def _kind(layer: LayerConfig) -> tuple[int, int, int]:
 
 def _bytes(size: WeightSize, element_bytes: int, split: Sharding, quantized: QuantizedWeights | None) -> int:
     """What a device's share takes."""
-    parts = split.expert if size.experts and split.expert > 1 else split.tensor
-    share = size.numbers // size.units * -(-size.units // parts)
+    spread = size.experts and split.expert > 1
+    units, parts = (size.experts, split.expert) if spread else (size.units, split.tensor)
+    share = size.numbers // units * -(-units // parts)
     if quantized is not None and size.linear and (size.experts or not quantized.experts_only):
         return quantized.stored_bytes(share)
     return share * (4 if size.wide else element_bytes)
@@ -182,7 +183,7 @@ def _mlp(layer: LayerConfig, hidden: int) -> Iterator[WeightSize]:
     if moe is not None:
         shared = 3 * moe.shared_intermediate_size * hidden
         routed = moe.weights(hidden) - shared - moe.num_experts * hidden - moe.shared_gate * hidden
-        yield WeightSize(routed, units=moe.num_experts, linear=True, experts=True)
+        yield WeightSize(routed, units=moe.intermediate_size, linear=True, experts=moe.num_experts)
         yield _matrices(shared, moe.shared_intermediate_size or 1)
         yield WeightSize((moe.num_experts + moe.shared_gate) * hidden)
         if moe.correction_bias:

@@ -1,0 +1,223 @@
+"""Ranks that share a model, each a thread with its part of the weights, against the model that is whole."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM
+
+from stoker_engine.architectures.model_config import ModelConfig
+from stoker_engine.attention.sdpa import SdpaBackend
+from stoker_engine.attention.select import attention_backend
+from stoker_engine.contract.errors import ModelError
+from stoker_engine.kernels.reference import REFERENCE
+from stoker_engine.kernels.select import select_kernels
+from stoker_engine.layers.build import Build
+from stoker_engine.models.decoder import Decoder
+from stoker_engine.models.registry import FAMILIES
+from stoker_engine.models.weights import SafetensorsFolder, load_weights
+from stoker_engine.parallel.ranks import Alone, Ranks
+from stoker_engine.sizing.weight_sizes import weight_bytes
+
+_VOCABULARY = 131  # which nothing divides
+
+#: Heads that 2, 3 and 4 ranks can share, and an MLP that they share unequally.
+_SIZES: dict[str, Any] = {
+    "hidden_size": 96,
+    "intermediate_size": 101,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 12,
+    "num_key_value_heads": 12,
+    "max_position_embeddings": 256,
+}
+_MIXTURE = {**_SIZES, "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 25}
+_LATENT: dict[str, Any] = {
+    **_SIZES,
+    "kv_lora_rank": 20,
+    "qk_nope_head_dim": 12,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 10,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 25,
+    "first_k_dense_replace": 1,
+    "n_group": 4,
+    "topk_group": 2,
+}
+_GPT2 = {"n_embd": 96, "n_inner": 101, "n_layer": 2, "n_head": 12, "n_positions": 256}
+_BLOOM = {"hidden_size": 96, "n_layer": 2, "n_head": 12}
+
+#: name → transformers' model type, and the config.
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("llama", _SIZES),
+    "llama biases, tied": ("llama", {**_SIZES, "attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True}),
+    "llama 6 KV heads": ("llama", {**_SIZES, "num_key_value_heads": 6}),
+    "llama 4 KV heads": ("llama", {**_SIZES, "num_key_value_heads": 4}),
+    "llama 1 KV head": ("llama", {**_SIZES, "num_key_value_heads": 1}),
+    "gemma3": ("gemma3_text", {**_SIZES, "num_key_value_heads": 1, "head_dim": 16, "sliding_window": 20}),
+    "olmo2": ("olmo2", {**_SIZES, "num_key_value_heads": 2, "pad_token_id": 0}),
+    "cohere": ("cohere", {**_SIZES, "use_qk_norm": True, "num_key_value_heads": 6}),
+    "gpt2": ("gpt2", _GPT2),
+    "bloom": ("bloom", _BLOOM),
+    "opt": ("opt", {**_SIZES, "ffn_dim": 101, "word_embed_proj_dim": 40}),
+    "phi": ("phi", {**_SIZES, "qk_layernorm": True}),
+    "gpt_neox": ("gpt_neox", {**_SIZES, "use_parallel_residual": True}),
+    "mixtral": ("mixtral", {**_SIZES, "num_local_experts": 4, "sliding_window": 20}),
+    "qwen2_moe": ("qwen2_moe", {**_MIXTURE, "shared_expert_intermediate_size": 41, "num_key_value_heads": 2}),
+    "deepseek_v2": ("deepseek_v2", {**_LATENT, "q_lora_rank": None, "topk_method": "greedy"}),
+    "deepseek_v3": ("deepseek_v3", {**_LATENT, "q_lora_rank": 16, "n_shared_experts": 1}),
+}
+
+#: Every model on as many ranks as can share its heads.
+CASES = [
+    (name, size)
+    for name, (_, options) in MODELS.items()
+    for size in (2, 3, 4)
+    if (kv_heads := options.get("num_key_value_heads", 12)) % size == 0 or size % kv_heads == 0
+]
+
+
+def save(name: str, folder: Path) -> None:
+    """Saves the tiny random model with that name in `MODELS`."""
+    model_type, options = MODELS[name]
+    torch.manual_seed(0)
+    config = CONFIG_MAPPING[model_type](**{"vocab_size": _VOCABULARY, "bos_token_id": 0, "eos_token_id": 1, **options})
+    model = AutoModelForCausalLM.from_config(config).float().eval()
+    for parameter in model.parameters():
+        parameter.data = torch.randn_like(parameter) * 0.2 + (parameter.data if parameter.dim() == 1 else 0)
+    model.tie_weights()
+    model.save_pretrained(folder)
+
+
+class Together:
+    """What threads that stand for ranks have between them: a table, and a barrier before and after it is read."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.table: list[torch.Tensor | None] = [None] * size
+        self.barrier = threading.Barrier(size, timeout=60)
+
+    def exchange(self, rank: int, x: torch.Tensor) -> list[torch.Tensor]:
+        """All ranks' `x`."""
+        self.table[rank] = x.clone()
+        self.barrier.wait()
+        every = [each for each in self.table if each is not None]
+        self.barrier.wait()
+        return every
+
+
+@dataclass
+class ThreadRanks:
+    """A `Ranks` of one thread."""
+
+    rank: int
+    size: int
+    together: Together
+
+    def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.stack(self.together.exchange(self.rank, x)).sum(0)
+
+    def all_gather(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.cat(self.together.exchange(self.rank, x), dim=-1)
+
+    def broadcast(self, x: torch.Tensor) -> torch.Tensor:
+        return self.together.exchange(self.rank, x)[0]
+
+
+def load(folder: Path, ranks: Ranks) -> Decoder:
+    """One rank's part of the model in `folder`."""
+    config, cpu = ModelConfig.from_folder(folder), torch.device("cpu")
+    build = Build(torch.float32, attention_backend(cpu, torch.float32), select_kernels(cpu, torch.float32), ranks)
+    with torch.inference_mode():
+        model = Decoder(config, build, max_model_len=256)
+        load_weights(model, SafetensorsFolder(folder), FAMILIES[config.architecture])
+    return model
+
+
+def on_every_rank(size: int, work: Callable[[Ranks], Any]) -> list[Any]:
+    """What `work` returns on each rank."""
+    together = Together(size)
+
+    def guarded(rank: int) -> Any:
+        try:
+            return work(ThreadRanks(rank, size, together))
+        except BaseException:
+            together.barrier.abort()
+            raise
+
+    with ThreadPoolExecutor(size) as pool:
+        return list(pool.map(guarded, range(size)))
+
+
+def part_of(model: Decoder, size: int) -> Any:
+    """`model` with a config of the caches that one rank of `size` keeps, as a test's runner makes them."""
+    layers = tuple(
+        replace(layer, attention=replace(layer.attention, num_kv_heads=-(-layer.attention.num_kv_heads // size)))
+        for layer in model.config.layers
+    )
+    config = SimpleNamespace(layers=layers)
+    return SimpleNamespace(config=config, forward=model.forward, logits=model.logits)
+
+
+@pytest.mark.parametrize(("name", "size"), CASES)
+def test_ranks_compute_what_one_computes(name: str, size: int, tmp_path: Path, paged_run: Any, assert_run: Any) -> None:
+    save(name, tmp_path)
+    whole = load(tmp_path, Alone())
+    prompts = [[5, 130, 2, 77], list(range(2, 63)), [129]]
+
+    def work(ranks: Ranks) -> tuple[Any, Decoder]:
+        model = load(tmp_path, ranks)
+        return paged_run(part_of(model, size), prompts, new_tokens=6), model
+
+    ran = on_every_rank(size, work)
+
+    def reference(tokens: list[int]) -> torch.Tensor:
+        return torch.stack(paged_run(whole, [tokens], new_tokens=1).sequences[0].logits)
+
+    assert_run(ran[0][0], reference)
+    for run, _ in ran[1:]:  # the same bits everywhere, so that ranks never part
+        for first, other in zip(ran[0][0].sequences, run.sequences, strict=True):
+            assert torch.equal(torch.stack(first.logits), torch.stack(other.logits))
+
+    held = [sum(slot.tensor.nbytes for slot in model.slots().values()) for _, model in ran]
+    assert held[0] == max(held) == weight_bytes(whole.config, 4, tensor=size)
+
+
+@pytest.mark.parametrize(("name", "size"), CASES)
+def test_the_ranks_parts_are_the_whole(name: str, size: int, tmp_path: Path) -> None:
+    """Each number of a weight is in some rank's slot, at the place that its shard says."""
+    save(name, tmp_path)
+    parts = [load(tmp_path, ThreadRanks(rank, size, Together(size))).slots() for rank in range(size)]
+    for slot, expected in load(tmp_path, Alone()).slots().items():
+        joined = torch.full_like(expected.tensor, torch.nan)
+        for part in (each[slot] for each in parts):
+            assert part.full_shape == expected.tensor.shape
+            part.part_of(joined).copy_(part.tensor)
+        assert torch.equal(joined, expected.tensor), slot
+
+
+@pytest.mark.parametrize(
+    ("change", "size", "named"),
+    [
+        ({"num_attention_heads": 8, "num_key_value_heads": 8}, 3, "8 attention heads"),
+        ({"num_key_value_heads": 2}, 3, "2 key and value heads"),
+        ({"num_key_value_heads": 6}, 4, "6 key and value heads"),
+        ({"intermediate_size": 5, "num_key_value_heads": 4}, 4, "a dimension of 5"),
+    ],
+)
+def test_what_ranks_cannot_share_is_refused(change: dict[str, int], size: int, named: str) -> None:
+    config = ModelConfig.from_dict(
+        {"architectures": ["LlamaForCausalLM"], **_SIZES, "vocab_size": _VOCABULARY, **change}
+    )
+    for rank in range(size):
+        build = Build(torch.float32, SdpaBackend(), REFERENCE, ThreadRanks(rank, size, Together(size)))
+        with pytest.raises(ModelError, match=rf"({named}).*--tensor-parallel-size"):
+            Decoder(config, build, max_model_len=256)
