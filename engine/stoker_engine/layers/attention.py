@@ -6,8 +6,7 @@ import torch
 from torch import nn
 
 from stoker_engine.architectures.decoder_config import AttentionConfig, QKNormConfig
-from stoker_engine.attention.backend import AttentionShape, KVCache
-from stoker_engine.attention.metadata import AttentionMetadata
+from stoker_engine.attention.backend import AttentionPlan, AttentionShape, KVCache
 from stoker_engine.layers.build import Build
 from stoker_engine.layers.linear import MergedLinear
 from stoker_engine.layers.norm import Norm, make_norm
@@ -52,9 +51,7 @@ class Attention(nn.Module):
             self.q_norm = _head_norm(build, f"{prefix}.q_norm", config.qk_norm, self._query_heads, config.head_dim)
             self.k_norm = _head_norm(build, f"{prefix}.k_norm", config.qk_norm, self._kv_heads, config.head_dim)
 
-    def forward(
-        self, x: torch.Tensor, rotation: Rotation | None, metadata: AttentionMetadata, cache: KVCache
-    ) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, rotation: Rotation | None, plan: AttentionPlan, cache: KVCache) -> torch.Tensor:
         """[tokens, hidden] → [tokens, hidden]."""
         qkv = self.qkv(x)
         heads, kv_heads = self.shape.num_heads, self.shape.num_kv_heads
@@ -67,7 +64,7 @@ class Attention(nn.Module):
             turned, value = (part.clamp(-self.clip_qkv, self.clip_qkv) for part in (turned, value))
         if rotation is not None:
             turned = rotation(turned)
-        attended = self.backend.forward(self.shape, turned[:, :heads], turned[:, heads:], value, cache, metadata)
+        attended = self.backend.forward(self.shape, turned[:, :heads], turned[:, heads:], value, cache, plan)
         return self.out(attended)
 
     __call__ = forward

@@ -26,8 +26,7 @@ import torch
 from torch import nn
 
 from stoker_engine.architectures.mla_config import MLAConfig
-from stoker_engine.attention.backend import AttentionShape, KVCache
-from stoker_engine.attention.metadata import AttentionMetadata
+from stoker_engine.attention.backend import AttentionPlan, AttentionShape, KVCache
 from stoker_engine.layers.build import Build
 from stoker_engine.layers.linear import MergedLinear
 from stoker_engine.layers.norm import RMSNorm
@@ -82,9 +81,7 @@ class LatentAttention(nn.Module):
         method = build.linear([f"{self._prefix}.{name}.weight"])
         return method.create(outputs, inner, build.dtype, build.kernels, self._heads.size)
 
-    def forward(
-        self, x: torch.Tensor, rotate: Rotate | None, metadata: AttentionMetadata, cache: KVCache
-    ) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, rotate: Rotate | None, plan: AttentionPlan, cache: KVCache) -> torch.Tensor:
         """[tokens, hidden] → [tokens, hidden]."""
         config, heads = self.config, self.shape.num_heads
         assert rotate is not None, "a part of each head is rotated"
@@ -95,7 +92,7 @@ class LatentAttention(nn.Module):
         nope, rope = query.split([config.qk_nope_head_dim, config.qk_rope_head_dim], dim=-1)
         query = torch.cat((self.absorb(nope), rotate(rope)), dim=-1)  # [tokens, heads, latent + rope]
         key = torch.cat((self.kv_a_norm(latent).unsqueeze(1), rotate(key_rope.unsqueeze(1))), dim=-1)
-        attended = self.backend.forward(self.shape, query, key, None, cache, metadata).unflatten(-1, (heads, -1))
+        attended = self.backend.forward(self.shape, query, key, None, cache, plan).unflatten(-1, (heads, -1))
         return self.out(self.make_value(attended).flatten(1))
 
     __call__ = forward

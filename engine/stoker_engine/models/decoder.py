@@ -19,8 +19,7 @@ from torch.nn import functional
 
 from stoker_engine.architectures.decoder_config import LayerConfig
 from stoker_engine.architectures.model_config import ModelConfig
-from stoker_engine.attention.backend import KVCache
-from stoker_engine.attention.metadata import AttentionMetadata
+from stoker_engine.attention.backend import AttentionPlan, KVCache
 from stoker_engine.layers.attention import Attention
 from stoker_engine.layers.build import Build
 from stoker_engine.layers.embedding import Embedding, Head
@@ -52,12 +51,10 @@ class DecoderLayer(nn.Module):
         self.attention = _attention(build, prefix, config, layer)
         self.mlp = _mlp(build, prefix, config, layer)
 
-    def forward(
-        self, x: torch.Tensor, rotation: Rotation | None, metadata: AttentionMetadata, cache: KVCache
-    ) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, rotation: Rotation | None, plan: AttentionPlan, cache: KVCache) -> torch.Tensor:
         """[tokens, hidden] → [tokens, hidden]."""
         normed = _maybe(self.input_norm, x)
-        attended = self.attention(normed, rotation, metadata, cache)
+        attended = self.attention(normed, rotation, plan, cache)
         if self.kind == "parallel":
             return x + attended + self.mlp(normed if self.pre_mlp_norm is None else self.pre_mlp_norm(x))
         if self.kind == "post-norm":
@@ -93,7 +90,7 @@ class Decoder(nn.Module):
 
     def __init__(self, config: ModelConfig, build: Build, max_model_len: int) -> None:
         super().__init__()
-        self.config = config
+        self.config, self.backend = config, build.backend
         decoder, hidden = config.decoder, config.hidden_size
         embedding = decoder.embedding
         width = embedding.size or hidden

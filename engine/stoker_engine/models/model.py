@@ -8,7 +8,7 @@ from typing import Protocol
 import torch
 
 from stoker_engine.architectures.model_config import ModelConfig
-from stoker_engine.attention.backend import AttentionPlan, KVCache
+from stoker_engine.attention.backend import AttentionBackend, AttentionPlan, KVCache
 
 
 @dataclass(frozen=True)
@@ -28,9 +28,14 @@ class StepInputs:
 
 
 class Model(Protocol):
-    """A decoder-only language model over a paged KV cache."""
+    """A decoder-only language model over a paged KV cache.
+
+    Attributes:
+        backend: computes its attention, and so plans its steps.
+    """
 
     config: ModelConfig
+    backend: AttentionBackend
 
     def forward(self, inputs: StepInputs) -> torch.Tensor:
         """Runs one step: [tokens, hidden], normalised, ready for `logits`."""

@@ -137,7 +137,7 @@ class TransformersModel(nn.Module):
     ) -> None:
         super().__init__()
         self.config = config
-        self._backend = backend
+        self.backend = backend
         specs = [layer.attention.cache for layer in config.layers]
         logger.info("%s runs by transformers' own modules, which are slower than native ones", config.architecture)
         self.decoder = language_model.base_model
@@ -188,7 +188,7 @@ class TransformersModel(nn.Module):
             seq_lens_host=np.array([1], dtype=np.int32),
         )
         with torch.inference_mode():
-            self.logits(self.forward(StepInputs(zero, zero, self._backend.prepare(metadata), caches)))
+            self.logits(self.forward(StepInputs(zero, zero, self.backend.prepare(metadata), caches)))
         odd = [str(layer.index) for layer in self._layers if layer.calls != 1]
         if odd:
             raise ModelError(

@@ -57,7 +57,12 @@ class PagedRun:
             Sequence(list(prompt), blocks[index * each : (index + 1) * each])
             for index, prompt in enumerate(self.prompts)
         ]
-        self.caches = [_cache(layer.cache, len(blocks) + 1, self.dtype) for layer in self.model.config.layers]
+        specs = [layer.cache for layer in self.model.config.layers]
+        self.windows = list(dict.fromkeys(spec.sliding_window for spec in specs))
+        groups = [self.windows.index(spec.sliding_window) for spec in specs]
+        self.caches = [
+            _cache(spec, group, len(blocks) + 1, self.dtype) for spec, group in zip(specs, groups, strict=True)
+        ]
         ends = [len(prompt) + self.new_tokens for prompt in self.prompts]
         with torch.inference_mode():
             while any(len(s.tokens) < end for s, end in zip(self.sequences, ends, strict=True)):
@@ -74,14 +79,20 @@ class PagedRun:
             positions += span
             slots += [sequence.blocks[p // _BLOCK] * _BLOCK + p % _BLOCK for p in span]
             starts.append(starts[-1] + count)
+        query_starts = torch.tensor(starts, dtype=torch.int32)
+        seq_lens = torch.tensor([len(s.logits) + count for s, count in parts], dtype=torch.int32)
+        tables = torch.tensor([s.blocks for s, _ in parts], dtype=torch.int32)
         metadata = AttentionMetadata(
-            query_starts=torch.tensor(starts, dtype=torch.int32),
-            seq_lens=torch.tensor([len(s.logits) + count for s, count in parts], dtype=torch.int32),
+            query_starts=query_starts,
+            seq_lens=seq_lens,
             num_decodes=sum(count == 1 for _, count in parts),
             block_size=_BLOCK,
-            groups=[BlockTables(torch.tensor([s.blocks for s, _ in parts], dtype=torch.int32), torch.tensor(slots))],
+            groups=[BlockTables(tables, torch.tensor(slots), window) for window in self.windows],
+            query_starts_host=query_starts.numpy(),
+            seq_lens_host=seq_lens.numpy(),
         )
-        hidden = self.model.forward(StepInputs(torch.tensor(tokens), torch.tensor(positions), metadata, self.caches))
+        plan = self.model.backend.prepare(metadata)
+        hidden = self.model.forward(StepInputs(torch.tensor(tokens), torch.tensor(positions), plan, self.caches))
         logits = self.model.logits(hidden)
         for (sequence, _), first, last in zip(parts, starts[:-1], starts[1:], strict=True):
             sequence.logits += logits[first:last]
@@ -89,12 +100,12 @@ class PagedRun:
                 sequence.tokens.append(int(sequence.logits[-1].argmax()))
 
 
-def _cache(spec: CacheSpec, blocks: int, dtype: torch.dtype) -> KVCache:
+def _cache(spec: CacheSpec, group: int, blocks: int, dtype: torch.dtype) -> KVCache:
     # What a sequence has not written must not matter.
     key = torch.full((blocks, _BLOCK, spec.num_kv_heads, spec.head_dim), torch.nan, dtype=dtype)
     if spec.latent:
-        return KVCache(key, key[..., : spec.value_head_dim], group=0)
-    return KVCache(key, torch.full((*key.shape[:-1], spec.value_head_dim), torch.nan, dtype=dtype), group=0)
+        return KVCache(key, key[..., : spec.value_head_dim], group)
+    return KVCache(key, torch.full((*key.shape[:-1], spec.value_head_dim), torch.nan, dtype=dtype), group)
 
 
 def load_decoder(

@@ -75,12 +75,15 @@ def _in_chunks(attention: LatentAttention, x: torch.Tensor, chunks: list[int]) -
     for count in chunks:
         positions = torch.arange(start, start + count)
         slots = table[0, positions // BLOCK].long() * BLOCK + positions % BLOCK
+        starts, lengths = (torch.tensor(numbers, dtype=torch.int32) for numbers in ([0, count], [start + count]))
         metadata = AttentionMetadata(
-            query_starts=torch.tensor([0, count], dtype=torch.int32),
-            seq_lens=torch.tensor([start + count], dtype=torch.int32),
+            query_starts=starts,
+            seq_lens=lengths,
             num_decodes=int(count == 1),
             block_size=BLOCK,
             groups=[BlockTables(table, slots)],
+            query_starts_host=starts.numpy(),
+            seq_lens_host=lengths.numpy(),
         )
         rope = attention.config.qk_rope_head_dim
         frequencies = 10000.0 ** (-torch.arange(0, rope, 2) / rope)
@@ -90,6 +93,6 @@ def _in_chunks(attention: LatentAttention, x: torch.Tensor, chunks: list[int]) -
             pairs = torch.view_as_complex(part.unflatten(-1, (-1, 2)).contiguous())
             return torch.view_as_real(pairs * turn).flatten(-2)
 
-        out.append(attention(x[start : start + count], rotate, metadata, cache))
+        out.append(attention(x[start : start + count], rotate, attention.backend.prepare(metadata), cache))
         start += count
     return torch.cat(out)

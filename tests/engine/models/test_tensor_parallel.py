@@ -164,7 +164,7 @@ def part_of(model: Decoder, size: int) -> Any:
         for layer in model.config.layers
     )
     config = SimpleNamespace(layers=layers)
-    return SimpleNamespace(config=config, forward=model.forward, logits=model.logits)
+    return SimpleNamespace(config=config, backend=model.backend, forward=model.forward, logits=model.logits)
 
 
 @pytest.mark.parametrize(("name", "size"), CASES)
