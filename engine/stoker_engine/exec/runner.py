@@ -20,7 +20,6 @@ from stoker_engine.core.step import Sampled, Step, StepResult
 from stoker_engine.exec.inputs import InputBuilder, Inputs
 from stoker_engine.exec.kv_cache import KVCachePool, plan_kv_cache
 from stoker_engine.exec.rows import Rows
-from stoker_engine.kernels.argmax import argmax
 from stoker_engine.kernels.select import select_kernels
 from stoker_engine.layers.build import Build
 from stoker_engine.models.checkpoint import Checkpoint
@@ -69,7 +68,8 @@ class Runner:
         self.dtype = resolve_dtype(args, self.config)
         self._ranks = ranks or Alone()
         self._backend = attention_backend(self.device, self.dtype, args.batch_invariant)
-        build = Build(self.dtype, self._backend, select_kernels(self.device, self.dtype), self._ranks)
+        self._kernels = select_kernels(self.device, self.dtype)
+        build = Build(self.dtype, self._backend, self._kernels, self._ranks)
         self.plan = plan_kv_cache(args, self.config, self.dtype, self.device)
         started = time.monotonic()
         with torch.inference_mode():
@@ -135,7 +135,7 @@ class Runner:
         drafts = {draft.place: draft.token_ids for draft in step.drafts}
         rows = [row for row, num_samples in zip(step.rows, step.num_samples, strict=True) if num_samples]
         if not drafts and self._rows.is_plain[rows].all() and max(step.num_samples, default=0) == 1:
-            return sample(logits, [None] * len(rows), self._rows_at_once)
+            return sample(logits, [None] * len(rows), self._rows_at_once, self._kernels.argmax)
         choices: list[Choice | None] = []
         shares = zip(step.rows, step.starts, step.lengths, step.num_samples, strict=True)
         for place, (row, start, length, num_samples) in enumerate(shares):
@@ -145,7 +145,7 @@ class Runner:
                 choices += [
                     self._rows.choice(row, position + held, num_samples, draft[:held]) for held in range(len(draft) + 1)
                 ]
-        drawn = iter(sample(logits, choices, self._rows_at_once))
+        drawn = iter(sample(logits, choices, self._rows_at_once, self._kernels.argmax))
         places = [place for place, num_samples in enumerate(step.num_samples) if num_samples]
         return [_judged([next(drawn) for _ in range(1 + len(drafts.get(p, [])))], drafts.get(p, [])) for p in places]
 
@@ -193,7 +193,7 @@ class Runner:
         for start in range(positions.start, positions.stop, self._rows_at_once):
             stop = min(start + self._rows_at_once, positions.stop)
             logits = self.model.logits(hidden[first + start : first + stop])  # by all ranks
-            is_finite = is_finite and bool(to_host(argmax(logits)[1].isfinite().all()))
+            is_finite = is_finite and bool(to_host(self._kernels.argmax(logits)[1].isfinite().all()))
             if is_finite and self._ranks.rank == 0:
                 tokens = self._rows.token_ids[row, start + 1 : stop + 1].tolist()
                 found += token_logprobs(logits, tokens, [params.prompt_logprobs] * len(tokens))

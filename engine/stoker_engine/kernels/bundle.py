@@ -19,6 +19,9 @@ Operation = Callable[[torch.Tensor], torch.Tensor]
 #: (x [tokens, hidden], weights [tokens, k] float32, expert numbers [tokens, k] int64) → [tokens, hidden].
 Experts = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
+#: See `Kernels.argmax`.
+Argmax = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
+
 
 class MakeProduct(Protocol):
     """See `Kernels.product`."""
@@ -43,6 +46,7 @@ class Kernels:
         act_and_mul: likewise → act(gate) × up of [tokens, 2 × size] with the gates first.
         apply_rotary: `rotary.apply_rotary`.
         angles: `rotary.angles`.
+        argmax: `argmax.argmax`.
     """
 
     product: MakeProduct
@@ -54,3 +58,4 @@ class Kernels:
     act_and_mul: Callable[[str], Operation]
     apply_rotary: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, bool], torch.Tensor]
     angles: Callable[[torch.Tensor, torch.Tensor, float, torch.dtype], tuple[torch.Tensor, torch.Tensor]]
+    argmax: Argmax

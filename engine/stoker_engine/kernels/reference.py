@@ -7,6 +7,7 @@ from typing import Final
 import torch
 
 from stoker_engine.kernels.activation import act_and_mul, activation
+from stoker_engine.kernels.argmax import argmax
 from stoker_engine.kernels.batched_linear import batched_linear
 from stoker_engine.kernels.bundle import Experts, Kernels, Operation
 from stoker_engine.kernels.layer_norm import layer_norm
@@ -34,4 +35,5 @@ REFERENCE: Final = Kernels(
     act_and_mul=act_and_mul,
     apply_rotary=apply_rotary,
     angles=angles,
+    argmax=argmax,
 )

@@ -15,7 +15,7 @@ import torch
 
 from stoker_engine.core.logprobs import TokenLogprobs
 from stoker_engine.core.step import Sampled
-from stoker_engine.kernels.argmax import argmax
+from stoker_engine.kernels.bundle import Argmax
 from stoker_engine.parallel.transfer import to_host
 from stoker_engine.sampling.choice import Choice
 from stoker_engine.sampling.draw import Draw, draw
@@ -23,21 +23,22 @@ from stoker_engine.sampling.logits import process_logits
 from stoker_engine.sampling.logprobs import candidates, token_logprobs
 
 
-def sample(logits: torch.Tensor, choices: Sequence[Choice | None], rows_at_once: int) -> list[Sampled]:
+def sample(logits: torch.Tensor, choices: Sequence[Choice | None], rows_at_once: int, argmax: Argmax) -> list[Sampled]:
     """Samples each row.
 
     Args:
         logits: [rows, vocabulary] float32, as the model gave them.
         choices: how to choose by each row; None: the likeliest token, and nothing else.
         rows_at_once: most rows that are worked on, `sizing.memory.sampler_rows`.
+        argmax: `kernels.argmax`, for the device that the logits are on.
     """
     sampled: list[Sampled] = []
     for part in _parts(len(choices), rows_at_once):
-        sampled += _sample(logits[part], choices[part], rows_at_once)
+        sampled += _sample(logits[part], choices[part], rows_at_once, argmax)
     return sampled
 
 
-def _sample(logits: torch.Tensor, choices: Sequence[Choice | None], rows_at_once: int) -> list[Sampled]:
+def _sample(logits: torch.Tensor, choices: Sequence[Choice | None], rows_at_once: int, argmax: Argmax) -> list[Sampled]:
     best, largest = argmax(logits)
     finite = to_host(largest.isfinite())
     sampled = [
@@ -53,13 +54,15 @@ def _sample(logits: torch.Tensor, choices: Sequence[Choice | None], rows_at_once
             sampled[row] = Sampled([], candidates=offer)
     if others:
         rows = [row for row, _ in others]
-        chosen = _choose(_rows(logits, rows), [choice for _, choice in others], _rows(best, rows), rows_at_once)
+        chosen = _choose(_rows(logits, rows), [choice for _, choice in others], _rows(best, rows), rows_at_once, argmax)
         for row, its in zip(rows, chosen, strict=True):
             sampled[row] = its
     return sampled
 
 
-def _choose(logits: torch.Tensor, choices: list[Choice], best: torch.Tensor, rows_at_once: int) -> list[Sampled]:
+def _choose(
+    logits: torch.Tensor, choices: list[Choice], best: torch.Tensor, rows_at_once: int, argmax: Argmax
+) -> list[Sampled]:
     """Rows without beams. A row that several samples are drawn from stands for as many."""
     finite = [True] * len(choices)
     processed = process_logits(logits, choices)

@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from stoker_engine.kernels import argmax
 from stoker_engine.kernels.bundle import Kernels
 from stoker_engine.kernels.native import build, library
 from stoker_engine.kernels.native.bundle import native_kernels
@@ -28,13 +27,6 @@ EXACT = {torch.float32: 3e-6, torch.bfloat16: 1.6e-2}
 
 #: An operation on rows, by either set of kernels.
 By = Callable[[Kernels, torch.Tensor], torch.Tensor]
-Use = Callable[[ctypes.CDLL | None], None]
-
-
-@pytest.fixture
-def use(monkeypatch: pytest.MonkeyPatch) -> Use:
-    """Chooses the library that the sampler's operations run with; None: torch."""
-    return lambda kernels: monkeypatch.setattr(argmax, "native_library", lambda device, dtype: kernels)
 
 
 @pytest.fixture(
@@ -127,22 +119,22 @@ def test_activation(kernels: ctypes.CDLL, size: int, name: str, dtype: torch.dty
 
 
 @pytest.mark.parametrize("size", [5, 16, 1000, 50_001])
-def test_argmax(use: Use, kernels: ctypes.CDLL, size: int) -> None:
-    use(kernels)
+def test_argmax(kernels: ctypes.CDLL, size: int) -> None:
+    argmax = native_kernels(kernels).argmax
     x = random(9, size)
     x[3, size // 2 :] = x[3].max() + 1  # equals: the first counts
     x[4] = -torch.inf
     x[4, size - 1] = -5.0
-    best, largest = argmax.argmax(x)
+    best, largest = argmax(x)
     assert best.tolist() == x.max(dim=-1, keepdim=True).values.eq(x).int().argmax(dim=-1).tolist()
     assert torch.equal(largest, x.amax(dim=-1))
-    assert argmax.argmax(x[:1])[0].tolist() == best.tolist()[:1]
+    assert argmax(x[:1])[0].tolist() == best.tolist()[:1]
 
 
 @pytest.mark.parametrize("native", [True, False])
 @pytest.mark.parametrize("size", [1, 5, 16, 1000, 50_001])
-def test_the_largest_tells_of_what_is_no_number(use: Use, kernels: ctypes.CDLL, size: int, native: bool) -> None:
-    use(kernels if native else None)
+def test_the_largest_tells_of_what_is_no_number(kernels: ctypes.CDLL, size: int, native: bool) -> None:
+    argmax = native_kernels(kernels).argmax if native else REFERENCE.argmax
     places = sorted({0, size // 3, size - 1})
     x = random(4 * len(places), size)
     for row, place in enumerate(places):
@@ -151,7 +143,7 @@ def test_the_largest_tells_of_what_is_no_number(use: Use, kernels: ctypes.CDLL, 
         x[row + 2 * len(places)] = -torch.inf
         x[row + 3 * len(places), place] = -torch.inf
         x[row + 3 * len(places), place - 1] = 1.0
-    finite = argmax.argmax(x)[1].isfinite().tolist()
+    finite = argmax(x)[1].isfinite().tolist()
     assert finite == [False] * 3 * len(places) + [True] * len(places)
 
 

@@ -24,12 +24,14 @@ from gguf.quants import dequantize, quantize
 from stoker_engine.architectures.model_config import ModelConfig
 from stoker_engine.attention.sdpa import SdpaBackend
 from stoker_engine.contract.errors import WeightsError
+from stoker_engine.kernels.reference import REFERENCE
+from stoker_engine.layers.build import Build
 from stoker_engine.models import gguf_tensor
 from stoker_engine.models.decoder import Decoder
 from stoker_engine.models.gguf import GGUFFile
 from stoker_engine.models.registry import FAMILIES
 from stoker_engine.models.weights import SafetensorsFolder, load_weights
-from stoker_engine.quant.slot import Slot
+from stoker_engine.quant.slot import Share, Slot
 
 
 def _beside(name: str) -> ModuleType:
@@ -82,6 +84,13 @@ class _Counted:
         return tensor
 
 
+def _cut(tensor: torch.Tensor, dim: int, start: int, size: int) -> Slot:
+    """A slot for the part of a weight that begins at `start` along `dim`, where the whole has `size`."""
+    shares = [Share.whole(length) for length in tensor.shape]
+    shares[dim] = Share(start, tensor.shape[dim], size)
+    return Slot.of(tensor, *shares)
+
+
 def _cuts(size: int, ranks: int, rng: random.Random) -> list[int]:
     return [0, *sorted(rng.randrange(size + 1) for _ in range(ranks - 1)), size]
 
@@ -97,7 +106,7 @@ def _parts(whole: dict[str, Slot], ranks: int, rng: random.Random) -> list[dict[
                 share[name] = Slot.whole(torch.empty(shape))
             else:
                 own = [*shape[:dim], stop - start, *shape[dim + 1 :]]
-                share[name] = Slot.cut(torch.empty(own), dim, start, shape[dim])
+                share[name] = _cut(torch.empty(own), dim, start, shape[dim])
     return shares
 
 
@@ -109,7 +118,7 @@ def _assert_same_parts(whole: dict[str, Slot], shares: list[dict[str, Slot]]) ->
 
 def _loaded(config: ModelConfig, load: Callable[[Any], None]) -> dict[str, Slot]:
     with torch.inference_mode():
-        model = Decoder(config, SdpaBackend(), torch.float32, max_model_len=128)
+        model = Decoder(config, Build(torch.float32, SdpaBackend(), REFERENCE), max_model_len=128)
         load(model)
         return {name: Slot.whole(slot.tensor.contiguous()) for name, slot in model.slots().items()}
 
@@ -226,6 +235,6 @@ def test_a_whole_of_another_shape_is_refused_by_every_rank(tmp_path: Path) -> No
     ):
         for share in _parts(whole, 2, random.Random(0)):
             rows = whole[slot].full_shape[0]
-            share[slot] = Slot.cut(torch.empty(1, whole[slot].full_shape[1]), 0, 0, rows + 1)
+            share[slot] = _cut(torch.empty(1, whole[slot].full_shape[1]), 0, 0, rows + 1)
             with pytest.raises(WeightsError, match=message):
                 load_weights(_Slots(config, share), source, names)

@@ -12,9 +12,12 @@ from torch.profiler import ProfilerActivity, profile
 from stoker_engine.core.engine_request import EngineRequest
 from stoker_engine.core.logit_rules import LogitRules
 from stoker_engine.core.sampling_params import SamplingParams
+from stoker_engine.kernels.select import select_kernels
 from stoker_engine.sampling.choice import Choice
 from stoker_engine.sampling.sampler import sample
 from stoker_engine.sizing import memory
+
+ARGMAX = select_kernels(torch.device("cpu"), torch.float32).argmax
 
 VOCABULARY, ROWS = 8_000, 12
 
@@ -64,7 +67,7 @@ def test_the_sampler_stays_within_what_the_planner_counts(
     logits = torch.randn(ROWS, VOCABULARY, generator=torch.Generator().manual_seed(0)) / 10
     sequences = [sequence(row, **asked) for row in range(ROWS)]
     rows_at_once = memory.sampler_rows(VOCABULARY, ROWS)
-    most = peak(lambda: sample(logits, sequences, rows_at_once)) + logits.nbytes
+    most = peak(lambda: sample(logits, sequences, rows_at_once, ARGMAX)) + logits.nbytes
     counted = memory.sampling_bytes(VOCABULARY, ROWS)
     assert most <= counted, f"{most / VOCABULARY / 4:.1f} rows of logits, {counted / VOCABULARY / 4:.1f} counted"
     if asked is WORST:
@@ -75,6 +78,6 @@ def test_rows_at_a_time_are_drawn_like_rows_at_once() -> None:
     logits = torch.randn(ROWS, VOCABULARY, generator=torch.Generator().manual_seed(1)) / 2
     asked: list[dict[str, Any]] = [{}, {"top_p": 0.9}, {"top_k": 9}, WORST, {"temperature": 0}, {"logprobs": 3}]
     sequences = [sequence(row, num_samples=1 + row % 3, **asked[row % len(asked)]) for row in range(ROWS)]
-    together = sample(logits, sequences, ROWS * 3)
+    together = sample(logits, sequences, ROWS * 3, ARGMAX)
     for at_once in (1, 2, 7):
-        assert sample(logits, sequences, at_once) == together
+        assert sample(logits, sequences, at_once, ARGMAX) == together

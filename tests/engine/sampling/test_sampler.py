@@ -18,6 +18,7 @@ from stoker_engine.core.engine_request import EngineRequest
 from stoker_engine.core.logit_rules import LogitRules
 from stoker_engine.core.sampling_params import BeamSearchParams, SamplingParams
 from stoker_engine.core.step import Sampled
+from stoker_engine.kernels.select import select_kernels
 from stoker_engine.sampling.choice import Choice
 from stoker_engine.sampling.draw import Draw, _uniform, draw, keep_likely
 from stoker_engine.sampling.logits import process_logits
@@ -38,8 +39,12 @@ def _sequence(known: list[int] | None = None, prompt: int = 1, **fields: Any) ->
     return Choice(params, seed, known, prompt, num_samples, rules, counts, may_end=not end_tokens)
 
 
+#: The one that the engine uses on this machine.
+ARGMAX = select_kernels(torch.device("cpu"), torch.float32).argmax
+
+
 def sample(logits: torch.Tensor, choices: list[Choice], at_once: int = 64) -> list[Sampled]:
-    return sample_rows(logits, choices, at_once)
+    return sample_rows(logits, choices, at_once, ARGMAX)
 
 
 def _draw(seed: int = 0, position: int = 1, **fields: Any) -> Draw:

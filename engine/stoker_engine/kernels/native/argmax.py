@@ -9,6 +9,8 @@ import torch
 
 def argmax(library: ctypes.CDLL, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """See `kernels.argmax.argmax`."""
+    if x.stride(1) != 1:
+        x = x.contiguous()
     rows, size = x.shape
     out, largest = torch.empty(rows, dtype=torch.int64), torch.empty(rows)
     library.stoker_argmax(x.data_ptr(), x.stride(0), out.data_ptr(), largest.data_ptr(), rows, size)

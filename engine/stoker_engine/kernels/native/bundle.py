@@ -13,6 +13,7 @@ import torch
 from stoker_engine.kernels.bundle import Experts, Kernels, Operation
 from stoker_engine.kernels.moe import experts
 from stoker_engine.kernels.native.activation import GELU, GELU_TANH, SILU, activation
+from stoker_engine.kernels.native.argmax import argmax
 from stoker_engine.kernels.native.linear import product
 from stoker_engine.kernels.native.rms_norm import rms_norm
 from stoker_engine.kernels.native.rotary import angles, apply_rotary
@@ -57,6 +58,7 @@ def native_kernels(library: ctypes.CDLL) -> Kernels:
         act_and_mul=gated,
         apply_rotary=partial(apply_rotary, library),
         angles=partial(angles, library),
+        argmax=partial(argmax, library),
     )
 
 
