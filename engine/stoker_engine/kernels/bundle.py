@@ -31,6 +31,14 @@ class MakeProduct(Protocol):
         ...
 
 
+class MakeBlockProduct(Protocol):
+    """See `Kernels.q8_0_product`."""
+
+    def __call__(self, blocks: torch.Tensor, dtype: torch.dtype, bias: torch.Tensor | None = None) -> Operation:
+        """The product with this weight and bias, of activations of `dtype`."""
+        ...
+
+
 @dataclass(frozen=True)
 class Kernels:
     """The operations. Each is defined by a file of this folder.
@@ -40,6 +48,9 @@ class Kernels:
         batched_product: weight [heads, outputs, inner] → `batched_linear.batched_linear` with it.
         experts: gate_up [experts, 2 × size, hidden], down [experts, hidden, size] and the activation's name →
             `moe.experts` with them.
+        q8_0_product: weight as blocks [outputs, inner / 32 × 34], activations' dtype, and bias [outputs] or None →
+            `q8_0.q8_0_linear` with them.
+        q8_0_rows: `q8_0.q8_0_rows`.
         rms_norm: weight [d], eps → `rms_norm.rms_norm` with them.
         layer_norm: weight and bias, eps → `layer_norm.layer_norm` with them.
         activation: config.json's name → that activation; raises ModelError where it is not known.
@@ -52,6 +63,8 @@ class Kernels:
     product: MakeProduct
     batched_product: Callable[[torch.Tensor], Operation]
     experts: Callable[[torch.Tensor, torch.Tensor, str], Experts]
+    q8_0_product: MakeBlockProduct
+    q8_0_rows: Callable[[torch.Tensor, torch.Tensor, torch.dtype], torch.Tensor]
     rms_norm: Callable[[torch.Tensor, float], Operation]
     layer_norm: Callable[[torch.Tensor | None, torch.Tensor | None, float], Operation]
     activation: Callable[[str], Operation]

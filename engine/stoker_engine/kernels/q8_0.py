@@ -8,15 +8,11 @@ The format is llama.cpp's (``block_q8_0`` in ggml-common.h).
 
 from __future__ import annotations
 
-import ctypes
-from collections.abc import Callable
 from typing import Final
 
 import torch
-from torch.nn import functional
 
-from stoker_engine.kernels.native import q8_0 as native
-from stoker_engine.kernels.native.library import native_library
+from stoker_engine.kernels.linear import linear
 
 #: Weights that share a scale, and the bytes that hold them.
 BLOCK: Final = 32
@@ -25,34 +21,17 @@ BLOCK_BYTES: Final = 34
 
 def dequantize(blocks: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """uint8 [..., inner / 32 × 34] → [..., inner] in `dtype`: the product d·q, which float32 holds exactly, rounded."""
-    inner = _inner(blocks)
-    library = _library(blocks, dtype)
-    if library is not None:
-        return native.dequantize(library, blocks, inner, dtype)
-    parts = blocks.reshape(*blocks.shape[:-1], inner // BLOCK, BLOCK_BYTES)
+    parts = blocks.reshape(*blocks.shape[:-1], blocks.shape[-1] // BLOCK_BYTES, BLOCK_BYTES)
     scales = parts[..., :2].contiguous().view(torch.float16)
     integers = parts[..., 2:].contiguous().view(torch.int8)
     return (scales.float() * integers).flatten(-2).to(dtype)
 
 
-def q8_0_product(
-    blocks: torch.Tensor, inner: int, dtype: torch.dtype, bias: torch.Tensor | None = None
-) -> Callable[[torch.Tensor], torch.Tensor]:
-    """x ↦ x Wᵀ + b: [..., inner] → [..., outputs], all in `dtype`. Bit for bit what `kernels.linear.product` gives for
-    W dequantized to `dtype`, so that a row's result is the same in every batch. The tensors must stay where they are;
-    their numbers may change.
-
-    Args:
-        blocks: W, uint8 [outputs, inner / 32 × 34]. Rows may lie apart; the bytes of one do not.
-        inner: a multiple of 32.
-        dtype: float32 or bfloat16.
-        bias: [outputs] in `dtype`.
+def q8_0_linear(x: torch.Tensor, blocks: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    """x Wᵀ + b: [..., inner] → [..., outputs], for W in `blocks` (uint8 [outputs, inner / 32 × 34]) and `bias`
+    [outputs] in x's dtype: `linear` with W dequantized to that dtype. With the CPU's kernels bit for bit so.
     """
-    assert blocks.dim() == 2 and _inner(blocks) == inner
-    library = _library(blocks, dtype)
-    if library is None:
-        return lambda x: functional.linear(x, dequantize(blocks, dtype), bias)
-    return native.product(library, blocks, inner, dtype, bias)
+    return linear(x, dequantize(blocks, x.dtype), bias)
 
 
 def q8_0_rows(blocks: torch.Tensor, ids: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -62,13 +41,3 @@ def q8_0_rows(blocks: torch.Tensor, ids: torch.Tensor, dtype: torch.dtype) -> to
         IndexError: a row that the table does not have.
     """
     return dequantize(blocks.index_select(0, ids), dtype)
-
-
-def _inner(blocks: torch.Tensor) -> int:
-    """Numbers in a row."""
-    assert blocks.dtype == torch.uint8 and blocks.shape[-1] % BLOCK_BYTES == 0
-    return blocks.shape[-1] // BLOCK_BYTES * BLOCK
-
-
-def _library(blocks: torch.Tensor, dtype: torch.dtype) -> ctypes.CDLL | None:
-    return native_library(blocks.device, dtype)

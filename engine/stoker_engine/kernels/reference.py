@@ -13,12 +13,17 @@ from stoker_engine.kernels.bundle import Experts, Kernels, Operation
 from stoker_engine.kernels.layer_norm import layer_norm
 from stoker_engine.kernels.linear import linear
 from stoker_engine.kernels.moe import experts
+from stoker_engine.kernels.q8_0 import q8_0_linear, q8_0_rows
 from stoker_engine.kernels.rms_norm import rms_norm
 from stoker_engine.kernels.rotary import angles, apply_rotary
 
 
 def _product(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Operation:
     return lambda x: linear(x, weight, bias)
+
+
+def _q8_0_product(blocks: torch.Tensor, dtype: torch.dtype, bias: torch.Tensor | None = None) -> Operation:
+    return lambda x: q8_0_linear(x, blocks, bias)
 
 
 def _experts(gate_up: torch.Tensor, down: torch.Tensor, act: str) -> Experts:
@@ -29,6 +34,8 @@ REFERENCE: Final = Kernels(
     product=_product,
     batched_product=lambda weight: lambda x: batched_linear(x, weight),
     experts=_experts,
+    q8_0_product=_q8_0_product,
+    q8_0_rows=q8_0_rows,
     rms_norm=lambda weight, eps: lambda x: rms_norm(x, weight, eps),
     layer_norm=lambda weight, bias, eps: lambda x: layer_norm(x, weight, bias, eps),
     activation=activation,

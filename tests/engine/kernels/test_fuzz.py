@@ -120,8 +120,8 @@ def test_q8_0(
     memory = torch.zeros((outputs - 1) * (size + more) + size, dtype=torch.uint8)
     weight = memory.as_strided((outputs, size), (size + more, 1)).copy_(random_blocks(outputs, blocks, seed))
     x, bias = numbers.rows_of_wider(count, inner, more), numbers(outputs) if biased else None
-    plain = q8_0.dequantize(kernels, weight, inner, dtype)
-    got = q8_0.product(kernels, weight, inner, dtype, bias)(x)
+    plain = q8_0.dequantize(kernels, weight, dtype)
+    got = q8_0.product(kernels, weight, dtype, bias)(x)
     assert torch.equal(got, product(kernels, plain, bias)(x))
     close(got, functional.linear(x.double(), plain.double(), None if bias is None else bias.double()))
 
