@@ -1,13 +1,12 @@
 """The engine behind an event loop: coroutines make requests and await their deltas, a process of its own computes.
 
-    generate ─► InputProcessor ─► engine process ─► reading thread: text ─► event loop: one wake-up a step ─► streams
+    add_request ─► InputProcessor ─► engine process ─► reading thread: text ─► OutputStream ─► whoever takes from it
 
 The engine's process starts when the client is made; `load` then finds the model's files, hands them over, and loads
 the tokenizer meanwhile. Nothing here imports torch.
 
 Whether the engine lives is looked up when somebody asks, from what cannot lie: the process's state, and since when it
-is at its current step. While somebody waits for it, a watchdog looks too, and kills an engine that is stopped or
-stuck: its requests end with an error then, instead of never. Without requests nobody looks and nothing runs.
+is at its current step. While somebody waits for it, a `Watchdog` looks too.
 """
 
 from __future__ import annotations
@@ -16,50 +15,36 @@ import asyncio
 import dataclasses
 import logging
 import threading
-import time
-from collections import OrderedDict
 from collections.abc import AsyncGenerator, Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, TypeVar
 
 from stoker_engine.children.load_failed import LoadFailed
 from stoker_engine.contract.engine_args import EngineArgs
-from stoker_engine.contract.errors import EngineDeadError, EngineStuckError, RequestError, RequestFailedError
+from stoker_engine.contract.errors import EngineDeadError, RequestError
 from stoker_engine.core.engine_info import EngineInfo
 from stoker_engine.core.finish_reason import FinishReason
-from stoker_engine.core.outputs import OutputDelta, StepOutputs
+from stoker_engine.core.outputs import OutputDelta, StepOutputs, TokenDelta
 from stoker_engine.core.sampling_params import RequestParams
 from stoker_engine.core.step_report import StepReport
 from stoker_engine.models.locate import locate_model, locate_tokenizer
 from stoker_engine.processes.engine_process import PROGRAM, EngineProcess
 from stoker_engine.processes.messages import Abort, Stop
 from stoker_engine.processes.status_word import PHASE_WORDS
-from stoker_engine.tokens.bad_words import TokenSequence, sequences, spellings
+from stoker_engine.processes.watchdog import Watchdog
+from stoker_engine.tokens.bad_words import BadWords
 from stoker_engine.tokens.input_processor import InputProcessor
 from stoker_engine.tokens.output_processor import OutputProcessor
+from stoker_engine.tokens.output_stream import OutputStream
+from stoker_engine.tokens.prompt_tokens import PromptTokens, prompt_tokens
 from stoker_engine.tokens.tokenizer import read_chat_template
 from stoker_engine.tokens.tokenizer_process import TokenizerProcess
 
 logger = logging.getLogger(__name__)
 
-#: Seconds for which an engine may be stopped while somebody waits for it.
-STOPPED_TIMEOUT_S: Final = 3.0
-
-#: Seconds for which this side may be at one message of the engine.
-HANDLING_TIMEOUT_S: Final = 300.0
-
-#: Seconds that a killed engine may take to be gone.
-_KILL_TIMEOUT_S: Final = 15.0
-
-_WATCH_INTERVAL_S: Final = 0.5
-
-#: How many requests' bad words are kept as tokens.
-_KEPT_BAD_WORDS: Final = 64
-
 _DEAD = "the engine has stopped; see the server's log"
 
-_Item = OutputDelta | EngineDeadError
 _T = TypeVar("_T")
 
 
@@ -76,7 +61,7 @@ class AsyncLLM:
         ArgumentError: the chat template's file cannot be read.
 
     Attributes:
-        observer: called in the event loop with what each step did.
+        on_step: called in the event loop with what each step did.
         args: the engine's arguments.
     """
 
@@ -89,12 +74,12 @@ class AsyncLLM:
         log_format: str = "text",
         program: Sequence[str] = PROGRAM,
     ) -> None:
-        read_chat_template(chat_template)  # a wrong name is told now, not once the model is loaded
+        read_chat_template(chat_template)  # a wrong name is an error now, not once the model is loaded
         self.args = args
-        self.observer: Callable[[StepReport], None] | None = None
+        self.on_step: Callable[[StepReport], None] | None = None
         self._chat_template = chat_template
         self._log_format = log_format
-        self._step_timeout = step_timeout
+        self._watchdog = Watchdog(step_timeout, self._is_waited_for, self._die)
         self._start = partial(EngineProcess, log_format, program)
         self._process = self._start()
         self._serving = False
@@ -102,13 +87,12 @@ class AsyncLLM:
         self._info: EngineInfo | None = None
         self._tokenizer: TokenizerProcess | None = None
         self._tokenizer_load: asyncio.Task[TokenizerProcess] | None = None
-        self._bad_words: OrderedDict[tuple[str, ...], asyncio.Task[tuple[TokenSequence, ...]]] = OrderedDict()
+        self._bad_words: BadWords | None = None
         self._inputs: InputProcessor | None = None
         self._outputs: OutputProcessor | None = None
         self._dead_of: EngineDeadError | None = None
         self._closed = False
-        self._streams: dict[str, asyncio.Queue[_Item]] = {}
-        self._watchdog: asyncio.Task[None] | None = None
+        self._streams: dict[str, OutputStream] = {}
 
     async def load(self) -> EngineInfo:
         """Waits until the engine is loaded. Call once; and again, for another engine, when it is dead.
@@ -129,7 +113,7 @@ class AsyncLLM:
         self._death: asyncio.Future[EngineDeadError] = self._loop.create_future()
         process = self._process
         process.listen(partial(self._receive, process), partial(self._call, self._die, process))
-        self._watch()
+        self._watchdog.watch(process, self._death)
         try:
             path = self._path = self._path or await self._locate()  # another engine has the same weights
             process.send(dataclasses.replace(self.args, model=str(path), revision=None))
@@ -142,6 +126,7 @@ class AsyncLLM:
             self.shutdown()
             raise
         self._inputs = InputProcessor(info, None)
+        self._bad_words = self._bad_words or BadWords(tokenizer, info.vocab_size)
         self._outputs = OutputProcessor(tokenizer.vocabulary)
         self._info = info
         self._serving = True
@@ -162,12 +147,12 @@ class AsyncLLM:
     @property
     def is_live(self) -> bool:
         """Whether the engine's process runs, and neither a step nor a phase of loading takes too long."""
-        return self._dead_of is None and not self._closed and self._process.is_running and self._standstill() is None
+        return self._dead_of is None and not self._closed and self._process.is_running and self._standstill is None
 
     @property
     def is_stuck(self) -> bool:
         """Whether its process is there, but stopped, or with a step that takes too long."""
-        return self._process.is_stopped or self._standstill() is not None
+        return self._process.is_stopped or self._standstill is not None
 
     @property
     def is_ready(self) -> bool:
@@ -183,7 +168,7 @@ class AsyncLLM:
             return "the engine is shut down"
         if not self._process.is_running:
             return "the engine's process is stopped or gone"
-        if (standstill := self._standstill()) is not None:
+        if (standstill := self._standstill) is not None:
             return f"the engine is stuck: {standstill}"
         words = PHASE_WORDS[self._process.status.phase]
         return words if self._serving or words.startswith("loading") else "loading: reading the tokenizer"
@@ -197,8 +182,7 @@ class AsyncLLM:
         if self._closed:
             return
         self._closed = True
-        if self._watchdog is not None:
-            self._watchdog.cancel()
+        self._watchdog.stop()
         self._end_streams()
         if self._tokenizer is not None:
             self._tokenizer.close()
@@ -207,15 +191,16 @@ class AsyncLLM:
     async def generate(
         self,
         request_id: str,
-        prompt_token_ids: list[int],
+        prompt_token_ids: Sequence[int],
         params: RequestParams,
         *,
         priority: int = 0,
         cache_salt: str = "",
     ) -> AsyncGenerator[OutputDelta, None]:
-        """Yields what each step adds to the request's sequences, until all of them have their finish reason.
+        """Yields what is added to the request's sequences, until all of them have their finish reason.
 
-        Closing or cancelling the generator aborts the request and frees its blocks.
+        What several steps add to a sequence while nobody asks for it comes as one delta. Closing or cancelling the
+        generator aborts the request and frees its blocks.
 
         Raises:
             RequestError: the request cannot be served as it is; raised before the first delta.
@@ -223,34 +208,64 @@ class AsyncLLM:
             EngineDeadError: the engine died, or was shut down.
         """
         self._check_serving()
-        words = await self._encoded(params.bad_words) if params.kind == "generate" else ()
+        prompt = prompt_tokens(prompt_token_ids, params.truncate_prompt_tokens, params.max_tokens, self.info)
+        stream = OutputStream()
+        unfinished = await self.add_request(
+            stream, request_id, prompt, params, priority=priority, cache_salt=cache_salt
+        )
+        try:
+            while unfinished:
+                for delta in await stream.take():
+                    unfinished -= delta.finish_reason is not None
+                    yield delta
+        finally:
+            self.abort(request_id)
+
+    async def add_request(
+        self,
+        stream: OutputStream,
+        request_id: str,
+        prompt: PromptTokens,
+        params: RequestParams,
+        *,
+        priority: int = 0,
+        cache_salt: str = "",
+    ) -> int:
+        """Begins a request, whose deltas go to `stream`. Whoever calls this calls `abort` in the end.
+
+        Returns:
+            How many sequences there will be, each of which ends with a finish reason.
+
+        Raises:
+            RequestError: the request cannot be served as it is.
+            EngineDeadError: the engine is dead. Where it dies later, the stream raises it.
+        """
+        self._check_serving()
+        assert self._inputs is not None and self._outputs is not None and self._bad_words is not None
+        words = await self._bad_words.encoded(params.bad_words) if params.kind == "generate" else ()
         self._check_serving()  # it may have died meanwhile
-        assert self._inputs is not None and self._outputs is not None, "the engine is not loaded yet"
         if request_id in self._streams:
             raise RequestError(f"a request with the id {request_id} is running; choose another", "request_id")
-        process, outputs = self._process, self._outputs  # of this engine's life: the next one knows nothing of it
-        request = self._inputs.request(
-            request_id, prompt_token_ids, params, priority=priority, cache_salt=cache_salt, bad_words=words
+        request = self._inputs.of_prompt(
+            request_id, prompt, params, priority=priority, cache_salt=cache_salt, bad_words=words
         )
-        stream = self._streams[request_id] = asyncio.Queue()
-        unfinished = request.num_sequences
+        self._streams[request_id] = stream
+        self._outputs.add(request)
         try:
-            outputs.add(request)
-            process.send(request)
-            self._watch()
-            while unfinished:
-                item = await stream.get()
-                if isinstance(item, EngineDeadError):
-                    raise item
-                if item.finish_reason is FinishReason.ERROR:
-                    raise RequestFailedError(item.error)
-                unfinished -= item.finish_reason is not None
-                yield item
-        finally:
-            self._streams.pop(request_id, None)
-            outputs.forget(request_id)
-            if unfinished:
-                process.send(Abort(request_id))
+            self._process.send(request)
+        except BaseException:
+            self.abort(request_id)
+            raise
+        self._watchdog.watch(self._process, self._death)
+        return request.num_sequences
+
+    def abort(self, request_id: str) -> None:
+        """Ends a request, if it runs, and forgets it. Unknown ids are ignored."""
+        if self._streams.pop(request_id, None) is None:
+            return
+        assert self._outputs is not None
+        if self._outputs.forget(request_id):
+            self._process.send(Abort(request_id))
 
     def _check_serving(self) -> None:
         if not self._serving or self._closed:
@@ -289,30 +304,10 @@ class AsyncLLM:
         self._tokenizer = tokenizer
         return tokenizer
 
-    async def _encoded(self, words: tuple[str, ...]) -> tuple[TokenSequence, ...]:
-        """Bad words as tokens: encoded once for all the prompts of a request, and mostly for many requests."""
-        if not words:
-            return ()
-        if words not in self._bad_words:
-            self._bad_words[words] = asyncio.create_task(self._encode_bad_words(words))
-            if len(self._bad_words) > _KEPT_BAD_WORDS:
-                self._bad_words.popitem(last=False)
-        task = self._bad_words[words]
-        try:
-            return await asyncio.shield(task)
-        except Exception:
-            if self._bad_words.get(words) is task:
-                del self._bad_words[words]
-            raise
-
-    async def _encode_bad_words(self, words: tuple[str, ...]) -> tuple[TokenSequence, ...]:
-        encoded = await self.tokenizer.encode(spellings(words), add_special_tokens=False)
-        return sequences(words, encoded, self.info.vocab_size)
-
     def _receive(self, process: EngineProcess, message: Any) -> None:
         """Takes a message of the engine, in the reading thread. What it raises is the engine's death."""
         if isinstance(message, StepOutputs):
-            self._call(self._deliver, self._as_text(process, message), message.report)
+            self._call(self._on_outputs, self._put(process, message.deltas), message.report)
         elif isinstance(message, LoadFailed):
             self._call(self._resolve_loaded, process, message.error())
         elif isinstance(message, EngineInfo):
@@ -320,34 +315,34 @@ class AsyncLLM:
         else:
             raise TypeError(f"{type(message).__name__} is no message of the engine")
 
-    def _as_text(self, process: EngineProcess, outputs: StepOutputs) -> list[OutputDelta]:
+    def _put(self, process: EngineProcess, deltas: Sequence[TokenDelta]) -> list[OutputStream]:
+        """Puts the text of a step into its streams, and returns those to be woken."""
         assert self._outputs is not None, "the engine has no requests before it is loaded"
-        told = []
-        for delta in outputs.deltas:
+        to_wake = []
+        for delta in deltas:
             try:
                 output, stopped = self._outputs.process(delta)
             except Exception:  # a tokenizer's, say; it is this request's trouble and nobody else's
-                logger.exception("the output of request %s cannot be told", delta.request_id)
+                logger.exception("the output of request %s has no text", delta.request_id)
                 output, stopped = OutputDelta(delta.request_id, "", finish_reason=FinishReason.ERROR), False
             if stopped:
                 process.send(Stop(delta.request_id, delta.index))
-            if output is not None:
-                told.append(output)
-        return told
+            stream = self._streams.get(delta.request_id)
+            if output is not None and stream is not None and stream.put(output):
+                to_wake.append(stream)
+        return to_wake
 
     def _call(self, function: Callable[..., None], *args: Any) -> None:
         try:
             self._loop.call_soon_threadsafe(function, *args)
-        except RuntimeError:  # the event loop is closed: nobody is left to be told
+        except RuntimeError:  # the event loop is closed: nobody is left to hear of it
             logger.debug("the engine's news come after the end")
 
-    def _deliver(self, deltas: list[OutputDelta], report: StepReport | None) -> None:
-        for delta in deltas:
-            stream = self._streams.get(delta.request_id)
-            if stream is not None:
-                stream.put_nowait(delta)
-        if report is not None and self.observer is not None:
-            self.observer(report)
+    def _on_outputs(self, to_wake: Sequence[OutputStream], report: StepReport | None) -> None:
+        for stream in to_wake:
+            stream.wake()
+        if report is not None and self.on_step is not None:
+            self.on_step(report)
 
     def _resolve_loaded(self, process: EngineProcess, result: EngineInfo | Exception) -> None:
         if process is self._process:
@@ -365,48 +360,15 @@ class AsyncLLM:
 
     def _end_streams(self, kind: type[EngineDeadError] = EngineDeadError) -> None:
         for stream in self._streams.values():
-            stream.put_nowait(kind(_DEAD))
+            stream.fail(kind(_DEAD))
+        self._streams.clear()
 
-    def _standstill(self, lost: float = 0.0) -> str | None:
-        """What takes too long, if something does; `lost` seconds of it are not counted."""
-        process = self._process
-        if (seconds := process.busy_for - lost) > self._step_timeout:
-            return f"{PHASE_WORDS[process.status.phase]}, for {seconds:.0f} s"
-        if (seconds := process.handling_for - lost) > HANDLING_TIMEOUT_S:
-            return f"the server handles one of its messages, for {seconds:.0f} s"
-        return None
+    def _is_waited_for(self) -> bool:
+        return not self._serving or bool(self._streams)
 
-    def _watch(self) -> None:
-        """Sees to it that the watchdog runs."""
-        if self._watchdog is None or self._watchdog.done():
-            self._watchdog = asyncio.create_task(self._watch_engine())
-
-    async def _watch_engine(self) -> None:
-        """Kills an engine that is stopped or stuck while somebody waits for it; ends when nobody does.
-
-        Time in which this process itself did not run does not count: then the engine may have been stopped, too, or
-        waited for it.
-        """
-        stopped_for = lost = 0.0
-        looked = time.monotonic()
-        while self._dead_of is None and (not self._serving or self._streams):
-            await asyncio.sleep(_WATCH_INTERVAL_S)
-            elapsed = time.monotonic() - looked
-            looked += elapsed
-            process = self._process
-            still_for = max(process.busy_for, process.handling_for)
-            lost = lost if still_for > elapsed else 0.0  # it began before the last look, or is something new
-            lost = min(lost + max(elapsed - 2 * _WATCH_INTERVAL_S, 0.0), still_for)
-            stopped_for = stopped_for + _WATCH_INTERVAL_S if process.is_stopped else 0.0
-            if stopped_for >= STOPPED_TIMEOUT_S:
-                death = EngineStuckError(f"it was stopped for {stopped_for:.0f} s, and killed")
-            elif (standstill := self._standstill(lost)) is not None:
-                death = EngineStuckError(f"it was stuck ({standstill}; --step-timeout), and killed")
-            else:
-                continue
-            process.kill(death)
-            await asyncio.wait({self._death}, timeout=_KILL_TIMEOUT_S)
-            self._die(process, death)  # nobody waits for a process that cannot be killed
+    @property
+    def _standstill(self) -> str | None:
+        return self._watchdog.standstill(self._process)
 
 
 def _resolve(future: asyncio.Future[_T], result: _T | Exception) -> None:

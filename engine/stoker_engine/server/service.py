@@ -52,7 +52,7 @@ class Service:
         self._admission = Admission(frontend.max_num_queued_reqs, frontend.max_num_queued_tokens, self._on_rejected)
         self._requests = RequestLog(frontend.enable_log_requests, frontend.max_log_len)
         self._throughput = None if frontend.disable_log_stats else ThroughputLog()
-        client.observer = self._on_step
+        client.on_step = self._on_step
 
     @property
     def model_name(self) -> str:

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections import OrderedDict
 from collections.abc import Sequence
+from typing import Final, Protocol
 
 from stoker_engine.contract.errors import RequestError
 
 TokenSequence = tuple[int, ...]
+
+#: How many requests' bad words are kept as tokens.
+_KEPT: Final = 64
 
 #: Most bad words, and most token sequences that they may become: each is looked for at every step.
 MAX_BAD_WORDS = 1000
@@ -47,3 +53,44 @@ def sequences(words: Sequence[str], encoded: Sequence[Sequence[int]], vocab_size
             f"bad_words become {len(found)} token sequences; at most {MAX_BAD_WORDS} are taken", "bad_words"
         )
     return tuple(found)
+
+
+class Encoding(Protocol):
+    """Whatever encodes texts in the background."""
+
+    async def encode(self, texts: Sequence[str], add_special_tokens: bool = True) -> list[list[int]]:
+        """`texts` as token ids."""
+        ...
+
+
+class BadWords:
+    """Encodes bad words: once for all the prompts of a request, and mostly for many requests."""
+
+    def __init__(self, tokenizer: Encoding, vocab_size: int) -> None:
+        self._tokenizer = tokenizer
+        self._vocab_size = vocab_size
+        self._kept: OrderedDict[tuple[str, ...], asyncio.Task[tuple[TokenSequence, ...]]] = OrderedDict()
+
+    async def encoded(self, words: tuple[str, ...]) -> tuple[TokenSequence, ...]:
+        """The token sequences of words.
+
+        Raises:
+            RequestError: see `spellings` and `sequences`.
+        """
+        if not words:
+            return ()
+        if words not in self._kept:
+            self._kept[words] = asyncio.create_task(self._encode(words))
+            if len(self._kept) > _KEPT:
+                self._kept.popitem(last=False)
+        task = self._kept[words]
+        try:
+            return await asyncio.shield(task)
+        except Exception:
+            if self._kept.get(words) is task:
+                del self._kept[words]
+            raise
+
+    async def _encode(self, words: tuple[str, ...]) -> tuple[TokenSequence, ...]:
+        encoded = await self._tokenizer.encode(spellings(words), add_special_tokens=False)
+        return sequences(words, encoded, self._vocab_size)

@@ -61,10 +61,10 @@ class OutputProcessor:
         with self._lock:
             self._requests[request.id] = _Request(request)
 
-    def forget(self, request_id: str) -> None:
-        """Drops a request that nobody wants any more; unknown ids are ignored."""
+    def forget(self, request_id: str) -> bool:
+        """Drops a request that nobody wants any more. Returns whether it was unfinished: unknown ids are ignored."""
         with self._lock:
-            self._requests.pop(request_id, None)
+            return self._requests.pop(request_id, None) is not None
 
     def process(self, delta: TokenDelta) -> tuple[OutputDelta | None, bool]:
         """The text of `delta`.

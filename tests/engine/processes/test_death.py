@@ -119,7 +119,7 @@ def test_a_step_that_hangs(make_llm: Any) -> None:
         await llm.load()
         asked = time.monotonic()
         stream = await _in_flight(llm)
-        llm._step_timeout = 1.0  # loading takes longer than that, and on a busy machine so may the first step
+        llm._watchdog.step_timeout = 1.0  # loading takes longer than that, and on a busy machine so may the first step
         await _ends(stream)
         assert time.monotonic() - asked > 1
         assert "stuck" in str(await asyncio.wait_for(llm.wait_dead(), 1))

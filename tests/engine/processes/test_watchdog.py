@@ -7,10 +7,10 @@ from collections.abc import Callable
 
 import pytest
 
-from stoker_engine import async_llm
-from stoker_engine.async_llm import AsyncLLM
 from stoker_engine.contract.errors import EngineDeadError, EngineStuckError
+from stoker_engine.processes import watchdog
 from stoker_engine.processes.status_word import Phase
+from stoker_engine.processes.watchdog import Watchdog
 
 STEP_TIMEOUT = 100.0
 
@@ -66,22 +66,17 @@ def watch(
         await sleep(0)
 
     async def run() -> tuple[EngineDeadError | None, float]:
-        llm = object.__new__(AsyncLLM)
         process = Process(lambda: now, since, until, handling)
-        llm._process, llm._step_timeout = process, STEP_TIMEOUT  # type: ignore[assignment]
-        llm._dead_of, llm._closed, llm._serving = None, False, True
-        llm._streams = {"r": asyncio.Queue()}
-        llm._loaded, llm._death = asyncio.Future(), asyncio.Future()
-        monkeypatch.setattr(async_llm, "_KILL_TIMEOUT_S", 0.0)
-        monkeypatch.setattr(async_llm.asyncio, "sleep", virtual_sleep)
-        monkeypatch.setattr(async_llm.time, "monotonic", lambda: now)
-        watching = asyncio.ensure_future(llm._watch_engine())
-        while now < 1000 and not watching.done():
+        deaths: list[EngineDeadError] = []
+        dog = Watchdog(STEP_TIMEOUT, lambda: True, lambda _, death: deaths.append(death))
+        monkeypatch.setattr(watchdog, "KILL_TIMEOUT_S", 0.0)
+        monkeypatch.setattr(watchdog.asyncio, "sleep", virtual_sleep)
+        monkeypatch.setattr(watchdog.time, "monotonic", lambda: now)
+        dog.watch(process, asyncio.Future())  # type: ignore[arg-type]
+        while now < 1000 and not deaths:
             await sleep(0)
-        watching.cancel()
-        if process.killed is not None:
-            assert llm._dead_of is process.killed, "its streams end, even where the process does not"
-            assert isinstance(llm._streams["r"].get_nowait(), EngineStuckError)
+        dog.stop()
+        assert deaths == ([] if process.killed is None else [process.killed]), "also where the process does not end"
         return process.killed, now
 
     with monkeypatch.context() as monkeypatch:

@@ -11,7 +11,7 @@ import math
 import signal
 import threading
 import time
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -33,13 +33,15 @@ from stoker_engine.core.engine_info import EngineInfo
 from stoker_engine.core.finish_reason import FinishReason
 from stoker_engine.core.logprobs import Logprob, PositionLogprobs
 from stoker_engine.core.outputs import OutputDelta
-from stoker_engine.core.sampling_params import BeamSearchParams, SamplingParams
+from stoker_engine.core.sampling_params import RequestParams, SamplingParams
 from stoker_engine.core.step_report import StepReport
 from stoker_engine.server.app import create_app
 from stoker_engine.server.connection.http_protocol import http_protocol
 from stoker_engine.server.http_server import Server, bind, uvicorn_config
 from stoker_engine.server.service import Service
 from stoker_engine.sizing.cache_groups import CacheGroup
+from stoker_engine.tokens.output_stream import OutputStream
+from stoker_engine.tokens.prompt_tokens import PromptTokens
 
 CHAT_TEMPLATE = (
     "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}"
@@ -110,6 +112,7 @@ class FakeEngine:
         error: raised before any token.
         breaks_with: raised after three tokens.
         hangs_at: nothing comes after that many tokens.
+        waits_for_reader: each token waits until the one before it is taken; else slow readers get several at once.
         alive: requests that run.
         asked: the prompt and parameters of each request.
         options: what else was said of each.
@@ -118,7 +121,7 @@ class FakeEngine:
     """
 
     def __init__(self) -> None:
-        self.observer: Callable[[StepReport], None] | None = None
+        self.on_step: Callable[[StepReport], None] | None = None
         self.tokenizer = FakeTokenizer()
         self.info = EngineInfo(
             max_model_len=64,
@@ -140,8 +143,10 @@ class FakeEngine:
         self.error: Exception | None = None
         self.breaks_with: Exception | None = None
         self.hangs_at: int | None = None
+        self.waits_for_reader = True
         self.released = asyncio.Event()
         self.alive: set[str] = set()
+        self._answers: dict[str, asyncio.Task[None]] = {}
         self.asked: list[tuple[list[int], SamplingParams]] = []
         self.options: list[dict[str, Any]] = []
         self.names: list[str] = []
@@ -160,42 +165,53 @@ class FakeEngine:
     def shutdown(self) -> None:
         self.is_live = self.is_ready = False
 
-    async def generate(
+    async def add_request(
         self,
+        stream: OutputStream,
         request_id: str,
-        prompt_token_ids: list[int],
-        params: SamplingParams | BeamSearchParams,
+        prompt: PromptTokens,
+        params: RequestParams,
         *,
         priority: int = 0,
         cache_salt: str = "",
-    ) -> AsyncGenerator[OutputDelta, None]:
-        self.asked.append((prompt_token_ids, params))  # type: ignore[arg-type]
+    ) -> int:
+        self.asked.append((prompt, params))  # type: ignore[arg-type]
         self.options.append({"priority": priority, "cache_salt": cache_salt})
         self.names.append(request_id)
         if self.error is not None:
             raise self.error
-        if not prompt_token_ids:
-            raise RequestError("the prompt is empty", "prompt")
         self.alive.add(request_id)
+        n = params.n if params.kind == "generate" else params.beam_width
+        self._answers[request_id] = asyncio.create_task(self._answer(stream, request_id, prompt, params, n))
+        return n
+
+    def abort(self, request_id: str) -> None:
+        self.alive.discard(request_id)
+        if (answer := self._answers.pop(request_id, None)) is not None:
+            answer.cancel()
+
+    async def _answer(
+        self, stream: OutputStream, request_id: str, prompt: list[int], params: RequestParams, n: int
+    ) -> None:
         answer = self.answer[: params.max_tokens]
-        n = params.n if isinstance(params, SamplingParams) else params.beam_width
-        try:
-            for position in range(len(answer)):
-                if position == 3 and self.breaks_with is not None:
-                    raise self.breaks_with
-                if position == self.hangs_at:
-                    await self.released.wait()
-                await asyncio.sleep(0)
-                for index in range(n):
-                    yield self._delta(request_id, prompt_token_ids, params, answer, position, index)
-        finally:
-            self.alive.discard(request_id)
+        for position in range(len(answer)):
+            if position == 3 and self.breaks_with is not None:
+                stream.fail(self.breaks_with)
+                return
+            if position == self.hangs_at:
+                await self.released.wait()
+            await asyncio.sleep(0)
+            while self.waits_for_reader and stream._kept:  # noqa: ASYNC110 - the reader tells nobody
+                await asyncio.sleep(0.0005)
+            for index in range(n):
+                stream.put(self._delta(request_id, prompt, params, answer, position, index))
+            stream.wake()
 
     def _delta(
         self,
         request_id: str,
         prompt: list[int],
-        params: SamplingParams | BeamSearchParams,
+        params: RequestParams,
         answer: str,
         position: int,
         index: int,
@@ -210,7 +226,7 @@ class FakeEngine:
             num_prompt_tokens=len(prompt),
             num_cached_tokens=2,
         )
-        if isinstance(params, SamplingParams):
+        if params.kind == "generate":
             if params.logprobs is not None:
                 delta = replace(delta, logprobs=[fake_logprobs(token, params.logprobs)])
             if params.prompt_logprobs is not None and position == 0:

@@ -217,9 +217,9 @@ def test_without_restarts_left_clients_are_told_to_come_again(
 def test_what_stands_still_is_killed_and_its_clients_told(
     tiny_llama: Path, tmp_path: Path, point: str, how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("stoker_engine.async_llm.STOPPED_TIMEOUT_S", 0.5)
+    monkeypatch.setattr("stoker_engine.processes.watchdog.STOPPED_TIMEOUT_S", 0.5)
     with _mortal(tiny_llama, tmp_path / "deaths", 3) as mortal:
-        mortal.llm._step_timeout = 1.5
+        mortal.llm._watchdog.step_timeout = 1.5
         mortal.plan(**{point: how})
         for answer in _ask_all(mortal, 12):
             assert answer.status == 503

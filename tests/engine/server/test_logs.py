@@ -26,8 +26,8 @@ REQUEST = FinishedRequest("cmpl-1-0", FinishReason.STOP, 2, 16, 20, 16, 6, 3, 0,
 def test_a_line_for_each_request(make_client: MakeClient, engine: FakeEngine, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     make_client(disable_log_stats=True)
-    assert engine.observer is not None
-    engine.observer(StepReport(1, 0, 1, STATS, finished=[REQUEST]))
+    assert engine.on_step is not None
+    engine.on_step(StepReport(1, 0, 1, STATS, finished=[REQUEST]))
     (record,) = [record for record in caplog.records if record.name == "stoker_engine.requests"]
     assert record.getMessage() == (
         "finished cmpl-1-0: stop, prompt 20 tokens (16 cached), output 6 tokens in 2 sequences, "

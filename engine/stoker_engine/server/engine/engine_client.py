@@ -7,14 +7,15 @@ them often.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from stoker_engine.contract.errors import EngineDeadError
 from stoker_engine.core.engine_info import EngineInfo
-from stoker_engine.core.outputs import OutputDelta
 from stoker_engine.core.sampling_params import RequestParams
 from stoker_engine.core.step_report import StepReport
+from stoker_engine.tokens.output_stream import OutputStream
+from stoker_engine.tokens.prompt_tokens import PromptTokens
 
 
 class TokenTexts(Protocol):
@@ -87,10 +88,10 @@ class EngineClient(Protocol):
     """An engine that many requests share.
 
     Attributes:
-        observer: called in the event loop with what each step did; set before `load`.
+        on_step: called in the event loop with what each step did; set before `load`.
     """
 
-    observer: Callable[[StepReport], None] | None
+    on_step: Callable[[StepReport], None] | None
 
     async def load(self) -> EngineInfo:
         """Waits until the engine is loaded; when it is dead, until another one is in its place.
@@ -135,23 +136,29 @@ class EngineClient(Protocol):
         """The model's tokenizer, once it is loaded."""
         ...
 
-    def generate(
+    async def add_request(
         self,
+        stream: OutputStream,
         request_id: str,
-        prompt_token_ids: list[int],
+        prompt: PromptTokens,
         params: RequestParams,
         *,
         priority: int = 0,
         cache_salt: str = "",
-    ) -> AsyncGenerator[OutputDelta, None]:
-        """What each step adds to a request's sequences; ends when all of them have.
+    ) -> int:
+        """Begins a request, whose deltas go to `stream`. Whoever calls this calls `abort` in the end.
 
-        Closing the generator aborts the request.
+        Returns:
+            How many sequences there will be, each of which ends with a finish reason.
 
         Raises:
-            RequestError: the request cannot be served as it is; raised before the first delta.
-            EngineDeadError: the engine died.
+            RequestError: the request cannot be served as it is.
+            EngineDeadError: the engine is dead. Where it dies later, the stream raises it.
         """
+        ...
+
+    def abort(self, request_id: str) -> None:
+        """Ends a request, if it runs, and forgets it. Unknown ids are ignored."""
         ...
 
     def shutdown(self) -> None:

@@ -1,4 +1,4 @@
-"""Prompts → deltas: one request to the engine for each prompt, all running side by side."""
+"""Prompts → deltas: one request to the engine for each prompt, all running side by side into one stream."""
 
 from __future__ import annotations
 
@@ -9,14 +9,16 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mappi
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field
 
-from stoker_engine.contract.errors import EngineDeadError, EngineKilledError, RequestError, RequestFailedError
+from stoker_engine.contract.errors import EngineDeadError, EngineKilledError, RequestError
 from stoker_engine.core.finish_reason import FinishReason
 from stoker_engine.core.logprobs import PositionLogprobs
 from stoker_engine.core.outputs import OutputDelta
 from stoker_engine.core.sampling_params import RequestParams
-from stoker_engine.server.engine.admission import Admission
+from stoker_engine.server.engine.admission import Admission, Ticket
 from stoker_engine.server.engine.engine_client import EngineClient
 from stoker_engine.server.openai.responses import PromptTokensDetails, Usage
+from stoker_engine.tokens.output_stream import OutputStream
+from stoker_engine.tokens.prompt_tokens import PromptTokens
 
 
 @contextmanager
@@ -67,7 +69,7 @@ class Generation:
     admission: Admission
     running: set[Generation]
     id: str
-    prompts: Sequence[list[int]]
+    prompts: Sequence[PromptTokens]
     params: Sequence[RequestParams]
     n: int = 1
     priority: int = 0
@@ -79,7 +81,10 @@ class Generation:
     prompt_logprobs: dict[int, list[PositionLogprobs | None]] = field(default_factory=dict)
     _completion_tokens: dict[int, int] = field(default_factory=dict)
     _cached_tokens: dict[int, int] = field(default_factory=dict)
-    _merged: asyncio.Queue[tuple[int, OutputDelta | Exception | None]] = field(default_factory=asyncio.Queue)
+    _stream: OutputStream = field(default_factory=OutputStream)
+    _prompts_of: dict[str, int] = field(default_factory=dict)  # requests of the engine → which prompt is theirs
+    _unfinished: dict[int, int] = field(default_factory=dict)  # prompts → how many of their sequences run
+    _begun: set[int] = field(default_factory=set)  # prompts that have had their first delta
 
     async def deltas(self) -> AsyncGenerator[tuple[int, OutputDelta], None]:
         """Yields (index of a choice, delta), in the order the engine makes them.
@@ -94,30 +99,33 @@ class Generation:
         await self.wait_ready()
         ticket = self.admission.admit([len(prompt) for prompt in self.prompts], self.n)
         self.running.add(self)
-        pumps = [asyncio.create_task(self._pump(index)) for index in range(len(self.prompts))]
-        pending = len(pumps)
+        self._unfinished = dict.fromkeys(range(len(self.prompts)), self.n)
+        asking = asyncio.create_task(self._ask())
+        crashes = 0
         try:
-            while pending:
-                prompt, item = await self._merged.get()
-                if isinstance(item, Exception):
+            while self._unfinished:
+                try:
                     with renamed(self.field_names):
-                        raise item
-                if item is None:
-                    pending -= 1
+                        deltas = await self._stream.take()
+                except EngineDeadError as death:
+                    # Prompts go to the next engine where nobody has seen anything of them yet. If it was no signal
+                    # from outside, one of them may be what the engine dies of, and they go on only once.
+                    crashes += not isinstance(death, EngineKilledError)
+                    if crashes > 1 or not self._begun.isdisjoint(self._unfinished):
+                        raise
+                    asking.cancel()
+                    asking = asyncio.create_task(self._ask_again())
                     continue
-                self.admission.on_first_token(ticket, prompt)
-                choice = prompt * self.n + item.index
-                self._completion_tokens[choice] = self._completion_tokens.get(choice, 0) + len(item.token_ids)
-                self._cached_tokens[prompt] = item.num_cached_tokens
-                if item.prompt_logprobs is not None:
-                    self.prompt_logprobs[prompt] = item.prompt_logprobs
-                yield choice, item
+                for delta in deltas:
+                    if (prompt := self._prompts_of.get(delta.request_id)) is not None:
+                        self._count(prompt, delta, ticket)
+                        yield prompt * self.n + delta.index, delta
         finally:
+            asking.cancel()
+            for request_id in self._prompts_of:
+                self.client.abort(request_id)
             self.admission.release(ticket)
             self.running.discard(self)
-            for pump in pumps:
-                pump.cancel()
-            await asyncio.gather(*pumps, return_exceptions=True)
 
     async def collect(self) -> list[Output]:
         """Waits for everything; one output a choice."""
@@ -133,7 +141,7 @@ class Generation:
 
     def fail(self, error: Exception) -> None:
         """Ends everything with `error`."""
-        self._merged.put_nowait((0, error))
+        self._stream.fail(error)
 
     def usage(self, choice: int | None = None) -> Usage:
         """The tokens so far, of one choice or over all."""
@@ -152,37 +160,43 @@ class Generation:
             prompt_tokens_details=PromptTokensDetails(cached_tokens=cached) if self.tell_cached else None,
         )
 
-    async def _pump(self, prompt: int) -> None:
-        """Moves one prompt's deltas into `_merged`; None, or an error, is the last thing it puts there.
+    def _count(self, prompt: int, delta: OutputDelta, ticket: Ticket) -> None:
+        choice = prompt * self.n + delta.index
+        if prompt not in self._begun:
+            self._begun.add(prompt)
+            self.admission.on_first_token(ticket, prompt)
+        self._completion_tokens[choice] = self._completion_tokens.get(choice, 0) + len(delta.token_ids)
+        self._cached_tokens[prompt] = delta.num_cached_tokens
+        if delta.prompt_logprobs is not None:
+            self.prompt_logprobs[prompt] = delta.prompt_logprobs
+        if delta.finish_reason is not None:
+            self._unfinished[prompt] -= 1
+            if not self._unfinished[prompt]:
+                del self._unfinished[prompt]
 
-        A prompt whose engine dies before its first delta goes to the next engine: nobody has seen anything of it yet.
-        If it was no signal from outside, this prompt may be what the engine dies of, and goes on only once.
-        """
-        begun, crashes = False, 0
+    async def _ask(self) -> None:
+        """Begins a request for each prompt that has not finished. Whoever takes from the stream gets the errors."""
+        self._prompts_of.clear()
         try:
-            while True:
-                try:
-                    async with aclosing(self._stream(prompt)) as deltas:
-                        async for delta in deltas:
-                            if delta.finish_reason is FinishReason.ERROR:
-                                raise RequestFailedError(delta.error)
-                            begun = True
-                            self._merged.put_nowait((prompt, delta))
-                    break
-                except EngineDeadError as death:
-                    crashes += not isinstance(death, EngineKilledError)
-                    if begun or crashes > 1:
-                        raise
-                await self.wait_ready()
-            self._merged.put_nowait((prompt, None))
-        except Exception as error:  # raised again where the answer is made
-            self._merged.put_nowait((prompt, error))
+            for prompt in list(self._unfinished):
+                request_id = f"{self.id}-{next(_serial)}"
+                await self.client.add_request(
+                    self._stream,
+                    request_id,
+                    self.prompts[prompt],
+                    self.params[prompt],
+                    priority=self.priority,
+                    cache_salt=self.cache_salt,
+                )
+                self._prompts_of[request_id] = prompt
+        except Exception as error:
+            self._stream.fail(error)
 
-    def _stream(self, prompt: int) -> AsyncGenerator[OutputDelta, None]:
-        return self.client.generate(
-            f"{self.id}-{next(_serial)}",
-            self.prompts[prompt],
-            self.params[prompt],
-            priority=self.priority,
-            cache_salt=self.cache_salt,
-        )
+    async def _ask_again(self) -> None:
+        """The same, of the next engine."""
+        try:
+            await self.wait_ready()
+        except Exception as error:
+            self._stream.fail(error)
+        else:
+            await self._ask()

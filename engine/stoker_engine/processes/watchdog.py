@@ -1,0 +1,93 @@
+"""Kills an engine that is stopped or stuck while somebody waits for it, so that requests end with an error instead of
+never.
+
+It looks from outside at what cannot lie: the process's state, and since when it is at its current step. Without
+requests nobody looks and nothing runs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Final
+
+from stoker_engine.contract.errors import EngineDeadError, EngineStuckError
+from stoker_engine.processes.engine_process import EngineProcess
+from stoker_engine.processes.status_word import PHASE_WORDS
+
+#: Seconds for which an engine may be stopped while somebody waits for it.
+STOPPED_TIMEOUT_S: Final = 3.0
+
+#: Seconds for which the server may be at one message of the engine.
+HANDLING_TIMEOUT_S: Final = 300.0
+
+#: Seconds that a killed engine may take to be gone.
+KILL_TIMEOUT_S: Final = 15.0
+
+_INTERVAL_S: Final = 0.5
+
+
+class Watchdog:
+    """Looks after an engine process, and the one that follows it.
+
+    Args:
+        step_timeout: seconds after which a step, or a phase of loading that does not progress, counts as stuck.
+        is_waited_for: whether somebody waits for the engine.
+        on_death: called with a process and what it was killed for, also where it cannot be killed.
+    """
+
+    def __init__(
+        self,
+        step_timeout: float,
+        is_waited_for: Callable[[], bool],
+        on_death: Callable[[EngineProcess, EngineDeadError], None],
+    ) -> None:
+        self.step_timeout = step_timeout
+        self._is_waited_for = is_waited_for
+        self._on_death = on_death
+        self._process: EngineProcess | None = None
+        self._watching: asyncio.Task[None] | None = None
+
+    def standstill(self, process: EngineProcess, lost: float = 0.0) -> str | None:
+        """What takes too long, if something does; `lost` seconds of it are not counted."""
+        if (seconds := process.busy_for - lost) > self.step_timeout:
+            return f"{PHASE_WORDS[process.status.phase]}, for {seconds:.0f} s"
+        if (seconds := process.handling_for - lost) > HANDLING_TIMEOUT_S:
+            return f"the server handles one of its messages, for {seconds:.0f} s"
+        return None
+
+    def watch(self, process: EngineProcess, death: asyncio.Future[EngineDeadError]) -> None:
+        """Watches `process` until nobody waits for it any more or `death` is done; it may be watched already."""
+        if process is not self._process or self._watching is None or self._watching.done():
+            self.stop()
+            self._process = process
+            self._watching = asyncio.create_task(self._watch(process, death))
+
+    def stop(self) -> None:
+        """Ends watching."""
+        if self._watching is not None:
+            self._watching.cancel()
+
+    async def _watch(self, process: EngineProcess, death: asyncio.Future[EngineDeadError]) -> None:
+        """Time in which this process itself did not run does not count: then the engine may have been stopped, too, or
+        waited for it."""
+        stopped_for = lost = 0.0
+        looked = time.monotonic()
+        while not death.done() and self._is_waited_for():
+            await asyncio.sleep(_INTERVAL_S)
+            elapsed = time.monotonic() - looked
+            looked += elapsed
+            still_for = max(process.busy_for, process.handling_for)
+            lost = lost if still_for > elapsed else 0.0  # it began before the last look, or is something new
+            lost = min(lost + max(elapsed - 2 * _INTERVAL_S, 0.0), still_for)
+            stopped_for = stopped_for + _INTERVAL_S if process.is_stopped else 0.0
+            if stopped_for >= STOPPED_TIMEOUT_S:
+                cause = EngineStuckError(f"it was stopped for {stopped_for:.0f} s, and killed")
+            elif (standstill := self.standstill(process, lost)) is not None:
+                cause = EngineStuckError(f"it was stuck ({standstill}; --step-timeout), and killed")
+            else:
+                continue
+            process.kill(cause)
+            await asyncio.wait({death}, timeout=KILL_TIMEOUT_S)
+            self._on_death(process, cause)  # nobody waits for a process that cannot be killed

@@ -1,0 +1,160 @@
+"""From the thread that reads the engine to whoever writes an answer: nothing is lost, doubled or out of order."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import threading
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stoker_engine.contract.errors import RequestFailedError
+from stoker_engine.core.finish_reason import FinishReason
+from stoker_engine.core.logprobs import Logprob
+from stoker_engine.core.outputs import OutputDelta
+from stoker_engine.tokens.output_stream import OutputStream
+
+
+def generated(request: str, index: int, length: int, logprobs: bool) -> list[OutputDelta]:
+    """What a sequence gets, step by step: up to three tokens, whose text may come later."""
+    chance = random.Random(f"{request}/{index}/{length}")
+    deltas, token = list[OutputDelta](), 0
+    for step in range(length):
+        tokens = [token + i for i in range(chance.randint(0, 3))]
+        token += len(tokens)
+        deltas.append(
+            OutputDelta(
+                request,
+                text="".join(f"<{request}.{index}.{t}>" for t in tokens) if chance.random() < 0.8 else "",
+                token_ids=tokens,
+                index=index,
+                num_prompt_tokens=7,
+                num_cached_tokens=3,
+                logprobs=[{t: Logprob(-t / 8, 1, str(t))} for t in tokens] if logprobs else None,
+                prompt_logprobs=[None, {5: Logprob(-1.0)}] if logprobs and step == 0 else None,
+            )
+        )
+    last = replace(deltas[-1], finish_reason=FinishReason.STOP, stop_reason="end", cumulative_logprob=-2.5)
+    return [*deltas[:-1], last]
+
+
+def joined(deltas: Sequence[OutputDelta]) -> OutputDelta:
+    """By the definition: text, tokens and log-probabilities one after the other, the rest from the last."""
+    text, tokens, logprobs = "", list[int](), list[dict[int, Logprob]]()
+    for delta in deltas:
+        text += delta.text
+        tokens += delta.token_ids
+        logprobs += delta.logprobs or []
+    return replace(
+        deltas[-1],
+        text=text,
+        token_ids=tokens,
+        logprobs=None if deltas[0].logprobs is None else logprobs,
+        prompt_logprobs=deltas[0].prompt_logprobs,
+    )
+
+
+Keys = st.lists(st.tuples(st.sampled_from("ab"), st.integers(0, 2)), min_size=1, max_size=6, unique=True)
+
+
+@given(keys=Keys, length=st.integers(1, 20), logprobs=st.booleans(), takes=st.sets(st.integers(0, 120)))
+def test_whenever_the_reader_comes_it_gets_the_same(
+    keys: list[tuple[str, int]], length: int, logprobs: bool, takes: set[int]
+) -> None:
+    async def run() -> None:
+        stream = OutputStream()
+        came: dict[tuple[str, int], list[OutputDelta]] = {key: [] for key in keys}
+        sequences = [generated(*key, length, logprobs) for key in keys]
+        put = [delta for step in zip(*sequences, strict=True) for delta in step]
+        for number, delta in enumerate(put):
+            stream.put(delta)
+            if number in takes or number == len(put) - 1:
+                taken = await stream.take()
+                assert len({(each.request_id, each.index) for each in taken}) == len(taken)
+                for each in taken:
+                    came[each.request_id, each.index].append(each)
+        for key, sequence in zip(keys, sequences, strict=True):
+            assert joined(came[key]) == joined(sequence)
+            assert [each.finish_reason for each in came[key]] == [None] * (len(came[key]) - 1) + [FinishReason.STOP]
+            assert all(each.logprobs is None or len(each.logprobs) == len(each.token_ids) for each in came[key]), (
+                "a token and its log-probability come together"
+            )
+
+    asyncio.run(run())
+
+
+def test_a_reader_that_keeps_up_gets_the_deltas_as_they_are() -> None:
+    async def run() -> None:
+        stream = OutputStream()
+        for delta in generated("a", 0, 50, logprobs=True):
+            assert stream.put(delta), "its reader waits"
+            [taken] = await stream.take()
+            assert taken is delta
+
+    asyncio.run(run())
+
+
+def test_only_what_an_empty_stream_gets_wakes_its_reader() -> None:
+    async def run() -> None:
+        stream = OutputStream()
+        first, *others = generated("a", 0, 10, logprobs=False)
+        reader = asyncio.create_task(stream.take())
+        await asyncio.sleep(0)
+        assert stream.put(first)
+        assert not any(stream.put(delta) for delta in others)
+        await asyncio.sleep(0)
+        assert not reader.done()
+        stream.wake()
+        assert await reader == [joined([first, *others])]
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("failed", [True, False])
+def test_an_error_comes_after_what_came_before_it_and_once(failed: bool) -> None:
+    async def run() -> None:
+        stream = OutputStream()
+        first, second = generated("a", 0, 2, logprobs=False)
+        stream.put(first)
+        if failed:
+            stream.put(OutputDelta("a", "", finish_reason=FinishReason.ERROR, error="no finite numbers"))
+        else:
+            stream.fail(RequestFailedError("no finite numbers"))
+        stream.fail(ValueError("a later one"))
+        assert await stream.take() == [first]
+        with pytest.raises(RequestFailedError, match="no finite numbers"):
+            await stream.take()
+        stream.put(second)
+        assert await stream.take() == [second], "whoever goes on can"
+
+    asyncio.run(run())
+
+
+def test_a_thread_that_puts_while_the_loop_takes() -> None:
+    """A step at a time, as the engine's reading thread does it, with three sequences and a reader that dawdles."""
+
+    async def run() -> None:
+        stream, loop = OutputStream(), asyncio.get_running_loop()
+        sequences = [generated("a", index, 3000, logprobs=True) for index in range(3)]
+
+        def read_engine() -> None:
+            for step in zip(*sequences, strict=True):
+                if sum(stream.put(delta) for delta in step):
+                    loop.call_soon_threadsafe(stream.wake)
+
+        thread = threading.Thread(target=read_engine)
+        thread.start()
+        came: list[list[OutputDelta]] = [[], [], []]
+        chance = random.Random(0)
+        while not all(each and each[-1].finish_reason for each in came):
+            for delta in await asyncio.wait_for(stream.take(), 30):
+                came[delta.index].append(delta)
+            await asyncio.sleep(chance.choice([0, 0, 0.001]))
+        thread.join()
+        assert [joined(each) for each in came] == [joined(each) for each in sequences]
+
+    asyncio.run(run())
