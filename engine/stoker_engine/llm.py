@@ -75,7 +75,7 @@ class LLM:
 
         Returns:
             One output a prompt, in order. Those that the engine failed at have the finish reason ``error``, for which
-            the log tells the reason; others are whole.
+            the log has the reason; others are whole.
 
         Raises:
             RequestError: a prompt or its parameters are invalid; then none is run.

@@ -49,7 +49,7 @@ _N = (1, 2, 5, 10, 20)
 
 
 def process_registry() -> CollectorRegistry:
-    """A registry that tells of this process."""
+    """A registry with metrics of this process."""
     registry = CollectorRegistry()
     for collector in (ProcessCollector, PlatformCollector, GCCollector):
         collector(registry=registry)
@@ -68,7 +68,7 @@ class EngineMetrics:
     def __init__(self, registry: CollectorRegistry, model_name: str, args: EngineArgs, info: EngineInfo) -> None:
         self._registry = registry
         self._labels = {"model_name": model_name, "engine": "0"}
-        self._told = _NOTHING
+        self._reported = _NOTHING
         tokens = list(itertools.takewhile(lambda bound: bound <= info.max_model_len, _one_two_five()))
 
         self._show_cache_config(args, info)
@@ -156,13 +156,13 @@ class EngineMetrics:
         """Takes down what a step did."""
         stats = report.stats
         self._show(stats)
-        hits = stats.prefix_cache_hits - self._told.prefix_cache_hits
-        self._prefix_queries.inc(stats.prefix_cache_queries - self._told.prefix_cache_queries)
+        hits = stats.prefix_cache_hits - self._reported.prefix_cache_hits
+        self._prefix_queries.inc(stats.prefix_cache_queries - self._reported.prefix_cache_queries)
         self._prefix_hits.inc(hits)
         self._cached_on_device.inc(hits)
-        self._preemptions.inc(stats.num_preemptions - self._told.num_preemptions)
-        self._corrupted.inc(stats.num_corrupted - self._told.num_corrupted)
-        self._told = stats
+        self._preemptions.inc(stats.num_preemptions - self._reported.num_preemptions)
+        self._corrupted.inc(stats.num_corrupted - self._reported.num_corrupted)
+        self._reported = stats
 
         if report.num_tokens:
             self._step_tokens.observe(report.num_prompt_tokens + report.num_new_tokens)
@@ -181,7 +181,7 @@ class EngineMetrics:
     def on_restart(self) -> None:
         """Takes down that another engine takes the place of one that died: it has nothing yet, and counts anew."""
         self._restarts.inc()
-        self._told = _NOTHING
+        self._reported = _NOTHING
         self._show(_NOTHING)
 
     def on_rejected(self, reason: str) -> None:
@@ -214,7 +214,7 @@ class EngineMetrics:
         self._per_token.observe(request.decode / max(1, request.longest_output - 1))
 
     def _show_cache_config(self, args: EngineArgs, info: EngineInfo) -> None:
-        """vLLM tells its cache's configuration as the labels of a gauge that is always 1.
+        """vLLM reports its cache's configuration as the labels of a gauge that is always 1.
 
         Concurrency is how many sequences of the greatest length the cache holds at once; tokens are theirs.
         """

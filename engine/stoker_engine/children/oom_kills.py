@@ -1,7 +1,7 @@
 """How often the kernel killed a process of this container because its memory ran out.
 
-Where all processes of a container die together Kubernetes tells it. Where only one does (cgroup v1), it is the engine,
-which is the largest, and only these counts tell that kill from another's.
+Where all processes of a container die together Kubernetes reports it. Where only one does (cgroup v1), it is the
+engine, which is the largest, and only these counts distinguish that kill from another's.
 """
 
 from __future__ import annotations

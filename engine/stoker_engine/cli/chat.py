@@ -24,7 +24,7 @@ class ChatArgs:
 
     url: str = flag("the server's address, with its /v1", "http://localhost:8000/v1")
     model_name: str | None = flag("which of its models; default: the first", None)
-    system_prompt: str | None = flag("what the model is told before the chat", None)
+    system_prompt: str | None = flag("what the model reads before the chat", None)
     quick: str | None = flag("ask this, print the answer, and end", None)
     temperature: float | None = flag("sampling temperature; default: the server's", None)
     max_tokens: int | None = flag("most tokens of an answer; default: what fits", None)

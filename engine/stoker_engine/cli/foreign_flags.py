@@ -34,7 +34,7 @@ FOREIGN_FLAGS: Final[dict[str, str]] = {
         "nothing is swapped: a preempted request is computed again; leave it out",
     ),
     **dict.fromkeys(
-        ("--load-format", "--tokenizer-mode", "--config-format"), "told by the model's files; leave it out"
+        ("--load-format", "--tokenizer-mode", "--config-format"), "known from the model's files; leave it out"
     ),
     **dict.fromkeys(
         ("--disable-log-requests", "--no-enable-log-requests"),

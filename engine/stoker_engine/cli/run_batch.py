@@ -1,7 +1,7 @@
 """``stoker run-batch -i FILE -o FILE --model M``: an OpenAI batch file, answered offline.
 
 Each line of the input is a request to the server's own application, called without a network; each becomes one line
-of the output, an error line where it cannot be answered, written as soon as it is known. ``custom_id`` tells which is
+of the output, an error line where it cannot be answered, written as soon as it is known. ``custom_id`` shows which is
 which: lines come in the order they finish, and a file that has one twice is refused.
 Format: platform.openai.com/docs/guides/batch
 """
@@ -114,7 +114,7 @@ def _refuse_doubled(source: IO[str], name: str) -> None:
     """Reads all lines, and goes back to the first.
 
     Raises:
-        ArgumentError: two have the same ``custom_id``, by which answers are told apart.
+        ArgumentError: two have the same ``custom_id``, by which answers are distinguished.
     """
     seen: dict[str, int] = {}
     doubled: dict[str, list[int]] = {}
@@ -166,7 +166,7 @@ async def _run(args: ServeArgs, source: IO[str], sink: IO[str], show: bool) -> i
                     await places.acquire()
                     tasks.create_task(answer(line))
         if failed:
-            print(f"stoker run-batch: {failed} lines have errors, told in their output lines", file=sys.stderr)
+            print(f"stoker run-batch: {failed} lines have errors, written to their output lines", file=sys.stderr)
         return 1 if failed else 0
     finally:
         client.shutdown()

@@ -16,7 +16,7 @@ from stoker_engine.contract.serve_args import ServeArgs
 
 
 def main(argv: list[str]) -> int:
-    """Runs the command; returns its exit code (2: a wrong argument or MODEL, 1: it cannot serve, 0: told to stop)."""
+    """Runs the command; returns its exit code (2: a wrong argument or MODEL, 1: it cannot serve, 0: asked to stop)."""
     # As PID 1 of a container a process that does not handle SIGTERM cannot be stopped before it serves. Nobody is
     # served yet, the engine's process ends with this one, and an exception could be swallowed by what is imported.
     signal.signal(signal.SIGTERM, lambda *_: os._exit(0))

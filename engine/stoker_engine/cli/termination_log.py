@@ -18,7 +18,7 @@ _KUBERNETES: Final = "/dev/termination-log"
 
 
 def write(words: LastWords) -> None:
-    """Writes `words`, where there is a file for them; never raises: the exit code still has to be told."""
+    """Writes `words`, where there is a file for them; never raises: the exit code still has to be returned."""
     file = Path(os.environ.get(VARIABLE) or _KUBERNETES)
     if VARIABLE not in os.environ and not file.is_file():
         return

@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 #: What runs in the process. `-P`: what lies in the working directory is not imported.
 PROGRAM: Final = ("-P", "-m", "stoker_engine.processes.main")
 
-#: Seconds an engine that is told to end may take, and one that is killed.
+#: Seconds an engine that is asked to end may take, and one that is killed.
 _CLOSE_TIMEOUT_S: Final = 5
 
 
@@ -126,7 +126,7 @@ class EngineProcess:
         self._process.kill()
 
     def close(self) -> None:
-        """Tells the engine to end, and waits until it has."""
+        """Asks the engine to end, and waits until it has."""
         self._outbox.put(None)
         try:
             self._socket.shutdown(socket.SHUT_WR)
@@ -135,7 +135,7 @@ class EngineProcess:
         try:
             self._process.wait(_CLOSE_TIMEOUT_S)
         except subprocess.TimeoutExpired:
-            self.kill(EngineStuckError("it did not end when told to"))
+            self.kill(EngineStuckError("it did not end when asked to"))
             try:
                 self._process.wait(_CLOSE_TIMEOUT_S)
             except subprocess.TimeoutExpired:

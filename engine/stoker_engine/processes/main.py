@@ -1,7 +1,7 @@
 """The engine process: loads the model, then steps for as long as there is work, and sleeps on its inbox otherwise.
 
 It ends when the pipe does: the server has closed it, or is no more. Signals are the server's business. An error in
-a step ends the process, which the server notices and tells: no request is answered from a state nobody knows.
+a step ends the process, which the server notices and reports: no request is answered from a state nobody knows.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def main(argv: list[str]) -> int:
 
 
 def _load(connection: Connection, inbox: Inbox, status: StatusWord) -> Engine | None:
-    """The engine, loaded; None when it cannot be, which the server has then been told."""
+    """The engine, loaded; None when it cannot be, which the server then knows."""
     from stoker_engine.engine import Engine  # torch: seconds, while the server finds the model's files
 
     status.enter(Phase.WAITING)

@@ -1,4 +1,4 @@
-"""What the two processes tell each other: these, and the core's own requests and outputs, pickled.
+"""What the two processes send each other: these, and the core's own requests and outputs, pickled.
 
 To the engine: `EngineArgs` first; then `EngineRequest`, `Abort`, `Stop`.
 From it: `EngineInfo` or `LoadFailed` first; then `StepOutputs`; `Died` (`stoker_engine.children`) last, if it can

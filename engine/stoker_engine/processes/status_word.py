@@ -1,6 +1,6 @@
 """What the engine process is doing, and since when, in memory that both processes share.
 
-An engine that hangs cannot say so; but the moment it began what it is at stands here, and whoever looks can tell how
+An engine that hangs cannot say so; but the moment it began what it is at stands here, and whoever looks can see how
 long that takes. Two aligned words, each written whole; a reader may see the one before the other, for nanoseconds.
 """
 
@@ -60,7 +60,7 @@ class StatusWord:
         self._phase = self._memory[8:].cast("q")
 
     def enter(self, phase: Phase) -> None:
-        """Begins a phase, or tells that it progresses."""
+        """Begins a phase, or records that it progresses."""
         self._since[0] = time.monotonic()
         self._phase[0] = phase
 

@@ -39,7 +39,7 @@ _LAST_WORDS_S = 5
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """Takes the address, so that a port in use is told before a model is loaded. Listens to nobody yet.
+    """Takes the address, so that a port in use is reported before a model is loaded. Listens to nobody yet.
 
     Raises:
         StokerError: the address cannot be had.
@@ -93,16 +93,16 @@ class Server(uvicorn.Server):
         self.failure: Exception | None = None
         self._service = service
         self._url = url
-        self._told = asyncio.Event()
+        self._stopping = asyncio.Event()
         self._hurried = asyncio.Event()
         self._grace_s = service.args.frontend.shutdown_grace
 
     async def main_loop(self) -> None:
         """Serves until there is a reason to stop, and goes the way out."""
         engine = asyncio.create_task(self._engine())
-        told = asyncio.create_task(self._told.wait())
+        stopping = asyncio.create_task(self._stopping.wait())
         try:
-            await asyncio.wait({engine, told}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({engine, stopping}, return_when=asyncio.FIRST_COMPLETED)
             if not engine.done() and self._service.is_loaded:
                 await self._leave(engine)
             if engine.done():
@@ -110,18 +110,18 @@ class Server(uvicorn.Server):
                 self.failure = failure if isinstance(failure, Exception) else StokerError(str(failure))
         finally:
             engine.cancel()
-            told.cancel()
+            stopping.cancel()
             self.should_exit = True
 
     def stop(self, signum: int) -> None:
-        """Tells the server to stop; the second time, at once."""
-        if self._told.is_set():
+        """Makes the server stop; the second time, at once."""
+        if self._stopping.is_set():
             self._hurried.set()
             return
         if signum == signal.SIGINT:
             self._grace_s = 0
         self._service.lifecycle.leaving = True
-        self._told.set()
+        self._stopping.set()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:

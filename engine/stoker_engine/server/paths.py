@@ -18,7 +18,7 @@ def route_path(scope: Scope) -> str:
 
 
 class RootPathMiddleware:
-    """Tells all that comes after it of the proxy's prefix. Proxies that strip it and proxies that do not both work."""
+    """Gives all that comes after it the proxy's prefix. Proxies that strip it and proxies that do not both work."""
 
     def __init__(self, app: ASGIApp, root_path: str) -> None:
         self._app = app

@@ -112,7 +112,7 @@ class Service:
         self.client.tokenizer.vocabulary.check_length(text, self.client.info.max_model_len)
 
     def check(self, body: SampledRequest) -> None:
-        """What can be told of a body before its prompt is tokenized.
+        """Checks what can be checked before the prompt is tokenized.
 
         Raises:
             RequestError: it cannot be served.
@@ -142,7 +142,7 @@ class Service:
         params: Sequence[RequestParams],
         field_names: Mapping[str, str] | None = None,
         *,
-        tell_output: bool = True,
+        report_output: bool = True,
     ) -> Generation:
         """What a body asks for, ready to run."""
         for prompt, its_params in zip(prompts, params, strict=True):
@@ -159,8 +159,8 @@ class Service:
             priority=body.priority or 0,
             cache_salt=body.cache_salt or "",
             field_names=field_names or {},
-            tell_cached=self.args.frontend.enable_prompt_tokens_details,
-            tell_output=tell_output,
+            report_cached=self.args.frontend.enable_prompt_tokens_details,
+            report_output=report_output,
         )
 
     def _on_step(self, report: StepReport) -> None:

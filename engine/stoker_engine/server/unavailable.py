@@ -1,4 +1,4 @@
-"""Why a request is turned away that would be fine at another time or elsewhere. Clients are told when to try again."""
+"""Why a request is turned away that would be fine at another time or elsewhere. Answers say when to try again."""
 
 from __future__ import annotations
 

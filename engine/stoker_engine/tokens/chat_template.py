@@ -123,7 +123,7 @@ def _cut(text: str, final: str) -> str:
     at = text.rfind(_TAG.strip())
     if at < 0 or final.strip() not in text:
         raise RequestError(
-            "continue_final_message: the chat template does not tell the last message as it is, so it cannot be "
+            "continue_final_message: the chat template does not write the last message as it is, so it cannot be "
             "continued",
             "continue_final_message",
         )

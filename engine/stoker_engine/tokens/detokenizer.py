@@ -1,4 +1,4 @@
-"""The text of a growing sequence, told as soon as it can no longer change.
+"""The text of a growing sequence, emitted as soon as it can no longer change.
 
 The text of an output is what it adds to the prompt's: decode(prompt + output) without decode(prompt). Where the
 prompt ends inside a character, the output's first text is that character.
@@ -11,7 +11,7 @@ from typing import Protocol
 
 from stoker_engine.tokens.piece_decoders import PieceDecoder
 
-#: Prompt tokens that tell the decoder where it stands: more than a character has bytes.
+#: Prompt tokens that show the decoder where it stands: more than a character has bytes.
 _CONTEXT = 8
 
 

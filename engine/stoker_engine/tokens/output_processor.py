@@ -1,7 +1,7 @@
-"""What the engine tells in tokens, as text: detokenized, cut at stop strings, logprobs with their tokens' text.
+"""What the engine reports in tokens, as text: detokenized, cut at stop strings, logprobs with their tokens' text.
 
 The engine knows nothing of text, so a stop string is found here, after the step: `process` says so, and its caller
-tells the engine to end that sequence. What the engine still computed of it in the meantime is dropped.
+has the engine end that sequence. What the engine still computed of it in the meantime is dropped.
 
 Two threads work here. The event loop adds requests and forgets them, at any moment; the thread that reads the engine's
 pipe processes deltas. They share the table of requests, under a lock that nobody holds while text is made; an entry's
@@ -42,14 +42,14 @@ class _Sequence:
 
 @dataclass
 class _Request:
-    """What is remembered of a request until all its sequences are told."""
+    """What is remembered of a request until all its sequences are finished."""
 
     request: EngineRequest
     sequences: dict[int, _Sequence] = field(default_factory=dict)
 
 
 class OutputProcessor:
-    """Token deltas → output deltas. One thread processes, in the order the engine tells; others may add and forget."""
+    """Token deltas → output deltas. One thread processes, in the order of the steps; others may add and forget."""
 
     def __init__(self, tokenizer: TokenTexts) -> None:
         self._tokenizer = tokenizer
@@ -70,8 +70,8 @@ class OutputProcessor:
         """The text of `delta`.
 
         Returns:
-            (what to tell, or None where nobody waits for it: the request is forgotten or the sequence has ended;
-            whether a stop string ended the sequence, so that the engine must be told to).
+            (what to emit, or None where nobody waits for it: the request is forgotten or the sequence has ended;
+            whether a stop string ended the sequence, so that the engine must end it, too).
         """
         with self._lock:
             entry = self._requests.get(delta.request_id)
@@ -119,30 +119,30 @@ class OutputProcessor:
         return _Sequence(detokenizer, StopStrings(()))
 
     def _text(self, sequence: _Sequence, request: EngineRequest, delta: TokenDelta) -> tuple[str, str | None, int]:
-        """(the text to tell, the stop string that ended it or None, how many of the tokens are kept)."""
+        """(the text to emit, the stop string that ended it or None, how many of the tokens are kept)."""
         params = request.params
-        min_tokens, tells_stop = 0, False
+        min_tokens, includes_stop = 0, False
         if params.kind == "generate":
-            min_tokens, tells_stop = params.min_tokens, params.include_stop_str_in_output
+            min_tokens, includes_stop = params.min_tokens, params.include_stop_str_in_output
         # The token that stops is no part of the text, unless what stops is asked for.
-        silent = len(delta.token_ids) - 1 if delta.finish_reason is FinishReason.STOP and not tells_stop else None
-        told = ""
+        silent = len(delta.token_ids) - 1 if delta.finish_reason is FinishReason.STOP and not includes_stop else None
+        emitted = ""
         for position, token_id in enumerate(delta.token_ids):
             sequence.num_tokens += 1
             if position == silent:
                 break
             watch = sequence.num_tokens > min_tokens
             text, stop = sequence.stop.add(sequence.detokenizer.add(token_id), watch)
-            told += text
+            emitted += text
             if stop is not None:
-                return told, stop, position + 1
+                return emitted, stop, position + 1
         if delta.finish_reason is not None:
             text, stop = sequence.stop.add(sequence.detokenizer.flush(), sequence.num_tokens > min_tokens)
-            told += text
+            emitted += text
             if stop is not None:
-                return told, stop, len(delta.token_ids)
-            told += sequence.stop.flush()
-        return told, None, len(delta.token_ids)
+                return emitted, stop, len(delta.token_ids)
+            emitted += sequence.stop.flush()
+        return emitted, None, len(delta.token_ids)
 
     def _logprobs(self, position: TokenLogprobs) -> PositionLogprobs:
         chosen, *likeliest = zip(position.token_ids, position.logprobs, strict=True)

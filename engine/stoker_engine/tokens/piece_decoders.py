@@ -6,7 +6,7 @@ is a *piece decoder* that takes in one piece, and gives out what can no longer c
 
     byte-level      bytes of a character wait for the last one (GPT-2, Llama 3, Qwen)
     byte fallback   ``<0xE2>`` tokens wait for the end of their run, all of which one wrong byte spoils (Gemma)
-    strip           the first space of the text is not told (Llama 2)
+    strip           the first space of the text is not emitted (Llama 2)
     metaspace       likewise, of the first token (T5)
     word piece      a space comes before each token but those that continue a word (BERT)
     bpe             the end of a word becomes a space once another token follows (CLIP)
@@ -37,7 +37,7 @@ class PieceDecoder(Protocol):
         ...
 
     def settle(self) -> None:
-        """What came so far is a prompt, told already: keep only what the next token may still change."""
+        """What came so far is a prompt, emitted already: keep only what the next token may still change."""
         ...
 
 
@@ -112,22 +112,22 @@ class _Local:
 
 
 class Whole:
-    """Tells nothing before the end."""
+    """Emits nothing before the end."""
 
     def __init__(self, decode: Callable[[list[str]], str]) -> None:
         self._decode = decode
         self._tokens: list[str] = []
-        self._told = 0
+        self._emitted = 0
 
     def add(self, piece: str) -> str | list[str]:
         self._tokens.append(piece)
         return []
 
     def end(self) -> list[str]:
-        return [self._decode(self._tokens)[self._told :]]
+        return [self._decode(self._tokens)[self._emitted :]]
 
     def settle(self) -> None:
-        self._told = len(self._decode(self._tokens))
+        self._emitted = len(self._decode(self._tokens))
 
 
 def _byte_of_character() -> dict[str, int]:
@@ -286,10 +286,10 @@ class WordEnd:
         self._held = ""
 
     def add(self, piece: str) -> str | list[str]:
-        told = self._held.replace(self._suffix, " ")
+        emitted = self._held.replace(self._suffix, " ")
         head, suffix, tail = piece.partition(self._suffix)
         self._held = suffix + tail
-        return told + head
+        return emitted + head
 
     def end(self) -> list[str]:
         return [self._held.replace(self._suffix, "")]

@@ -207,7 +207,7 @@ def _complete(backend: tokenizers.Tokenizer, config: Mapping[str, Any]) -> tuple
         AddedToken(**{key: value for key, value in token.items() if key != "__type"})
         for _, token in sorted(config.get("added_tokens_decoder", {}).items(), key=lambda item: int(item[0]))
     ]
-    same = {repr(token) for token in present}  # which tells all of a token, as its equality does not
+    same = {repr(token) for token in present}  # which shows all of a token, as its equality does not
     missing = [token for token in listed if repr(token) not in same]
     if missing:
         backend.add_tokens(missing)

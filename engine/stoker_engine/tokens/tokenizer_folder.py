@@ -102,7 +102,7 @@ def _convert_folder(path: Path, target: Path) -> tokenizers.Tokenizer | None:
 def _converted(
     path: Path, source: Path, convert: Callable[[Path, Path], tokenizers.Tokenizer | None]
 ) -> TokenizerFiles:
-    """The conversion of `path`, from the cache or made now; `source` tells whether it is still the same."""
+    """The conversion of `path`, from the cache or made now; `source` shows whether it is still the same."""
     stat = source.stat()
     key = hashlib.sha256(f"{_FORMAT}:{source.resolve()}:{stat.st_size}:{stat.st_mtime_ns}".encode()).hexdigest()[:16]
     folder = cache_folder() / "tokenizers" / f"{path.stem}-{key}"

@@ -138,6 +138,9 @@ class FakeTransport(asyncio.Transport):
 
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None: ...
 
+    def is_reading(self) -> bool:
+        return True
+
     def pause_reading(self) -> None: ...
 
     def resume_reading(self) -> None: ...

@@ -19,7 +19,7 @@ from stoker_engine.contract.errors import ArgumentError
 
 _NAMES = ("random", "prefix_repetition", "sharegpt", "custom")
 
-#: As vLLM filters ShareGPT: what is too short tells nothing, what is too long is rare.
+#: As vLLM filters ShareGPT: what is too short shows nothing, what is too long is rare.
 _SHORTEST, _LONGEST_PROMPT, _LONGEST = 4, 1024, 2048
 
 

@@ -27,7 +27,7 @@ class ThroughputArgs:
     n: int = flag("sequences generated for each prompt", 1)
     num_warmups: int = flag("requests run before, that do not count", 1)
     disable_detokenize: bool = flag("do not turn tokens into text", False)
-    profile: bool = flag("tell where a step's time goes", False)
+    profile: bool = flag("report where a step's time goes", False)
     disable_tqdm: bool = flag("show no progress bar", False)
     output_json: str | None = flag("file for the figures", None)
 

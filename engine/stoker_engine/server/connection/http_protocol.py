@@ -11,6 +11,8 @@ its next request                     how long idle connections are kept         
 The operating system would take megabytes for a client that reads nothing, and the engine go on generating them. So no
 more than `_UNSENT_BYTES` wait there beyond what the client's side has room for, and none here: a stream waits for its
 reader.
+
+What this uses of uvicorn beyond its documentation stands in `uvicorn_internals`.
 """
 
 from __future__ import annotations
@@ -24,12 +26,13 @@ import socket
 import struct
 import termios
 from email.utils import formatdate
+from http import HTTPStatus
 from typing import Any
 
 import h11
 from starlette.exceptions import HTTPException
 from uvicorn.config import Config
-from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol
+from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
 from stoker_engine.contract.frontend_args import FrontendArgs
@@ -173,7 +176,7 @@ def http_protocol(args: FrontendArgs) -> type[H11Protocol]:
             ]
             with contextlib.suppress(h11.LocalProtocolError):
                 for event in (
-                    h11.Response(status_code=status, headers=headers, reason=STATUS_PHRASES[status]),
+                    h11.Response(status_code=status, headers=headers, reason=HTTPStatus(status).phrase.encode()),
                     h11.Data(data=body),
                     h11.EndOfMessage(),
                 ):
@@ -200,7 +203,7 @@ def http_protocol(args: FrontendArgs) -> type[H11Protocol]:
             self._cut_off(f"its headers took more than {args.request_header_timeout:g} s")
 
         def _on_body(self) -> None:
-            if self.flow.read_paused:  # we are slow, not the client
+            if not self.transport.is_reading():  # we are slow, not the client
                 self._body.run(True)
                 return
             self._cut_off(

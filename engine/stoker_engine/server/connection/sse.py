@@ -1,7 +1,7 @@
 """Server-sent events: ``data: {json}`` for each event, ``data: [DONE]`` at the end.
 
 The status and the headers wait for the first event, so that a request the engine refuses still gets its 400.
-After that an error can only be told as an event; the stream then ends without ``[DONE]``, which nobody can
+After that an error can only be sent as an event; the stream then ends without ``[DONE]``, which nobody can
 take for a complete answer.
 """
 

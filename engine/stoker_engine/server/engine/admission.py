@@ -31,7 +31,7 @@ class Admission:
     """Counts what is in flight. Used from the event loop only, so that a check and what it admits are one.
 
     Attributes:
-        on_rejected: told the limit's name when a request is turned away.
+        on_rejected: called with the limit's name when a request is turned away.
     """
 
     max_num_queued_reqs: int | None

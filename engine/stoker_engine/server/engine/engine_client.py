@@ -1,8 +1,8 @@
 """What the server needs of an engine: `AsyncLLM` is one, tests bring another.
 
 A client's life: made (the engine begins to load) → `load` awaited, from the event loop → serves → dead, from where
-`load` leads on again, or `shutdown`. The properties tell the truth at the moment of asking, and are cheap: probes ask
-them often.
+`load` leads on again, or `shutdown`. The properties are true at the moment of asking, and cheap: probes ask them
+often.
 """
 
 from __future__ import annotations

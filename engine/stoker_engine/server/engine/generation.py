@@ -58,8 +58,8 @@ class Generation:
         id: of the answer; the engine's requests are named after it.
         running: where it is to be found while it runs.
         field_names: what the client calls the engine's fields, for errors, where that is something else.
-        tell_cached: whether usage tells the prompt tokens that a prefix hit saved.
-        tell_output: whether what is generated is told; else only the prompt is, and usage counts only that.
+        report_cached: whether usage reports the prompt tokens that a prefix hit saved.
+        report_output: whether what is generated is returned; else only the prompt is, and usage counts only that.
         created: when, in Unix seconds.
         prompt_logprobs: of each prompt, once its first delta has come, when asked for.
     """
@@ -75,8 +75,8 @@ class Generation:
     priority: int = 0
     cache_salt: str = ""
     field_names: Mapping[str, str] = field(default_factory=dict)
-    tell_cached: bool = True
-    tell_output: bool = True
+    report_cached: bool = True
+    report_output: bool = True
     created: int = field(default_factory=lambda: int(time.time()))
     prompt_logprobs: dict[int, list[PositionLogprobs | None]] = field(default_factory=dict)
     _completion_tokens: dict[int, int] = field(default_factory=dict)
@@ -147,17 +147,17 @@ class Generation:
         """The tokens so far, of one choice or over all."""
         if choice is None:
             prompts = range(len(self.prompts))
-            completion_tokens = sum(self._completion_tokens.values()) if self.tell_output else 0
+            completion_tokens = sum(self._completion_tokens.values()) if self.report_output else 0
         else:
             prompts = range(choice // self.n, choice // self.n + 1)
-            completion_tokens = self._completion_tokens.get(choice, 0) if self.tell_output else 0
+            completion_tokens = self._completion_tokens.get(choice, 0) if self.report_output else 0
         prompt_tokens = sum(len(self.prompts[prompt]) for prompt in prompts)
         cached = sum(self._cached_tokens.get(prompt, 0) for prompt in prompts)
         return Usage(
             prompt_tokens=prompt_tokens,
             completion_tokens=completion_tokens,
             total_tokens=prompt_tokens + completion_tokens,
-            prompt_tokens_details=PromptTokensDetails(cached_tokens=cached) if self.tell_cached else None,
+            prompt_tokens_details=PromptTokensDetails(cached_tokens=cached) if self.report_cached else None,
         )
 
     def _count(self, prompt: int, delta: OutputDelta, ticket: Ticket) -> None:

@@ -24,7 +24,7 @@ class Lifecycle:
     """Where the server is on that way. Used from the event loop only.
 
     Attributes:
-        leaving: it has been told to stop.
+        leaving: it has been asked to stop.
         closed: it takes no new requests.
         in_flight: requests being answered, probes not counted.
         last_came: when the newest of them came, by the monotonic clock.

@@ -67,7 +67,7 @@ class Restarts:
 
     async def wait(self, is_ready: Callable[[], bool] = lambda: True) -> bool:
         """Waits for the end of the restart that is under way or about to be, and for that of the next where the engine
-        is not ready by then; `PATIENCE_S` at most. To be called where the engine is dead, also if nobody has been told
+        is not ready by then; `PATIENCE_S` at most. To be called where the engine is dead, also if nobody has noticed
         yet: a process with much memory takes a while to be gone.
 
         Returns:

@@ -82,7 +82,7 @@ class APIKeys:
         scheme, _, key = (authorization or b"").partition(b" ")
         digest = hashlib.sha256(key.strip()).digest()
         self._refresh()
-        # Every key is compared, and digests are of one length: the time tells nothing.
+        # Every key is compared, and digests are of one length: the time reveals nothing.
         valid = [hmac.compare_digest(digest, known) for known in (*self._fixed, *self._from_file)]
         if scheme.lower() != b"bearer" or not any(valid):
             raise UnauthorizedError("this server wants an API key: Authorization: Bearer KEY", code="invalid_api_key")

@@ -11,7 +11,7 @@ from stoker_engine.server.unavailable import TooLargeError
 
 
 class BodyLimitMiddleware:
-    """Answers 413 to a body of more than `limit` bytes: before it is read, where its size is told."""
+    """Answers 413 to a body of more than `limit` bytes: before it is read, where its size is declared."""
 
     def __init__(self, app: ASGIApp, limit: int) -> None:
         self._app = app
@@ -23,8 +23,8 @@ class BodyLimitMiddleware:
             await self._app(scope, receive, send)
             return
         sentence = f"the request body is larger than {self._limit} bytes"
-        told = Headers(scope=scope).get("content-length", "0")
-        if told.isdecimal() and int(told[:20]) > self._limit:
+        declared = Headers(scope=scope).get("content-length", "0")
+        if declared.isdecimal() and int(declared[:20]) > self._limit:
             await errors.response(TooLargeError(sentence))(scope, receive, send)
             return
         received = 0

@@ -16,7 +16,7 @@ _EXCLUDED = OPEN_PATHS | {"/load"}
 _SECONDS = (0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1, 1.5, 2, 2.5, 3, 3.5, 4, 4.5, 5, 7.5, 10, 30, 60)
 # fmt: on
 _SECONDS_COARSE = (0.1, 0.5, 1)
-#: Other methods are told as one: a client may make up as many as it likes.
+#: Other methods are counted as one: a client may make up as many as it likes.
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS", "PATCH"})
 
 
@@ -32,10 +32,10 @@ class HTTPMetricsMiddleware:
             registry=registry,
         )
         self._request_size = Summary(
-            "http_request_size_bytes", "Sizes that requests told of themselves.", ["handler"], registry=registry
+            "http_request_size_bytes", "Sizes that requests declared.", ["handler"], registry=registry
         )
         self._response_size = Summary(
-            "http_response_size_bytes", "Sizes that responses told of themselves.", ["handler"], registry=registry
+            "http_response_size_bytes", "Sizes that responses declared.", ["handler"], registry=registry
         )
         self._seconds = Histogram(
             "http_request_duration_highr_seconds",
@@ -80,5 +80,5 @@ class HTTPMetricsMiddleware:
 
 
 def _length(headers: Headers) -> int:
-    told = headers.get("content-length", "0")
-    return int(told[:20]) if told.isdecimal() else 0
+    declared = headers.get("content-length", "0")
+    return int(declared[:20]) if declared.isdecimal() else 0

@@ -1,4 +1,4 @@
-"""What the server's stopping does to requests: counted while they are answered, told to hang up, turned away."""
+"""What the server's stopping does to requests: counted, made the last of their connection, turned away."""
 
 from __future__ import annotations
 

@@ -31,15 +31,15 @@ class ThroughputLog:
         """Takes down a step; must run in an event loop."""
         if self._began is None:
             self._began = self._clock()
-            asyncio.get_running_loop().call_later(INTERVAL_S, self.tell)
+            asyncio.get_running_loop().call_later(INTERVAL_S, self.log)
         self._prompt_tokens += report.num_prompt_tokens
         self._new_tokens += report.num_new_tokens
         self._stats = report.stats
 
-    def tell(self) -> None:
+    def log(self) -> None:
         """Writes the line and begins anew."""
         began, stats = self._began, self._stats
-        assert began is not None and stats is not None, "told before a step"
+        assert began is not None and stats is not None, "logged before a step"
         seconds = max(self._clock() - began, 1e-9)
         queries = stats.prefix_cache_queries
         logger.info(

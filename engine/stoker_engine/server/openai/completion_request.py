@@ -55,7 +55,7 @@ class CompletionRequest(UnbuiltCompletion, SampledRequest):
 
     @property
     def only_echo(self) -> bool:
-        """Whether only the prompt is to be scored: the token that the engine then generates is not told."""
+        """Whether only the prompt is to be scored: the token that the engine then generates is not returned."""
         return self.max_tokens == 0
 
     def params_for(self, defaults: Mapping[str, Any], room: int) -> RequestParams:

@@ -43,7 +43,7 @@ def routes(service: Service) -> APIRouter:
         params_for = functools.cache(partial(body.params_for, info.sampling_defaults))  # prompts share theirs
         params = [params_for(min(DEFAULT_MAX_TOKENS, info.max_model_len - len(prompt))) for prompt in prompts]
         base_id = request_id(request, body.request_id)
-        generation = service.generation(f"cmpl-{base_id}", body, prompts, params, tell_output=not body.only_echo)
+        generation = service.generation(f"cmpl-{base_id}", body, prompts, params, report_output=not body.only_echo)
         echo = await until_disconnect(request.receive, _echo(body, prompts, client.tokenizer)) if body.echo else None
         writer = _Writer(body, generation, service.model_name, echo, service.logprobs(body, body.logprobs))
         headers = {HEADER: base_id}
@@ -127,7 +127,7 @@ class _Writer:
         return partial(Completion, id=generation.id, created=generation.created, model=self.model)
 
     def _choice(self, index: int, output: Output) -> CompletionChoice:
-        """What `output` adds to choice `index`, its prompt included where that is wanted and not yet told."""
+        """What `output` adds to choice `index`, its prompt included where that is wanted and not yet written."""
         begins = index not in self._offsets
         self._offsets.setdefault(index, 0)
         prompt = index // self.generation.n

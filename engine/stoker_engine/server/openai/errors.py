@@ -47,7 +47,7 @@ def install(app: FastAPI) -> None:
 
 
 def describe(error: Exception) -> tuple[int, ErrorResponse]:
-    """The HTTP status and the body that tell `error` to a client."""
+    """The HTTP status and the body that report `error` to a client."""
     match error:
         case RequestError():
             return error.status, _body(error.message, error.type, error.param, error.code)
@@ -71,7 +71,7 @@ def encode(body: ErrorResponse) -> bytes:
 
 
 def response(error: Exception) -> Response:
-    """The answer that tells `error`."""
+    """The answer that reports `error`."""
     status, body = describe(error)
     headers = dict(error.headers or {}) if isinstance(error, HTTPException) else {}
     if isinstance(error, UnavailableError | OverloadedError):
@@ -92,7 +92,7 @@ def _body(message: str, type: str, param: str | None = None, code: str | None = 
 
 
 def _invalid(errors: Sequence[Any]) -> ErrorResponse:
-    """Tells the first thing that is wrong with a body; clients show one sentence."""
+    """Names the first thing that is wrong with a body; clients show one sentence."""
     first = errors[0]
     kind, where = first["type"], first["loc"][1:]
     if not where:
@@ -115,6 +115,6 @@ def _path(where: Sequence[str | int]) -> str:
 
 
 def log_unexpected(error: Exception) -> None:
-    """Logs our mistakes. A `RequestError` was told to its client, and who made it has logged its cause."""
+    """Logs our mistakes. A `RequestError` was returned to its client, and who made it has logged its cause."""
     if not isinstance(error, RequestError):
         logger.error("a request failed", exc_info=error)

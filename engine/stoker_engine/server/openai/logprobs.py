@@ -1,7 +1,7 @@
 """Logprobs in the shapes of OpenAI's two endpoints, and in vLLM's for prompts.
 
 A position's candidates come with the token that stands there first, then the likeliest ones. Minus infinity, which
-JSON cannot say, is told as -9999, as vLLM does.
+JSON cannot say, is written as -9999, as vLLM does.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class LogprobWriter:
     """Writes logprobs as one request wants them.
 
     Attributes:
-        top: likeliest candidates told at each position; -1: all.
+        top: likeliest candidates returned at each position; -1: all.
         as_token_ids: write a token as ``token_id:N`` instead of its text.
     """
 
@@ -125,7 +125,7 @@ class LogprobWriter:
     def _key(self, token_id: int) -> str:
         """A token's text, if no other token looks like it: parts of characters all look alike.
 
-        Those are told as OpenAI does, ``bytes:\\xe2\\x80``; what has no text at all, by its id.
+        Those are written as OpenAI does, ``bytes:\\xe2\\x80``; what has no text at all, by its id.
         """
         token = self._token(token_id)
         if token and _REPLACEMENT not in token:

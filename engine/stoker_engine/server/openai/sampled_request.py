@@ -127,7 +127,7 @@ class SampledRequest(Unbuilt, StrictModel):
         if self.stream_options is not None and not self.stream:
             raise RequestError("stream_options needs stream: true", "stream_options")
         if self.stream and self.prompt_logprobs is not None:
-            raise RequestError("prompt_logprobs are not told in a stream; leave stream out", "prompt_logprobs")
+            raise RequestError("prompt_logprobs are not returned in a stream; leave stream out", "prompt_logprobs")
         if self.truncate_prompt_tokens == 0:
             raise RequestError("truncate_prompt_tokens must be -1 or at least 1", "truncate_prompt_tokens")
         if self.use_beam_search:
@@ -156,12 +156,12 @@ class SampledRequest(Unbuilt, StrictModel):
 
     @property
     def include_usage(self) -> bool:
-        """Whether a stream ends with an event that tells the usage."""
+        """Whether a stream ends with an event that reports the usage."""
         return self.stream_options is not None and bool(self.stream_options.include_usage)
 
     @property
     def continuous_usage(self) -> bool:
-        """Whether each event of a stream tells the usage so far."""
+        """Whether each event of a stream reports the usage so far."""
         return self.stream_options is not None and bool(self.stream_options.continuous_usage_stats)
 
     def params(

@@ -33,7 +33,7 @@ class Only:
         return core_schema.no_info_plain_validator_function(self.check)
 
     def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
-        """Tells clients what is accepted."""
+        """Describes to clients what is accepted."""
         return {"enum": [*self.neutral, None]}
 
 

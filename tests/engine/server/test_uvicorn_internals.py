@@ -1,0 +1,84 @@
+"""uvicorn's internals are those that `uvicorn_internals` lists, and still what they were.
+
+How they behave is tested where we rely on it: the way out in test_stopping.py, limits in test_slow_clients.py and
+test_hostile_http.py.
+"""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import inspect
+from collections.abc import Iterator
+from pathlib import Path
+
+import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
+from uvicorn.server import ServerState
+
+from stoker_engine.contract.frontend_args import FrontendArgs
+from stoker_engine.server import http_server, uvicorn_internals
+from stoker_engine.server.connection import http_protocol
+
+from .test_slow_clients import Connected
+
+
+def class_of(module: object, name: str) -> ast.ClassDef:
+    tree = ast.parse(Path(inspect.getfile(module)).read_text())  # type: ignore[arg-type]
+    [found] = [node for node in ast.walk(tree) if isinstance(node, ast.ClassDef) and node.name == name]
+    return found
+
+
+def names_in(node: ast.ClassDef, *of: str) -> Iterator[str]:
+    """Attributes of ``self.<of>`` that a class uses; its methods too where `of` is nothing."""
+    wanted = ast.unparse(ast.parse(".".join(("self", *of))))
+    for each in ast.walk(node):
+        if isinstance(each, ast.Attribute) and ast.unparse(each.value) == wanted:
+            yield each.attr
+        elif not of and isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield each.name
+
+
+def public(name: str) -> bool:
+    return not name.startswith("__") and not hasattr(asyncio.Protocol, name)
+
+
+def test_what_connections_use_is_listed_and_there() -> None:
+    async def run() -> None:
+        connected = Connected()
+        theirs = H11Protocol(connected.protocol.config, ServerState(), {})
+        ours = set(filter(public, names_in(class_of(http_protocol, "Connection"))))
+        assert ours & set(dir(theirs)) == set(uvicorn_internals.CONNECTION)
+        await connected.send(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n")
+        used = set(names_in(class_of(http_protocol, "Connection"), "cycle"))
+        assert isinstance(connected.protocol.cycle, RequestResponseCycle)
+        assert used & set(dir(connected.protocol.cycle)) == used == set(uvicorn_internals.CYCLE)
+        connected.protocol.connection_lost(None)
+        await asyncio.sleep(0)
+
+    asyncio.run(run())
+
+
+def test_what_the_server_uses_is_listed_and_there() -> None:
+    config = uvicorn.Config(lambda: None, log_config=None)
+    ours = set(filter(public, names_in(class_of(http_server, "Server"))))
+    assert ours & set(dir(uvicorn.Server(config))) == set(uvicorn_internals.SERVER)
+
+
+def test_both_know_what_is_shared() -> None:
+    state = ServerState()
+    assert isinstance(state.connections, set) and isinstance(state.default_headers, list)
+
+
+def test_what_is_overridden_is_called_as_before() -> None:
+    for ours, theirs in (
+        (http_server.Server, uvicorn.Server),
+        (http_protocol.http_protocol(FrontendArgs()), H11Protocol),
+    ):
+        for name, member in vars(theirs).items():
+            if name in vars(ours) and name != "__init__" and inspect.isfunction(member):
+                mine = inspect.signature(vars(ours)[name])
+                assert list(mine.parameters)[: len(inspect.signature(member).parameters)] == list(
+                    inspect.signature(member).parameters
+                ), name
+                assert inspect.iscoroutinefunction(vars(ours)[name]) == inspect.iscoroutinefunction(member), name
