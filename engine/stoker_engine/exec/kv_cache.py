@@ -25,9 +25,11 @@ from stoker_engine.attention.state_cache import PagedTensor, StateCache
 from stoker_engine.contract.engine_args import EngineArgs
 from stoker_engine.contract.errors import ArgumentError, ModelError, OutOfMemoryError
 from stoker_engine.parallel.device import memory_bytes
+from stoker_engine.parallel.ranks import Alone, Ranks
 from stoker_engine.sizing import memory
 from stoker_engine.sizing.cache_groups import CacheGroup, usable_blocks
 from stoker_engine.sizing.state_layout import Piece, state_layout
+from stoker_engine.sizing.weight_sizes import Sharding
 
 logger = logging.getLogger(__name__)
 
@@ -49,19 +51,27 @@ class KVCachePlan:
     step_tokens: int
 
 
-def plan_kv_cache(args: EngineArgs, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> KVCachePlan:
+def plan_kv_cache(
+    args: EngineArgs, config: ModelConfig, dtype: torch.dtype, device: torch.device, ranks: Ranks | None = None
+) -> KVCachePlan:
     """Decides the cache's size by the contract's memory arithmetic.
 
-    An unset `--max-model-len` becomes the longest that fits.
+    An unset `--max-model-len` becomes the longest that fits. Ranks that compute a model together have as many blocks
+    as the one with the least room for them.
+
+    Args:
+        ranks: those that do, each of which calls this; None: there is one.
 
     Raises:
         OutOfMemoryError: the model, or one sequence of `--max-model-len` tokens, does not fit; with the remedy.
         ModelError: `--max-model-len` is beyond the model's own.
         ArgumentError: a step is too small for a whole prompt, and it must not be cut.
     """
-    groups = memory.model_cache_groups(config, args.block_size, dtype.itemsize)
+    ranks = ranks or Alone()
+    groups = memory.model_cache_groups(config, args.block_size, dtype.itemsize, ranks.size)
     block = memory.kv_block_bytes(groups, args.block_size, dtype.itemsize)
-    num_blocks = _num_blocks(args, config, dtype, device)
+    room = _num_blocks(args, config, dtype, device, ranks.size)
+    num_blocks = int(ranks.all_gather(torch.tensor([room], device=device)).min())
     wanted = args.max_model_len or config.default_model_len
     if wanted > config.longest_model_len:
         raise ModelError(f"--max-model-len {wanted} is beyond the model's own {config.longest_model_len}")
@@ -158,7 +168,7 @@ def _states(pool: torch.Tensor, specs: Sequence[StateSpec], dtype: torch.dtype, 
     return found
 
 
-def _num_blocks(args: EngineArgs, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> int:
+def _num_blocks(args: EngineArgs, config: ModelConfig, dtype: torch.dtype, device: torch.device, num_ranks: int) -> int:
     numbers = memory.Numbers(
         element_bytes=dtype.itemsize,
         kv_element_bytes=dtype.itemsize,
@@ -168,7 +178,12 @@ def _num_blocks(args: EngineArgs, config: ModelConfig, dtype: torch.dtype, devic
         kv_cache_memory_bytes=args.kv_cache_memory_bytes,
         num_blocks=args.num_gpu_blocks_override,
     )
-    ours = memory.Device(memory_bytes(device), args.gpu_memory_utilization, on_cpu=device.type == "cpu")
+    ours = memory.Device(
+        memory_bytes(device, num_ranks),
+        args.gpu_memory_utilization,
+        on_cpu=device.type == "cpu",
+        sharding=Sharding(tensor=num_ranks),
+    )
     use = memory.memory_use(config, numbers, ours)
     # A size of the cache that is given takes nothing from what the weights need.
     too_large = use.weights > ours.memory_bytes

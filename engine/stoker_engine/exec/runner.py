@@ -70,11 +70,11 @@ class Runner:
         self._backend = attention_backend(self.device, self.dtype, args.batch_invariant)
         self._kernels = select_kernels(self.device, self.dtype)
         build = Build(self.dtype, self._backend, self._kernels, self._ranks)
-        self.plan = plan_kv_cache(args, self.config, self.dtype, self.device)
+        self.plan = plan_kv_cache(args, self.config, self.dtype, self.device, self._ranks)
         started = time.monotonic()
         with torch.inference_mode():
             self.model = checkpoint.load(build, self.device, self.plan.max_model_len, on_progress)
-            specs = [layer.cache for layer in self.config.layers]
+            specs = memory.layer_caches(self.config, self._ranks.size)
             self._pool = KVCachePool(self.plan, specs, self.dtype, self.device)
         logger.info("loaded %s on %s in %.1f s", self.dtype, self.device, time.monotonic() - started)
         # The Transformers backend computes with torch's operators, our decoder with kernels that share work themselves.

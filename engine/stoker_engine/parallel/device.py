@@ -55,11 +55,15 @@ def resolve_device(args: EngineArgs) -> torch.device:
     return torch.device(name)
 
 
-def memory_bytes(device: torch.device) -> int:
-    """Memory of `device`; for the CPU the container's limit, or the machine's memory if that is less."""
+def memory_bytes(device: torch.device, sharers: int = 1) -> int:
+    """Memory of `device`; for the CPU the container's limit, or the machine's memory if that is less.
+
+    Args:
+        sharers: ranks that compute together. Each has an accelerator of its own, or its part of the CPU's memory.
+    """
     if device.type == "cuda":
         return torch.cuda.get_device_properties(device).total_memory
-    return min([_machine_memory(), *_cgroup_limits()])
+    return min([_machine_memory(), *_cgroup_limits()]) // sharers
 
 
 def limit_threads(sharers: int = 1) -> None:

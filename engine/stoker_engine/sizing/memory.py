@@ -153,14 +153,23 @@ def model_cache_groups(
         element_bytes: of one number in the KV cache.
         tensor: devices that each layer is spread over.
     """
-    return cache_groups(_specs(config, tensor), block_size, element_bytes)
+    return cache_groups(layer_caches(config, tensor), block_size, element_bytes)
+
+
+def layer_caches(config: ModelConfig, tensor: int = 1) -> list[LayerCache]:
+    """What each layer keeps, on one of `tensor` devices that share it."""
+    specs: dict[int, LayerCache] = {}
+    for layer in config.layers:
+        if id(layer.attention) not in specs:
+            specs[id(layer.attention)] = _sharded(layer.cache, tensor)
+    return [specs[id(layer.attention)] for layer in config.layers]
 
 
 def stage_block_bytes(config: ModelConfig, numbers: Numbers, split: Sharding) -> list[int]:
     """One block of the KV cache, on each stage. Block tables are the whole model's, so a stage holds its layers' part
     of every group."""
     size, element = numbers.block_size, numbers.kv_element_bytes
-    specs = _specs(config, split.tensor)
+    specs = layer_caches(config, split.tensor)
     groups = cache_groups(specs, size, element)
     return [
         kv_block_bytes([_part(group, layers, specs, element) for group in groups], size, element)
@@ -237,15 +246,6 @@ def longest_sequence(
         middle = (low + high) // 2
         low, high = (middle, high) if fits(middle) else (low, middle)
     return low
-
-
-def _specs(config: ModelConfig, tensor: int) -> list[LayerCache]:
-    """What each layer keeps on one device."""
-    specs: dict[int, LayerCache] = {}
-    for layer in config.layers:
-        if id(layer.attention) not in specs:
-            specs[id(layer.attention)] = _sharded(layer.cache, tensor)
-    return [specs[id(layer.attention)] for layer in config.layers]
 
 
 def _sharded(spec: LayerCache, tensor: int) -> LayerCache:

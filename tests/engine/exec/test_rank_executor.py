@@ -1,0 +1,279 @@
+"""A model that ranks compute together answers as one process does: real ranks, tiny models, all kinds of requests.
+
+Of one process, what is right is tested elsewhere against transformers; greedy outputs are compared with it here too.
+Sums of ranks are rounded differently, so a token may differ where the two best are nearly as likely; what follows it
+then differs too.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+from transformers import MixtralConfig, MixtralForCausalLM
+
+from stoker_engine import SamplingParams
+from stoker_engine.contract.engine_args import EngineArgs
+from stoker_engine.contract.errors import EngineDeadError, ModelError
+from stoker_engine.core.engine_request import EngineRequest
+from stoker_engine.core.finish_reason import FinishReason
+from stoker_engine.core.logprobs import TokenLogprobs
+from stoker_engine.core.sampling_params import BeamSearchParams
+from stoker_engine.engine import Engine
+from stoker_engine.exec.rank_executor import RankExecutor
+from stoker_engine.models.checkpoint import find_checkpoint
+
+from ..conftest import AssertGreedy, save_model
+
+SIZE = 2
+#: By kind of model: options that make prompts come in chunks, and sequences be preempted.
+OPTIONS: dict[str, dict[str, Any]] = {
+    "llama": {"async_scheduling": True},
+    "gemma": {"num_gpu_blocks_override": 60},  # three groups of layers
+    "mixtral": {},
+}
+TIGHT: dict[str, Any] = {
+    "max_model_len": 192,
+    "num_gpu_blocks_override": 18,
+    "max_num_batched_tokens": 48,
+    "max_num_seqs": 12,
+    "long_prefill_token_threshold": 24,
+}
+#: Log-probabilities of the same tokens lie as close, and two tokens whose do may change places.
+NEAR = 1e-4
+
+
+@dataclass
+class Output:
+    """What came of one sequence."""
+
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
+    num_cached_tokens: int = 0
+    cumulative_logprob: float | None = None
+    finish_reason: FinishReason | None = None
+
+
+Outputs = dict[tuple[str, int], Output]
+
+
+@pytest.fixture(scope="module")
+def tiny_mixtral(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    torch.manual_seed(0)
+    config = MixtralConfig(
+        vocab_size=511,  # odd: the last rank has a row less
+        hidden_size=64,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=1,  # which both ranks hold
+        num_local_experts=4,
+        sliding_window=None,
+        max_position_embeddings=512,
+        initializer_range=0.3,
+        bos_token_id=0,
+        eos_token_id=1,
+    )
+    return save_model(tmp_path_factory.mktemp("tiny-mixtral"), MixtralForCausalLM(config).float().eval())
+
+
+def _args(model: Path, **options: Any) -> EngineArgs:
+    return EngineArgs(str(model), dtype="float32", device="cpu", **{**TIGHT, **options})
+
+
+def _ranks(args: EngineArgs, size: int = SIZE, **options: Any) -> Engine:
+    checkpoint = find_checkpoint(args)
+    return Engine(args, checkpoint, executor=RankExecutor(args, checkpoint, size, **options))
+
+
+def _run(
+    engine: Engine, requests: list[EngineRequest], then: dict[int, Callable[[], None]] | None = None
+) -> tuple[Outputs, int]:
+    """All requests, the second half of which come when some have run; and how often one was preempted.
+
+    Args:
+        then: what else happens before a step.
+    """
+    found: Outputs = {}
+    half = len(requests) // 2
+    before = engine.scheduler.stats().num_preemptions
+    for request in requests[:half]:
+        engine.add(request)
+    step = 0
+    while engine.has_work:
+        step += 1
+        if step == 12:
+            for request in requests[half:]:
+                engine.add(request)
+        if then and step in then:
+            then[step]()
+        for delta in engine.step().deltas:
+            output = found.setdefault((delta.request_id, delta.index), Output())
+            output.token_ids += delta.token_ids
+            output.logprobs += delta.logprobs or []
+            output.prompt_logprobs += delta.prompt_logprobs or []
+            output.num_cached_tokens = max(output.num_cached_tokens, delta.num_cached_tokens)
+            output.cumulative_logprob = delta.cumulative_logprob
+            output.finish_reason = delta.finish_reason
+    return found, engine.scheduler.stats().num_preemptions - before
+
+
+def _requests(seed: int) -> list[EngineRequest]:
+    """Prompts of lengths around blocks, chunks and steps; half of them begin alike."""
+    chance = random.Random(seed)
+    begin = [chance.randrange(2, 500) for _ in range(40)]
+    requests = []
+    for number, length in enumerate([1, 2, 15, 16, 17, 23, 24, 25, 47, 48, 49, 70, 3, 33, 64, 90] * 2):
+        prompt = [chance.randrange(2, 500) for _ in range(length)]
+        if number % 2:
+            prompt = [*begin, *prompt[: length // 2]]
+        params = [
+            SamplingParams(temperature=0, logprobs=3),
+            SamplingParams(temperature=0, logprobs=3, ignore_eos=True, prompt_logprobs=2),
+            SamplingParams(n=3, temperature=0.8, top_k=50, seed=number, logprobs=1),
+            BeamSearchParams(beam_width=3),
+            SamplingParams(temperature=0, logprobs=3, repetition_penalty=1.2, presence_penalty=0.5),
+        ][number % 5]
+        requests.append(EngineRequest(f"{number}", prompt, params, chance.randrange(4, 40), number, frozenset({1})))
+    return requests
+
+
+def _check_alike(ours: Outputs, theirs: Outputs) -> int:
+    """Asserts that they are the same, but for near ties.
+
+    Returns:
+        How many sequences are the same to their end.
+    """
+    assert ours.keys() == theirs.keys()
+    whole = 0
+    for key, mine in ours.items():
+        other = theirs[key]
+        _check_logprobs(mine.prompt_logprobs, other.prompt_logprobs)
+        if mine.token_ids == other.token_ids:
+            _check_logprobs(mine.logprobs, other.logprobs)
+            assert mine.finish_reason == other.finish_reason
+            if mine.cumulative_logprob is not None:
+                assert other.cumulative_logprob is not None
+                assert abs(mine.cumulative_logprob - other.cumulative_logprob) <= NEAR * len(mine.token_ids)
+            whole += 1
+            continue
+        assert mine.logprobs, f"{key}: {mine} is not {other}"
+        pairs = zip(mine.token_ids, other.token_ids, strict=False)
+        apart = next(i for i, (a, b) in enumerate(pairs) if a != b)
+        _check_logprobs(mine.logprobs[:apart], other.logprobs[:apart])
+        there = dict(zip(other.logprobs[apart].token_ids, other.logprobs[apart].logprobs, strict=True))
+        assert abs(there[mine.token_ids[apart]] - there[other.token_ids[apart]]) <= NEAR, f"{key}, token {apart}"
+    return whole
+
+
+def _check_logprobs(ours: list[TokenLogprobs], theirs: list[TokenLogprobs]) -> None:
+    for mine, other in zip(ours, theirs, strict=True):
+        assert mine.token_ids[0] == other.token_ids[0]
+        for a, b in zip(mine.logprobs, other.logprobs, strict=True):
+            assert abs(a - b) <= NEAR
+
+
+@pytest.fixture(
+    scope="module",
+    params=["llama", pytest.param("gemma", marks=pytest.mark.slow), pytest.param("mixtral", marks=pytest.mark.slow)],
+)
+def pair(request: pytest.FixtureRequest) -> Iterator[tuple[Path, Engine, Engine]]:
+    """A model, an engine of ranks, and one of this process alone."""
+    name = {"llama": "tiny_llama", "gemma": "tiny_gemma3", "mixtral": "tiny_mixtral"}[request.param]
+    args = _args(model := request.getfixturevalue(name), **OPTIONS[request.param])
+    ranks = _ranks(args)
+    yield model, ranks, Engine(args, find_checkpoint(args))
+    ranks.shutdown()
+
+
+def test_the_same_comes_out(pair: tuple[Path, Engine, Engine], assert_greedy: AssertGreedy) -> None:
+    model, ranks, alone = pair
+    requests = _requests(1)
+    ours, preempted = _run(ranks, requests)
+    theirs, _ = _run(alone, requests)
+    assert _check_alike(ours, theirs) > 0.9 * len(ours)
+    assert preempted > 0
+    assert any(output.num_cached_tokens for output in ours.values())
+    for request in requests:
+        if request.params == SamplingParams(temperature=0, logprobs=3):
+            assert_greedy(model, request.prompt_token_ids, ours[request.id, 0].token_ids)
+
+
+def test_aborts_touch_nobody_else(pair: tuple[Path, Engine, Engine]) -> None:
+    _, ranks, alone = pair
+    requests = _requests(2)
+    chance = random.Random(2)
+    gone = chance.sample([request.id for request in requests], 8)
+    then = {
+        chance.randrange(2, 40): lambda ids=gone[i : i + 2]: [ranks.abort(id) for id in ids] and None
+        for i in range(0, 8, 2)
+    }
+    ours, _ = _run(ranks, requests, then)
+    theirs, _ = _run(alone, requests)
+    left = {key: output for key, output in ours.items() if key[0] not in gone}
+    _check_alike(left, {key: output for key, output in theirs.items() if key[0] not in gone})
+    assert not ranks.has_work
+
+
+def test_again_it_is_the_same_to_the_bit(pair: tuple[Path, Engine, Engine]) -> None:
+    """In other batches too: the same requests one by one, their prompts from the prefix cache or not."""
+    _, ranks, _ = pair
+    requests = [request for request in _requests(3)[:10] if request.params.kind == "generate"]
+    together, _ = _run(ranks, requests)
+    one_by_one: Outputs = {}
+    for request in requests:
+        ranks.add(request)
+        one_by_one |= _run(ranks, [])[0]
+    for key, output in together.items():
+        assert output.token_ids == one_by_one[key].token_ids
+        assert output.logprobs == one_by_one[key].logprobs
+
+
+def test_every_rank_holds_its_share(pair: tuple[Path, Engine, Engine]) -> None:
+    _, ranks, alone = pair
+    ours, whole = ranks.executor.plan, alone.executor.plan
+    assert (ours.num_blocks, ours.max_model_len) == (whole.num_blocks, whole.max_model_len)
+    kept = [sum(group.numbers_per_token for group in plan.groups) for plan in (ours, whole)]
+    heads = alone.executor.runner.config.num_key_value_heads  # type: ignore[attr-defined]
+    assert kept[0] * heads == kept[1] * -(-heads // SIZE)
+
+
+@pytest.mark.slow
+def test_what_cannot_be_divided_is_refused_as_by_one_process(tiny_llama: Path) -> None:
+    with pytest.raises(ModelError, match=r"4 attention heads.*--tensor-parallel-size") as refused:
+        _ranks(_args(tiny_llama), size=3)
+    assert type(refused.value) is ModelError
+
+
+@pytest.mark.parametrize(
+    "signum, rank, seed",
+    [
+        (signal.SIGKILL, 1, 0),
+        *(
+            pytest.param(signum, rank, seed, marks=pytest.mark.slow)
+            for seed, (signum, rank) in enumerate([(signal.SIGKILL, 0), (signal.SIGSTOP, 0), (signal.SIGSTOP, 1)], 1)
+        ),
+    ],
+)
+def test_killed_at_any_moment(signum: signal.Signals, rank: int, seed: int, tiny_llama: Path) -> None:
+    chance = random.Random(seed)
+    engine = _ranks(_args(tiny_llama, async_scheduling=bool(seed % 2)))
+    assert isinstance(engine.executor, RankExecutor)
+    processes = engine.executor._ranks
+    threading.Timer(chance.random(), os.kill, (processes[rank].pid, signum)).start()
+    words = "SIGKILL" if signum == signal.SIGKILL else "was stopped"
+    with pytest.raises(EngineDeadError, match=f"rank {rank} of {SIZE} .*{words}"):
+        while True:
+            _run(engine, _requests(chance.randrange(1000)))
+    assert not any(psutil.pid_exists(process.pid) for process in processes)
+    engine.shutdown()
