@@ -10,7 +10,10 @@ from stoker_engine.architectures.model_config import ModelConfig
 from stoker_engine.contract.engine_args import EngineArgs
 from stoker_engine.contract.errors import OutOfMemoryError
 from stoker_engine.exec.kv_cache import KVCachePlan, KVCachePool, plan_kv_cache
+from stoker_engine.parallel.ranks import Alone
 from stoker_engine.sizing.cache_groups import cache_groups
+from stoker_engine.sizing.memory import Device, Numbers, memory_use
+from stoker_engine.sizing.weight_sizes import Sharding
 
 SPECS = [
     CacheSpec(2, 8, 8),
@@ -80,3 +83,27 @@ def test_a_cache_that_is_too_small_is_refused_with_a_remedy_that_helps(blocks: i
     shorter = f"lower --max-model-len to {16 * (blocks - 1)}"
     assert (shorter in str(refused.value)) == (blocks > 1), "a length that serves nobody is no remedy"
     assert ("--max-model-len to" in str(refused.value)) == (blocks > 1)
+
+
+class _UnequalRanks(Alone):
+    """Another rank has 7 blocks fewer than this one."""
+
+    size = 2
+
+    def all_gather(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.cat((x, x - 7))
+
+
+def test_ranks_have_as_many_blocks_as_the_one_with_the_least_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("stoker_engine.parallel.device._machine_memory", lambda: 4 << 30)
+    monkeypatch.setattr("stoker_engine.parallel.device._cgroup_limits", list)
+    config, args = ModelConfig.from_dict(TINY), EngineArgs("m", gpu_memory_utilization=1)
+    alone, two = (plan_kv_cache(args, config, torch.float32, torch.device("cpu"), r) for r in (None, _UnequalRanks()))
+    # Each has half of the heads, and half of the memory.
+    assert two.groups[0].numbers_per_token * 2 == alone.groups[0].numbers_per_token
+    use = memory_use(
+        config,
+        Numbers(4, 4, args.block_size, args.max_num_batched_tokens, args.max_num_seqs),
+        Device(2 << 30, 1.0, on_cpu=True, sharding=Sharding(tensor=2)),
+    )
+    assert two.num_blocks == use.num_blocks - 7
