@@ -116,6 +116,10 @@ class Sampled:
     candidates: list[tuple[int, float]] | None = None
     is_corrupted: bool = False
 
+    def __reduce__(self) -> tuple[type[Sampled], tuple[object, ...]]:
+        """Pickled as a call: twice as fast as the dictionary that slots are pickled as, hundreds of times a step."""
+        return Sampled, (self.token_ids, self.logprobs, self.candidates, self.is_corrupted)
+
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
