@@ -2,7 +2,7 @@
 
     python benchmarks/operator_scale.py [--endpoints 1000] [--output FILE]
 
-It runs with the chart's rights and flags, webhook and Lease included. What it asks for is counted at the API server,
+It runs with the chart's rights and flags, webhook and Lease included. Its requests are counted at the API server,
 by its audit log. Endpoints have no replicas, so that the API server's own controllers are not what is measured.
 """
 
@@ -80,7 +80,10 @@ class Measurement:
         self.wait(lambda: self.settled() == count, "all endpoints are settled", count, self.settled)
         rows.append((f"{count:,} endpoints created", f"{created:.0f} s"))
         rows.append(
-            ("all of them converged (Service, Deployment … applied, status told)", f"{time.monotonic() - began:.0f} s")
+            (
+                "all of them converged (Service, Deployment … applied, status reported)",
+                f"{time.monotonic() - began:.0f} s",
+            )
         )
         rows.append(("memory of the operator (RSS)", f"{self.rss() >> 20} MiB"))
 

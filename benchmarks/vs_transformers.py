@@ -6,8 +6,8 @@ of `--rounds` are reported for each, with shares of what the machine can do at m
     W1 reads all weights for each token: its share is of the memory's read speed
     W2 multiplies: its share is of the speed of a large product, over all tokens computed
 
-transformers pads W2 on the left to the longest prompt and generates as long as the longest output asks; only the
-tokens that were asked for count. W3 is Stoker's alone, with the number of prompt tokens it had to compute.
+transformers pads W2 on the left to the longest prompt and generates for as long as the longest output needs; only the
+tokens that were requested count. W3 is Stoker's alone, with the number of prompt tokens it had to compute.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from importlib.metadata import EntryPoint, entry_points, version
 
 GROUP = "stoker.commands"
 
-# What `stoker --help` says of a command; written here because asking the command would import it.
+# How `stoker --help` describes a command; written here because the command itself would have to be imported.
 SUMMARIES = {
     "serve": "serve a model behind an OpenAI-compatible API",
     "chat": "talk to a served model",
@@ -59,11 +59,11 @@ def usage(commands: dict[str, EntryPoint]) -> str:
     lines = ["usage: stoker COMMAND ...", "", "commands:"]
     for name in known + sorted(set(commands) - set(known)):
         lines.append(f"  {name:<11}{SUMMARIES.get(name, f'from {commands[name].module}')}")
-    return "\n".join([*lines, "", "stoker COMMAND --help says more; stoker --version tells the version"])
+    return "\n".join([*lines, "", "stoker COMMAND --help shows its options; stoker --version shows the version"])
 
 
 def unknown(word: str, commands: dict[str, EntryPoint]) -> str:
-    """What is said of a command that does not exist."""
+    """The message for a command that does not exist."""
     close = difflib.get_close_matches(word, commands, n=1)
     hint = f"did you mean `stoker {close[0]}`?" if close else "see `stoker --help`"
     return f"stoker: no command {word!r}; {hint}"

@@ -147,4 +147,4 @@ def test_helm_test_tells_whether_it_works(kube: Any, ns: str, start: Any, config
     kube.core.patch_namespace(ns, {"metadata": {"labels": {"webhook": "not-called"}}})
     fails = script(kube, "helm_test.py", ns, "refuses", patience="3")
     assert fails.returncode == 1
-    assert "the webhook is not asked" in fails.stderr
+    assert "the webhook is not called" in fails.stderr

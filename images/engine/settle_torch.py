@@ -2,7 +2,7 @@
 
 python settle_torch.py cpu|cuda|rocm
 
-A torch that was built for another kind of GPU would install as well, and fail only where somebody serves with it: it is
+A torch that was built for another kind of GPU would install as well, and fail only when it serves: it is
 refused here. For CPUs any torch will do, and what one built for CUDA brings along and never needs there is removed:
 
 `libtorch_cuda.so` is linked against a dozen CUDA libraries, so the dynamic loader maps them even where there is no GPU,

@@ -1,6 +1,6 @@
 """What the chart's Job runs in the operator's image: python apply_endpoints.py ENDPOINTS
 
-ENDPOINTS is a JSON list of manifests. They are applied, and whoever applied them is called helm.
+ENDPOINTS is a JSON list of manifests. They are applied under the field manager helm.
 """
 
 import json
@@ -44,8 +44,8 @@ def apply(manifest: dict[str, Any]) -> client.ApiException | None:
 
 
 def passes(refusal: client.ApiException) -> bool:
-    """Whether time may mend it: the definition is not served yet, or nobody judges yet. That it has no such field, the
-    API server reports as an error of its own."""
+    """Whether the error may pass by itself: the definition is not served yet, or the webhook is not called yet. A
+    field that the definition lacks is another error of the API server."""
     return refusal.status in (404, 500, 503) and "failed to create typed patch object" not in str(refusal.body)
 
 

@@ -8,7 +8,7 @@ import time
 
 from kubernetes import client, config
 
-SECONDS = 30  # for the API server to hear of the webhook
+SECONDS = 30  # for the API server to take up the webhook
 
 
 def verdict(namespace: str, accelerator: str) -> str:
@@ -35,11 +35,11 @@ def main(namespace: str, expected: str) -> str:
     deadline = time.monotonic() + SECONDS
     while (answer := verdict(namespace, "in-no-catalogue")) == "" and expected == "refuses":
         if time.monotonic() > deadline:
-            return "the webhook is not asked: an endpoint for hardware that is in no catalogue is accepted"
+            return "the webhook is not called: an endpoint for hardware that is in no catalogue is accepted"
         time.sleep(1)
     if expected == "refuses" and "spec.hardware.accelerator" not in answer:
         return f"a wrong endpoint is refused for another reason: {answer}"
-    print("the API server knows InferenceEndpoint, and", expected, "one for hardware that is in no catalogue")
+    print("the API server has InferenceEndpoint, and", expected, "one for hardware that is in no catalogue")
     return ""
 
 

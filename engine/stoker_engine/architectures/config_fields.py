@@ -1,7 +1,7 @@
 """The fields of a config.json, under any of their names, with the family's defaults.
 
 A file leaves out whatever equals its family's default, and the same thing has several names (``hidden_size``,
-``n_embd``, ``d_model``). Code asks for one name, transformers' general one. An explicit null is an answer: it
+``n_embd``, ``d_model``). Code uses one name, transformers' general one. An explicit null is an answer: it
 overrides the default (``"sliding_window": null`` means no window).
 """
 
@@ -47,7 +47,7 @@ _OTHER_NAMES: Final[dict[str, tuple[str, ...]]] = {
 class Fields:
     """A parsed config.json, whose every value may be anything.
 
-    Each method but `get` raises `ModelError` where a value is not what it asks for.
+    Each method but `get` raises `ModelError` where a value is not of its type.
 
     Args:
         given: what the file says.

@@ -33,7 +33,7 @@ class ModelConfig:
         max_position_embeddings: as stated: the longest sequence without stretching, or with, as the family has it.
         dtype: of the checkpoint.
         decoder: the parts it is assembled from.
-        num_weights: how many numbers the weights hold, where the parts do not tell (the Transformers backend).
+        num_weights: how many numbers the weights hold, where the parts do not state it (the Transformers backend).
         encoder_weights: how many numbers an encoder of images or sound holds, which the planner counts for runtimes
             that load it; every device is taken to hold all of them.
     """
@@ -94,7 +94,7 @@ class ModelConfig:
         """``--max-model-len`` where it is not given.
 
         ``longrope`` and ``dynamic`` change short sequences, too, once the longest sequence is beyond the original
-        length (`layers.rotary`), so it is the original length unless more is asked for.
+        length (`layers.rotary`), so it is the original length unless a longer one is set.
         """
         for layer in self.layers:
             if layer.rope is not None and layer.rope.rope_type in ("longrope", "dynamic"):

@@ -54,7 +54,7 @@ class ModelNotFoundError(ModelError):
 
 
 class ModelAccessDeniedError(ModelError):
-    """The hub knows the model and does not give it to whoever asks with this token."""
+    """The hub has the model and does not give access with this token."""
 
 
 class DownloadError(ModelError):

@@ -33,7 +33,7 @@ class FrontendArgs:
     port: int = flag("port to listen on", 8000)
     root_path: str = flag("path prefix under which a proxy serves this server", "")
     ssl_keyfile: str | None = flag("private key of the TLS certificate (PEM)", None, group="TLS")
-    ssl_certfile: str | None = flag("TLS certificate (PEM); with it the server speaks HTTPS", None)
+    ssl_certfile: str | None = flag("TLS certificate (PEM); with it the server serves HTTPS", None)
     ssl_ca_certs: str | None = flag("certificates that clients' own are checked against (PEM)", None)
     ssl_cert_reqs: int = flag("client certificates: 0 none, 1 optional, 2 required", 0)
     ssl_ciphers: str | None = flag("OpenSSL's list of ciphers, for TLS 1.2 and below", None)
@@ -93,7 +93,7 @@ class FrontendArgs:
         "leave tools out of the prompt of a request with tool_choice: none", False
     )
     return_tokens_as_token_ids: bool = flag("write tokens in logprobs as token_id:N", False)
-    enable_prompt_tokens_details: bool = flag("tell cached prompt tokens in usage", True)
+    enable_prompt_tokens_details: bool = flag("report cached prompt tokens in usage", True)
     enable_force_include_usage: bool = flag("end every stream with its usage", False)
     disable_fastapi_docs: bool = flag("do not serve /openapi.json", False)
 
@@ -106,7 +106,7 @@ class FrontendArgs:
     )
     enable_log_requests: bool = flag("log each request's prompt and parameters", False)
     max_log_len: int | None = flag("most characters of a logged prompt; default: no limit", None)
-    disable_log_stats: bool = flag("do not log the throughput, which is otherwise told every 10 s while busy", False)
+    disable_log_stats: bool = flag("do not log the throughput, which is otherwise logged every 10 s while busy", False)
 
     step_timeout: float = flag(
         "seconds after which a step or a phase of loading counts as stuck", 300.0, group="health and the end"

@@ -1,7 +1,7 @@
-"""What an engine that ends leaves behind: why, for the pod's termination message.
+"""The cause of an engine's end, for the pod's termination message.
 
-A pod's logs need a right of their own; its termination message is part of its status, which whoever sees the pod may
-read. One line for people (``kubectl describe pod``) that a program can take apart again:
+A pod's logs need a right of their own; its termination message is part of its status, which everyone who may
+see the pod can read. One line for people (``kubectl describe pod``) that a program can parse:
 
     REASON: message
 """
@@ -71,7 +71,7 @@ class LastWords:
 
     @classmethod
     def of(cls, error: Exception, otherwise: Reason = Reason.ENGINE_DIED) -> LastWords:
-        """What is to be said of an error; `otherwise` is the reason where its kind does not tell one."""
+        """The reason and message of an error; `otherwise` is the reason where its kind has none."""
         reason = next((reason for kind, reason in _REASONS if isinstance(error, kind)), otherwise)
         return cls(reason, str(error) if isinstance(error, StokerError) else f"{type(error).__name__}: {error}")
 

@@ -17,7 +17,7 @@ from stoker_engine.contract.errors import ArgumentError
 #: Where the operator mounts a ``pvc://`` claim in the engine's pod.
 PVC_MOUNT: Final = "/models"
 
-#: Names that ``demo://`` knows.
+#: Names that ``demo://`` has.
 DEMO_MODELS: Final[tuple[str, ...]] = ("gemma-3-270m",)
 
 #: One pattern for each scheme; the operator's schema uses the same ones.

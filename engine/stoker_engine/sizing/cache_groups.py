@@ -20,8 +20,8 @@ Every step overwrites a state, so its blocks are never in the prefix cache, and 
 have is of no use without the state at its end: a model with states has no prefix hits. Sequences that fork may share
 a state's blocks until one of them computes, which then needs a copy of all of them.
 
-Block 0 is the *null block* (vLLM's term): it belongs to nobody, and entries of block tables that have no block name it:
-those that a window has left, and those past a sequence's end. What it holds never reaches a result.
+Block 0 is the *null block* (vLLM's term): it belongs to no sequence, and entries of block tables that have no block
+name it: those that a window has left, and those past a sequence's end. What it holds never reaches a result.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from typing import Final, Literal
 from stoker_engine.architectures.cache_spec import LayerCache
 from stoker_engine.sizing.state_layout import aligned, state_bytes
 
-#: The block that is handed out to nobody; empty entries of block tables name it.
+#: The block that is never handed out; empty entries of block tables name it.
 NULL_BLOCK: Final = 0
 
 

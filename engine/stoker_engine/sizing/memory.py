@@ -42,7 +42,7 @@ GRAPH_BYTES: Final = 1 * GIB
 COMMUNICATION_BYTES: Final = GIB // 2
 
 #: On CPU the memory is the machine's own and shared with other programs, so the cache stops here unless
-#: ``--kv-cache-memory-bytes`` asks for more (vLLM's default on CPU).
+#: ``--kv-cache-memory-bytes`` is larger (vLLM's default on CPU).
 CPU_KV_CACHE_LIMIT: Final = 4 * GIB
 
 #: float32 copies that the sampler makes of the rows of logits it works on, where top-p has to sort whole rows.

@@ -74,7 +74,7 @@ def canonical_method(method: str) -> str:
 
 
 def usual_weights(method: str) -> QuantizedWeights | None:
-    """How `method` stores matrices, where nothing more is known; None: its size cannot be told."""
+    """How `method` stores matrices, where nothing more is known; None: its size is not known."""
     return _USUAL.get(canonical_method(method))
 
 
@@ -87,7 +87,7 @@ def quantization_method(config: Mapping[str, Any]) -> str:
 
 
 def quantized_weights(config: Mapping[str, Any]) -> QuantizedWeights | None:
-    """How the checkpoint behind a parsed config.json stores its matrices; None: its size cannot be told.
+    """How the checkpoint behind a parsed config.json stores its matrices; None: their size is not known.
 
     Only for a config that states a `quantization_method`.
     """

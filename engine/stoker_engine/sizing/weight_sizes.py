@@ -85,7 +85,7 @@ def stage_weight_bytes(
 ) -> int:
     """Weights on each device of one pipeline stage."""
     if config.num_weights is not None:
-        # Where the parts do not tell, everything is taken to be matrices of equal layers.
+        # Where the parts do not determine it, everything is taken to be matrices of equal layers.
         share = -(-config.num_weights // (split.tensor * split.pipeline))
         return share * element_bytes if quantized is None else quantized.stored_bytes(share)
     # Most models have one or two kinds of layers, and many of each.

@@ -1,4 +1,4 @@
-"""The reference page of the resource, written from its schema: what `kubectl explain` says, on one page."""
+"""The reference page of the resource, written from its schema: what `kubectl explain` shows, on one page."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One family as the contract knows it."""
+"""One family, as a description of its parts."""
 
 from __future__ import annotations
 

@@ -108,7 +108,7 @@ class Part(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _null_is_absent(cls, data: Any) -> Any:
-        """``field:`` with nothing behind it says nothing; the API server prunes it as well."""
+        """``field:`` with nothing behind it means nothing; the API server prunes it as well."""
         if isinstance(data, dict):
             return {key: value for key, value in data.items() if value is not None}
         return data

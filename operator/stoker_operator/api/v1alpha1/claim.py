@@ -73,7 +73,7 @@ class DataSourceRef(DataSource):
 
 
 class VolumeClaimSpec(Part):
-    """What kind of volume is asked for, as in core/v1. Later, requests.storage can grow where the storage class lets
+    """The requested volume, as in core/v1. Later, requests.storage can grow where the storage class lets
     volumes grow, and volumeAttributesClassName can be changed."""
 
     access_modes: Annotated[list[AccessMode], Field(min_length=1, max_length=3), *EachOnce]
@@ -150,7 +150,7 @@ class VolumeClaimTemplate(Part):
     metadata: Annotated[ClaimMetadata, NOT_IN_PODS] = ClaimMetadata()
     """Labels and annotations of the claim."""
     spec: Annotated[VolumeClaimSpec, NOT_IN_PODS]
-    """What kind of volume is asked for."""
+    """The requested volume."""
 
     @property
     def shared(self) -> bool:

@@ -30,7 +30,7 @@ class ResourceClaim(Part):
 
 
 class Resources(Part):
-    """Compute resources of a pod, as in core/v1. The accelerators are not among them: count says how many."""
+    """Compute resources of a pod, as in core/v1. The accelerators are not among them: they are in count."""
 
     limits: Annotated[dict[ResourceName, Quantity], Field(max_length=32)] | None = None
     """The most a pod may use."""
@@ -44,8 +44,8 @@ class Hardware(Part):
     """What a replica runs on."""
 
     accelerator: Annotated[str, Field(min_length=1, max_length=63, pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$")]
-    """Key of the accelerator catalogue, such as nvidia-h100-80gb, or cpu. It decides the image, the resource that is
-    asked of the nodes, and what a plan counts with."""
+    """Key of the accelerator catalogue, such as nvidia-h100-80gb, or cpu. It decides the image, the resource that pods
+    request, and what a plan counts with."""
     count: Annotated[int, Field(ge=1, le=MAX_COUNT)] | None = None
     """Accelerators of each pod. Absent: 1."""
     nodes: Annotated[int, Field(ge=1, le=MAX_NODES)] | None = None

@@ -50,12 +50,12 @@ class Model(Part):
     served_names: Annotated[list[ServedName], Field(min_length=1, max_length=16), *EachOnce] | None = None
     """Names the API answers to; the first is reported in responses and metrics. Absent: the name in the source."""
     token_secret_ref: SecretKeyRef | None = None
-    """A Secret with the token that a gated or private hub repository asks for."""
+    """A Secret with the token that a gated or private hub repository requires."""
     trust_remote_code: bool | None = None
     """Whether Python code that comes with the model may run in the pod. Absent: it may not."""
     chat_template: ChatTemplate | None = None
     """How a chat becomes a prompt. Absent: the template that comes with the model; chat requests to a model without
-    one are answered with an error that says so."""
+    one are answered with an error that states that."""
 
     RULES: ClassVar = (
         Rule(

@@ -14,8 +14,8 @@ class Monitoring(Part):
     """How metrics are collected."""
 
     pod_monitor: PodMonitorMode | None = None
-    """Whether the Prometheus operator is asked, by a PodMonitor, to scrape the pods. Auto: where the cluster knows
-    PodMonitors, unless the administrator has endpoints scraped otherwise. Enabled: it must. Disabled: never. Absent:
+    """Whether the Prometheus operator scrapes the pods, by a PodMonitor. Auto: where the cluster has the kind
+    PodMonitor, unless the administrator has endpoints scraped otherwise. Enabled: it must. Disabled: never. Absent:
     Auto."""
 
     @property

@@ -124,5 +124,5 @@ class NetworkPolicy(Part):
 
     @property
     def lets_outsiders_in(self) -> bool:
-        """Whether somebody may come from outside the endpoint's namespace, as the endpoint's author says."""
+        """Whether the endpoint's author admits clients from outside its namespace."""
         return self.resolved != "Namespace" or self.from_ is not None

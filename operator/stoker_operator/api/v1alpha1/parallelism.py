@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 Size = Annotated[int, Field(ge=1, le=MAX_GPUS)]
 
 
-#: The fields that say how many accelerators each kind of parallelism takes.
+#: The fields for how many accelerators each kind of parallelism takes.
 SIZES: Final = ("tensor", "data", "pipeline", "expert")
 
 
@@ -39,10 +39,10 @@ class Parallelism(Part):
     data both absent: tensor takes all there are and data is 1; one of them given: the other is what is left."""
 
     mode: Literal["Auto"] | None = None
-    """Auto: what `stoker plan` recommends for the replica's accelerators; status says what that is. Where the model's
-    shape is not known, tensor takes all there are. Absent: what tensor, data, pipeline and expert say."""
+    """Auto: what `stoker plan` recommends for the replica's accelerators; the status shows what that is. Where the
+    model's shape is not known, tensor takes all there are. Absent: as in tensor, data, pipeline and expert."""
     min_concurrency: Annotated[int, Field(ge=1, le=10000)] | None = None
-    """Sequences, of the length that is asked for or else of the model's own, that each copy of the model should hold
+    """Sequences, of engine.maxModelLen or else of the model's own length, that each copy of the model should hold
     at once: what is recommended is chosen by it, and what holds fewer is warned about. Absent: 4."""
     tensor: Size | None = None
     """Accelerators over which each layer of a copy of the model is split."""

@@ -33,7 +33,7 @@ class Spec(Workload):
     model: Model
     """Which model is served, and by which names."""
     auth: Auth | None = None
-    """Who may use the API. Absent: whoever reaches the Service."""
+    """Who may use the API. Absent: every client that reaches the Service."""
     storage: Storage = Storage()
     """Storage of each pod."""
     service: Annotated[Service, NOT_IN_PODS] = Service()
