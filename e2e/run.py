@@ -19,7 +19,7 @@ import pytest
 
 E2E = Path(__file__).resolve().parent
 ALONE = E2E / "apiserver"
-#: Seconds for a part that is told to end to clean up.
+#: Seconds for a part that is stopped to clean up.
 CLEAN_UP = 180
 
 
@@ -35,7 +35,7 @@ def main(options: list[str]) -> int:
             statuses = [part.wait() for part in parts]
         except KeyboardInterrupt:
             statuses = [part.wait() for part in parts]
-        except SystemExit:  # this process was told to end, and they were not
+        except SystemExit:  # this process was stopped, and they were not
             for part in parts:
                 part.send_signal(signal.SIGINT)
             for part in parts:

@@ -16,7 +16,7 @@ from kit.cluster import Cluster, Images, Object
 from kit.endpoint import Endpoint
 from kit.waiting import wait_for
 
-#: What the first release's example said, with every field that it knew.
+#: The first release's example, with every field that it had.
 FIRST_RELEASE: Object = {
     "apiVersion": "stoker.dev/v1alpha1",
     "kind": "InferenceEndpoint",

@@ -1,5 +1,5 @@
-"""The shape of GPU endpoints on nodes that only say they have GPUs: a TP × DP plan asks for the right count on the
-right node, what cannot be placed says why, and what cannot work is refused when it is written.
+"""The shape of GPU endpoints on nodes that only advertise GPUs: a TP × DP plan requests the right count on the
+right node, what cannot be placed is reported with its cause, and what cannot work is refused when it is written.
 """
 
 from __future__ import annotations

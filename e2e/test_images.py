@@ -1,5 +1,5 @@
-"""The images: built twice they are the same, they hold one half each, run as nobody on a read-only file system, and as
-process 1 end when they are told to.
+"""The images: built twice they are the same, they hold one half each, run unprivileged on a read-only file system,
+and end on SIGTERM as process 1.
 
 They are looked at with Docker alone; pods of the cluster run them in the other tests.
 """
@@ -148,7 +148,7 @@ def test_the_operator_on_a_read_only_file_system(docker: Docker) -> None:
 
 
 @pytest.mark.timeout(600)
-def test_the_engine_ends_when_it_is_told_to(docker: Docker, engine: str) -> None:
+def test_the_engine_ends_on_sigterm(docker: Docker, engine: str) -> None:
     def serves() -> bool:
         if not _runs(docker, engine):
             pytest.fail(docker("logs", engine))

@@ -22,7 +22,7 @@ PROMPT = "The three laws of robotics are as follows."
 TOKENS = 48
 KEYS = {"alice": "key-of-alice-1f0c", "bob": "key-of-bob-77aa"}
 
-# Runs in a pod of the cluster, as a user's application would: told nothing but the endpoint's URL and a key.
+# Runs in a pod of the cluster, as a user's application would: given nothing but the endpoint's URL and a key.
 APPLICATION = """
 import json, sys
 from openai import AuthenticationError, OpenAI

@@ -2,7 +2,7 @@
 model pod was restarted.
 
 Asserted for: the operator killed at many moments of its work; an API server that restarts; an etcd that is paused; a
-webhook that nobody answers; a namespace that is deleted while no operator runs.
+webhook that does not answer; a namespace that is deleted while no operator runs.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def test_killed_at_any_moment(cluster: Cluster, chart: None, namespace: str, res
         cluster.apply(namespace, demo(names[-1], replicas=2, template=nowhere))
         time.sleep(moment)
         kill_operator(cluster)
-        # A change that nobody sees happen.
+        # A change that no watch sees happen.
         Endpoint(cluster, namespace, names[-1]).patch(replicas=3)
         wait_for(lambda: operator_pods(cluster), "an operator is started", 60)
     wait_for(
@@ -130,7 +130,7 @@ def test_the_control_plane_fails_under_traffic(
 
 
 def pause_etcd(cluster: Cluster, node: str) -> None:
-    """A disk that answers nobody."""
+    """A disk that does not answer."""
     cluster.on_node(node, "pkill", "-STOP", "-f", "^etcd")
     try:
         time.sleep(20)
@@ -139,7 +139,7 @@ def pause_etcd(cluster: Cluster, node: str) -> None:
 
 
 def annotation(cluster: Cluster, namespace: str) -> str:
-    """What the Service was last told."""
+    """The annotation that was last written to the Service."""
     service = cluster.get("service", "demo", "--namespace", namespace)
     told: str = service["metadata"].get("annotations", {}).get("example.com/after", "")
     return told
@@ -184,7 +184,7 @@ def test_uninstalled_with_live_endpoints(
         release.uninstall(cluster)
         assert cluster.find("crd", "inferenceendpoints.stoker.dev")
         assert not cluster.find("validatingwebhookconfiguration", "stoker")
-        endpoint.patch(replicas=1, engine={"maxNumSeqs": 16})  # taken in, though nobody looks
+        endpoint.patch(replicas=1, engine={"maxNumSeqs": 16})  # stored, though no operator runs
         flow.wait_for(10)
         assert endpoint.lives() == lives
         endpoint.patch(engine={"maxNumSeqs": None})

@@ -1,7 +1,7 @@
 """Weights on a shared volume: pods that start together download them once, and what a killed one had is continued.
 
-Asserted by what the hub was asked for: two pods of one claim, of which the one that downloads is killed in the middle;
-the other goes on from where it got to, and both serve. A pod that starts later asks for nothing, even without a hub.
+Asserted by the hub's requests: two pods of one claim, of which the one that downloads is killed in the middle;
+the other goes on from where it got to, and both serve. A pod that starts later needs no request, nor a hub.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Status tells the truth: what is wrong has its exact reason and remedy within seconds, and both go once it is mended.
+"""Status is true: what is wrong has its exact reason and remedy within seconds, and both go once it is fixed.
 
 Asserted for each fault: the Ready condition's reason and what its message must name; an Event of that reason on the
-endpoint; and after the mending that the endpoint becomes ready, from the same status. A fault never touches pods that
+endpoint; and after the fix that the endpoint becomes ready, from the same status. A fault never touches pods that
 serve: a rollout of pods that cannot start leaves the old ones, and a revert ends it.
 
 Real: the engine, its download from a hub in the cluster (a pretended one), the kubelet, the scheduler, the quota.
@@ -45,7 +45,7 @@ def hub_namespace(cluster: Cluster) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def hub(cluster: Cluster, images: Images, hub_namespace: str, model: dict[str, bytes]) -> str:
-    """URL of a hub that lets everybody read."""
+    """URL of a hub that every client may read."""
     return hubs.start(cluster, hub_namespace, images.client, model).url
 
 
@@ -124,7 +124,7 @@ def test_missing_model(endpoint: Endpoint, hub: str, note: Note) -> None:
 
 
 def test_bad_token(endpoint: Endpoint, private_hub: str, note: Note) -> None:
-    """The Secret is corrected, and the spec is not touched. The token is told nowhere."""
+    """The Secret is corrected, and the spec is not touched. The token is disclosed nowhere."""
     wrong = f"hf_wrong-{uuid.uuid4().hex}"
     secret: Object = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "hub"}}
     endpoint.cluster.apply(endpoint.namespace, {**secret, "stringData": {"token": wrong}})

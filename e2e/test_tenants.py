@@ -79,7 +79,7 @@ def test_the_operator_reaches_no_secret(cluster: Cluster, tenants: tuple[str, st
 
 
 @pytest.mark.timeout(600)
-def test_secrets_are_told_to_nobody(cluster: Cluster, tenants: tuple[str, str]) -> None:
+def test_secrets_are_disclosed_nowhere(cluster: Cluster, tenants: tuple[str, str]) -> None:
     mine, _ = tenants
     secret = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "mine"}, "stringData": {"key": KEY}}
     token = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "hub"}, "stringData": {"token": TOKEN}}

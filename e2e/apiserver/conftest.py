@@ -119,7 +119,7 @@ class Cluster:
         self.set_pod_status(namespace, pod, phase="Running", conditions=[ready])
 
     def writes(self, namespace: str) -> dict[str, int]:
-        """How often the operator has asked to change each kind of object in a namespace so far, whether that changed
+        """How often the operator has sent a change of each kind of object in a namespace so far, whether that changed
         anything or not."""
         counts: dict[str, int] = {}
         for event in self.server.requests():
@@ -200,14 +200,14 @@ def define(kube: Cluster) -> Iterator[Callable[[list[Object]], None]]:
 def define_pod_monitors(
     foreign: Callable[..., list[Object]], define: Callable[[list[Object]], None]
 ) -> Callable[[], None]:
-    """Has the API server know PodMonitors, as the Prometheus operator defines them."""
+    """Adds PodMonitors to the API server, as the Prometheus operator defines them."""
     file = "example/prometheus-operator-crd/monitoring.coreos.com_podmonitors.yaml"
     return lambda: define(foreign("github.com/prometheus-operator/prometheus-operator", "v0.85.0", file))
 
 
 @pytest.fixture
 def pod_monitors(define_pod_monitors: Callable[[], None]) -> None:
-    """The API server knows PodMonitors."""
+    """The API server has PodMonitors."""
     define_pod_monitors()
 
 
@@ -232,7 +232,7 @@ def ns(kube: Cluster) -> Iterator[str]:
 
 
 def get(port: int, path: str) -> tuple[int, str]:
-    """Status and text of what is answered on a port of this machine; 0 where nobody answers."""
+    """Status and text of what is answered on a port of this machine; 0 where nothing answers."""
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
         with opener.open(f"http://127.0.0.1:{port}{path}", timeout=30) as answer:
@@ -247,7 +247,7 @@ def get(port: int, path: str) -> tuple[int, str]:
 
 class Operator:
     """``stoker operator`` as a process of its own. As a context manager it runs until the end of the block, and what it
-    logged must then tell of no bug and of nothing forbidden.
+    logged must then report no bug and nothing forbidden.
 
     Args:
         kubeconfig: the cluster, and who it is there.
@@ -313,7 +313,7 @@ class Operator:
 
 @pytest.fixture(scope="session")
 def sleeping_operator(operators_kubeconfig: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Operator]:
-    """The operator, which runs when a test wants it to. What it logged must tell of no bug and of nothing forbidden."""
+    """The operator, which runs when a test wants it to. What it logged must report no bug and nothing forbidden."""
     operator = Operator(operators_kubeconfig, tmp_path_factory.mktemp("operator") / "log")
     yield operator
     operator.stop()
@@ -329,7 +329,7 @@ def operator(sleeping_operator: Operator) -> Operator:
 
 
 def check_log(log: Path) -> None:
-    """What an operator logged tells of no bug and of nothing forbidden."""
+    """What an operator logged reports no bug and nothing forbidden."""
     said = log.read_text()
     assert "Traceback" not in said, f"{log}: {said}"
     assert '" cannot ' not in said, f"{log}: {said}"  # as in: User "system:serviceaccount:..." cannot patch resource
@@ -374,7 +374,7 @@ class Replica:
             self.process = subprocess.Popen(command, env=environment, stdout=file, stderr=file)
 
     def get(self, path: str) -> tuple[int, str]:
-        """Status and text; 0 where nobody answers."""
+        """Status and text; 0 where nothing answers."""
         return get(self.health, path)
 
     def ready(self) -> bool:
@@ -384,7 +384,7 @@ class Replica:
         return "\nstoker_operator_leader 1.0\n" in self.get("/metrics")[1]
 
     def review(self, authorities: str, review: Any) -> Any:
-        """What it answers to an AdmissionReview, as the API server would ask."""
+        """Its answer to an AdmissionReview that is sent as the API server would send it."""
         tls = urllib.request.HTTPSHandler(context=ssl.create_default_context(cadata=authorities))
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), tls)
         with opener.open(f"https://127.0.0.1:{self.webhook}/validate", json.dumps(review).encode(), 30) as answer:
@@ -409,7 +409,7 @@ class Replica:
 
 @pytest.fixture(scope="session")
 def leaving() -> Iterator[list[Replica]]:
-    """Replicas that were told to end. They answer reviews some seconds more, for which no test waits."""
+    """Replicas that got SIGTERM. They answer reviews some seconds more, for which no test waits."""
     replicas: list[Replica] = []
     yield replicas
     for replica in replicas:
@@ -421,7 +421,7 @@ def leaving() -> Iterator[list[Replica]]:
 def start(
     sleeping_operator: Operator, leaving: list[Replica], tmp_path: Path, eventually: Any
 ) -> Iterator[Callable[[], Replica]]:
-    """Starts a replica and waits until it is ready. What they log must tell of no bug and of nothing forbidden."""
+    """Starts a replica and waits until it is ready. What they log must report no bug and nothing forbidden."""
     sleeping_operator.stop()
     replicas: list[Replica] = []
 
@@ -454,7 +454,7 @@ def configuration(kube: Cluster, eventually: Any) -> Iterator[Any]:
 
     class Configuration:
         def call(self, replica: Any) -> None:
-            """Has the API server ask this replica, and be patient: it would soon take a slow answer for none."""
+            """Lets the API server send reviews to this replica, with a long timeout, lest a slow answer be none."""
             bundle = eventually(self.bundle, "the operator says whom to trust")
             url = {"url": f"https://127.0.0.1:{replica.webhook}/validate", "caBundle": bundle}
             change = [

@@ -1,4 +1,4 @@
-"""An operator that dies by its own hand right before or right after a write, without a word to anybody.
+"""An operator that dies by its own hand right before or right after a write, without any notice.
 
 The operator is the product's, untouched: what is wrapped is its client's methods that write, in this process alone.
 Lives are forked from one server process that has imported everything already, so that one costs a fraction of a second.
@@ -41,7 +41,7 @@ class Life:
         kubeconfig: the cluster, and who it is there. The same one for all lives of a test run.
         namespace: what it looks after.
         log: what it says is added to this file; what it wrote is in the same file with ``.writes``.
-        death: when it dies; None: when it is told.
+        death: when it dies; None: when it is stopped.
         options: more words of its command line.
     """
 

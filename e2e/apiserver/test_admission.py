@@ -293,6 +293,6 @@ def test_python_and_the_api_server_judge_alike(kube: Any, document: Any, spec: A
     assert bool(told) == bool(ours), f"the API server: {told or 'fine'}; we: {ours or 'fine'}"
     for violation in ours:
         assert violation.field in told
-        # A rule speaks in the same words on both sides; what the schema says itself is in the API server's own words.
+        # A rule has the same message on both sides; messages about the schema itself are the API server's own.
         if violation.remedy and "this field is required" not in violation.message:
             assert violation.sentence in told

@@ -16,7 +16,7 @@ import yaml
 from apiserver import kube_binary
 
 CHART = Path(__file__).parents[2] / "charts/stoker"
-#: Kinds of others, which a bare cluster does not know.
+#: Kinds of others, which a bare cluster does not have.
 FOREIGN = {"PodMonitor", "ServiceMonitor", "PrometheusRule", "Certificate", "Issuer"}
 
 VALUES: dict[str, tuple[str, ...]] = {

@@ -1,12 +1,12 @@
 """The operator is killed right before and right after each of its writes, while it brings an endpoint up, reports it,
-changes it and shrinks it: afterwards all is as where nobody was killed. Nothing is written twice or there twice, no
+changes it and shrinks it: afterwards all is as without kills. Nothing is written twice or there twice, no
 Deployment has had one version more, and what is deleted meanwhile stays gone.
 
 Endpoints in namespaces of their own go through the same phases. In each phase the first of them shows what an operator
 writes when it is left alone; beside it, each of the others has an operator that dies at one of these writes. One that
 does not die comes after that and looks after all.
 
-One thing a death costs: the Event beside a status is a courtesy, and is not told by the next operator.
+One thing a death costs: the Event beside a status is a courtesy, and is not emitted by the next operator.
 """
 
 from __future__ import annotations
@@ -177,7 +177,7 @@ class Cast:
 
     def writes(self) -> dict[str, Counter[str]]:
         """How often each kind of object was written in each namespace, whether that changed anything or not; without
-        what is only told."""
+        what only reports: status and Events."""
         counts: dict[str, Counter[str]] = {ns: Counter() for ns in self.namespaces}
         for event in self.kube.server.requests():
             about = event.get("objectRef", {})
@@ -188,7 +188,7 @@ class Cast:
         return counts
 
     def events(self) -> dict[str, Counter[str]]:
-        """What was told of the endpoint of each namespace."""
+        """The Events about the endpoint of each namespace."""
         counts: dict[str, Counter[str]] = {ns: Counter() for ns in self.namespaces}
         for event in self.kube.get("/api/v1/events")["items"]:
             ns = event["metadata"]["namespace"]

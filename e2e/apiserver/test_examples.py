@@ -1,4 +1,4 @@
-"""A real API server takes the examples, and every object that they become, strictly: it knows each of their fields."""
+"""A real API server takes the examples, and every object that they become, strictly: it has all their fields."""
 
 from __future__ import annotations
 

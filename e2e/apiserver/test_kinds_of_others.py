@@ -1,6 +1,6 @@
 """Kinds that others define, as they define them: the Prometheus operator's PodMonitor, cert-manager's Certificate and
 Issuer. What the chart and the operator make of them is taken by their own schemas, and PodMonitors are made as soon as
-the cluster knows them."""
+the cluster has the kind."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ VALUES = {
 
 @pytest.fixture
 def cert_manager(foreign: Any, define: Any) -> None:
-    """The API server knows Certificates and Issuers."""
+    """The API server has Certificates and Issuers."""
     files = [f"deploy/crds/cert-manager.io_{kind}.yaml" for kind in ("certificates", "issuers")]
     define(foreign("github.com/cert-manager/cert-manager", CERT_MANAGER, *files))
 

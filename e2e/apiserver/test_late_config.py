@@ -64,7 +64,7 @@ def test_pods_wait_for_the_models_description(
         for name in ("large", "small", "missing"):
             model = {"source": f"hf://org/{name}"}
             kube.create(ns, document(name, model=model, hardware=hardware, engine=engine))
-            eventually(lambda: hub.asked, "the hub is asked")
+            eventually(lambda: hub.asked, "the hub gets a request")
             hub.answers.set()
         for name in ("small", "missing"):
             eventually(lambda name=name: kube.deployment(ns, name), "its pods are made")

@@ -1,4 +1,4 @@
-"""Wrong endpoints that the API server did take, since its definition knows no schema: the operator reports each, naming
+"""Wrong endpoints that the API server did take, since its definition has no schema: the operator reports each, naming
 the field, makes nothing of it, and stumbles over none.
 
 That is what a definition of another version comes to, or one whose rules were relaxed by hand.

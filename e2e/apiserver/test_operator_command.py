@@ -49,7 +49,7 @@ def test_an_address_in_use_ends_it(kube: Any, sleeping_operator: Any) -> None:
 def test_it_looks_after_the_namespaces_it_is_told(
     kube: Any, ns: str, document: Any, eventually: Any, sleeping_operator: Any, tmp_path: Path
 ) -> None:
-    """It sees what others do in its ns, answers probes, and ends when asked to."""
+    """It sees what others do in its ns, answers probes, and ends on SIGTERM."""
     sleeping_operator.stop()
     kube.create("default", document("not-mine"))
     try:

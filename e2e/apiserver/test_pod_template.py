@@ -190,7 +190,7 @@ def test_pods_are_admitted_where_restricted_ones_only_are(kube: Any, ns: str) ->
             return "violates PodSecurity" in error.body
         return False
 
-    wait_for(restricted, "the API server has heard of the label")
+    wait_for(restricted, "the API server applies the label")
     vllm = {"model": {"source": "hf://org/name"}, "engine": {"runtime": "vllm", "image": "v"}}
     keys = {"auth": {"apiKeysSecretRef": {"name": "s"}}, "storage": {"shmSize": "1Gi"}}
     for spec in ({}, keys, {**vllm, "hardware": {"accelerator": "nvidia-l4"}}):

@@ -21,7 +21,7 @@ def ready(kube: Any, ns: str, reason: str, status: str = "False") -> Any:
 
 
 def events(kube: Any, ns: str) -> list[Any]:
-    """What was told about the endpoint, the oldest first."""
+    """The Events about the endpoint, the oldest first."""
     told = kube.core.list_namespaced_event(ns).items
     found = [each for each in told if each.involved_object.kind == "InferenceEndpoint"]
     return sorted(found, key=lambda each: int(each.metadata.resource_version))
@@ -90,7 +90,7 @@ def test_an_endpoint_becomes_objects_and_reports(kube: Any, ns: str, document: A
         "Accepted": "True", "Planned": "True", "Available": "True", "Progressing": "False", "Stalled": "False",
         "Ready": "True",
     }  # fmt: skip
-    eventually(lambda: len(events(kube, ns)) == 2, "both are told")  # an Event follows the status
+    eventually(lambda: len(events(kube, ns)) == 2, "both are emitted")  # an Event follows the status
     told = [(event.type, event.reason) for event in events(kube, ns)]
     assert told == [("Normal", "RollingOut"), ("Normal", "Ready")]
 
@@ -212,7 +212,7 @@ def test_trouble_with_a_pod_is_named(
     kube.set_pod_status(ns, pod.metadata.name, phase="Pending", containerStatuses=[container])
     condition = eventually(lambda: ready(kube, ns, reason), "reported")
     assert words in condition["message"]
-    (told,) = eventually(lambda: [event for event in events(kube, ns) if event.reason == reason], "told")
+    (told,) = eventually(lambda: [event for event in events(kube, ns) if event.reason == reason], "an Event")
     assert (told.type, words in told.message) == ("Warning", True)
     wait_until_ready(kube, ns, eventually)  # and it heals
 
@@ -316,7 +316,7 @@ def test_a_claim_grows_and_no_pod_ends(kube: Any, ns: str, document: Any, eventu
     eventually(lambda: kube.pods(ns, "demo") or None, "its pod is made")
     before = kube.deployment(ns, "demo")["metadata"]["generation"]
     kube.patch(ns, "demo", {"storage": cache("2Gi")})
-    eventually(lambda: live().spec.resources.requests["storage"] == "2Gi", "the claim asks for more")
+    eventually(lambda: live().spec.resources.requests["storage"] == "2Gi", "the claim requests more")
     assert kube.deployment(ns, "demo")["metadata"]["generation"] == before
     kube.core.delete_persistent_volume(ns)
     storage.delete_storage_class(ns)
@@ -347,7 +347,7 @@ def test_deletion_needs_no_operator_and_a_restart_writes_nothing(
         kube.create(ns, document(name))
         eventually(lambda name=name: kube.condition(ns, name), "reported")  # type: ignore[misc]
     wait_until_ready(kube, ns, eventually)
-    # What is told last is how many pods there are: an operator that ended before would tell it when it is back.
+    # What is reported last is how many pods there are: an operator that ended before would report it when it is back.
     for name in ("one", "two", "demo"):
         eventually(lambda name=name: one_replica(kube, ns, name), "nothing is left to report")  # type: ignore[misc]
     time.sleep(1)

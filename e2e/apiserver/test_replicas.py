@@ -43,9 +43,9 @@ def lease(kube: Any) -> Any:
 
 
 def next_lease(kube: Any, before: str, eventually: Any) -> Any:
-    """The Lease, as soon as somebody else holds it than before."""
+    """The Lease, as soon as another holder has it than before."""
     return eventually(
-        lambda: (now := lease(kube)).holder_identity not in ("", before) and now, "somebody else leads", timeout=60
+        lambda: (now := lease(kube)).holder_identity not in ("", before) and now, "another replica leads", timeout=60
     )
 
 
@@ -107,7 +107,7 @@ def test_who_ends_hands_over_at_once_and_answers_a_while(
         if now.holder_identity == before.holder_identity:
             last = now
             return False
-        # The API server may not have heard yet that this one is leaving.
+        # The API server may still send reviews to the one that is leaving.
         try:
             leader.review(authorities, {})
         except urllib.error.HTTPError as error:
@@ -144,7 +144,7 @@ def test_the_api_server_asks_it(
             return error
         return None
 
-    error = eventually(refused, "the API server has heard of the webhook")
+    error = eventually(refused, "the API server calls the webhook")
     status = json.loads(error.body)
     assert (error.status, status["reason"]) == (422, "Invalid")
     (cause,) = status["details"]["causes"]
@@ -171,7 +171,7 @@ def test_judging_takes_no_time(
     kube: Any, judged: str, document: Any, start: Any, configuration: Any, eventually: Any
 ) -> None:
     """Within 50 ms, by the replica's own clock, while it has work to do. The machine may have other work as well, so
-    this is asked of most reviews only; benchmarks/operator_scale.py measures all of them on a quiet one."""
+    this is asserted of most reviews only; benchmarks/operator_scale.py measures all of them on a quiet one."""
     replica = start()
     configuration.call(replica)
     for index in range(20):
@@ -247,8 +247,8 @@ def test_an_upgrade_of_the_chart_keeps_the_certificate(
     assert configuration.bundle() == bundle
 
 
-def test_who_ends_while_it_is_told_much_ends_without_a_word(kube: Any, ns: str, document: Any, start: Any) -> None:
-    """kopf is then stopped between two events of a watch, and told so twice; `start` reads the log."""
+def test_a_stop_during_many_events_logs_nothing(kube: Any, ns: str, document: Any, start: Any) -> None:
+    """kopf is then stopped between two events of a watch, and signalled twice; `start` reads the log."""
     for number in range(40):
         kube.create(ns, document(f"many-{number}", hardware=UNKNOWN))
     for _ in range(6):

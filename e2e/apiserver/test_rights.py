@@ -46,7 +46,7 @@ def is_the_operators(metadata: Any) -> bool:
 
 
 def used(kube: Any) -> set[tuple[str, str, str]]:
-    """(group, resource, verb) of all that the operator has asked for."""
+    """(group, resource, verb) of all that the operator has requested."""
     found = set()
     for event in kube.server.requests():
         if event["user"]["username"] == ACCOUNT and "resource" in event.get("objectRef", {}):
@@ -93,7 +93,7 @@ def test_what_is_granted_is_what_is_used(
     eventually(lambda: kube.set_pod_status(ns, pod, containerStatuses=[waiting]) or True, "it is being created")
     eventually(lambda: ("", "events", "list") in used(kube), "the operator looks for the reason")
 
-    # What an endpoint ceases to need goes; what somebody else changed is put right.
+    # What an endpoint ceases to need goes; what another writer changed is restored.
     less = {"replicas": 1, "monitoring": {"podMonitor": "Disabled"}, "networkPolicy": {"mode": "None"}}
     kube.patch(ns, "all", less)
     for kind in ("poddisruptionbudgets", "podmonitors", "networkpolicies"):
@@ -105,12 +105,12 @@ def test_what_is_granted_is_what_is_used(
     assert replica.end() == 0  # a watch is in the audit log when it has ended
 
     asked = used(kube)
-    assert sorted(asked - granted(helm)) == [], "asked for and not granted"
-    assert sorted(granted(helm) - asked - UNSEEN) == [], "granted and not asked for"
+    assert sorted(asked - granted(helm)) == [], "requested and not granted"
+    assert sorted(granted(helm) - asked - UNSEEN) == [], "granted and not requested"
 
 
 def hopeless(kube: Any, ns: str, document: Any, eventually: Any) -> None:
-    """A Deployment that was made before anybody knew that the model does not fit."""
+    """A Deployment that was made before it was known that the model does not fit."""
     large = {"model": {"source": "hf://meta-llama/Llama-3.1-70B-Instruct"}, "engine": {"image": "x"}}
     made = kube.create(ns, document("large", hardware={"accelerator": "nvidia-l4", "count": 1}, **large))
     planned = eventually(lambda: kube.condition(ns, "large", "Planned"), "it is judged")

@@ -147,7 +147,7 @@ def confined(kube: Any) -> Any:
         exposed = {"hostNetwork": True, "containers": [{"name": "engine", "image": "i"}]}
         wait_for(
             lambda name=name, exposed=exposed: "violates PodSecurity" in said_of(kube, name, {"spec": exposed}),
-            "the API server has heard of the label",
+            "the API server applies the label",
         )
     yield made
     for name in made.values():

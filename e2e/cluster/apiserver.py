@@ -150,7 +150,7 @@ nodeRegistration: {{name: stoker-apiserver, criSocket: "unix:///run/none.sock"}}
 ---
 apiVersion: kubeadm.k8s.io/v1beta4
 kind: ClusterConfiguration
-kubernetesVersion: v1.37.0  # given, or kubeadm asks the internet for the latest
+kubernetesVersion: v1.37.0  # given, or kubeadm looks up the latest on the internet
 clusterName: stoker-apiserver
 controlPlaneEndpoint: 127.0.0.1:{port}
 certificatesDir: {self.folder / "pki"}
@@ -203,13 +203,13 @@ networking: {{serviceSubnet: {SERVICE_RANGE}}}
         return "\n".join((self.folder / f"{component}.log").read_text().splitlines()[-20:])
 
     def requests(self) -> list[dict[str, Any]]:
-        """What service accounts have asked for so far, as audit events (audit.k8s.io/v1); watches when they end."""
+        """The requests of service accounts so far, as audit events (audit.k8s.io/v1); watches when they end."""
         with (self.folder / "audit.log").open() as log:
             # The last line may be half written.
             return [json.loads(line) for line in log if line.endswith("\n")]
 
     def stop(self) -> None:
-        # Killed, not asked: the data goes too, and a graceful API server waits a minute for its watches.
+        # Killed, not stopped: the data goes too, and a graceful API server waits a minute for its watches.
         while self.processes:
             _, process = self.processes.popitem()
             with contextlib.suppress(ProcessLookupError):
@@ -219,7 +219,7 @@ networking: {{serviceSubnet: {SERVICE_RANGE}}}
 
 
 def free_ports(count: int) -> list[int]:
-    """Loopback ports nobody listens on now. Held together, so that they differ."""
+    """Loopback ports that are free now. Held together, so that they differ."""
     with contextlib.ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
         for s in sockets:

@@ -62,7 +62,7 @@ class Cluster:
         return self.kubectl("apply", "--namespace", namespace, "-f", "-", stdin=json.dumps(items), check=check)
 
     def on_node(self, node: str, *command: str, check: bool = True) -> str:
-        """Runs a command as root on a node of a kind cluster; skips the test where the cluster is somebody's own."""
+        """Runs a command as root on a node of a kind cluster; skips the test where the cluster is not ours."""
         if "E2E_KUBECONFIG" in os.environ:
             pytest.skip("needs a kind cluster, whose nodes are ours")
         return self._run(str(_TOOLS / "on"), node, *command, check=check)
@@ -88,7 +88,7 @@ class Cluster:
 
 
 def state_of(cluster: Cluster, namespace: str) -> str:
-    """All that a person would ask first: the objects, what happened to them, and what the containers said."""
+    """What a person would look at first: the objects, what happened to them, and the containers' logs."""
     here = ("--namespace", namespace)
     parts = [
         cluster.kubectl("get", "all,pvc,inferenceendpoints.stoker.dev", *here, "-o", "wide", check=False),

@@ -1,4 +1,4 @@
-"""Whether the cluster's own controllers work: without them nobody replaces a pod, or takes one out of a Service."""
+"""Whether the cluster's own controllers work: without them no pod is replaced, or taken out of a Service."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ class Hub:
     pod: str
 
     def fetched(self) -> list[tuple[str, int]]:
-        """The files that were asked for: path, and the byte from which on."""
+        """The files that were requested: path, and the byte from which on."""
         log = self.cluster.kubectl("logs", self.pod, "--namespace", self.namespace)
         return [tuple(json.loads(line)) for line in log.splitlines() if line.startswith("[")]
 
@@ -72,7 +72,7 @@ def start(
     Args:
         image: has Python.
         files: the model's, less than a megabyte together.
-        token: the one that may read; none: everybody may.
+        token: the one that may read; none: every client may.
         padding: MiB of a further file, padding.txt, which no engine reads.
         hold_at: after so many MiB of a file, the first transfer of it only trickles until its connection ends.
     """

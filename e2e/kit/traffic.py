@@ -19,7 +19,7 @@ from kit.endpoint import START
 from kit.waiting import wait_for
 
 _CLIENT = Path(__file__).with_name("traffic_client.py")
-#: Requests; fewer tell nothing.
+#: Requests; fewer prove nothing.
 _ENOUGH = 21
 
 
@@ -69,7 +69,7 @@ class Result:
 
     def unbroken(self) -> None:
         """Every request was answered, to the end."""
-        assert self.sent >= _ENOUGH, f"{self.sent} requests are too few to tell"
+        assert self.sent >= _ENOUGH, f"{self.sent} requests are too few to judge by"
         broken = self.broken
         assert not broken, f"{len(broken)} of {self.sent} requests failed or were cut, such as\n{listed(broken[:10])}"
 
@@ -93,7 +93,7 @@ class Flow:
         return self._ended[0]
 
     def so_far(self) -> Result:
-        """What was told until now."""
+        """What was reported until now."""
         return _read(self.cluster.kubectl("logs", self.pod, "--namespace", self.namespace))
 
     def wait_for(self, more: int, timeout: float = START) -> None:
@@ -102,7 +102,7 @@ class Flow:
         wait_for(lambda: self.so_far().sent >= before + more, f"{more} more requests", timeout)
 
     def end(self) -> None:
-        """Lets requests in flight finish, and reads what was told."""
+        """Lets requests in flight finish, and reads what was reported."""
         here = ("--namespace", self.namespace)
         self.cluster.kubectl("exec", self.pod, *here, "--", "sh", "-c", "kill -TERM 1")
 
@@ -130,8 +130,8 @@ def traffic(
     """Traffic from a pod to `url`. It flows when the block begins; it has ended, and `result` is there, afterwards.
 
     Args:
-        program: what asks, if not `traffic_client.py`; it tells of each request as that one does.
-        arguments: more of them, after those that both know.
+        program: the client, if not `traffic_client.py`; it reports each request as that one does.
+        arguments: more of them, after those that both have.
     """
     name = f"traffic-{uuid.uuid4().hex[:6]}"
     command = ["python", "-c", program.read_text(), url, str(workers), api_key, *arguments]
@@ -142,7 +142,7 @@ def traffic(
         wait_for(lambda: cluster.get(*phase)["status"]["phase"] != "Pending", "the client has started", START)
         wait_for(lambda: flow.so_far().sent >= 5, "the client is answered", START)
         yield flow
-        wait_for(lambda: flow.so_far().sent >= _ENOUGH, "enough requests to tell", START)
+        wait_for(lambda: flow.so_far().sent >= _ENOUGH, "enough requests to judge by", START)
         flow.end()
     finally:
         cluster.kubectl("delete", "pod", name, "--namespace", namespace, "--grace-period=1", "--wait=false")

@@ -1,4 +1,4 @@
-"""An application that never rests: N workers ask an endpoint one thing after another, and each request is told of.
+"""An application that never rests: N workers send an endpoint one request after another, and each is reported.
 
     python traffic_client.py URL WORKERS API_KEY
 
@@ -8,7 +8,7 @@ up to all that the model takes. A line of JSON a request:
     {"start", "end": seconds since 1970, "kind", "outcome": "ok" | "failed" | "cut", "error", "tokens": chunks of text}
 
 failed: no answer; cut: an answer that began and did not come to its end. On SIGTERM the workers finish what they are
-at, and a last line says {"requests": N}.
+at, and the last line is {"requests": N}.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def whole(client: OpenAI, model: Any) -> Iterator[tuple[str, str | None]]:
 
 
 def ask(kind: str, client: OpenAI, model: Any) -> None:
-    """One request, told of."""
+    """One request, reported."""
     start, chunks, finished, error = time.time(), 0, None, ""
     try:
         for text, finish_reason in {"completion": completion, "chat": chat, "whole": whole}[kind](client, model):
@@ -101,7 +101,7 @@ def ask(kind: str, client: OpenAI, model: Any) -> None:
 
 
 def work(url: str, api_key: str, model: Any, kinds: Iterator[str]) -> None:
-    """Asks until told to stop."""
+    """Sends requests until stopped."""
     while not _stop.is_set():
         with OpenAI(base_url=url, api_key=api_key, max_retries=0, timeout=_TIMEOUT_S) as client:
             for _ in range(_REQUESTS_A_CONNECTION):

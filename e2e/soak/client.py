@@ -1,15 +1,15 @@
-"""Applications of many kinds that ask an endpoint all sorts of things, at random; a pod's program.
+"""Applications of many kinds that send an endpoint all sorts of requests, at random; a pod's program.
 
     python client.py URL WORKERS API_KEY SEED PAUSE
 
-Each worker draws what to ask from its own seeded generator, and rests PAUSE seconds after each request. Lengths of
-prompts have a long tail, up to all that the model takes. What
-`traffic_client.py` says of its output and of SIGTERM holds here too, and a request is "ok" when what was due came:
+Each worker draws its requests from its own seeded generator, and rests PAUSE seconds after each. Lengths of prompts
+have a long tail, up to all that the model takes. Output and SIGTERM are as in `traffic_client.py`, and a request is
+"ok" when what was due came:
 
     plain kinds        an answer, whole or streamed to its end
-    repeated           the same answer as ever: greedy decoding knows no batch, no cache and no pod
+    repeated           the same answer as ever: greedy decoding does not depend on batch, cache or pod
     wrong requests     the status that is due, such as 404
-    hang-ups           the client goes away in the middle, and that is all it wants to know
+    hang-ups           the client goes away in the middle, and nothing more is expected
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class NotAsDueError(Exception):
 
 
 class Asking:
-    """One worker's way of asking: its client, the model, its dice. Each method is a kind of request, and yields the
+    """One worker's requests: its client, the model, its dice. Each method is a kind of request, and yields the
     text that arrives; it raises when something else comes than is due."""
 
     def __init__(self, url: str, api_key: str, model: Any, dice: random.Random) -> None:
@@ -57,7 +57,7 @@ class Asking:
         self.max_model_len: int = model.max_model_len
         self.dice = dice
 
-    # What an application asks.
+    # What an application requests.
 
     def chat(self) -> Iterator[str]:
         answer = self.client.chat.completions.create(
@@ -263,7 +263,7 @@ def _refused(status: int, ask: Callable[[], object]) -> Iterator[str]:
 
 
 def ask(asking: Asking, kind: Callable[[Asking], Iterator[str]]) -> None:
-    """One request, told of."""
+    """One request, reported."""
     start, chunks, error = time.time(), 0, ""
     try:
         for text in kind(asking):
@@ -281,7 +281,7 @@ def ask(asking: Asking, kind: Callable[[Asking], Iterator[str]]) -> None:
 
 
 def work(url: str, api_key: str, model: Any, dice: random.Random, pause: float) -> None:
-    """Asks until told to stop."""
+    """Sends requests until stopped."""
     while not _stop.is_set():
         asking = Asking(url, api_key, model, dice)
         with asking.client:

@@ -1,11 +1,11 @@
 """What goes wrong, or is changed, while the traffic flows: one thing at a time, in an order drawn by a seed.
 
-A fault is gentle or harsh. A gentle one costs no request. A harsh one kills or freezes an engine without a word: what
+A fault is gentle or harsh. A gentle one costs no request. A harsh one kills or freezes an engine abruptly: what
 was in flight on its pod fails. If the pod's server goes down with it, so does what the Service still leads there until
-it has heard of that; if the server stays, and has the engine loaded again, nothing else does.
+its endpoints are updated; if the server stays, and has the engine loaded again, nothing else does.
 
-After each, all must be as it should be before the next one comes (`Site.recovered`), and a change that nobody expected
-must have arrived, so that an operator that only seems to live is noticed.
+After each, all must be as it should be before the next one comes (`Site.recovered`), and a change that was not
+announced must have arrived, so that an operator that only seems to live is noticed.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from kit.waiting import wait_for
 T = TypeVar("T")
 
 REPLICAS = 2
-#: Seconds until a Service has heard that a pod does not serve: see under_traffic/test_pod_death.py; here twice that.
+#: Seconds until a Service takes out a pod that does not serve: see under_traffic/test_pod_death.py; here twice that.
 HEARSAY = 12
-#: Seconds until a pod whose engine does not answer is told as not ready, at the latest.
+#: Seconds until a pod whose engine does not answer is reported as not ready, at the latest.
 NOTICED = 20
 #: Seconds for everything to be well again. Three models that load on two processors take their time.
 RECOVERY = 420
@@ -229,7 +229,7 @@ def _api_server_killed(site: Site) -> None:
 
 
 def _etcd_paused(site: Site) -> None:
-    """A disk that answers nobody."""
+    """A disk that does not answer."""
     node = site.control_plane
     site.cluster.on_node(node, "pkill", "-STOP", "-f", "^etcd")
     try:

@@ -1,8 +1,9 @@
 """Whether something that is looked at again and again stays where it is.
 
 A process takes what it needs while it warms up: buffers, caches, one block after another of the pool that it was
-allowed. What comes later is a leak if it goes on. Whether it does is told by the slope of Theil and Sen: the median of
-the slopes between any two samples, which a third of them being wild would not change (H. Theil, 1950; P. K. Sen, 1968).
+allowed. What comes later is a leak if it goes on. Whether it does is judged by the slope of Theil and Sen: the median
+of the slopes between any two samples, which a third of them being wild would not change (H. Theil, 1950; P. K. Sen,
+1968).
 """
 
 from __future__ import annotations
@@ -13,9 +14,9 @@ from collections.abc import Sequence
 
 #: Seconds of a process's life before which nothing is judged.
 WARM_UP_S = 180
-#: Seconds after the warm-up below which a slope says nothing.
+#: Seconds after the warm-up below which a slope means nothing.
 ENOUGH_S = 300
-#: What a slope is told for.
+#: The time that a slope is stated for.
 HALF_AN_HOUR_S = 1800
 
 #: Growth in half an hour that is none: of memory, in bytes or as a share of what there is, whichever is more.
@@ -50,5 +51,5 @@ def memory_is_flat(points: Sequence[Point]) -> bool:
 
 
 def count_is_flat(at_rest: Sequence[int]) -> bool:
-    """Whether a count, told each time that nothing went on, has not grown."""
+    """Whether a count, taken each time that nothing went on, has not grown."""
     return not at_rest or at_rest[-1] - at_rest[0] <= COUNT

@@ -1,4 +1,4 @@
-"""What a soak saw, what speaks against it, and how it is told: a page of Markdown and a picture."""
+"""What a soak saw, its problems, and its report: a page of Markdown and a picture."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Record:
     problems: list[str] = field(default_factory=list)
 
     def judge(self) -> None:
-        """Adds what speaks against requests and processes to the problems."""
+        """Adds what is wrong with requests and processes to the problems."""
         for endpoint, requests in self.requests.items():
             for request in requests:
                 if request.outcome != "ok" and not self._excused(endpoint, request):
@@ -88,9 +88,9 @@ class Record:
             "## Processes", f"![Memory and open files over time]({picture})", "\n".join(self._life_rows()),
             f"Memory is resident memory. Its slope is that of Theil and Sen over what comes after {flat.WARM_UP_S} s "
             f"of warm-up, for half an hour; it may be {flat.MEMORY_BYTES // _MIB} MiB or {flat.MEMORY_SHARE:.0%}. "
-            "Files and threads are counted when nobody asks for anything, first and last; after the warm-up they may "
+            "Files and threads are counted when there are no requests, first and last; after the warm-up they may "
             f"grow by {flat.COUNT}. {sum(not _settled(life) for life in self.lives)} processes that did not live for "
-            f"{flat.ENOUGH_S} s after their warm-up are drawn, but not told of here.",
+            f"{flat.ENOUGH_S} s after their warm-up are drawn, but not listed here.",
             self._rest_words(),
         ]  # fmt: skip
         return "\n\n".join(parts) + "\n"

@@ -1,8 +1,8 @@
 """What the processes of pods take, looked at every few seconds.
 
-A probe runs in each container and tells of every process there (``/proc``) and of the numbers that the program itself
-tells (``/metrics``). A process is known by its pod, its pid and the moment it was started: another one in the same
-container has a life of its own.
+A probe runs in each container and reports every process there (``/proc``) and the numbers that the program itself
+reports (``/metrics``). A process is identified by its pod, its pid and the moment it was started: another one in the
+same container has a life of its own.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class Life:
 
     @property
     def at_rest(self) -> list[Sample]:
-        """Samples of moments when nobody asked for anything."""
+        """Samples of moments without requests."""
         return [sample for sample in self.samples if sample.at_rest]
 
 
@@ -114,7 +114,7 @@ class Watched:
 class Watch:
     """Looks at `watched` every few seconds, in a thread of its own, while the context lasts.
 
-    A pod that cannot be asked, because it ends or because the API server is down, is asked the next time.
+    A pod that cannot be read, because it ends or because the API server is down, is read the next time.
     """
 
     def __init__(self, cluster: Cluster, *watched: Watched) -> None:
@@ -133,7 +133,7 @@ class Watch:
         self._thread.join(60)
 
     def look(self, at_rest: bool = False) -> dict[str, dict[str, float]]:
-        """Takes a sample of all there is; by pod, what its program tells."""
+        """Takes a sample of all there is; by pod, what its program reports."""
         with self._looking:
             return dict(self._look(at_rest))
 
@@ -182,5 +182,5 @@ def _parsed(text: str) -> Object | None:
 
 
 def at_rest(told: dict[str, float]) -> bool:
-    """Whether an engine has nothing to do, and holds nothing for anybody."""
+    """Whether an engine has nothing to do, and holds nothing for any request."""
     return all(told.get(name) == 0 for name in _HELD)

@@ -4,12 +4,12 @@
 
 Two endpoints. One has two pods of the demo model, and faults strike it, one after another (`faults.py`). The other has
 one pod of a tiny model, which answers many more requests and which nothing may disturb, so that its processes live
-through the whole of it. Both are asked all sorts of things (`client.py`), in rounds with a moment of rest after each.
+through the whole of it. Both get all sorts of requests (`client.py`), in rounds with a moment of rest after each.
 
 Asserted: requests fail only on a pod whose engine has just been killed or frozen; the same question has the same
 answer; after each fault all is well again and a change arrives; faults of the control plane restart no model pod; at
 rest nothing is in flight and no block of the KV cache is in use; memory, open files and threads are flat (`flat.py`);
-in the end no object is there twice or belongs to nobody, one operator leads, and what is deleted is gone.
+in the end no object is there twice or without an owner, one operator leads, and what is deleted is gone.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ _STEADY, _STRUCK = "steady", "struck"
 _CLIENT = Path(__file__).with_name("client.py")
 _KEY = "key-of-the-soak-5d20"
 _ROUND_MINUTES = 5
-#: By endpoint, how many workers ask, and the seconds that each rests after a request: the tiny model would take all the
-#: processors else. Enough workers that a server soon has all the threads it will ever have, and their memory.
+#: By endpoint, how many workers there are, and the seconds that each rests after a request: the tiny model would take
+#: all the processors else. Enough workers that a server soon has all the threads it will ever have, and their memory.
 _ASKING = {_STRUCK: (2, 0.0), _STEADY: (4, 0.8)}
 #: Seconds between a recovery and the next fault.
 _BREATHER_S = (5, 15)
-#: Seconds until an engine that nobody asks holds nothing any more.
+#: Seconds until an engine without requests holds nothing any more.
 _REST_S = 60
 
 Say = Callable[[str], None]
@@ -114,7 +114,7 @@ def struck_by(fault: Fault, site: Site, record: Record, say: Say) -> None:
 
 
 def rest(watch: Watch, record: Record, endpoints: list[Endpoint]) -> None:
-    """Waits until the engines that nobody asks hold nothing, and one operator says that it leads; takes samples."""
+    """Waits until the engines, without requests, hold nothing and one operator reports that it leads; takes samples."""
     began = time.monotonic()
     pods = {pod["metadata"]["name"] for endpoint in endpoints for pod in endpoint.pods()}
 
@@ -144,7 +144,7 @@ def nothing_twice(site: Site, endpoints: list[Endpoint]) -> Iterator[str]:
         if sorted(each["metadata"]["name"] for each in found) != names:
             yield f"in the end: {kind} {[each['metadata']['name'] for each in found]}"
         if {owner["uid"] for each in found for owner in each["metadata"].get("ownerReferences", ())} != owners:
-            yield f"in the end: {kind} that belong to nobody"
+            yield f"in the end: {kind} without an owner"
     sets = cluster.get("replicasets", "--namespace", namespace)["items"]
     if len([each for each in sets if each["spec"]["replicas"]]) != len(names):
         yield "in the end: more than one ReplicaSet has pods"

@@ -17,8 +17,8 @@ from kit.results import Results
 from kit.traffic import listed, traffic
 from kit.waiting import wait_for
 
-#: Seconds until a Service has heard that a container has ended: the kubelet looks for such each second, then the
-#: endpoints, then every node's rules are written. Where a node's rules can be read, they tell.
+#: Seconds until a Service takes out a container that has ended: the kubelet looks for such each second, then the
+#: endpoints, then every node's rules are written. Where a node's rules can be read, they show it.
 HEARSAY = 6
 
 # The engine is the server's child.
@@ -39,7 +39,7 @@ def busy_pod(endpoint: Endpoint) -> Object:
 
 
 def leads_to(cluster: Cluster, node: str, address: str) -> bool:
-    """Whether a Service leads who asks on this node to this address; False too where its rules cannot be read."""
+    """Whether a Service leads clients on this node to this address; False too where its rules cannot be read."""
     if "E2E_KUBECONFIG" in os.environ:
         return False
     return f" {address}:" in cluster.on_node(node, "iptables-save", "-t", "nat")
@@ -94,7 +94,7 @@ def test_engine_frozen(endpoint: Endpoint, images: Images, results: Results, nam
         wait_for(lambda: len(endpoint.serving()) == 1, "the frozen pod takes no more traffic", 30)
         noticed = time.time() - frozen
         if readable:
-            wait_for(lambda: not leads_to(endpoint.cluster, node, address), "the client's node has heard", 60)
+            wait_for(lambda: not leads_to(endpoint.cluster, node, address), "the client's node has the change", 60)
         heard = time.time() + (0 if readable else HEARSAY)
         wait_for(lambda: endpoint.lives()[pod["metadata"]["uid"]] > lives[pod["metadata"]["uid"]], "a restart", 120)
         wait_for(lambda: len(endpoint.serving()) == 2, "two pods serve again", 180)

@@ -3,7 +3,7 @@
 Two replicas; streams shorter than `drainSeconds`; clients do not retry. Asserted for each of: another flag, another
 maxModelLen, another image, more and fewer replicas, a drained node (its PodDisruptionBudget honoured), and an upgrade
 of the chart to one with a newer engine image and an operator that builds pods differently, which restarts no pod until
-the spec asks for it.
+the spec requires it.
 """
 
 from __future__ import annotations
@@ -173,4 +173,4 @@ def test_helm_upgrade(cluster: Cluster, endpoint: Endpoint, undisturbed: Disturb
         (grace,) = {pod["spec"]["terminationGracePeriodSeconds"] for pod in endpoint.pods()}
         assert grace == 31  # the next operator's is a second longer
 
-    undisturbed("the newer image, asked for", ask)
+    undisturbed("the newer image, requested", ask)

@@ -4,7 +4,8 @@
 
 The torch of the usual package index is built for CUDA and brings 3 GB of NVIDIA's libraries. On a CPU it calls none of
 them, but the dynamic loader wants every library that is named, in the versions that are named. A stand-in defines
-exactly what is asked for, and each of its functions answers 100, CUDA's word for "no device". Needs gcc and binutils.
+exactly the symbols that are required, and each of its functions returns 100, CUDA's code for "no device". Needs gcc
+and binutils.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ _UNDEFINED = re.compile(r"(?:FUNC|NOTYPE|OBJECT) +GLOBAL +DEFAULT +UND ([^@\s]+)
 
 
 def stand_ins(torch: Path) -> dict[str, dict[str, set[str]]]:
-    """What is asked of each of NVIDIA's libraries: its symbols, by version ("" for those without)."""
+    """What is required of each of NVIDIA's libraries: its symbols, by version ("" for those without)."""
     asked: dict[str, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
     libraries = [*torch.glob("lib/*.so*"), *torch.glob("_C*.so")]
     for library in libraries:
@@ -42,7 +43,7 @@ def stand_ins(torch: Path) -> dict[str, dict[str, set[str]]]:
 
 
 def _versions(library: Path) -> Iterator[tuple[str, str]]:
-    """The versions of libraries that a library asks for."""
+    """The versions of libraries that a library requires."""
     of = ""
     for version, name in _VERSION.findall(_readelf("-V", library)):
         if name:

@@ -1,8 +1,9 @@
-"""vLLM itself in pods: what docs/tutorials/06-from-vllm.md tells, done under traffic, and what is special to its pods.
+"""vLLM itself in pods: the steps of docs/tutorials/06-from-vllm.md under traffic, and what is special to its pods.
 
 Asserted: a plain `vllm serve` Deployment, the same arguments as an endpoint of runtime vllm, and that endpoint with
-runtime stoker take over from each other while an application asks: 0 failed requests, 0 cut. A pod of vLLM runs as
-nobody on a read-only root, wants the API key, tells its KV cache, and what keeps it from serving is said by its name.
+runtime stoker take over from each other while an application sends requests: 0 failed, 0 cut. A pod of vLLM
+runs unprivileged on a read-only root, requires the API key, reports its KV cache, and what keeps it from serving is
+reported by its name.
 
 Runs where VLLM_IMAGE names an image of vLLM for CPUs (`build` beside this file makes one); it takes minutes, most of
 them vLLM's start.
@@ -51,7 +52,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
 
 @pytest.fixture(scope="module")
 def placed(cluster: Cluster) -> Object:
-    """A node selector: the image is large, and perhaps on one node only. A node tells of the images that it has."""
+    """A node selector: the image is large, and perhaps on one node only. A node reports the images that it has."""
     for node in cluster.get("nodes")["items"]:
         if any(IMAGE in name for each in node["status"].get("images", ()) for name in each["names"] or ()):
             return {"kubernetes.io/hostname": node["metadata"]["name"]}
@@ -187,7 +188,7 @@ def test_a_move_loses_no_request(
 
 
 def rests(cluster: Cluster, namespace: str) -> bool:
-    """Whether the plain pod has nobody to answer any more: no request now, and for some seconds no new answer."""
+    """Whether the plain pod has no clients any more: no request now, and for some seconds no new answer."""
     (pod,) = cluster.get("pods", "--namespace", namespace, "-l", "app=plain")["items"]
     metrics = f"/api/v1/namespaces/{namespace}/pods/{pod['metadata']['name']}:8000/proxy/metrics"
 

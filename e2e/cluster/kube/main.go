@@ -49,7 +49,7 @@ func main() {
 	}
 }
 
-// Only the command asked for is made: they register the same feature gates and metrics, and two would clash.
+// Only the requested command is made: they register the same feature gates and metrics, and two would clash.
 var servers = map[string]func() *cobra.Command{
 	"kube-apiserver":          apiserver.NewAPIServerCommand,
 	"kube-controller-manager": controllermanager.NewControllerManagerCommand,
