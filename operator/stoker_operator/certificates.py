@@ -1,9 +1,10 @@
 """The webhook's certificate: made, and judged.
 
 The API server talks to the webhook over TLS and trusts exactly the authorities that the webhook's configuration names
-(``caBundle``). Nobody else talks to it, so each certificate is signed by an authority made for it alone, whose key is
-thrown away at once: there is no key that could sign a second one. A new certificate thus brings a new authority. While
-some replicas still serve the older certificate both must be trusted, so the newer names the older's authority as well.
+(``caBundle``). The API server is its only client, so each certificate is signed by an authority made for it alone,
+whose key is thrown away at once: there is no key that could sign a second one. A new certificate thus brings a new
+authority. While some replicas still serve the older certificate both must be trusted, so the newer names the older's
+authority as well.
 
 Pure but for the dice: time is an argument.
 """

@@ -297,7 +297,7 @@ class Controller:
         if judgement.plan is None:
             return Verdict(judgement.violations)
         placement = judgement.plan.placement
-        # Whoever holds accelerators now may be gone tomorrow; what no node has, is not there tomorrow either.
+        # What holds accelerators now may be gone tomorrow; what no node has, is not there tomorrow either.
         room = capacity(observe.nodes(self._store), (), placement.accelerator, placement.count)
         return Verdict(judgement.violations, (*judgement.plan.warnings, *([room] if room else [])))
 

@@ -51,7 +51,7 @@ class Step(Enum):
 
     CREATE = "there is none"
     RENEW = "it is ours"
-    TAKE = "it is nobody's, or its holder is gone"
+    TAKE = "it has no holder, or its holder is gone"
     WAIT = "another replica holds it"
 
 
@@ -165,7 +165,7 @@ class Leadership:
 
     async def _round(self) -> None:
         if self._renewed is not None:
-            # Nobody but us should have written it, so it need not be read first.
+            # No other replica should have written it, so it need not be read first.
             try:
                 await self._hold(self._replace)
                 return

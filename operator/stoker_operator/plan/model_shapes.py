@@ -80,7 +80,7 @@ def shape_of(source: ModelSource, config: Mapping[str, Any] | None, runtime: str
     except ModelError as error:
         return str(error)
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-        # Anybody can put anything onto a hub.
+        # A hub's files may hold anything.
         return f"its config.json makes no sense: {type(error).__name__}: {error}"
 
 

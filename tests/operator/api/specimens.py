@@ -388,7 +388,7 @@ RULE_BREAKERS = (
         "a token for a demo",
         spec(model={**DEMO, "tokenSecretRef": {"name": "a", "key": "b"}}),
         "spec.model.tokenSecretRef",
-        "only hf:// sources ask for a token; remove tokenSecretRef, or name a hub repository",
+        "only hf:// sources take a token; remove tokenSecretRef, or name a hub repository",
     ),
     Wrong(
         "no chat template in it",
@@ -447,7 +447,7 @@ RULE_BREAKERS = (
             }
         ),
         "spec.storage.cache.volumeClaimTemplate.spec.resources.requests",
-        "a claim asks for storage; set requests.storage, to 100Gi for example",
+        "a claim requests storage; set requests.storage, to 100Gi for example",
     ),
     Wrong(
         "no way to roll",
@@ -495,7 +495,7 @@ RULE_BREAKERS = (
         "everyone, and some",
         spec(networkPolicy={"mode": "Open", "from": [{"podSelector": {}}]}),
         "spec.networkPolicy.from",
-        "who may come is listed for mode Namespace only",
+        "clients are listed for mode Namespace only",
     ),
     Wrong(
         "a peer that is nobody",
@@ -605,7 +605,7 @@ _OTHERWISE = (
 )
 _SHRUNK = (
     f"{_CLAIM}.resources.requests",
-    "a volume can grow and cannot shrink; ask for what it was, or for more",
+    "a volume can grow and cannot shrink; request what it was, or more",
 )
 #: Changes of the cache: what is right, and what is wrong.
 CHANGES = (

@@ -34,7 +34,7 @@ class VolumeResources(Part):
             field="requests",
             holds=lambda it: "storage" in it.requests,
             cel="'storage' in self.requests",
-            message="a claim asks for storage",
+            message="a claim requests storage",
             remedy="set requests.storage, to 100Gi for example",
         ),
     )
@@ -49,7 +49,7 @@ class VolumeResources(Part):
             cel="!('storage' in self.requests) || !('storage' in oldSelf.requests) || quantity("
             "string(self.requests['storage'])).compareTo(quantity(string(oldSelf.requests['storage']))) >= 0",
             message="a volume can grow and cannot shrink",
-            remedy="ask for what it was, or for more",
+            remedy="request what it was, or more",
         ),
     )
 

@@ -90,7 +90,7 @@ class Model(Part):
             field="tokenSecretRef",
             holds=lambda it: it.token_secret_ref is None or it.source.startswith("hf://"),
             cel="!has(self.tokenSecretRef) || self.source.startsWith('hf://')",
-            message="only hf:// sources ask for a token",
+            message="only hf:// sources take a token",
             remedy="remove tokenSecretRef, or name a hub repository",
         ),
     )

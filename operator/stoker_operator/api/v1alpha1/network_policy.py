@@ -112,7 +112,7 @@ class NetworkPolicy(Part):
             field="from",
             holds=lambda it: it.from_ is None or it.resolved == "Namespace",
             cel="!has(self.from) || !has(self.mode) || self.mode == 'Namespace'",
-            message="who may come is listed for mode Namespace only: Open lets everyone in, None nobody keep out",
+            message="clients are listed for mode Namespace only: Open admits every client, None makes no policy",
             remedy="remove from, or set mode to Namespace",
         ),
     )
