@@ -110,8 +110,15 @@ class Watched:
 
 def measure(params: SamplingParams, sequences: int, tokens: int, steps: int) -> dict[str, float]:
     """Medians over decode steps, in milliseconds and bytes."""
-    args = EngineArgs("-", max_num_seqs=sequences, max_num_batched_tokens=8192, max_model_len=16384, device="cpu", long_prefill_token_threshold=0,
-                      num_gpu_blocks_override=sequences * (tokens + steps + 232) // 16 + sequences + 1)  # fmt: skip
+    args = EngineArgs(
+        "-",
+        device="cpu",
+        max_num_seqs=sequences,
+        max_num_batched_tokens=8192,
+        long_prefill_token_threshold=0,
+        max_model_len=16384,
+        num_gpu_blocks_override=sequences * ((tokens + steps + 232) // 16 + 1) + 1,
+    )
     checkpoint = Checkpoint(Path("-"), CONFIG, ModelCard(), NoLoader(8192))  # type: ignore[arg-type]
     engine = Engine(args, checkpoint)
     for index in range(sequences):

@@ -24,7 +24,8 @@ class BlockTables:
     Attributes:
         tables: [sequences, blocks] int32 block numbers; `NULL_BLOCK` past a sequence's end and where a window has left
             them.
-        slot_mapping: [tokens] int64 where each new token goes: block × block_size + offset.
+        slot_mapping: [tokens] int64 where each new token goes: block × block_size + offset; empty where the layers keep
+            a state of each sequence instead, of which the tables name all blocks.
         sliding_window: tokens that the group's layers see back, the current one included; None: all.
     """
 

@@ -50,13 +50,18 @@ class NewSequence:
 
 @dataclass(frozen=True, slots=True)
 class Fork:
-    """A row that begins with the first `num_tokens` tokens of row `parent`, and the blocks that hold them."""
+    """A row that begins with the first `num_tokens` tokens of row `parent`, and the blocks that hold them.
+
+    Attributes:
+        index: which of its request's sequences.
+        num_blocks: for each group of layers, how many these are.
+    """
 
     row: int
     parent: int
     index: int
     num_tokens: int
-    num_blocks: int
+    num_blocks: list[int]
 
 
 @dataclass(frozen=True, slots=True)

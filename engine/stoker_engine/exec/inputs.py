@@ -15,6 +15,7 @@ from stoker_engine.attention.metadata import AttentionMetadata, BlockTables
 from stoker_engine.core.step import Step
 from stoker_engine.exec.rows import Rows
 from stoker_engine.parallel.transfer import to_device
+from stoker_engine.sizing.cache_groups import CacheGroup
 
 
 @dataclass(frozen=True)
@@ -37,11 +38,11 @@ class InputBuilder:
     """Builds a step's inputs.
 
     Attributes:
-        windows: of each group of layers, what it sees back; None: all.
+        groups: of layers; each has its block tables.
     """
 
     block_size: int
-    windows: Sequence[int | None]
+    groups: Sequence[CacheGroup]
     device: torch.device
 
     def build(self, step: Step, rows: Rows) -> Inputs:
@@ -58,13 +59,16 @@ class InputBuilder:
             of_sequence = np.repeat(np.arange(len(row)), lengths)
             positions = np.arange(len(of_sequence)) - query_starts[of_sequence] + starts[of_sequence]
         token_ids = rows.token_ids[row[of_sequence], positions].astype(np.int64)
-        width = -(-int(ends.max()) // self.block_size)
+        longest = -(-int(ends.max()) // self.block_size)
         index, offset = positions // self.block_size, positions % self.block_size
         groups = []
-        for group, window in enumerate(self.windows):
-            tables = rows.tables[group, row, :width]
-            slot_mapping = tables[of_sequence, index].astype(np.int64) * self.block_size + offset
-            groups.append(BlockTables(self._upload(tables), self._upload(slot_mapping), window))
+        for number, group in enumerate(self.groups):
+            width = group.blocks_per_sequence if group.kind == "state" else longest
+            tables = rows.tables[number, row, :width]
+            slot_mapping = np.empty(0, dtype=np.int64)
+            if group.kind == "tokens":
+                slot_mapping = tables[of_sequence, index].astype(np.int64) * self.block_size + offset
+            groups.append(BlockTables(self._upload(tables), self._upload(slot_mapping), group.sliding_window))
         metadata = AttentionMetadata(
             query_starts=self._upload(query_starts),
             seq_lens=self._upload(ends),

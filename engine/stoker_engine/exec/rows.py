@@ -11,6 +11,7 @@ Memory that no sequence has needed yet is not touched.
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from dataclasses import dataclass
 from weakref import WeakValueDictionary
 
@@ -20,7 +21,7 @@ from stoker_engine.core.logit_rules import LogitRules
 from stoker_engine.core.step import TABLE_ENTRY, Fork, NewSequence, Step
 from stoker_engine.core.token_counts import TokenCounts
 from stoker_engine.sampling.choice import Choice
-from stoker_engine.sizing.cache_groups import NULL_BLOCK
+from stoker_engine.sizing.cache_groups import NULL_BLOCK, CacheGroup
 
 
 @dataclass(slots=True)
@@ -55,7 +56,7 @@ class Rows:
         num_rows: most sequences that run.
         num_tokens: most tokens of a sequence, drafts included.
         block_size: tokens in a block.
-        num_groups: block tables of a sequence.
+        groups: of layers; a sequence has a block table for each.
 
     Attributes:
         token_ids: int32 [rows, tokens].
@@ -64,9 +65,10 @@ class Rows:
         is_plain: bool [rows], see `RowState`.
     """
 
-    def __init__(self, num_rows: int, num_tokens: int, block_size: int, num_groups: int) -> None:
+    def __init__(self, num_rows: int, num_tokens: int, block_size: int, groups: Sequence[CacheGroup]) -> None:
         self.token_ids = np.zeros((num_rows, num_tokens), dtype=np.int32)
-        self.tables = np.full((num_groups, num_rows, -(-num_tokens // block_size)), NULL_BLOCK, dtype=np.int32)
+        longest = max(-(-num_tokens // block_size), *(group.blocks_per_sequence for group in groups))
+        self.tables = np.zeros((len(groups), num_rows, longest), dtype=np.int32)  # the null block is 0
         self.states: dict[int, RowState] = {}
         self.is_plain = np.zeros(num_rows, dtype=bool)
         self._rules: WeakValueDictionary[str, LogitRules] = WeakValueDictionary()
@@ -134,7 +136,7 @@ class Rows:
         prompt, output = asked.prompt_token_ids, new.output_token_ids
         self.token_ids[row, : len(prompt)] = prompt
         self.token_ids[row, len(prompt) : len(prompt) + len(output)] = output
-        self._clear(row, len(new.blocks[0]))
+        self._clear(row, max(map(len, new.blocks)))
         for group, table in enumerate(new.blocks):
             self.tables[group, row, : len(table)] = table
         rules = self._rules_of(new)
@@ -147,8 +149,9 @@ class Rows:
     def _fork(self, fork: Fork) -> None:
         row, parent = fork.row, fork.parent
         self.token_ids[row, : fork.num_tokens] = self.token_ids[parent, : fork.num_tokens]
-        self._clear(row, fork.num_blocks)
-        self.tables[:, row, : fork.num_blocks] = self.tables[:, parent, : fork.num_blocks]
+        self._clear(row, max(fork.num_blocks))
+        for table, num_blocks in zip(self.tables, fork.num_blocks, strict=True):
+            table[row, :num_blocks] = table[parent, :num_blocks]
         state = copy.copy(self.states[parent])
         state.index = fork.index
         if state.rules is not None:  # the parent may be ahead

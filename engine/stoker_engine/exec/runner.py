@@ -83,10 +83,9 @@ class Runner:
         self._rows_at_once = memory.sampler_rows(
             self.config.vocab_size, min(args.max_num_seqs, args.max_num_batched_tokens)
         )
-        windows = [group.sliding_window for group in self.plan.groups]
-        self._inputs = InputBuilder(args.block_size, windows, self.device)
+        self._inputs = InputBuilder(args.block_size, self.plan.groups, self.device)
         num_tokens = self.plan.max_model_len + _SPARE_TOKENS
-        self._rows = Rows(args.max_num_seqs, num_tokens, args.block_size, len(windows))
+        self._rows = Rows(args.max_num_seqs, num_tokens, args.block_size, self.plan.groups)
 
     def run(self, step: Step) -> StepResult:
         """Computes a step and samples. The tokens of the first child of each sequence are in its row then; of all

@@ -1,10 +1,12 @@
 """Gives sequences their KV-cache blocks, shares those whose content is the same, and takes back what nobody sees.
 
 A sequence has a block table for each group of layers (`sizing.cache_groups`). In a group with a window, blocks that
-the window has left are released while the sequence still runs; the null block takes their place in the table.
+the window has left are released while the sequence still runs; the null block takes their place in the table. In a
+group of states the number of blocks is fixed, and every step overwrites all of them.
 
     full     │ 4 │ 9 │ 2 │ 7 │ 5 ·│          · partly filled
     window   │ 0 │ 0 │ 8 │ 3 │ 6 ·│          0 the null block: released
+    state    │ 1 │ 12 │
 """
 
 from __future__ import annotations
@@ -53,7 +55,11 @@ class KVManager:
         block_size: tokens in a block.
         groups: the model's groups of layers.
         step_tokens: most tokens that one step computes.
-        enable_prefix_caching: whether full blocks are remembered and shared.
+        enable_prefix_caching: whether full blocks are remembered and shared; never where a layer keeps a state, for
+            that of a prefix is not kept.
+
+    Attributes:
+        has_states: whether a layer keeps a state, which nothing computed can be taken out of again.
     """
 
     def __init__(
@@ -66,7 +72,8 @@ class KVManager:
     ) -> None:
         self.block_size = block_size
         self.windows = [group.sliding_window for group in groups]
-        self.enable_prefix_caching = enable_prefix_caching
+        self.has_states = any(group.kind == "state" for group in groups)
+        self.enable_prefix_caching = enable_prefix_caching and not self.has_states
         self.prefix_cache = PrefixCache()
         self.pool = BlockPool(num_blocks, on_evict=self.prefix_cache.forget)
         self.queries = 0  # prompt tokens looked up
@@ -124,15 +131,20 @@ class KVManager:
         """
         if self._has_windows:
             self._release_passed(sequence)
-        start, blocks = sequence.num_launched, sequence.blocks
+        start = sequence.num_launched
         end = start + num_tokens
         written, within = divmod(start, self.block_size)
-        missing = self._num_blocks(end) - len(blocks[0])  # all tables are of one length
-        shared = [table for table in blocks if self.pool.is_shared(table[written])] if within else []
-        if missing > 0 or shared:
-            if missing * len(blocks) + len(shared) > self.pool.num_free:
+        missing, shared = 0, 0
+        for table, group in zip(sequence.blocks, self._groups, strict=True):
+            missing += max(self._table_length(group, end) - len(table), 0)
+            if group.kind == "state":
+                shared += self._is_shared(table) * len(table)
+            elif within:
+                shared += self.pool.is_shared(table[written])
+        if missing or shared:
+            if missing + shared > self.pool.num_free:
                 return False
-            self._extend(sequence, shared, written, missing)
+            self._extend(sequence, end)
         if end // self.block_size > sequence.num_published and self.enable_prefix_caching:
             # Of blocks with tokens that are not known yet, or not certain, nobody can say what they will hold.
             self._publish(sequence, min(end, len(sequence.token_ids)), step)
@@ -145,8 +157,8 @@ class KVManager:
 
     def trim(self, sequence: request.Sequence) -> None:
         """Gives back blocks that were for tokens which did not come."""
-        needed = self._num_blocks(sequence.num_known)
         for group, table in enumerate(sequence.blocks):
+            needed = self._table_length(self._groups[group], sequence.num_known)
             self._table_changes += [(group, sequence.row, index, NULL_BLOCK) for index in range(needed, len(table))]
             self.pool.release(reversed(table[needed:]))
             del table[needed:]
@@ -154,8 +166,8 @@ class KVManager:
     def fork(self, parent: request.Sequence, child: request.Sequence) -> None:
         """Lets `child`, which knows the same tokens, share all that `parent` has computed."""
         assert not child.blocks and child.num_launched == 0
-        held = self._num_blocks(parent.num_computed)  # steps in flight may be ahead
-        child.blocks = [table[:held] for table in parent.blocks]
+        lengths = [self._table_length(group, parent.num_computed) for group in self._groups]
+        child.blocks = [table[:held] for table, held in zip(parent.blocks, lengths, strict=True)]  # it may be ahead
         child.num_computed = child.num_launched = parent.num_computed
         child.num_published = parent.num_computed // self.block_size
         for table in child.blocks:
@@ -203,32 +215,40 @@ class KVManager:
         self.pool.check([block for block in table if block != NULL_BLOCK] for s in live for table in s.blocks)
         self.prefix_cache.check()
         for sequence in live:
-            for table, window in zip(sequence.blocks, self.windows, strict=False):
-                assert self._num_blocks(sequence.num_launched) <= len(table)
-                assert len(table) <= self._num_blocks(sequence.num_known) or sequence.is_held
-                assert NULL_BLOCK not in table[self._first_seen(sequence.num_computed, window) :]
-
-    def _num_blocks(self, num_tokens: int) -> int:
-        return -(-num_tokens // self.block_size)
+            for table, group in zip(sequence.blocks, self._groups, strict=False):
+                assert self._table_length(group, sequence.num_launched) <= len(table)
+                assert len(table) <= self._table_length(group, sequence.num_known) or sequence.is_held
+                assert NULL_BLOCK not in table[self._first_seen(sequence.num_computed, group.sliding_window) :]
 
     def _first_seen(self, num_computed: int, window: int | None) -> int:
         """Index of the oldest block that the token after `num_computed` others still sees."""
         return 0 if window is None else max(num_computed - window + 1, 0) // self.block_size
 
-    def _extend(self, sequence: request.Sequence, shared: list[list[int]], written: int, missing: int) -> None:
-        """Copies block number `written` of the tables in `shared`, and adds `missing` blocks to all of them."""
-        for group, table in enumerate(sequence.blocks):
-            if any(table is each for each in shared):
+    def _extend(self, sequence: request.Sequence, end: int) -> None:
+        """Copies the blocks that are about to be written and that others share, and adds those that are missing."""
+        written, within = divmod(sequence.num_launched, self.block_size)
+        for number, (table, group) in enumerate(zip(sequence.blocks, self._groups, strict=True)):
+            if group.kind == "state":
+                places = range(len(table)) if self._is_shared(table) else range(0)
+            else:
+                places = range(written, written + 1) if within and self.pool.is_shared(table[written]) else range(0)
+            for index in places:
                 [copy] = self.pool.allocate(1)
-                self._copies.append((table[written], copy))
-                self.pool.release([table[written]])
-                table[written] = copy
-                self._table_changes.append((group, sequence.row, written, copy))
-            if missing > 0:
-                added = self.pool.allocate(missing)
-                first = len(table)
-                self._table_changes += [(group, sequence.row, first + i, block) for i, block in enumerate(added)]
-                table += added
+                self._copies.append((table[index], copy))
+                self.pool.release([table[index]])
+                table[index] = copy
+                self._table_changes.append((number, sequence.row, index, copy))
+            first = len(table)
+            added = self.pool.allocate(max(self._table_length(group, end) - first, 0))
+            self._table_changes += [(number, sequence.row, first + i, block) for i, block in enumerate(added)]
+            table += added
+
+    def _is_shared(self, table: list[int]) -> bool:
+        return any(map(self.pool.is_shared, table))
+
+    def _table_length(self, group: CacheGroup, num_tokens: int) -> int:
+        """Entries of a sequence's table once it has computed `num_tokens`."""
+        return group.blocks_per_sequence if group.kind == "state" else -(-num_tokens // self.block_size)
 
     def _release_passed(self, sequence: request.Sequence) -> None:
         # What is in flight may still turn out to be wrong, or fork: only what is computed has passed.

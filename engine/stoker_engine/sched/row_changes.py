@@ -33,7 +33,8 @@ class RowChanges:
     def fork(self, parent: Sequence, child: Sequence) -> None:
         """Gives `child` a row that begins as a copy of `parent`'s, as far as both have computed."""
         child.row = self._free.pop()
-        self._forks.append(Fork(child.row, parent.row, child.index, child.num_computed, len(child.blocks[0])))
+        num_blocks = [len(table) for table in child.blocks]
+        self._forks.append(Fork(child.row, parent.row, child.index, child.num_computed, num_blocks))
 
     def write(self, sequence: Sequence) -> None:
         """The last token of `sequence` is one that the runner did not write there itself."""

@@ -269,6 +269,7 @@ class Scheduler:
                 request.num_forking += forks
                 num_samples.append(1 + forks)
                 sequence.num_awaited += 1
+                sequence.is_held = forks > 0 and self.kv.has_states  # a state that is ahead cannot be shared
                 if sequence in drafts:
                     sequence.is_held = True
                     of_drafts.append(Draft(place, drafts[sequence]))
@@ -297,6 +298,8 @@ class Scheduler:
         """What may follow sequences that decode, as far as it fits the budget, the blocks and the request."""
         assert self._proposer is not None
         drafts: dict[Sequence, list[int]] = {}
+        if self.kv.has_states:  # of which nothing can be taken back
+            return drafts
         for sequence in chosen:
             request = sequence.request
             ready = (
@@ -381,11 +384,11 @@ class Scheduler:
         [held] = drawn.token_ids
         sequence.num_computed -= num_drafted - (len(held) - 1)
         sequence.num_launched = sequence.num_computed
-        sequence.is_held = False
 
     def _take(self, sequence: Sequence, drawn: Sampled) -> list[TokenDelta]:
         """Gives `sequence` its new tokens; the first time, the request's other sequences fork from it."""
         sequence.num_awaited -= 1
+        sequence.is_held = False
         children = drawn.token_ids
         if len(children) == 1:
             return [self._grow(sequence, children[0], drawn.logprobs[0] if drawn.logprobs else None)]

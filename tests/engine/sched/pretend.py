@@ -32,6 +32,9 @@ FULL = (CacheGroup(None, (0,), 1),)
 HYBRID = (CacheGroup(None, (0,), 1), CacheGroup(10, (1,), 1), CacheGroup(10, (2,), 1), CacheGroup(3, (3,), 1))
 
 
+#: A group of states beside one of tokens, and states alone.
+STATES = (CacheGroup(None, (0,), 1), CacheGroup(None, (1,), 0, "state", 8, 2))
+ONLY_STATES = (CacheGroup(None, (0,), 0, "state", 12, 3),)
 POISON = "poison"
 
 
@@ -121,6 +124,7 @@ class Pretend:
         self.finished: set[tuple[str, int]] = set()
         self.batches: list[Batch] = []
         self.spoiled: set[str] = set()
+        self._groups = groups
         self._most_in_flight = in_flight
         self._in_flight: deque[Scheduled] = deque()
         self._rows: dict[int, Row] = {}
@@ -234,7 +238,8 @@ class Pretend:
     def _apply(self, step: Step) -> None:
         for fork in step.forks:
             parent = self._rows[fork.parent]
-            tokens, blocks = parent.token_ids[: fork.num_tokens], [t[: fork.num_blocks] for t in parent.blocks]
+            tokens = parent.token_ids[: fork.num_tokens]
+            blocks = [table[:count] for table, count in zip(parent.blocks, fork.num_blocks, strict=True)]
             assert len(tokens) == fork.num_tokens
             self._rows[fork.row] = Row(parent.asked, fork.index, tokens, blocks, parent.num_candidates)
         for new in step.new:
@@ -252,6 +257,14 @@ class Pretend:
 
     def _write(self, row: Row, start: int, known: list[int], spoiled: bool) -> None:
         for group, table in enumerate(row.blocks):
+            if self._groups[group].kind == "state":
+                assert len(table) == self._groups[group].blocks_per_sequence and NULL_BLOCK not in table
+                before = {self._cache.get((block, 0)) for block in table}
+                assert not start or before == {POISON} or before == {(group, hash(tuple(known[:start])))}
+                spoiled = spoiled or (start > 0 and POISON in before)
+                for block in table:
+                    self._cache[block, 0] = POISON if spoiled else (group, hash(tuple(known)))
+                continue
             for position in range(start, len(known)):
                 block = table[position // BLOCK]
                 assert block != NULL_BLOCK
@@ -261,6 +274,8 @@ class Pretend:
     def _reads_poison(self, row: Row, start: int, known: list[int]) -> bool:
         """Whether it does; what else it reads must be its own tokens'."""
         for group, table in enumerate(row.blocks):
+            if self._groups[group].kind == "state":
+                continue
             window = self.scheduler.kv.windows[group]
             first = 0 if window is None else max(0, start - window + 1)
             for position in range(first, len(known)):

@@ -15,7 +15,7 @@ from stoker_engine.core.sampling_params import SamplingParams
 from stoker_engine.core.step import Sampled, StepResult
 from stoker_engine.sizing.cache_groups import NULL_BLOCK
 
-from .pretend import BLOCK, FULL, HYBRID, Oracle, Pretend, beams, expected, sampling
+from .pretend import BLOCK, FULL, HYBRID, ONLY_STATES, STATES, Oracle, Pretend, beams, expected, sampling
 
 
 def test_a_long_prompt_is_chunked_beside_decodes() -> None:
@@ -123,7 +123,7 @@ def test_priority_is_served_first_and_preempted_last() -> None:
     assert last_seen["high#0"] < last_seen["middle#0"] < last_seen["low#0"]
 
 
-@pytest.mark.parametrize("groups", [FULL, HYBRID])
+@pytest.mark.parametrize("groups", [FULL, HYBRID, STATES, ONLY_STATES])
 def test_a_prompt_is_computed_once_for_all_its_sequences(groups: tuple) -> None:
     pretend = Pretend(num_blocks=200, groups=groups, prefix=False)
     request = sampling("r", list(range(30)), max_tokens=12, n=5)
@@ -311,6 +311,18 @@ def test_steps_that_are_abandoned_leave_nothing_behind(in_flight: int) -> None:
         assert pretend.result(request.id) == expected(request)
 
 
+def test_a_state_is_private_and_never_found_again() -> None:
+    pretend = Pretend(num_blocks=60, groups=STATES, in_flight=2)
+    request = sampling("r", list(range(20)), max_tokens=6, n=3)
+    pretend.add(request)
+    pretend.drain()
+    assert pretend.result("r") == expected(request)
+    assert sum(len(batch.copies) for batch in pretend.batches) == 2 * 2  # two forks, two blocks each
+    pretend.add(sampling("again", list(range(20)), max_tokens=2))
+    pretend.drain()
+    assert pretend.batches[-2].sequences[0].start == 16  # the prompt's second chunk: none of it was there already
+
+
 def test_drafts_save_steps_and_change_nothing() -> None:
     request = sampling("r", [1, 2, 3, 4], max_tokens=60)
     oracle = Oracle(random.Random(0))
@@ -335,7 +347,7 @@ def workloads(draw: Callable) -> tuple[list[EngineRequest], dict[str, object]]:
             asked.append(
                 sampling(str(index), tokens, length, draw(st.integers(1, 4)), priority=draw(st.integers(0, 2)))
             )
-    groups, fewest = draw(st.sampled_from([(FULL, 40), (HYBRID, 90)]))
+    groups, fewest = draw(st.sampled_from([(FULL, 40), (HYBRID, 90), (STATES, 60), (ONLY_STATES, 30)]))
     return asked, {
         "in_flight": draw(st.integers(1, 3)),
         "groups": groups,
