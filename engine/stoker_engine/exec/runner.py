@@ -151,19 +151,27 @@ class Runner:
     def _keep_sampled(self, step: Step, sampled: list[Sampled]) -> None:
         """Writes the tokens of each first child into its row."""
         places = [place for place, num_samples in enumerate(step.num_samples) if num_samples]
-        longest = 1 + max((len(draft.token_ids) for draft in step.drafts), default=0)
         tokens = [drawn.token_ids[0] if drawn.token_ids else [] for drawn in sampled]
         if self._ranks.size > 1:
-            padded = torch.full((len(places), longest), -1, dtype=torch.int64)
-            for row, its in zip(padded, tokens, strict=False):
-                row[: len(its)] = torch.tensor(its, dtype=torch.int64)
-            received = to_host(self._ranks.broadcast(padded))
-            tokens = [[token for token in its if token >= 0] for its in received]
-        drafted = {draft.place: len(draft.token_ids) for draft in step.drafts}
-        for place, its in zip(places, tokens, strict=True):
-            if its:
+            tokens = self._from_first_rank(tokens, len(places), step)
+        if step.drafts:
+            drafted = {draft.place: len(draft.token_ids) for draft in step.drafts}
+            for place, its in zip(places, tokens, strict=True):
                 end = step.starts[place] + step.lengths[place] - drafted.get(place, 0)
                 self._rows.append(step.rows[place], end, its)
+            return
+        kept = [(place, its[0]) for place, its in zip(places, tokens, strict=True) if its]
+        rows = [step.rows[place] for place, _ in kept]
+        self._rows.append_one(rows, [step.starts[p] + step.lengths[p] for p, _ in kept], [token for _, token in kept])
+
+    def _from_first_rank(self, tokens: list[list[int]], count: int, step: Step) -> list[list[int]]:
+        """What the first rank has drawn for `count` sequences; only there `tokens` are them."""
+        longest = 1 + max((len(draft.token_ids) for draft in step.drafts), default=0)
+        padded = torch.full((count, longest), -1, dtype=torch.int64)
+        for row, its in zip(padded, tokens, strict=False):
+            row[: len(its)] = torch.tensor(its, dtype=torch.int64)
+        received = to_host(self._ranks.broadcast(padded))
+        return [[token for token in its if token >= 0] for its in received]
 
     def _all_prompt_logprobs(
         self, hidden: torch.Tensor, inputs: Inputs, step: Step

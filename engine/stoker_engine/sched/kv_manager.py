@@ -134,6 +134,16 @@ class KVManager:
         start = sequence.num_launched
         end = start + num_tokens
         written, within = divmod(start, self.block_size)
+        if 0 < within <= self.block_size - num_tokens and not self.has_states:
+            # Nearly always: the tokens go into blocks that it has to itself.
+            is_shared = self.pool.is_shared
+            for table in sequence.blocks:
+                if is_shared(table[written]):
+                    break
+            else:
+                if end // self.block_size > sequence.num_published and self.enable_prefix_caching:
+                    self._publish(sequence, min(end, len(sequence.token_ids)), step)
+                return True
         missing, shared = 0, 0
         for table, group in zip(sequence.blocks, self._groups, strict=True):
             missing += max(self._table_length(group, end) - len(table), 0)

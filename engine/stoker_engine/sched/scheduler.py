@@ -154,9 +154,11 @@ class Scheduler:
                 has_room = self._admit(budget, shares, admitted, index)
                 index += has_room
                 continue
-            num_tokens = budget.share(wanted)
+            num_tokens = wanted if wanted <= 1 else budget.share(wanted)
             if num_tokens:
-                if not self._make_room(sequence, num_tokens):
+                if not self.kv.allocate(sequence, num_tokens, self._num_steps) and not self._make_room(
+                    sequence, num_tokens
+                ):
                     has_room = False
                     break  # it was itself the last in line, and is waiting again; or a step is to be committed first
                 shares[sequence] = num_tokens
@@ -245,27 +247,25 @@ class Scheduler:
 
     def _scheduled(self, shares: dict[Sequence, int], admitted: list[Request], tokens_left: int) -> Scheduled:
         """The step of `shares`: what each sequence computes. From here on it is in flight."""
-        chosen = [sequence for sequence in self.running if sequence in shares]
-        drafts = self._drafts(chosen, shares, tokens_left) if self._proposer is not None else {}
-        sequences = [s for s in chosen if shares[s] == 1 and s not in drafts]
+        drafts = self._drafts(shares, tokens_left) if self._proposer is not None else {}
+        sequences = [s for s, num_tokens in shares.items() if num_tokens == 1 and s not in drafts]
         num_decodes = len(sequences)
-        sequences += [s for s in chosen if shares[s] > 1 or s in drafts]
+        sequences += [s for s, num_tokens in shares.items() if num_tokens > 1 or s in drafts]
         starts, lengths, num_samples = array("i"), array("i"), array("i")
         of_drafts: list[Draft] = []
         num_prompt_tokens = 0
         for place, sequence in enumerate(sequences):
             request, start, length = sequence.request, sequence.num_launched, shares[sequence]
-            end = start + length
+            sequence.num_launched = end = start + length
             starts.append(start)
             if start < request.num_prompt_tokens:
                 num_prompt_tokens += min(end, request.num_prompt_tokens) - start
-            sequence.num_launched = end
-            if end < sequence.num_known:
+            if end < len(sequence.token_ids) + sequence.num_awaited:
                 num_samples.append(0)
             elif request.beams is not None:
                 num_samples.append(1)
             else:
-                forks = request.num_to_fork
+                forks = request.num_to_fork if request.num_started < request.num_sequences else 0
                 request.num_forking += forks
                 num_samples.append(1 + forks)
                 sequence.num_awaited += 1
@@ -292,21 +292,17 @@ class Scheduler:
         )
         return Scheduled(step, sequences, [sequence.life for sequence in sequences], admitted, num_prompt_tokens)
 
-    def _drafts(
-        self, chosen: list[Sequence], shares: dict[Sequence, int], tokens_left: int
-    ) -> dict[Sequence, list[int]]:
+    def _drafts(self, shares: dict[Sequence, int], tokens_left: int) -> dict[Sequence, list[int]]:
         """What may follow sequences that decode, as far as it fits the budget, the blocks and the request."""
         assert self._proposer is not None
         drafts: dict[Sequence, list[int]] = {}
         if self.kv.has_states:  # of which nothing can be taken back
             return drafts
-        for sequence in chosen:
+        for sequence, num_tokens in shares.items():
             request = sequence.request
-            ready = (
-                shares[sequence] == 1 and not sequence.num_awaited and sequence.num_launched + 1 == sequence.num_known
-            )
+            is_last = num_tokens == 1 and not sequence.num_awaited and sequence.num_uncomputed == 1
             most = min(MAX_DRAFT, tokens_left, request.max_length - sequence.num_known - 1)
-            if not ready or request.beams is not None or request.num_to_fork or most < 1:
+            if not is_last or request.beams is not None or request.num_to_fork or most < 1:
                 continue
             draft = self._proposer.propose(sequence.token_ids, most)[:most]
             if draft and self.kv.allocate(sequence, 1 + len(draft), self._num_steps):

@@ -46,4 +46,5 @@ class StepBudget:
         self.tokens -= num_tokens
         if wanted > 1:
             self.prompts -= num_tokens
-        self.prompts = min(self.prompts, self.tokens)
+        if self.prompts > self.tokens:
+            self.prompts = self.tokens
