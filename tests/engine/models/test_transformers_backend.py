@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from stoker_engine.kernels.reference import REFERENCE
 from stoker_engine.layers.build import Build
 from stoker_engine.models.checkpoint import find_checkpoint
 from stoker_engine.models.transformers_backend import TransformersModel
+from stoker_engine.parallel.ranks import Alone
 from stoker_engine.sizing.weight_sizes import weight_bytes
 
 _VOCABULARY = 128
@@ -168,6 +170,16 @@ def test_loading_tells_of_its_progress(tmp_path: Path) -> None:
     checkpoint = find_checkpoint(EngineArgs(model=str(tmp_path)))
     checkpoint.load(_BUILD, torch.device("cpu"), 256, lambda: told.append(None))
     assert len(told) >= len(load_file(tmp_path / "model.safetensors"))
+
+
+def test_it_is_not_split_over_ranks(tmp_path: Path) -> None:
+    class Two(Alone):
+        size = 2
+
+    _tiny("smollm3", {}).save_pretrained(tmp_path)
+    checkpoint = find_checkpoint(EngineArgs(model=str(tmp_path)))
+    with pytest.raises(ModelError, match=r"2 ranks.*--tensor-parallel-size"):
+        checkpoint.load(replace(_BUILD, ranks=Two()), torch.device("cpu"), 256)
 
 
 def test_missing_and_unused_tensors_are_errors(tmp_path: Path) -> None:

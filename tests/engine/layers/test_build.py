@@ -1,0 +1,82 @@
+"""How ranks share what a model is made of: every position once, or every head where it is needed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+from stoker_engine.attention.sdpa import SdpaBackend
+from stoker_engine.contract.errors import ModelError
+from stoker_engine.kernels.reference import REFERENCE
+from stoker_engine.layers.build import Build
+from stoker_engine.parallel.ranks import Alone
+from stoker_engine.quant.slot import Share, Slot
+
+SIZES = [1, 2, 3, 5, 31, 32, 33, 64, 96, 97, 128, 1000]
+RANKS = [1, 2, 3, 4, 7, 8]
+
+
+@dataclass
+class Seat(Alone):
+    """A rank that never talks to the others."""
+
+    rank: int
+    size: int
+
+
+def builds(ranks: int) -> list[Build]:
+    """One for each rank."""
+    return [Build(torch.float32, SdpaBackend(), REFERENCE, Seat(rank, ranks)) for rank in range(ranks)]
+
+
+@pytest.mark.parametrize("multiple", [1, 8, 32])
+@pytest.mark.parametrize("ranks", RANKS)
+@pytest.mark.parametrize("size", SIZES)
+def test_shares_are_the_whole(size: int, ranks: int, multiple: int) -> None:
+    """One after the other, cut at multiples, the first the largest; or refused by all."""
+    units = -(-size // multiple)
+    if (ranks - 1) * -(-units // ranks) >= units:
+        for build in builds(ranks):
+            with pytest.raises(ModelError, match=rf"{size}.*{ranks} ranks.*--tensor-parallel-size"):
+                build.share(size, multiple)
+        return
+    shares = [build.share(size, multiple) for build in builds(ranks)]
+    positions = [position for share in shares for position in range(size)[share.positions]]
+    assert positions == list(range(size))
+    assert all(share.full == size and share.size and share.start % multiple == 0 for share in shares)
+    assert shares[0].size == max(share.size for share in shares) == min(size, -(-units // ranks) * multiple)
+
+
+@pytest.mark.parametrize("ranks", RANKS)
+@pytest.mark.parametrize("kv_heads", [1, 2, 3, 4, 6, 8])
+@pytest.mark.parametrize("group", [1, 2, 3, 4, 8])
+def test_queries_are_where_their_keys_are(group: int, kv_heads: int, ranks: int) -> None:
+    """A rank's i-th query head attends to its ⌊i / group⌋-th key head, as it does in the whole model."""
+    heads = group * kv_heads
+    if heads % ranks or (kv_heads % ranks and ranks % kv_heads):
+        for build in builds(ranks):
+            with pytest.raises(ModelError, match=r"heads.*--tensor-parallel-size"):
+                build.heads(heads), build.kv_heads(kv_heads)
+        return
+    queries = []
+    for build in builds(ranks):
+        ours, keys = build.heads(heads), build.kv_heads(kv_heads)
+        assert ours.size % keys.size == 0
+        for index, head in enumerate(range(heads)[ours.positions]):
+            assert range(kv_heads)[keys.positions][index // (ours.size // keys.size)] == head // group
+            queries.append(head)
+    assert queries == list(range(heads))
+
+
+def test_a_slot_says_which_part_it_is() -> None:
+    whole = torch.arange(7 * 12.0).view(7, 12)
+    slot = Slot.of(torch.empty(3, 4), Share(2, 3, 7), Share(2, 2, 6).times(2))
+    assert (slot.full_shape, slot.shard) == ((7, 12), (slice(2, 5), slice(4, 8)))
+    assert torch.equal(slot.part_of(whole), whole[2:5, 4:8])
+    turned = slot.transpose(0, 1)
+    assert (turned.full_shape, turned.tensor.shape) == ((12, 7), (4, 3))
+    turned.tensor.copy_(turned.part_of(whole.T))
+    assert torch.equal(slot.tensor, whole[2:5, 4:8])
+    assert Slot.of(torch.empty(7, 12), Share.whole(7), Share.whole(12)).shard is None
