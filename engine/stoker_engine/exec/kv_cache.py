@@ -27,6 +27,7 @@ from stoker_engine.contract.errors import ArgumentError, ModelError, OutOfMemory
 from stoker_engine.parallel.device import memory_bytes
 from stoker_engine.parallel.ranks import Alone, Ranks
 from stoker_engine.sizing import memory
+from stoker_engine.sizing.block_weights import NO_BLOCKS, BlockWeights
 from stoker_engine.sizing.cache_groups import CacheGroup, usable_blocks
 from stoker_engine.sizing.state_layout import Piece, state_layout
 from stoker_engine.sizing.weight_sizes import Sharding
@@ -52,7 +53,12 @@ class KVCachePlan:
 
 
 def plan_kv_cache(
-    args: EngineArgs, config: ModelConfig, dtype: torch.dtype, device: torch.device, ranks: Ranks | None = None
+    args: EngineArgs,
+    config: ModelConfig,
+    dtype: torch.dtype,
+    device: torch.device,
+    ranks: Ranks | None = None,
+    blocks: BlockWeights = NO_BLOCKS,
 ) -> KVCachePlan:
     """Decides the cache's size by the contract's memory arithmetic.
 
@@ -61,6 +67,7 @@ def plan_kv_cache(
 
     Args:
         ranks: those that do, each of which calls this; None: there is one.
+        blocks: the weights that stay in their file's blocks.
 
     Raises:
         OutOfMemoryError: the model, or one sequence of `--max-model-len` tokens, does not fit; with the remedy.
@@ -70,7 +77,7 @@ def plan_kv_cache(
     ranks = ranks or Alone()
     groups = memory.model_cache_groups(config, args.block_size, dtype.itemsize, ranks.size)
     block = memory.kv_block_bytes(groups, args.block_size, dtype.itemsize)
-    room = _num_blocks(args, config, dtype, device, ranks.size)
+    room = _num_blocks(args, config, dtype, device, ranks.size, blocks)
     num_blocks = int(ranks.all_gather(torch.tensor([room], device=device)).min())
     wanted = args.max_model_len or config.default_model_len
     if wanted > config.longest_model_len:
@@ -168,7 +175,14 @@ def _states(pool: torch.Tensor, specs: Sequence[StateSpec], dtype: torch.dtype, 
     return found
 
 
-def _num_blocks(args: EngineArgs, config: ModelConfig, dtype: torch.dtype, device: torch.device, num_ranks: int) -> int:
+def _num_blocks(
+    args: EngineArgs,
+    config: ModelConfig,
+    dtype: torch.dtype,
+    device: torch.device,
+    num_ranks: int,
+    blocks: BlockWeights,
+) -> int:
     numbers = memory.Numbers(
         element_bytes=dtype.itemsize,
         kv_element_bytes=dtype.itemsize,
@@ -177,6 +191,7 @@ def _num_blocks(args: EngineArgs, config: ModelConfig, dtype: torch.dtype, devic
         max_num_seqs=args.max_num_seqs,
         kv_cache_memory_bytes=args.kv_cache_memory_bytes,
         num_blocks=args.num_gpu_blocks_override,
+        blocks=blocks,
     )
     ours = memory.Device(
         memory_bytes(device, num_ranks),

@@ -22,6 +22,7 @@ from stoker_engine.models.model import Model
 from stoker_engine.models.model_card import ModelCard, card_of_folder, card_of_gguf
 from stoker_engine.models.registry import FAMILIES
 from stoker_engine.models.weights import SafetensorsFolder
+from stoker_engine.sizing.block_weights import BlockWeights
 
 
 class Loader(Protocol):
@@ -45,6 +46,10 @@ class Loader(Protocol):
             WeightsError: tensors are missing, unused or of another shape.
             ModelError: the model asks for something that we do not compute.
         """
+        ...
+
+    def block_weights(self, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> BlockWeights:
+        """The weights that stay in their file's blocks, in a model of `dtype` on `device`; known before it is made."""
         ...
 
 
@@ -71,6 +76,10 @@ class Checkpoint:
     ) -> Model:
         """See `Loader.load`."""
         return self.loader.load(self.config, build, device, max_model_len, on_progress)
+
+    def block_weights(self, dtype: torch.dtype, device: torch.device) -> BlockWeights:
+        """See `Loader.block_weights`."""
+        return self.loader.block_weights(self.config, dtype, device)
 
 
 def find_checkpoint(args: EngineArgs) -> Checkpoint:

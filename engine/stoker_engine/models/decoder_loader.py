@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 from stoker_engine.architectures.model_config import ModelConfig
 from stoker_engine.layers.build import Build
 from stoker_engine.models.decoder import Decoder
+from stoker_engine.models.stored_blocks import block_weights, with_blocks
 from stoker_engine.models.weight_names import WeightNames
 from stoker_engine.models.weight_source import Part, WeightSource
 from stoker_engine.models.weights import load_weights
 from stoker_engine.quant.slot import Slot
+from stoker_engine.sizing.block_weights import BlockFormat, BlockWeights
 
 
 @dataclass(frozen=True)
@@ -32,11 +34,17 @@ class DecoderLoader:
         on_progress: Callable[[], None],
     ) -> Decoder:
         """See `models.checkpoint.Loader`."""
+        blocks = self.block_weights(config, build.dtype, device)
+        build = replace(build, linear=with_blocks(blocks, build.linear))
         with torch.inference_mode():
             with device:
                 model = Decoder(config, build, max_model_len)
             load_weights(model, _Watched(self.weights, on_progress), self.spelling)
         return model
+
+    def block_weights(self, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> BlockWeights:
+        """See `models.checkpoint.Loader`."""
+        return block_weights(self.weights, self.spelling, config, dtype, device)
 
 
 @dataclass(frozen=True)
@@ -54,10 +62,14 @@ class _Watched:
         """See `WeightSource`."""
         return self.source.shape(name)
 
-    def read(self, name: str, part: Part | None = None) -> torch.Tensor:
+    def blocks(self, name: str) -> BlockFormat | None:
+        """See `WeightSource`."""
+        return self.source.blocks(name)
+
+    def read(self, name: str, part: Part | None = None, blocks: BlockFormat | None = None) -> torch.Tensor:
         """See `WeightSource`."""
         self.on_progress()
-        return self.source.read(name, part)
+        return self.source.read(name, part, blocks)
 
     def read_into(self, name: str, slot: Slot) -> None:
         """See `WeightSource`."""

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from gguf import GGMLQuantizationType
 
 from stoker_engine.architectures.model_config import ModelConfig
 from stoker_engine.contract.errors import ModelError
@@ -20,6 +21,7 @@ from stoker_engine.models.gguf_tensor import stored_tensors
 from stoker_engine.models.weight_names import WeightNames
 from stoker_engine.models.weight_source import Part, check_shape
 from stoker_engine.quant.slot import Slot
+from stoker_engine.sizing.block_weights import Q8_0, BlockFormat
 
 
 @contextmanager
@@ -102,7 +104,11 @@ class GGUFFile:
         """See `WeightSource`."""
         return self._tensors[name].shape
 
-    def read(self, name: str, part: Part | None = None) -> torch.Tensor:
+    def blocks(self, name: str) -> BlockFormat | None:
+        """See `WeightSource`."""
+        return Q8_0 if self._tensors[name].kind == GGMLQuantizationType.Q8_0 else None
+
+    def read(self, name: str, part: Part | None = None, blocks: BlockFormat | None = None) -> torch.Tensor:
         """See `WeightSource`; dequantized to float32.
 
         Raises:
@@ -110,7 +116,12 @@ class GGUFFile:
         """
         tensor = self._tensors[name]
         part = tensor.whole if part is None else part
-        out = torch.empty([each.stop - each.start for each in part])
+        sizes = [each.stop - each.start for each in part]
+        if blocks is not None:
+            out = torch.empty([*sizes[:-1], blocks.stored_bytes(sizes[-1])], dtype=torch.uint8)
+            tensor.copy(part, out, self._threads)
+            return out
+        out = torch.empty(sizes)
         tensor.dequantize(part, out, self._threads)
         return out
 
@@ -122,10 +133,11 @@ class GGUFFile:
         """
         tensor = self._tensors[name]
         check_shape(name, tensor.shape, slot)
-        if slot.tensor.is_contiguous():
-            tensor.dequantize(slot.shard or tensor.whole, slot.tensor, self._threads)
-        else:
-            slot.tensor.copy_(self.read(name, slot.shard))
+        if not slot.tensor.is_contiguous():
+            slot.tensor.copy_(self.read(name, slot.shard, slot.blocks))
+            return
+        read = tensor.dequantize if slot.blocks is None else tensor.copy
+        read(slot.shard or tensor.whole, slot.tensor, self._threads)
 
     @cached_property
     def _threads(self) -> ThreadPoolExecutor:

@@ -75,6 +75,21 @@ class StoredTensor:
         except NotImplementedError as error:
             raise WeightsError(f"{self.name}: GGUF type {self.kind.name} cannot be dequantized") from error
 
+    def copy(self, part: Part, target: torch.Tensor, threads: ThreadPoolExecutor) -> None:
+        """Fills `target`, uint8 and contiguous, with the blocks of that `part`, which is cut between blocks.
+
+        Raises:
+            WeightsError: the file cannot be read.
+        """
+        if not target.numel():
+            return
+        rows = target.view(-1, target.shape[-1])
+
+        def take(first: int, packed: Bytes) -> None:
+            rows[first : first + len(packed)] = torch.from_numpy(packed)
+
+        self._each(part, take, threads)
+
     def _each(self, part: Part, take: Callable[[int, Bytes], None], threads: ThreadPoolExecutor) -> None:
         """Calls `take` with the rows of `part`, some at a time: the number of the first among them, and the bytes of
         the blocks that hold their columns [rows, bytes]."""

@@ -25,7 +25,7 @@ def each_expert(*parts: str) -> Callable[[ModelConfig], Sequence[str]]:
     """The slots of `parts` of every expert, expert by expert."""
 
     def slots(config: ModelConfig) -> Sequence[str]:
-        experts = next(layer.moe.num_experts for layer in config.layers if layer.moe is not None)
+        experts = next((layer.moe.num_experts for layer in config.layers if layer.moe is not None), 0)
         return [f"layers.{{i}}.experts.{expert}.{part}.weight" for expert in range(experts) for part in parts]
 
     return slots

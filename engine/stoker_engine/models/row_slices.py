@@ -39,11 +39,11 @@ def read_rows(
         shard = slot.shard or tuple(slice(0, size) for size in whole)
         columns = () if len(shape) == 1 else (shard[-1],)
         rows = part[shard] if len(shape) == 1 else part[shard[:-1]]
+        if not rows.numel():
+            continue
         ordered, order = rows.flatten().sort()
-        found = torch.cat(
-            [source.read(name, (*run, *columns)).flatten(0, len(leading) - 1) for run in _runs(ordered, leading)]
-            or [torch.empty(0, *[column.stop - column.start for column in columns])]
-        )
+        runs = (source.read(name, (*run, *columns), slot.blocks) for run in _runs(ordered, leading))
+        found = torch.cat([each.flatten(0, len(leading) - 1) for each in runs])
         slot.tensor.copy_(found[order.argsort()].view(slot.tensor.shape))
 
 

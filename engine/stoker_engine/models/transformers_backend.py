@@ -48,6 +48,7 @@ from stoker_engine.contract.errors import ModelError, WeightsError
 from stoker_engine.layers.build import Build
 from stoker_engine.models.model import StepInputs
 from stoker_engine.models.weights import SafetensorsFolder, check_finite, not_floating
+from stoker_engine.sizing.block_weights import NO_BLOCKS, BlockWeights
 
 logger = logging.getLogger(__name__)
 
@@ -381,6 +382,10 @@ class TransformersLoader:
             decoder=DecoderConfig(NormConfig("rms", 0.0), tuple(layers)),
             num_weights=weights,
         )
+
+    def block_weights(self, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> BlockWeights:
+        """See `models.checkpoint.Loader`."""
+        return NO_BLOCKS
 
     def load(
         self,

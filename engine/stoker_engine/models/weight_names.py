@@ -37,6 +37,11 @@ class MovesRows(Generic[P, R]):
         return self._function(*args, **kwargs)
 
 
+def moves_rows(makes: Sequence[Make], split: Split | None) -> bool:
+    """Whether all of these only move rows about."""
+    return all(isinstance(each, MovesRows) for each in (*makes, split) if each is not None)
+
+
 @dataclass(frozen=True)
 class Transposed:
     """A `Make` that swaps two dimensions."""
@@ -121,7 +126,7 @@ class WeightNames:
         places = self._places(name, "", config)
         if suffix in ("weight", "bias"):
             places += self._places(stem, dot + suffix, config)
-        return next((place for place in places if all(slot in slots for slot in place.slots)), None)
+        return next((place for place in places if place.slots and all(slot in slots for slot in place.slots)), None)
 
     def is_ignored(self, name: str, config: ModelConfig) -> bool:
         """Whether the canonical `name` is known and not needed."""

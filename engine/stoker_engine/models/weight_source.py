@@ -8,6 +8,7 @@ import torch
 
 from stoker_engine.contract.errors import WeightsError
 from stoker_engine.quant.slot import Slot
+from stoker_engine.sizing.block_weights import BlockFormat
 
 #: A part of a tensor: a slice for each dimension, both ends stated.
 Part = tuple[slice, ...]
@@ -24,8 +25,16 @@ class WeightSource(Protocol):
         """The shape of one tensor."""
         ...
 
-    def read(self, name: str, part: Part | None = None) -> torch.Tensor:
-        """One tensor, or that part of it, on the CPU."""
+    def blocks(self, name: str) -> BlockFormat | None:
+        """The format of blocks that one tensor is stored in, if it is one that models compute with."""
+        ...
+
+    def read(self, name: str, part: Part | None = None, blocks: BlockFormat | None = None) -> torch.Tensor:
+        """One tensor, or that part of it, on the CPU.
+
+        Args:
+            blocks: the format that it is stored in: uint8, as it is, cut between blocks; None: its numbers.
+        """
         ...
 
     def read_into(self, name: str, slot: Slot) -> None:

@@ -20,9 +20,10 @@ from stoker_engine.architectures.model_config import ModelConfig
 from stoker_engine.contract.errors import WeightsError
 from stoker_engine.contract.json_file import read_json_object
 from stoker_engine.models.row_slices import read_rows
-from stoker_engine.models.weight_names import Make, MovesRows, Place, Split, Transposed, WeightNames
+from stoker_engine.models.weight_names import Make, Place, Split, Transposed, WeightNames, moves_rows
 from stoker_engine.models.weight_source import Part, WeightSource, check_shape
 from stoker_engine.quant.slot import Slot
+from stoker_engine.sizing.block_weights import BlockFormat
 
 logger = logging.getLogger(__name__)
 
@@ -66,12 +67,17 @@ class SafetensorsFolder:
         """See `WeightSource`."""
         return torch.Size(self._file_of[name].get_slice(name).get_shape())
 
-    def read(self, name: str, part: Part | None = None) -> torch.Tensor:
+    def blocks(self, name: str) -> BlockFormat | None:
+        """See `WeightSource`."""
+        return None
+
+    def read(self, name: str, part: Part | None = None, blocks: BlockFormat | None = None) -> torch.Tensor:
         """See `WeightSource`; a view of the file, which is read where the view is.
 
         Raises:
             WeightsError: the tensor does not hold floating-point numbers.
         """
+        assert blocks is None, "safetensors hold numbers"
         file = self._file_of[name]
         tensor: torch.Tensor = file.get_tensor(name) if part is None else file.get_slice(name)[part]
         if not tensor.is_floating_point():
@@ -132,7 +138,7 @@ def load_weights(model: Loadable, source: WeightSource, spelling: WeightNames) -
         targets = [slots[slot] for slot in place.slots]
         _fill(source, name, spelling.makes(spelling.canonical(name)), place.split, targets, config)
         for target in targets:
-            check_finite(name, target.tensor)
+            check_finite(name, _bounds_of(target))
 
 
 def check_finite(name: str, weights: torch.Tensor) -> None:
@@ -149,6 +155,14 @@ def check_finite(name: str, weights: torch.Tensor) -> None:
             f"{name} holds nan or infinity as {dtype}: the file is damaged, or its numbers are too large for --dtype "
             f"{dtype}; fetch the file again, or try --dtype float32"
         )
+
+
+def _bounds_of(slot: Slot) -> torch.Tensor:
+    """Numbers that are finite if all of the slot's are: of blocks, their scales."""
+    if slot.blocks is None:
+        return slot.tensor
+    blocks = slot.tensor.reshape(-1, slot.blocks.bytes)
+    return blocks[:, :2].contiguous().view(torch.float16)
 
 
 def not_floating(name: str, dtype: str) -> WeightsError:
@@ -184,7 +198,7 @@ def _fill(
             assert isinstance(make, Transposed)
             slot = slot.transpose(make.first, make.second)
         source.read_into(name, slot)
-    elif any(slot.shard for slot in slots) and all(isinstance(each, MovesRows) for each in (*makes, split) if each):
+    elif any(slot.shard or slot.blocks for slot in slots) and moves_rows(makes, split):
         read_rows(source, name, parts_of, slots)
     else:
         for slot, part in zip(slots, parts_of(source.read(name)), strict=True):

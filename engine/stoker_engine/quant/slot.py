@@ -12,6 +12,8 @@ from dataclasses import dataclass
 
 import torch
 
+from stoker_engine.sizing.block_weights import BlockFormat
+
 
 @dataclass(frozen=True)
 class Share:
@@ -50,11 +52,13 @@ class Slot:
             in a format of its own, its shape need not be the weight's.
         full_shape: of the whole weight, in numbers.
         shard: which part of it this is, a slice for each dimension, with both ends stated; None: all of it.
+        blocks: the format whose blocks `tensor`, uint8, holds instead of numbers; rows follow those of the weight.
     """
 
     tensor: torch.Tensor
     full_shape: torch.Size
     shard: tuple[slice, ...] | None = None
+    blocks: BlockFormat | None = None
 
     @classmethod
     def whole(cls, tensor: torch.Tensor) -> Slot:
@@ -62,11 +66,11 @@ class Slot:
         return cls(tensor, tensor.shape)
 
     @classmethod
-    def of(cls, tensor: torch.Tensor, *shares: Share) -> Slot:
+    def of(cls, tensor: torch.Tensor, *shares: Share, blocks: BlockFormat | None = None) -> Slot:
         """A slot for these shares of a weight's dimensions."""
         full_shape = torch.Size(share.full for share in shares)
         whole = all(share.is_whole for share in shares)
-        return cls(tensor, full_shape, None if whole else tuple(share.positions for share in shares))
+        return cls(tensor, full_shape, None if whole else tuple(share.positions for share in shares), blocks)
 
     def part_of(self, whole: torch.Tensor) -> torch.Tensor:
         """This rank's share of `whole`, a tensor of `full_shape`; a view."""
@@ -74,6 +78,7 @@ class Slot:
 
     def transpose(self, first: int, second: int) -> Slot:
         """The same place, for a weight that files hold with these two dimensions swapped."""
+        assert self.blocks is None, "a block is part of a row"
         order = list(range(len(self.full_shape)))
         order[first], order[second] = second, first
         shape = torch.Size(self.full_shape[dim] for dim in order)

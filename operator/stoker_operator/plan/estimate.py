@@ -102,7 +102,9 @@ def estimate(bench: Bench, sharding: Sharding) -> tuple[Estimate, Problem | None
     """One copy in memory, and the objection to it; None where there is none."""
     config, settings, numbers = bench.shape.config, bench.settings, bench.numbers
     if bench.memory_bytes is None:
-        weights = weight_bytes(config, numbers.element_bytes, sharding=sharding, quantized=numbers.quantized)
+        weights = weight_bytes(
+            config, numbers.element_bytes, sharding=sharding, quantized=numbers.quantized, blocks=numbers.blocks
+        )
         return Estimate(weights, max_model_len=settings.max_model_len), None
     device = Device(bench.memory_bytes, settings.utilization, bench.on_cpu, sharding)
     use = memory_use(config, numbers, device)
@@ -138,7 +140,10 @@ def could_hold(bench: Bench, devices: int) -> bool:
     no."""
     if bench.memory_bytes is None:
         return True
-    weights = weight_bytes(bench.shape.config, bench.numbers.element_bytes, quantized=bench.numbers.quantized)
+    numbers = bench.numbers
+    weights = weight_bytes(
+        bench.shape.config, numbers.element_bytes, quantized=numbers.quantized, blocks=numbers.blocks
+    )
     return weights <= devices * bench.memory_bytes * bench.settings.utilization
 
 

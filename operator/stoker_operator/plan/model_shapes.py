@@ -8,7 +8,7 @@ the engine judges by the same sums when it starts.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, Final
@@ -20,6 +20,7 @@ from stoker_engine.architectures.model_config import ModelConfig
 from stoker_engine.architectures.no_decoder import why_no_decoder
 from stoker_engine.contract.errors import ModelError
 from stoker_engine.contract.sources import ModelSource
+from stoker_engine.sizing.block_weights import NO_BLOCKS, BlockWeights
 from stoker_engine.sizing.quantized_weights import QuantizedWeights, quantization_method, quantized_weights
 from stoker_engine.sizing.weight_sizes import weight_sizes
 from stoker_operator.api.violation import Violation
@@ -39,11 +40,13 @@ class Shape:
         config: its parts.
         method: how the checkpoint says its weights are quantized; empty: they are not.
         quantized: how it stores matrices; None where it stores them as all other weights.
+        blocks: the weights that our engine leaves in a GGUF file's blocks, on devices that it computes with them on.
     """
 
     config: ModelConfig
     method: str = ""
     quantized: QuantizedWeights | None = None
+    blocks: BlockWeights = NO_BLOCKS
 
     @property
     def experts(self) -> int:
@@ -89,7 +92,8 @@ def _known(name: str, runtime: str) -> Shape | str | None:
     """The shape of a model of the table; why the runtime's is not known, or None where it is not in the table."""
     config = table().get(name)
     try:
-        return None if config is None else _read(config, runtime)
+        shape = None if config is None else _read(config, runtime)
+        return replace(shape, blocks=_blocks()[name]) if isinstance(shape, Shape) and name in _blocks() else shape
     except ModelError as error:
         return str(error)
 
@@ -154,9 +158,23 @@ def _positive(config: ModelConfig) -> None:
 @cache
 def table() -> dict[str, Mapping[str, Any]]:
     """config.json of well-known models, by hub id."""
+    return {name: entry["config"] for entry in _entries() for name in entry["ids"]}
+
+
+@cache
+def _blocks() -> dict[str, BlockWeights]:
+    """What stays in blocks of those of them that are GGUF files."""
+    known = [entry for entry in _entries() if "blocks" in entry]
+    return {name: BlockWeights(frozenset(entry["blocks"])) for entry in known for name in entry["ids"]}
+
+
+@cache
+def _entries() -> list[dict[str, Any]]:
     # libyaml's loader, where it is there, takes a tenth of the time.
-    entries = yaml.load(TABLE.read_text(encoding="utf-8"), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
-    return {name: entry["config"] for entry in entries for name in entry["ids"]}
+    entries: list[dict[str, Any]] = yaml.load(
+        TABLE.read_text(encoding="utf-8"), getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    )
+    return entries
 
 
 _WHY: Final = {

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from stoker_engine.contract.sources import ModelSource
+from stoker_engine.sizing.block_weights import BLOCK_DTYPES, NO_BLOCKS
 from stoker_engine.sizing.dtype_sizes import element_bytes, kv_element_bytes
 from stoker_engine.sizing.memory import Numbers
 from stoker_engine.sizing.quantized_weights import usual_weights
@@ -232,6 +233,8 @@ def _bench(spec: Spec, shape: Shape, settings: EngineSettings, memory: int | Non
     size = element_bytes(dtype or "bfloat16")
     if engine.runtime != "stoker" and engine.dtype in (None, "auto"):
         size = min(size, 2)  # vLLM loads float32 checkpoints in 16 bits, unless ``--dtype`` is another
+    on_cpu = spec.hardware.accelerator == CPU
+    kernels = engine.runtime == "stoker" and on_cpu and (dtype or "").removeprefix("torch.") in BLOCK_DTYPES
     numbers = Numbers(
         element_bytes=size,
         kv_element_bytes=kv_element_bytes(engine.kv_cache_dtype or "auto", size),
@@ -241,9 +244,10 @@ def _bench(spec: Spec, shape: Shape, settings: EngineSettings, memory: int | Non
         quantized=quantized,
         kv_cache_memory_bytes=settings.kv_cache_memory_bytes,
         num_blocks=settings.num_blocks,
+        blocks=shape.blocks if kernels else NO_BLOCKS,
     )
     margin = MARGIN if engine.runtime == "stoker" else FOREIGN_MARGIN
-    return "", Bench(shape, numbers, settings, memory, spec.hardware.accelerator == CPU, margin)
+    return "", Bench(shape, numbers, settings, memory, on_cpu, margin)
 
 
 def _experts(spec: Spec, shape: Shape | str) -> Iterator[Violation]:

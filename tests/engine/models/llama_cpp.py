@@ -6,6 +6,7 @@ here in its direction, so that reading is tested by undoing it.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -86,13 +87,17 @@ def write(
     extra: dict[str, Any] | None = None,
     tensors: dict[str, torch.Tensor] | None = None,
     architecture: str | None = None,
+    stored: Callable[[str], gguf.GGMLQuantizationType] = lambda name: gguf.GGMLQuantizationType.F32,
+    dequantized: bool = False,
 ) -> Path:
-    """Writes `model` as float32.
+    """Writes `model`.
 
     Args:
         extra: further metadata, without the architecture's prefix.
         tensors: further tensors, under GGUF's names.
         architecture: GGUF's, if not that of the model's type.
+        stored: the type of each matrix, by GGUF's name. What llama.cpp does not quantize is float32 anyway.
+        dequantized: write numbers as float32, but those that are left of them in their type.
     """
     config = model.config
     arch = architecture or ARCHITECTURES[config.model_type]
@@ -108,7 +113,13 @@ def write(
             continue
         theirs = names.get_name(name, try_suffixes=(".weight", ".bias"))
         assert theirs is not None, f"GGUF has no name for {name}"
-        writer.add_tensor(theirs, np.ascontiguousarray(tensor.float().numpy()))
+        values = np.ascontiguousarray(tensor.float().numpy())
+        kind = gguf.GGMLQuantizationType.F32 if _is_plain(theirs, values) else stored(theirs)
+        packed = gguf.quants.quantize(values, kind)
+        if dequantized:
+            writer.add_tensor(theirs, gguf.quants.dequantize(packed, kind).reshape(values.shape))
+        else:
+            writer.add_tensor(theirs, packed, raw_dtype=kind)
     for name, tensor in (tensors or {}).items():
         writer.add_tensor(name, tensor.float().numpy())
     writer.add_token_list([str(token) for token in range(config.vocab_size)])
@@ -117,6 +128,11 @@ def write(
     writer.write_tensors_to_file()
     writer.close()
     return path
+
+
+def _is_plain(name: str, values: np.ndarray[Any, Any]) -> bool:
+    """Whether llama.cpp leaves that tensor as it is (its ``tensor_allows_quantization``)."""
+    return values.ndim < 2 or "norm" in name or "ffn_gate_inp" in name or name == "position_embd.weight"
 
 
 def _metadata(model: PreTrainedModel) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import pytest
 from transformers import CONFIG_MAPPING
 
 from stoker_engine.contract.sources import DEMO_MODELS, ModelSource
-from stoker_engine.sizing.weight_sizes import weight_sizes
+from stoker_engine.sizing.weight_sizes import weight_bytes, weight_sizes
 from stoker_operator.plan.model_shapes import Shape, shape_of, table
 
 #: Numbers of weights, as the hub shows them of each repository (tied heads counted once, DeepSeek-V3 without the layer
@@ -130,13 +130,23 @@ def test_transformers_reads_the_same_shape(name: str) -> None:
 
 
 def test_a_demo_model_has_the_shape_of_the_file_that_the_image_carries() -> None:
+    import torch
+
+    from stoker_engine.contract.engine_args import EngineArgs
+    from stoker_engine.kernels.native.library import native_library
+    from stoker_engine.models.checkpoint import find_checkpoint
     from stoker_engine.models.demo import demo_model
     from stoker_engine.models.gguf import GGUFFile
 
+    cpu = torch.device("cpu")
     for name in DEMO_MODELS:
         shape = shape_of(source(f"demo://{name}"), None)
         assert isinstance(shape, Shape)
         theirs = GGUFFile(demo_model(name)).config()
+        if native_library(cpu, torch.float32) is not None:
+            blocks = find_checkpoint(EngineArgs(f"demo://{name}")).block_weights(torch.float32, cpu)
+            assert weight_bytes(shape.config, 4, blocks=shape.blocks) == weight_bytes(theirs, 4, blocks=blocks)
+            assert weight_bytes(shape.config, 4, blocks=shape.blocks) < weight_bytes(shape.config, 4)
         assert list(weight_sizes(shape.config)) == list(weight_sizes(theirs))
         assert [layer.cache for layer in shape.config.layers] == [layer.cache for layer in theirs.layers]
         assert (shape.config.dtype, shape.config.longest_model_len) == (theirs.dtype, theirs.longest_model_len)

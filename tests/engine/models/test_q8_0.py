@@ -1,0 +1,250 @@
+"""GGUF's Q8_0 computed from its blocks: of every family the same bits as of a file with the same numbers in float32."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gguf import GGMLQuantizationType, GGUFReader
+
+from stoker_engine.attention.select import attention_backend
+from stoker_engine.contract.engine_args import EngineArgs
+from stoker_engine.contract.errors import ModelError, WeightsError
+from stoker_engine.engine import Engine
+from stoker_engine.kernels import q8_0
+from stoker_engine.kernels.native.library import native_library
+from stoker_engine.kernels.select import select_kernels
+from stoker_engine.layers.build import Build
+from stoker_engine.models import gguf_tensor, stored_blocks
+from stoker_engine.models.checkpoint import find_checkpoint
+from stoker_engine.models.decoder import Decoder
+from stoker_engine.parallel.ranks import Alone, Ranks
+from stoker_engine.quant.q8_0 import Q8Matrix
+from stoker_engine.quant.slot import Slot
+from stoker_engine.sizing.weight_sizes import weight_bytes
+
+
+def _beside(name: str) -> ModuleType:
+    """A module in this folder, which is no package."""
+    spec = importlib.util.spec_from_file_location(name, Path(__file__).parent / f"{name}.py")
+    assert spec is not None and spec.loader is not None
+    module = sys.modules.setdefault(name, importlib.util.module_from_spec(spec))
+    spec.loader.exec_module(module)
+    return module
+
+
+llama_cpp, gguf_models = _beside("llama_cpp"), _beside("gguf_models")
+
+_CPU = torch.device("cpu")
+_Q8, _Q4 = GGMLQuantizationType.Q8_0, GGMLQuantizationType.Q4_0
+
+pytestmark = pytest.mark.skipif(
+    native_library(_CPU, torch.float32) is None, reason="without the kernel, files are dequantized as they are loaded"
+)
+
+#: Sizes that become multiples of a block; the others are heads' and counts.
+_WIDTHS = ("hidden_size", "intermediate_size", "moe_intermediate_size", "n_embd", "d_model", "ffn_hidden_size")
+_FURTHER = ("kv_lora_rank", "q_lora_rank", "qk_nope_head_dim", "shared_expert_intermediate_size")
+
+
+def _in_blocks(options: dict[str, Any]) -> dict[str, Any]:
+    """`options` with rows that are whole blocks."""
+    wider = dict(options)
+    for key, value in options.items():
+        if isinstance(value, dict):
+            wider[key] = _in_blocks(value)
+        elif key in (*_WIDTHS, *_FURTHER) and value is not None:
+            wider[key] = -(-value // 32) * 32
+        elif key == "v_head_dim":  # 4 heads make whole blocks
+            wider[key] = 16
+    return wider
+
+
+@dataclass(frozen=True)
+class Shard:
+    """One of several ranks, where nothing is computed."""
+
+    rank: int
+    size: int
+
+    def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
+        raise NotImplementedError
+
+    all_gather = broadcast = all_reduce
+
+
+def _model(path: Path, dtype: torch.dtype = torch.float32, ranks: Ranks | None = None) -> Decoder:
+    """A rank's share of the model of a file, and that it takes what the sums say."""
+    checkpoint = find_checkpoint(EngineArgs(str(path)))
+    ranks = ranks or Alone()
+    build = Build(dtype, attention_backend(_CPU, dtype), select_kernels(_CPU, dtype), ranks)
+    model = checkpoint.load(build, _CPU, 128)
+    assert isinstance(model, Decoder)
+    return model
+
+
+def _write(
+    name: str,
+    folder: Path,
+    stored: Callable[[str], GGMLQuantizationType] = lambda name: _Q8,
+    *,
+    ranks: int = 1,
+) -> tuple[Path, Path]:
+    """A file in blocks, and one of the same numbers in float32."""
+    kind, options = gguf_models.MODELS[name]
+    options = _in_blocks(options)
+    theirs = gguf_models.tiny(kind, options)
+    paths = folder / "blocks.gguf", folder / "float32.gguf"
+    for path, dequantized in zip(paths, (False, True), strict=True):
+        llama_cpp.write(theirs, path, stored=stored, dequantized=dequantized)
+    return paths
+
+
+def _predicted(path: Path, model: Decoder, dtype: torch.dtype, tensor: int = 1) -> int:
+    blocks = find_checkpoint(EngineArgs(str(path))).block_weights(dtype, _CPU)
+    return weight_bytes(model.config, dtype.itemsize, tensor, blocks=blocks)
+
+
+def _held(model: Decoder) -> int:
+    return sum(slot.tensor.nbytes for slot in model.slots().values())
+
+
+def _matrices(model: Decoder) -> set[str]:
+    """The slots that are in blocks."""
+    return {name for name, slot in model.slots().items() if slot.blocks is not None}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize("name", gguf_models.MODELS)
+def test_every_family(name: str, dtype: torch.dtype, tmp_path: Path, paged_run: Any) -> None:
+    blocks, plain = (_model(path, dtype) for path in _write(name, tmp_path))
+    prompts = [[5, 100, 2, 77], list(range(2, 63))]
+    ran = [paged_run(model, prompts, new_tokens=6, dtype=dtype) for model in (blocks, plain)]
+    for ours, expected in zip(ran[0].sequences, ran[1].sequences, strict=True):
+        assert ours.tokens == expected.tokens
+        assert torch.equal(torch.stack(ours.logits), torch.stack(expected.logits))
+    held = _matrices(blocks)
+    assert _held(blocks) == _predicted(tmp_path / "blocks.gguf", blocks, dtype)
+    assert _held(plain) == _predicted(tmp_path / "float32.gguf", plain, dtype) and not _matrices(plain)
+    # All that is a matrix, but routers, gates, positions, and what latent attention turns.
+    matrices = {key for key, slot in blocks.slots().items() if len(slot.full_shape) > 1}
+    left = {key for key in matrices - held if not any(part in key for part in ("router", "_gate", "positions", "k_b"))}
+    assert not left and held
+
+
+def test_a_head_that_is_tied_is_one_copy(tmp_path: Path) -> None:
+    blocks, _ = _write("llama biases", tmp_path)
+    model = _model(blocks)
+    assert model.lm_head.matrix is model.embed.matrix and isinstance(model.embed.matrix, Q8Matrix)
+
+
+def test_parts_in_other_formats_are_dequantized_together(tmp_path: Path, paged_run: Any) -> None:
+    """A matrix that merges several of the file is in blocks if all of them are; layer by layer."""
+    others = {"blk.0.attn_v.weight", "blk.1.ffn_up.weight", "blk.1.attn_output.weight", "token_embd.weight"}
+    paths = _write("llama", tmp_path, lambda name: _Q4 if name in others else _Q8)
+    blocks, plain = map(_model, paths)
+    assert _matrices(blocks) == {
+        *(f"layers.0.{part}.weight" for part in ("o", "gate", "up", "down")),
+        *(f"layers.1.{part}.weight" for part in ("q", "k", "v", "down")),
+        "lm_head.weight",
+    }
+    assert _held(blocks) == _predicted(paths[0], blocks, torch.float32)
+    ran = [paged_run(model, [list(range(2, 40))], new_tokens=4) for model in (blocks, plain)]
+    assert torch.equal(*(torch.stack(run.sequences[0].logits) for run in ran))
+
+
+#: What 4 ranks can share in whole blocks, not all of it equally.
+_SHARED: dict[str, dict[str, Any]] = {
+    "bloom": {"hidden_size": 128},
+    "deepseek_v3": {"hidden_size": 64, "v_head_dim": 32, "moe_intermediate_size": 128, "intermediate_size": 224},
+    "falcon 40b": {"hidden_size": 128},
+    "gemma3": {"hidden_size": 64, "head_dim": 32, "intermediate_size": 224},
+    "gpt2": {"n_embd": 128},
+    "llama": {"hidden_size": 128, "intermediate_size": 224},
+    "phi3": {"hidden_size": 128, "intermediate_size": 224},
+    "qwen2_moe": {"hidden_size": 128, "moe_intermediate_size": 128, "shared_expert_intermediate_size": 224},
+}
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("name", _SHARED)
+def test_each_rank_holds_and_reads_its_share(
+    name: str, ranks: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kind, options = gguf_models.MODELS[name]
+    theirs = gguf_models.tiny(kind, {**_in_blocks(options), **_SHARED[name]})
+    path = llama_cpp.write(theirs, tmp_path / "model.gguf", stored=lambda name: _Q8)
+    whole = _model(path)
+    read = list[int]()
+
+    def counted(descriptor: int, buffers: list[memoryview], start: int) -> int:
+        read.append(os.preadv(descriptor, buffers, start))
+        return read[-1]
+
+    held = []
+    for rank in range(ranks):
+        read.clear()
+        with monkeypatch.context() as patched:
+            patched.setattr(gguf_tensor, "preadv", counted)
+            model = _model(path, ranks=Shard(rank, ranks))
+        slots = model.slots()
+        held.append(_held(model))
+        assert _matrices(model) == _matrices(whole)
+        for key, slot in whole.slots().items():
+            assert torch.equal(_numbers(slots[key]), slots[key].part_of(_numbers(slot))), key
+        unread = sum(slot.tensor.nbytes for key, slot in slots.items() if "k_b" in key)
+        assert sum(read) - unread <= held[-1]
+    assert max(held) == _predicted(path, whole, torch.float32, ranks)
+
+
+def _numbers(slot: Slot) -> torch.Tensor:
+    return slot.tensor if slot.blocks is None else q8_0.dequantize(slot.tensor, torch.float32)
+
+
+def test_ranks_that_would_cut_a_block_are_refused(tmp_path: Path) -> None:
+    path, _ = _write("llama", tmp_path)  # heads of 16
+    with pytest.raises(ModelError, match=r"blocks of 32 columns.*--tensor-parallel-size"):
+        _model(path, ranks=Shard(1, 4))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+def test_without_a_kernel_files_are_dequantized(
+    dtype: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if dtype == torch.float32:
+        monkeypatch.setattr(stored_blocks, "native_library", lambda device, dtype: None)
+    blocks, plain = (_model(path, dtype) for path in _write("llama", tmp_path))
+    assert not _matrices(blocks)
+    for name, slot in plain.slots().items():
+        assert torch.equal(blocks.slots()[name].tensor, slot.tensor)
+    assert _held(blocks) == _predicted(tmp_path / "blocks.gguf", blocks, dtype)
+
+
+@pytest.mark.parametrize("scale", [np.nan, np.inf, -np.inf])
+def test_scales_that_are_no_numbers_are_refused_by_name(scale: float, tmp_path: Path) -> None:
+    path, _ = _write("llama", tmp_path)
+    name = "blk.1.ffn_down.weight"
+    start = next(tensor.data_offset for tensor in GGUFReader(path).tensors if tensor.name == name)
+    data = bytearray(path.read_bytes())
+    data[start + 34 * 5 : start + 34 * 5 + 2] = np.float16(scale).tobytes()
+    path.write_bytes(data)
+    with pytest.raises(WeightsError, match=rf"{name} holds nan or infinity"):
+        _model(path)
+
+
+def test_the_cache_gets_what_is_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    blocks, plain = _write("qwen3", tmp_path)
+    monkeypatch.setattr("stoker_engine.exec.kv_cache.memory_bytes", lambda *_: 2 * 1024**3)
+    plans = [Engine.from_args(EngineArgs(str(path), max_num_seqs=4)).executor.plan for path in (blocks, plain)]
+    saved = _held(_model(plain)) - _held(_model(blocks))
+    block = 16 * 2 * 2 * 16 * 4 * 2  # tokens × keys and values × heads × size × float32 × layers
+    assert abs(plans[0].num_blocks - plans[1].num_blocks - saved / block) <= 1
