@@ -67,7 +67,10 @@ inline void put(float* to, Vec v) { store(to, v); }
 #if defined(__AVX512BF16__)
 inline void put(bf16* to, Pack<bf16>::Type v) { memcpy((void*)to, &v, sizeof v); }
 #else
-inline void put(bf16* to, Vec v) { store(to, v); }
+inline void put(bf16* to, Vec v) {  // rounded already
+  const HalfVec half = __builtin_convertvector((WordVec)v >> 16, HalfVec);
+  memcpy((void*)to, &half, sizeof half);
+}
 #endif
 
 // The stride in bytes.
