@@ -73,7 +73,7 @@ def is_stopped(state: bytes | None) -> bool:
 def _is_out_of_memory(error: BaseException) -> bool:
     """torch has an error of that name for devices, and none for the CPU's memory."""
     return (
-        isinstance(error, MemoryError)
+        isinstance(error, MemoryError | EngineOutOfMemoryError)
         or type(error).__name__ == "OutOfMemoryError"
         or "can't allocate memory" in str(error)
     )

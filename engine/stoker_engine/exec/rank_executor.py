@@ -90,6 +90,7 @@ class RankExecutor:
         self._ranks: list[RankProcess] = []
         with ExitStack() as undo:
             undo.callback(self.shutdown)
+            undo.callback(self._end, EngineDeadError("its ranks were not loaded"))
             rendezvous = os.memfd_create("stoker-ranks")
             with os.fdopen(rendezvous):
                 for rank in range(size):
@@ -152,6 +153,9 @@ class RankExecutor:
                 raise self._end(EngineStuckError(f"{rank.name} did not read for {self._timeout_s:.0f} s")) from None
             except OSError:
                 raise self._end() from None
+            except BaseException:  # Ctrl-C: some ranks have the message, or half of it
+                self._end(EngineDeadError("its ranks were interrupted"))
+                raise
 
     def _receive(self, rank: RankProcess) -> Any:
         with self._lock:
@@ -166,6 +170,9 @@ class RankExecutor:
             except Exception as error:
                 what = f"{rank.name} sent what cannot be read: {type(error).__name__}: {error}"
                 raise self._end(EngineDeadError(what)) from error
+            except BaseException:
+                self._end(EngineDeadError("its ranks were interrupted"))
+                raise
             if message is None:
                 raise self._end()
             return message

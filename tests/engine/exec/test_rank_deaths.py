@@ -229,6 +229,21 @@ def test_who_waits_for_loading_may_fail(make: Make) -> None:
     assert not [child for child in psutil.Process().children() if str(PROGRAM) in child.cmdline()]
 
 
+def test_interrupted_while_a_step_is_sent(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    executor = make()
+
+    def interrupt(data: bytes) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(executor._ranks[1], "send", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        executor.launch(_step(0))
+    monkeypatch.undo()
+    assert not _alive(executor)
+    with pytest.raises(EngineDeadError, match="interrupted"):
+        executor.launch(_step(1))
+
+
 @pytest.mark.slow
 def test_shutdown_ends_whatever_they_do(make: Make) -> None:
     executor = make(("step", 0, "hang"))
