@@ -60,7 +60,7 @@ class ProcessRanks:
     def all_gather(self, x: torch.Tensor) -> torch.Tensor:
         """See `Ranks`. The last dimension may differ between ranks."""
         width = x.shape[-1]
-        widths = self._gather(torch.tensor([width]), "all_gather").flatten().tolist()
+        widths = self._gather(torch.tensor([width], device=x.device), "all_gather").flatten().tolist()
         if (widest := max(widths)) != width:
             x = torch.cat((x, x.new_zeros(*x.shape[:-1], widest - width)), dim=-1)
         parts = self._gather(x, "all_gather").unbind()

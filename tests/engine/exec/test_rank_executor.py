@@ -11,7 +11,7 @@ import os
 import random
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -110,7 +110,7 @@ def _run(
     for request in requests[:half]:
         engine.add(request)
     step = 0
-    while engine.has_work:
+    while engine.has_work or step < 12:
         step += 1
         if step == 12:
             for request in requests[half:]:
@@ -237,6 +237,38 @@ def test_again_it_is_the_same_to_the_bit(pair: tuple[Path, Engine, Engine]) -> N
     for key, output in together.items():
         assert output.token_ids == one_by_one[key].token_ids
         assert output.logprobs == one_by_one[key].logprobs
+
+
+class _Knows:
+    """Proposes what came of the same prompts before, now and then with a mistake."""
+
+    def __init__(self, known: list[list[int]]) -> None:
+        self._known, self._chance, self.proposed = known, random.Random(5), 0
+
+    def propose(self, token_ids: Sequence[int], most: int) -> list[int]:
+        so_far = list(token_ids)
+        for known in self._known:
+            if known[: len(so_far)] == so_far:
+                draft = known[len(so_far) :][: min(most, 4)]
+                if draft and self._chance.random() < 0.3:
+                    draft[self._chance.randrange(len(draft))] = 7
+                self.proposed += len(draft)
+                return draft
+        return []
+
+
+def test_drafts_change_nothing(pair: tuple[Path, Engine, Engine]) -> None:
+    model, ranks, _ = pair
+    requests = [request for request in _requests(4) if request.params.kind == "generate"][:12]
+    plain, _ = _run(ranks, requests)
+    prompts = {request.id: request.prompt_token_ids for request in requests}
+    proposer = _Knows([prompts[id] + output.token_ids for (id, _), output in plain.items()])
+    args = _args(model)
+    drafted, _ = _run(Engine(args, find_checkpoint(args), executor=ranks.executor, proposer=proposer), requests)
+    assert proposer.proposed > 50
+    for key, output in plain.items():
+        assert drafted[key].token_ids == output.token_ids
+        _check_logprobs(drafted[key].logprobs, output.logprobs)
 
 
 def test_every_rank_holds_its_share(pair: tuple[Path, Engine, Engine]) -> None:
