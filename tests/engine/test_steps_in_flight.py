@@ -1,0 +1,144 @@
+"""Two steps in flight, and drafts, change nothing: the same tokens, log-probabilities and reasons, bit for bit."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stoker_engine import LLM, BeamSearchParams, SamplingParams
+from stoker_engine.contract.engine_args import EngineArgs
+from stoker_engine.core.engine_request import EngineRequest
+from stoker_engine.core.outputs import TokenDelta
+from stoker_engine.engine import Engine
+from stoker_engine.models.checkpoint import find_checkpoint
+
+SMALL = {"max_model_len": 160, "max_num_batched_tokens": 48, "max_num_seqs": 6, "dtype": "float32"}
+ROOMY = 400  # blocks
+
+
+class Shuffled:
+    """Proposes what came after the same token before, so that some of it holds in repetitive outputs."""
+
+    def propose(self, token_ids: Sequence[int], most: int) -> list[int]:
+        last = token_ids[-1]
+        for place in range(len(token_ids) - 2, -1, -1):
+            if token_ids[place] == last:
+                return list(token_ids[place + 1 : place + 1 + most])
+        return [last] * (most // 2)
+
+
+def requests(rng: random.Random, count: int) -> list[EngineRequest]:
+    """Of all kinds; many share a prefix."""
+    shared = [rng.randrange(5, 500) for _ in range(70)]
+    asked = []
+    for index in range(count):
+        prompt = shared[: rng.randrange(70)] + [rng.randrange(5, 500) for _ in range(rng.randrange(1, 40))]
+        length = rng.randrange(1, 40)
+        params: Any = rng.choice(
+            [
+                SamplingParams(temperature=0, max_tokens=length, ignore_eos=True),
+                SamplingParams(temperature=0, max_tokens=length, repetition_penalty=1.2, min_tokens=length // 2),
+                SamplingParams(seed=index, n=rng.randrange(1, 4), max_tokens=length, logprobs=2),
+                SamplingParams(seed=index, top_p=0.9, frequency_penalty=0.5, max_tokens=length),
+                SamplingParams(temperature=0, max_tokens=length, prompt_logprobs=1, logit_bias={7: 3.0}),
+                BeamSearchParams(rng.randrange(1, 4), max_tokens=length),
+            ]
+        )
+        asked.append(EngineRequest(str(index), prompt, params, length, seed=index, eos_token_ids=frozenset({1})))
+    return asked
+
+
+def outputs(engine: Engine, asked: list[EngineRequest], rng: random.Random) -> dict[tuple[str, int], list[object]]:
+    """What comes of requests that arrive one after another, by request and sequence."""
+    found: dict[tuple[str, int], list[object]] = {}
+    waiting = list(asked)
+    while waiting or engine.has_work:
+        if waiting and rng.random() < 0.8:
+            engine.add(waiting.pop(0))
+        for delta in engine.step().deltas:
+            found.setdefault((delta.request_id, delta.index), []).extend(parts(delta))
+    assert engine.scheduler.kv.pool.num_free == engine.scheduler.kv.pool.num_usable
+    return found
+
+
+def parts(delta: TokenDelta) -> list[object]:
+    logprobs = delta.logprobs or [None] * len(delta.token_ids)
+    tokens = list(zip(delta.token_ids, map(repr, logprobs), strict=True))
+    end = [delta.finish_reason, delta.stop_reason, delta.cumulative_logprob] if delta.finish_reason else []
+    return [*map(repr, delta.prompt_logprobs or []), *tokens, *end]
+
+
+@pytest.mark.parametrize(
+    ("model", "blocks"), [("tiny_llama", ROOMY), ("tiny_llama", 18), ("tiny_gemma3", ROOMY), ("tiny_gemma3", 64)]
+)
+@pytest.mark.parametrize("how", ["in flight", "drafts", "both"])
+def test_what_comes_is_the_same(how: str, model: str, blocks: int, request: pytest.FixtureRequest) -> None:
+    folder: Path = request.getfixturevalue(model)
+    seed = f"{how}{model}{blocks}"
+    asked = requests(random.Random(seed), 24)
+    found = []
+    for args, proposer in (
+        ({}, None),
+        ({"async_scheduling": how != "drafts"}, None if how == "in flight" else Shuffled()),
+    ):
+        engine_args = EngineArgs(str(folder), num_gpu_blocks_override=blocks, **SMALL, **args)  # type: ignore[arg-type]
+        engine = Engine(engine_args, find_checkpoint(engine_args), proposer=proposer)
+        found.append(outputs(engine, asked, random.Random(seed)))
+        preempted = engine.scheduler.num_preemptions
+        assert (preempted > 0) == (blocks < ROOMY)
+        engine.shutdown()
+    assert found[0] == found[1]
+
+
+def test_aborts_and_stops_while_a_step_is_in_flight_hurt_nobody_else(tiny_llama: Path) -> None:
+    rng = random.Random(3)
+    asked = requests(rng, 40)
+    alone = EngineArgs(str(tiny_llama), num_gpu_blocks_override=ROOMY, **SMALL)  # type: ignore[arg-type]
+    expected = outputs(Engine(alone, find_checkpoint(alone)), asked, rng)
+    args = EngineArgs(str(tiny_llama), num_gpu_blocks_override=20, async_scheduling=True, **SMALL)  # type: ignore[arg-type]
+    engine = Engine(args, find_checkpoint(args))
+    found: dict[tuple[str, int], list[object]] = {}
+    ended, waiting = set(), list(asked)
+    while waiting or engine.has_work:
+        if waiting and rng.random() < 0.6:
+            engine.add(waiting.pop(0))
+        if rng.random() < 0.2 and engine.scheduler.requests:
+            victim = rng.choice(list(engine.scheduler.requests))
+            ended.add(victim)
+            engine.abort(victim) if rng.random() < 0.5 else engine.stop(victim, 0)
+            engine.scheduler.check()
+        for delta in engine.step().deltas:
+            found.setdefault((delta.request_id, delta.index), []).extend(parts(delta))
+    assert engine.scheduler.kv.pool.num_free == engine.scheduler.kv.pool.num_usable
+    survivors = {key: value for key, value in expected.items() if key[0] not in ended}
+    assert 10 < len(survivors) and all(found[key] == value for key, value in survivors.items())
+
+
+def test_ctrl_c_in_the_middle_of_a_step_leaves_no_prefix_that_was_never_computed(
+    tiny_llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    llm = LLM(str(tiny_llama), num_gpu_blocks_override=ROOMY, **SMALL)  # type: ignore[arg-type]
+    prompt = list(range(5, 120))
+    asked = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
+    runner = llm.engine.executor.runner  # type: ignore[attr-defined]
+    forward, calls = runner.model.forward, []
+
+    def interrupted(inputs: object) -> object:
+        calls.append(inputs)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return forward(inputs)
+
+    monkeypatch.setattr(runner.model, "forward", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        llm.generate(prompt, asked, use_tqdm=False)
+    assert not llm.engine.has_work or not llm.engine.scheduler.has_work
+    [after] = llm.generate(prompt, asked, use_tqdm=False)
+    fresh = LLM(str(tiny_llama), num_gpu_blocks_override=ROOMY, **SMALL)  # type: ignore[arg-type]
+    [expected] = fresh.generate(prompt, asked, use_tqdm=False)
+    assert after.outputs == expected.outputs
+    assert after.num_cached_tokens == 48  # what the first step had computed, and no more
