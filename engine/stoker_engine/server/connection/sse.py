@@ -7,7 +7,7 @@ take for a complete answer.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 
 from pydantic import BaseModel
@@ -21,11 +21,11 @@ _DONE = b"data: [DONE]\n\n"
 
 
 class EventStream(Response):
-    """Sends `events` as they come, and closes them when the client hangs up."""
+    """Sends `events` as they come, those that come together in one piece; closes them when the client hangs up."""
 
     media_type = "text/event-stream"
 
-    def __init__(self, events: AsyncGenerator[BaseModel, None], headers: Mapping[str, str]) -> None:
+    def __init__(self, events: AsyncGenerator[Sequence[BaseModel], None], headers: Mapping[str, str]) -> None:
         super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no", **headers})
         del self.headers["content-length"]  # it grows while it is sent
         self._events = events
@@ -42,13 +42,16 @@ class EventStream(Response):
         end = _DONE
         try:
             async with aclosing(self._events) as events:
-                async for event in events:
+                async for some in events:
+                    if not some:
+                        continue
                     if not started:
                         started = True
                         await send(
                             {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
                         )
-                    await _send_body(send, _event(event.model_dump_json().encode()), more=True)
+                    data = b"".join(_event(event.model_dump_json().encode()) for event in some)
+                    await _send_body(send, data, more=True)
         except Exception as error:
             if not started:
                 raise

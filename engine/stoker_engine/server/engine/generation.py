@@ -86,8 +86,8 @@ class Generation:
     _unfinished: dict[int, int] = field(default_factory=dict)  # prompts → how many of their sequences run
     _begun: set[int] = field(default_factory=set)  # prompts that have had their first delta
 
-    async def deltas(self) -> AsyncGenerator[tuple[int, OutputDelta], None]:
-        """Yields (index of a choice, delta), in the order the engine makes them.
+    async def deltas(self) -> AsyncGenerator[list[tuple[int, OutputDelta]], None]:
+        """Yields what there is, as soon as there is something: (index of a choice, delta), one a choice at most.
 
         The first error ends all of them. Closing the generator aborts all that still run.
 
@@ -105,8 +105,7 @@ class Generation:
         try:
             while self._unfinished:
                 try:
-                    with renamed(self.field_names):
-                        deltas = await self._stream.take()
+                    deltas = await self._stream.take()
                 except EngineDeadError as death:
                     # Prompts go to the next engine where nobody has seen anything of them yet. If it was no signal
                     # from outside, one of them may be what the engine dies of, and they go on only once.
@@ -116,10 +115,7 @@ class Generation:
                     asking.cancel()
                     asking = asyncio.create_task(self._ask_again())
                     continue
-                for delta in deltas:
-                    if (prompt := self._prompts_of.get(delta.request_id)) is not None:
-                        self._count(prompt, delta, ticket)
-                        yield prompt * self.n + delta.index, delta
+                yield [(self._count(delta, ticket), delta) for delta in deltas if delta.request_id in self._prompts_of]
         finally:
             asking.cancel()
             for request_id in self._prompts_of:
@@ -131,12 +127,13 @@ class Generation:
         """Waits for everything; one output a choice."""
         outputs = [Output() for _ in range(len(self.prompts) * self.n)]
         async with aclosing(self.deltas()) as deltas:
-            async for choice, delta in deltas:
-                output = outputs[choice]
-                output.text += delta.text
-                output.token_ids += delta.token_ids
-                output.logprobs += delta.logprobs or []
-                output.finish_reason, output.stop_reason = delta.finish_reason, delta.stop_reason
+            async for step in deltas:
+                for choice, delta in step:
+                    output = outputs[choice]
+                    output.text += delta.text
+                    output.token_ids += delta.token_ids
+                    output.logprobs += delta.logprobs or []
+                    output.finish_reason, output.stop_reason = delta.finish_reason, delta.stop_reason
         return outputs
 
     def fail(self, error: Exception) -> None:
@@ -160,7 +157,9 @@ class Generation:
             prompt_tokens_details=PromptTokensDetails(cached_tokens=cached) if self.report_cached else None,
         )
 
-    def _count(self, prompt: int, delta: OutputDelta, ticket: Ticket) -> None:
+    def _count(self, delta: OutputDelta, ticket: Ticket) -> int:
+        """Takes note of a delta, and returns whose it is."""
+        prompt = self._prompts_of[delta.request_id]
         choice = prompt * self.n + delta.index
         if prompt not in self._begun:
             self._begun.add(prompt)
@@ -173,6 +172,7 @@ class Generation:
             self._unfinished[prompt] -= 1
             if not self._unfinished[prompt]:
                 del self._unfinished[prompt]
+        return choice
 
     async def _ask(self) -> None:
         """Begins a request for each prompt that has not finished. Whoever takes from the stream gets the errors."""
@@ -180,14 +180,15 @@ class Generation:
         try:
             for prompt in list(self._unfinished):
                 request_id = f"{self.id}-{next(_serial)}"
-                await self.client.add_request(
-                    self._stream,
-                    request_id,
-                    self.prompts[prompt],
-                    self.params[prompt],
-                    priority=self.priority,
-                    cache_salt=self.cache_salt,
-                )
+                with renamed(self.field_names):
+                    await self.client.add_request(
+                        self._stream,
+                        request_id,
+                        self.prompts[prompt],
+                        self.params[prompt],
+                        priority=self.priority,
+                        cache_salt=self.cache_salt,
+                    )
                 self._prompts_of[request_id] = prompt
         except Exception as error:
             self._stream.fail(error)

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from stoker_engine.core.outputs import OutputDelta
 from stoker_engine.server.connection.body import JSONRoute
 from stoker_engine.server.connection.disconnect import until_disconnect
 from stoker_engine.server.connection.sse import EventStream
@@ -78,6 +79,7 @@ class _Writer:
     generation: Generation
     model: str
     logprobs: LogprobWriter | None
+    _begun: set[int] = field(default_factory=set)  # choices whose role is written
 
     async def whole(self) -> ChatCompletion:
         """The answer, once all of it is there."""
@@ -107,33 +109,38 @@ class _Writer:
             answer.prompt_logprobs = prompt_logprobs(generation.prompt_logprobs[0])
         return answer
 
-    async def events(self, include_usage: bool) -> AsyncGenerator[ChatCompletionChunk, None]:
+    async def events(self, include_usage: bool) -> AsyncGenerator[list[ChatCompletionChunk], None]:
         """The answer as it is made."""
-        generation, body = self.generation, self.body
-        event = partial(ChatCompletionChunk, id=generation.id, created=generation.created, model=self.model)
-        asked = body.return_token_ids or self.logprobs is not None
-        begun: set[int] = set()
-        async with aclosing(generation.deltas()) as deltas:
-            async for index, delta in deltas:
-                if index not in begun:  # the role comes alone and first, but not before the engine took the request
-                    prompt_ids = generation.prompts[0] if body.return_token_ids and not begun else None
-                    begun.add(index)
-                    role = ChatChunkChoice(index=index, delta=ChatDelta(role="assistant", content=""))
-                    yield event(choices=[role], prompt_token_ids=prompt_ids)
-                if not (delta.text or delta.finish_reason or asked):
-                    continue  # part of a character: its text comes with the rest
-                output = Output(delta.text, delta.token_ids, delta.logprobs or [])
-                choice = ChatChunkChoice(
-                    index=index,
-                    delta=ChatDelta(content=delta.text or None),
-                    logprobs=self._logprobs(output),
-                    finish_reason=delta.finish_reason,
-                    stop_reason=delta.stop_reason,
-                    token_ids=delta.token_ids if body.return_token_ids else None,
-                )
-                yield event(choices=[choice], usage=generation.usage(index) if body.continuous_usage else None)
+        async with aclosing(self.generation.deltas()) as deltas:
+            async for step in deltas:
+                yield [event for index, delta in step for event in self._events(index, delta)]
         if include_usage:
-            yield event(choices=[], usage=generation.usage())
+            yield [self._event(choices=[], usage=self.generation.usage())]
+
+    @property
+    def _event(self) -> partial[ChatCompletionChunk]:
+        generation = self.generation
+        return partial(ChatCompletionChunk, id=generation.id, created=generation.created, model=self.model)
+
+    def _events(self, index: int, delta: OutputDelta) -> Iterator[ChatCompletionChunk]:
+        """The events of a delta, if there is anything to send."""
+        generation, body = self.generation, self.body
+        if index not in self._begun:  # the role comes alone and first, but not before the engine took the request
+            prompt_ids = generation.prompts[0] if body.return_token_ids and not self._begun else None
+            self._begun.add(index)
+            role = ChatChunkChoice(index=index, delta=ChatDelta(role="assistant", content=""))
+            yield self._event(choices=[role], prompt_token_ids=prompt_ids)
+        if not (delta.text or delta.finish_reason or body.return_token_ids or self.logprobs is not None):
+            return  # part of a character: its text comes with the rest
+        choice = ChatChunkChoice(
+            index=index,
+            delta=ChatDelta(content=delta.text or None),
+            logprobs=self._logprobs(Output(delta.text, delta.token_ids, delta.logprobs or [])),
+            finish_reason=delta.finish_reason,
+            stop_reason=delta.stop_reason,
+            token_ids=delta.token_ids if body.return_token_ids else None,
+        )
+        yield self._event(choices=[choice], usage=generation.usage(index) if body.continuous_usage else None)
 
     def _logprobs(self, output: Output) -> ChatLogprobs | None:
         return None if self.logprobs is None else self.logprobs.chat(output.token_ids, output.logprobs)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from functools import partial
@@ -14,6 +14,7 @@ from starlette.responses import Response
 
 from stoker_engine.core.finish_reason import FinishReason
 from stoker_engine.core.logprobs import PositionLogprobs
+from stoker_engine.core.outputs import OutputDelta
 from stoker_engine.server.connection.body import JSONRoute
 from stoker_engine.server.connection.disconnect import until_disconnect
 from stoker_engine.server.connection.sse import EventStream
@@ -103,23 +104,25 @@ class _Writer:
                 choice.prompt_logprobs = prompt_logprobs(self.generation.prompt_logprobs[index // self.generation.n])
         return self._event(choices=choices, usage=self.generation.usage())
 
-    async def events(self, include_usage: bool) -> AsyncGenerator[Completion, None]:
+    async def events(self, include_usage: bool) -> AsyncGenerator[list[Completion], None]:
         """The answer as it is made."""
-        asked = self.body.return_token_ids or self.logprobs is not None
         async with aclosing(self.generation.deltas()) as deltas:
-            async for index, delta in deltas:
-                begins = index not in self._offsets
-                if not (delta.text or delta.finish_reason or asked or (begins and self.echo)):
-                    continue  # part of a character: its text comes with the rest
-                if self.body.only_echo and not begins:
-                    continue
-                output = Output(
-                    delta.text, delta.token_ids, delta.logprobs or [], delta.finish_reason, delta.stop_reason
-                )
-                usage = self.generation.usage(index) if self.body.continuous_usage else None
-                yield self._event(choices=[self._choice(index, output)], usage=usage)
+            async for step in deltas:
+                yield [event for index, delta in step for event in self._events(index, delta)]
         if include_usage:
-            yield self._event(choices=[], usage=self.generation.usage())
+            yield [self._event(choices=[], usage=self.generation.usage())]
+
+    def _events(self, index: int, delta: OutputDelta) -> Iterator[Completion]:
+        """The event of a delta, if there is anything to send."""
+        begins = index not in self._offsets
+        asked = self.body.return_token_ids or self.logprobs is not None
+        if not (delta.text or delta.finish_reason or asked or (begins and self.echo)):
+            return  # part of a character: its text comes with the rest
+        if self.body.only_echo and not begins:
+            return
+        output = Output(delta.text, delta.token_ids, delta.logprobs or [], delta.finish_reason, delta.stop_reason)
+        usage = self.generation.usage(index) if self.body.continuous_usage else None
+        yield self._event(choices=[self._choice(index, output)], usage=usage)
 
     @property
     def _event(self) -> partial[Completion]:
