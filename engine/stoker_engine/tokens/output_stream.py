@@ -26,7 +26,7 @@ class OutputStream:
         self._lock = threading.Lock()
         self._kept: dict[tuple[str, int], OutputDelta | _Merged] = {}
         self._error: Exception | None = None
-        self._ready = asyncio.Event()
+        self._waiter: asyncio.Future[None] | None = None
 
     def put(self, delta: OutputDelta) -> bool:
         """Adds a delta. One with `FinishReason.ERROR` is raised by `take`, after what came before it.
@@ -50,7 +50,8 @@ class OutputStream:
 
     def wake(self) -> None:
         """Wakes the reader, if it waits."""
-        self._ready.set()
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
 
     def fail(self, error: Exception) -> None:
         """Has `take` raise `error` once, after what came before it. Of several errors the first counts."""
@@ -73,8 +74,8 @@ class OutputStream:
                     raise error
             if kept:
                 return [each.delta() if isinstance(each, _Merged) else each for each in kept.values()]
-            self._ready.clear()  # what was put since has its `wake` still to come
-            await self._ready.wait()
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter  # what was put since the look above has its `wake` still to come
 
 
 class _Merged:
