@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import pickle
 import socket
@@ -18,6 +19,8 @@ from stoker_engine.children.load_failed import LoadFailed
 from stoker_engine.children.oom_kills import oom_kills
 from stoker_engine.contract.errors import StokerError
 from stoker_engine.exec.rank_messages import Lost
+
+logger = logging.getLogger(__name__)
 
 #: What runs in the process. `-P`: what lies in the working directory is not imported.
 PROGRAM: Final = ("-P", "-m", "stoker_engine.exec.rank_main")
@@ -116,7 +119,8 @@ class RankProcess:
         if not self.wait(0):
             self.was_killed, self.was_stopped = True, self.is_stopped
             self._process.kill()
-            self.wait(_KILL_TIMEOUT_S)
+            if not self.wait(_KILL_TIMEOUT_S):
+                logger.error("%s (process %d) cannot be killed, and is left behind", self.name, self.pid)
 
     def close(self) -> None:
         """Forgets the pipe."""

@@ -11,6 +11,7 @@ import os
 import random
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -307,5 +308,8 @@ def test_killed_at_any_moment(signum: signal.Signals, rank: int, seed: int, tiny
     with pytest.raises(EngineDeadError, match=f"rank {rank} of {SIZE} .*{words}"):
         while True:
             _run(engine, _requests(chance.randrange(1000)))
-    assert not any(psutil.pid_exists(process.pid) for process in processes)
+    deadline = time.monotonic() + 10
+    while any(psutil.pid_exists(process.pid) for process in processes):
+        assert time.monotonic() < deadline, "a rank lives on"
+        time.sleep(0.01)
     engine.shutdown()
