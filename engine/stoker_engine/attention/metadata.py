@@ -12,6 +12,7 @@ Layers that keep the same tokens share block tables: a *group* (see `sizing.cach
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import torch
@@ -24,14 +25,16 @@ class BlockTables:
     Attributes:
         tables: [sequences, blocks] int32 block numbers; `NULL_BLOCK` past a sequence's end and where a window has left
             them.
-        slot_mapping: [tokens] int64 where each new token goes: block × block_size + offset; empty where the layers keep
-            a state of each sequence instead, of which the tables name all blocks.
+        slot_mapping: [tokens] int64 where each new token goes: block × block_size + offset. Empty where the kind is
+            "state".
         sliding_window: tokens that the group's layers see back, the current one included; None: all.
+        kind: "state" where the layers keep no tokens but a state of each sequence, whose blocks the tables name.
     """
 
     tables: torch.Tensor
     slot_mapping: torch.Tensor
     sliding_window: int | None = None
+    kind: Literal["tokens", "state"] = "tokens"
 
 
 @dataclass(frozen=True, eq=False)

@@ -49,7 +49,8 @@ class SdpaBackend:
 
     def prepare(self, metadata: AttentionMetadata) -> _Plan:
         """See `AttentionBackend.prepare`."""
-        return _Plan(metadata, [_views(metadata, group) for group in metadata.groups])
+        views = [_views(metadata, group) if group.kind == "tokens" else [] for group in metadata.groups]
+        return _Plan(metadata, views)
 
     def forward(
         self,

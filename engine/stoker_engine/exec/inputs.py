@@ -68,7 +68,9 @@ class InputBuilder:
             slot_mapping = np.empty(0, dtype=np.int64)
             if group.kind == "tokens":
                 slot_mapping = tables[of_sequence, index].astype(np.int64) * self.block_size + offset
-            groups.append(BlockTables(self._upload(tables), self._upload(slot_mapping), group.sliding_window))
+            groups.append(
+                BlockTables(self._upload(tables), self._upload(slot_mapping), group.sliding_window, group.kind)
+            )
         metadata = AttentionMetadata(
             query_starts=self._upload(query_starts),
             seq_lens=self._upload(ends),

@@ -193,6 +193,7 @@ class Pretend:
             shares.append(Share(f"{row.asked.id}#{row.index}", start, known[-1][start:], blocks))
         self.batches.append(Batch(shares, step.num_tokens, step.copies))
 
+        assert len({to for _, to in step.copies}) == len(step.copies)
         copied = {(to, i): self._cache.get((from_, i)) for from_, to in step.copies for i in range(BLOCK)}
         self._cache.update(copied)
         spoiled = [row.asked.id in self.spoiled for row in batch]
