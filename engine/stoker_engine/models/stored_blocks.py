@@ -30,7 +30,7 @@ def block_weights(
     for name in source.names():
         canonical = spelling.canonical(name)
         place = spelling.place(canonical, _EverySlot(), config)
-        if place is None:
+        if place is None or spelling.is_ignored(canonical, config):
             continue
         whole_rows = len(source.shape(name)) > 1 and moves_rows(spelling.makes(canonical), place.split)
         stays = (

@@ -131,7 +131,8 @@ class WeightNames:
     def is_ignored(self, name: str, config: ModelConfig) -> bool:
         """Whether the canonical `name` is known and not needed."""
         layer = re.match(self.layer, name) if self.layer else None
-        past_the_last = layer is not None and int(layer[1]) >= config.num_hidden_layers
+        # A damaged name may hold more digits than Python makes a number of.
+        past_the_last = layer is not None and (len(layer[1]) > 9 or int(layer[1]) >= config.num_hidden_layers)
         return past_the_last or any(re.search(pattern, name) for pattern in self.ignored)
 
     def makes(self, name: str) -> list[Make]:

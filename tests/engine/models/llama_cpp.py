@@ -121,7 +121,10 @@ def write(
         else:
             writer.add_tensor(theirs, packed, raw_dtype=kind)
     for name, tensor in (tensors or {}).items():
-        writer.add_tensor(name, tensor.float().numpy())
+        packed = gguf.quants.quantize(
+            tensor.float().numpy(), kind := stored(name) if tensor.dim() > 1 else gguf.GGMLQuantizationType.F32
+        )
+        writer.add_tensor(name, packed, raw_dtype=kind)
     writer.add_token_list([str(token) for token in range(config.vocab_size)])
     writer.write_header_to_file()
     writer.write_kv_data_to_file()

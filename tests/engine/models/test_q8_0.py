@@ -241,6 +241,22 @@ def test_scales_that_are_no_numbers_are_refused_by_name(scale: float, tmp_path: 
         _model(path)
 
 
+@pytest.mark.parametrize("layer", ["9" * 5000, "99999999999", "2"])
+def test_layers_that_the_model_does_not_have_take_no_memory(layer: str, tmp_path: Path) -> None:
+    further = {f"blk.{layer}.attn_q.weight": torch.zeros(64, 64)}
+    theirs = gguf_models.tiny("llama", _in_blocks(gguf_models.MODELS["llama"][1]))
+    path = llama_cpp.write(theirs, tmp_path / "model.gguf", tensors=further, stored=lambda name: _Q8)
+    model = _model(path)
+    assert _held(model) == _predicted(path, model, torch.float32)
+
+
+def test_rows_of_another_length_are_refused_by_name(tmp_path: Path) -> None:
+    theirs = gguf_models.tiny("llama", _in_blocks(gguf_models.MODELS["llama"][1]))
+    path = llama_cpp.write(theirs, tmp_path / "model.gguf", {"embedding_length": 48}, stored=lambda name: _Q8)
+    with pytest.raises(WeightsError, match=r"has shape"):
+        _model(path)
+
+
 def test_the_cache_gets_what_is_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     blocks, plain = _write("qwen3", tmp_path)
     monkeypatch.setattr("stoker_engine.exec.kv_cache.memory_bytes", lambda *_: 2 * 1024**3)

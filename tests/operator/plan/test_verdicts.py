@@ -222,8 +222,27 @@ def test_without_a_limit_nothing_is_known_of_the_memory(spec: SpecOf) -> None:
     resources = {"resources": {"requests": {"memory": "1Gi"}}}
     planned = plan(spec("demo://gemma-3-270m", "cpu", hardware=resources, runtime="stoker"), Catalogue.load())
     assert planned.estimate is not None
-    assert planned.estimate.weight_bytes_per_gpu == 1_072_392_704
+    # float32, but for the embedding in its blocks of 34 bytes for 32 numbers.
+    embedding = 262_144 * 640
+    assert planned.estimate.weight_bytes_per_gpu == 1_072_392_704 - embedding * 4 + embedding // 32 * 34
     assert (planned.estimate.kv_blocks, planned.max_model_len) == (None, None)
+
+
+def test_blocks_are_counted_where_the_engine_computes_with_them(spec: SpecOf) -> None:
+    embedding = 262_144 * 640
+    for accelerator, dtype, saved in (
+        ("cpu", "float32", embedding * 4 - embedding // 32 * 34),
+        ("cpu", "bfloat16", embedding * 2 - embedding // 32 * 34),
+        ("cpu", "float16", 0),
+        ("nvidia-l4", "float32", 0),
+    ):
+        engine = {"dtype": dtype, "runtime": "stoker", "image": "registry.example/engine:1"}
+        estimates = [
+            plan(spec(model, accelerator, 1, **engine), Catalogue.load()).estimate
+            for model in ("hf://google/gemma-3-270m", "demo://gemma-3-270m")
+        ]
+        plain, blocks = (estimate.weight_bytes_per_gpu for estimate in estimates if estimate is not None)
+        assert plain - blocks == saved
 
 
 # What is not known, and what is no decoder
