@@ -35,7 +35,7 @@ def reference(tiny_llama: Path) -> LLM:
 
 @contextmanager
 def damaged(llm: LLM, token: int, number: float = torch.nan) -> Iterator[None]:
-    row = llm.engine.executor.runner.model.embed.data[token]  # type: ignore[attr-defined]
+    row = llm.engine.executor.runner.model.embed.matrix.weight.data[token]  # type: ignore[attr-defined]
     before = row.clone()
     with torch.inference_mode():
         row[3] = number

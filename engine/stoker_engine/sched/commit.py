@@ -1,0 +1,183 @@
+"""What becomes of the sequences of a step once its result is there."""
+
+from __future__ import annotations
+
+import logging
+from typing import Final
+
+from stoker_engine.core.finish_reason import FinishReason
+from stoker_engine.core.logprobs import TokenLogprobs
+from stoker_engine.core.outputs import TokenDelta
+from stoker_engine.core.request import Request, Sequence
+from stoker_engine.core.step import Sampled, StepResult
+from stoker_engine.sched.lineup import Lineup
+from stoker_engine.sched.scheduled import Scheduled
+
+logger = logging.getLogger(__name__)
+
+#: Why a request ends whose logits are no numbers.
+CORRUPTED: Final = (
+    "the model computed no finite numbers for this request (nan or infinity in its logits); damaged weights do that, "
+    "and float16 where the model needs the range of bfloat16 or float32"
+)
+
+
+def commit(lineup: Lineup, scheduled: Scheduled, result: StepResult) -> list[TokenDelta]:
+    """Takes in the result of the first step in flight: its tokens are computed, and sampling sequences have new
+    ones.
+
+    Returns:
+        What is new. Sequences with a `finish_reason` are gone from here, blocks freed.
+    """
+    step = scheduled.step
+    deltas = _fail_corrupted(lineup, scheduled, result) if result.is_corrupted else []
+    lineup.kv.prefix_cache.computed(step.number)
+    searching: dict[Request, None] = {}
+    drafts = {draft.place: len(draft.token_ids) for draft in step.drafts}
+    sampled = iter(result.sampled)
+    shares = zip(scheduled.sequences, scheduled.lives, step.starts, step.lengths, step.num_samples, strict=True)
+    for place, (sequence, life, start, length, num_samples) in enumerate(shares):
+        drawn = next(sampled) if num_samples else None
+        if sequence.life != life:
+            continue
+        sequence.num_computed = start + length
+        if result.prompt_logprobs:
+            sequence.request.prompt_logprobs += result.prompt_logprobs.get(place) or []
+        if drawn is None:
+            continue
+        if sequence.request.beams is not None:
+            sequence.candidates = drawn.candidates
+            searching[sequence.request] = None
+            continue
+        if place in drafts:
+            _judge_draft(sequence, drafts[place], drawn)
+        deltas += _take(lineup, sequence, drawn)
+        if place in drafts and sequence.finish_reason is None:
+            lineup.kv.trim(sequence)
+    for request in searching:
+        if request.live and all(beam.candidates is not None for beam in request.live):
+            deltas += _advance_beams(lineup, request)
+    return deltas
+
+
+def _judge_draft(sequence: Sequence, num_drafted: int, drawn: Sampled) -> None:
+    """Keeps of a draft what the model drew itself."""
+    [held] = drawn.token_ids
+    sequence.num_computed -= num_drafted - (len(held) - 1)
+    sequence.num_launched = sequence.num_computed
+
+
+def _take(lineup: Lineup, sequence: Sequence, drawn: Sampled) -> list[TokenDelta]:
+    """Gives `sequence` its new tokens; the first time, the request's other sequences fork from it."""
+    sequence.num_awaited -= 1
+    sequence.is_held = False
+    children = drawn.token_ids
+    if len(children) == 1:
+        return [_grow(lineup, sequence, children[0], drawn.logprobs[0] if drawn.logprobs else None)]
+    sequence.request.num_forking = 0
+    family = [sequence, *(lineup.fork(sequence) for _ in children[1:])]
+    deltas = []
+    for index, (member, token_ids) in enumerate(zip(family, children, strict=True)):
+        deltas.append(_grow(lineup, member, token_ids, drawn.logprobs[index] if drawn.logprobs else None))
+        if member is not sequence:
+            lineup.rows.write(member)
+    return deltas
+
+
+def _grow(lineup: Lineup, sequence: Sequence, token_ids: list[int], logprobs: list[TokenLogprobs] | None) -> TokenDelta:
+    """Appends new tokens up to the one that ends the sequence, if one does."""
+    request = sequence.request
+    is_first = sequence.index == 0 and len(sequence.token_ids) == request.num_prompt_tokens
+    for count, token_id in enumerate(token_ids, 1):
+        sequence.append(token_id)
+        if sequence.finish_reason is not None and count < len(token_ids):
+            token_ids = token_ids[:count]
+            logprobs = None if logprobs is None else logprobs[:count]
+            break
+    lineup.kv.computed(sequence)
+    if sequence.finish_reason is not None:
+        lineup.end(sequence, sequence.finish_reason)
+    return TokenDelta(
+        request.id,
+        sequence.index,
+        token_ids,
+        sequence.finish_reason,
+        sequence.stop_reason,
+        logprobs,
+        request.prompt_logprobs if is_first and request.wants_prompt_logprobs else None,
+        num_cached_tokens=request.num_cached or 0,
+    )
+
+
+def _fail_corrupted(lineup: Lineup, scheduled: Scheduled, result: StepResult) -> list[TokenDelta]:
+    """Ends requests whose logits are no numbers. Nobody is to find in the prefix cache what they computed, and who
+    already shares what this step or a later one was to compute begins anew."""
+    corrupted: dict[Request, None] = {}
+    sampled = iter(result.sampled)
+    shares = zip(scheduled.sequences, scheduled.lives, scheduled.step.num_samples, strict=True)
+    for place, (sequence, life, num_samples) in enumerate(shares):
+        drawn = next(sampled) if num_samples else None
+        is_corrupted = result.prompt_logprobs.get(place, ()) is None or (drawn is not None and drawn.is_corrupted)
+        if is_corrupted and sequence.life == life:
+            corrupted[sequence.request] = None
+    pending = {block for request in corrupted for s in request.live for block in lineup.kv.forget(s)}
+    deltas = [delta for request in corrupted for delta in _fail(lineup, request)]
+    for sequence in list(lineup.running):
+        if not pending.isdisjoint(block for table in sequence.blocks for block in table):
+            lineup.give_back(sequence)
+    return deltas
+
+
+def _fail(lineup: Lineup, request: Request) -> list[TokenDelta]:
+    """Ends a request whose logits are no numbers."""
+    logger.error("request %s: %s", request.id, CORRUPTED)
+    lineup.num_corrupted += 1
+    unfinished = [sequence.index for sequence in request.live]
+    if request.beams is not None:
+        unfinished = list(range(request.asked.num_sequences))
+    else:
+        unfinished += range(request.num_started, request.asked.num_sequences)
+    lineup.finish(request.id, FinishReason.ERROR)
+    return [TokenDelta(request.id, index, [], FinishReason.ERROR, error=CORRUPTED) for index in unfinished]
+
+
+def _advance_beams(lineup: Lineup, request: Request) -> list[TokenDelta]:
+    """Every beam has made its offer: the best go on, by forks of their parents."""
+    assert request.beams is not None
+    beams = request.live
+    outputs = [beam.output_token_ids for beam in beams]
+    following = request.beams.advance([beam.candidates or [] for beam in beams], outputs)
+    known = [list(beam.token_ids) for beam in beams]
+    heirs: dict[int, Sequence] = {}  # a parent goes on in place as its first child
+    children = []
+    for following_beam in following:
+        parent = beams[following_beam.parent]
+        child = lineup.fork(parent) if following_beam.parent in heirs else parent
+        heirs.setdefault(following_beam.parent, child)
+        children.append(child)
+    for child, following_beam in zip(children, following, strict=True):
+        child.token_ids = [*known[following_beam.parent], following_beam.token_id]
+        lineup.rows.write(child)
+    for beam in beams:
+        beam.candidates = None
+        if beam in lineup.parked and beam in children:
+            lineup.parked.remove(beam)
+            lineup.waiting.add(beam)
+    if not following:
+        deltas = [
+            TokenDelta(
+                request_id=request.id,
+                index=index,
+                token_ids=beam.token_ids,
+                finish_reason=FinishReason.STOP if beam.ended else FinishReason.LENGTH,
+                cumulative_logprob=beam.cumulative_logprob,
+                num_cached_tokens=request.num_cached or 0,
+            )
+            for index, beam in enumerate(request.beams.finished)
+        ]
+        lineup.finish(request.id, deltas[0].finish_reason or FinishReason.STOP)
+        return deltas
+    for beam in [beam for beam in beams if beam not in children]:
+        lineup.end(beam, FinishReason.STOP)
+    request.live = children
+    return []
