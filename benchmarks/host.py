@@ -31,6 +31,7 @@ from stoker_engine.engine import Engine
 from stoker_engine.models.checkpoint import Checkpoint
 from stoker_engine.models.model import StepInputs
 from stoker_engine.models.model_card import ModelCard
+from stoker_engine.sizing.block_weights import NO_BLOCKS, BlockWeights
 
 VOCABULARY = 256
 
@@ -73,6 +74,10 @@ class NoLoader:
     """Loads it."""
 
     most_rows: int
+
+    def block_weights(self, *_: Any) -> BlockWeights:
+        """See `Loader.block_weights`."""
+        return NO_BLOCKS
 
     def load(self, *_: Any) -> NoModel:
         """See `Loader.load`."""
@@ -118,7 +123,7 @@ def measure(params: SamplingParams, sequences: int, tokens: int, steps: int) -> 
         max_num_batched_tokens=8192,
         long_prefill_token_threshold=0,
         max_model_len=16384,
-        num_gpu_blocks_override=sequences * ((tokens + steps + 232) // 16 + 1) + 1,
+        num_gpu_blocks_override=max(sequences * ((tokens + steps + 232) // 16 + 1), 1024) + 1,
     )
     checkpoint = Checkpoint(Path("-"), CONFIG, ModelCard(), NoLoader(8192))  # type: ignore[arg-type]
     engine = Engine(args, checkpoint)
