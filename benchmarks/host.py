@@ -28,6 +28,8 @@ from stoker_engine.core.engine_request import EngineRequest
 from stoker_engine.core.sampling_params import SamplingParams
 from stoker_engine.core.step import Step, StepResult
 from stoker_engine.engine import Engine
+from stoker_engine.exec.executor import LocalExecutor
+from stoker_engine.exec.runner import Runner
 from stoker_engine.models.checkpoint import Checkpoint
 from stoker_engine.models.model import StepInputs
 from stoker_engine.models.model_card import ModelCard
@@ -84,34 +86,23 @@ class NoLoader:
         return NoModel(self.most_rows)
 
 
-@dataclass
-class Watched:
-    """An executor in whose place steps and results are looked at."""
+class Watched(LocalExecutor):
+    """One whose steps and results are kept, to be looked at."""
 
-    inner: Any
-    steps: list[Step]
-    results: list[StepResult]
-
-    @property
-    def plan(self) -> Any:
-        """See `Executor`."""
-        return self.inner.plan
-
-    @property
-    def on_cpu(self) -> bool:
-        """See `Executor`."""
-        return bool(self.inner.on_cpu)
+    def __init__(self, runner: Runner) -> None:
+        super().__init__(runner)
+        self.steps: list[Step] = []
+        self.results: list[StepResult] = []
 
     def launch(self, step: Step) -> None:
         """See `Executor`."""
         self.steps.append(step)
-        self.inner.launch(step)
+        super().launch(step)
 
     def collect(self) -> StepResult:
         """See `Executor`."""
-        result: StepResult = self.inner.collect()
-        self.results.append(result)
-        return result
+        self.results.append(super().collect())
+        return self.results[-1]
 
 
 def measure(params: SamplingParams, sequences: int, tokens: int, steps: int) -> dict[str, float]:
@@ -134,7 +125,8 @@ def measure(params: SamplingParams, sequences: int, tokens: int, steps: int) -> 
         engine.step()
     gc.collect()
     gc.freeze()  # as the engine's process does
-    watched = engine.executor = Watched(engine.executor, [], [])
+    assert isinstance(engine.executor, LocalExecutor)
+    watched = engine.executor = Watched(engine.executor.runner)
     parts: dict[str, list[float]] = {name: [] for name in ("schedule", "prepare", "sample", "commit", "all, CPU time")}
     for _ in range(steps):
         started = time.thread_time()

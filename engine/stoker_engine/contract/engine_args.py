@@ -66,7 +66,9 @@ class EngineArgs:
         "fcfs",
         choices=names.SCHEDULING_POLICIES,
     )
-    async_scheduling: bool = flag("schedule a step while the one before it still runs", False)
+    async_scheduling: bool = flag(
+        "schedule a step while the one before it still runs; of use where the model leaves the host a processor", False
+    )
     max_logprobs: int = flag("most logprobs a request may have at a position; -1: no limit", 20, group="results")
     batch_invariant: bool = flag(
         "insist that a request gives the same bits in any batch, chunking or prefix hit, as the CPU's kernels do; "
