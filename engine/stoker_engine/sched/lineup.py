@@ -1,11 +1,4 @@
-"""The sequences that are here, and how they move between their states.
-
-state      row, blocks   leaves it when
-waiting    no            there is room: running
-running    yes           it ends; or blocks are short and it is the last in line: waiting, or parked
-parked     no            (a beam that has made its offer) the other beams of its search have, too: waiting
-ended      no            never
-"""
+"""The sequences that are here, and how they move between the states that `scheduler` draws."""
 
 from __future__ import annotations
 

@@ -6,6 +6,14 @@ waiting ones, and a prompt that runs lets those in that wait before it in line. 
 beside other sequences' new tokens, a prefix hit is a sequence that starts with computed tokens, and a preempted
 sequence is one whose computed tokens went back to zero.
 
+A sequence is in one of these states (`lineup` moves it from one to another):
+
+    state      row, blocks   leaves it when
+    waiting    no            there is room: running
+    running    yes           it ends; or blocks are short and it is the last in line: waiting, or parked
+    parked     no            (a beam that has made its offer) the other beams of its search have, too: waiting
+    ended      no            never
+
 Steps may be in flight, launched and not yet committed. `schedule` may be called then, and looks ahead: what is in
 flight counts as computed, a token being sampled as known. What cannot be foreseen waits for `commit`: forks, beams, and
 how much of a draft holds. An end is not foreseen either, nor an abort or a request whose numbers are none: a sequence
@@ -18,7 +26,6 @@ makes progress.
 
 from __future__ import annotations
 
-import logging
 from array import array
 from typing import Final
 
@@ -32,9 +39,6 @@ from stoker_engine.sched.kv_manager import KVManager
 from stoker_engine.sched.lineup import Lineup
 from stoker_engine.sched.scheduled import Scheduled
 from stoker_engine.sched.step_budget import StepBudget
-
-logger = logging.getLogger(__name__)
-
 
 #: Most tokens of a draft; a step computes all of them, and few of a long one hold.
 MAX_DRAFT: Final = 8
