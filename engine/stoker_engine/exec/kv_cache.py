@@ -26,6 +26,7 @@ from stoker_engine.contract.engine_args import EngineArgs
 from stoker_engine.contract.errors import ArgumentError, ModelError, OutOfMemoryError
 from stoker_engine.parallel.device import memory_bytes
 from stoker_engine.parallel.ranks import Alone, Ranks
+from stoker_engine.parallel.transfer import to_device
 from stoker_engine.sizing import memory
 from stoker_engine.sizing.block_weights import NO_BLOCKS, BlockWeights
 from stoker_engine.sizing.cache_groups import CacheGroup, usable_blocks
@@ -140,7 +141,7 @@ class KVCachePool:
     def copy(self, copies: Sequence[tuple[int, int]]) -> None:
         """Copies whole blocks; all are read before any is written."""
         if copies:
-            source, target = torch.tensor(copies, device=self._pool.device).unbind(1)
+            source, target = to_device(copies, self._pool.device).unbind(1)
             self._pool[target] = self._pool[source]
 
 

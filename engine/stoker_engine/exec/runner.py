@@ -168,10 +168,10 @@ class Runner:
     def _from_first_rank(self, tokens: list[list[int]], count: int, step: Step) -> list[list[int]]:
         """What the first rank has drawn for `count` sequences; only there `tokens` are them."""
         longest = 1 + max((len(draft.token_ids) for draft in step.drafts), default=0)
-        padded = torch.full((count, longest), -1, dtype=torch.int64)
+        padded = np.full((count, longest), -1, dtype=np.int64)
         for row, its in zip(padded, tokens, strict=False):
-            row[: len(its)] = torch.tensor(its, dtype=torch.int64)
-        received = to_host(self._ranks.broadcast(padded))
+            row[: len(its)] = its
+        received = to_host(self._ranks.broadcast(to_device(padded, self.device)))
         return [[token for token in its if token >= 0] for its in received]
 
     def _all_prompt_logprobs(

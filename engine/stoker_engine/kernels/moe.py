@@ -16,6 +16,7 @@ import torch
 
 from stoker_engine.architectures.moe_config import MoEConfig
 from stoker_engine.kernels.bundle import Experts, Operation
+from stoker_engine.parallel.transfer import to_host
 
 
 def route(
@@ -77,7 +78,8 @@ def experts(gate_up: Sequence[Operation], down: Sequence[Operation], act_and_mul
         order = chosen.flatten().argsort(stable=True)
         tokens = order // chosen.shape[1]
         scales = weights.flatten()[order].unsqueeze(-1)
-        counts = chosen.flatten().bincount(minlength=len(gate_up)).tolist()
+        # On a device this waits for it: the one place in a forward pass, which a grouped kernel does without.
+        counts = to_host(chosen.flatten().bincount(minlength=len(gate_up)))
         out = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
         end = 0
         for expert, count in enumerate(counts):
