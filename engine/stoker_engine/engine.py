@@ -97,7 +97,7 @@ class Engine:
 
     @property
     def has_work(self) -> bool:
-        """Whether `step` has something to do or to tell."""
+        """Whether `step` has something to do or to report."""
         return self.scheduler.has_work or self._journal.has_news
 
     def add(self, request: EngineRequest) -> None:

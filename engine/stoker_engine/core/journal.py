@@ -32,7 +32,7 @@ class Journal:
 
     @property
     def has_news(self) -> bool:
-        """Whether a request ended that no report has told of."""
+        """Whether a request ended that no report has named."""
         return bool(self._finished)
 
     def arrived(self, request: Request) -> None:

@@ -1,4 +1,4 @@
-"""What the engine tells of its requests: tokens first (`TokenDelta`), and with their text (`OutputDelta`)."""
+"""What the engine reports of its requests: tokens first (`TokenDelta`), and with their text (`OutputDelta`)."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class TokenDelta:
 
 @dataclass(frozen=True)
 class StepOutputs:
-    """All that one step has to tell."""
+    """All that one step reports."""
 
     deltas: list[TokenDelta]
     report: StepReport | None

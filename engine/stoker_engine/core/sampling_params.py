@@ -49,7 +49,7 @@ class SamplingParams:
         stop_token_ids: tokens that end the output; they are not part of its text.
         ignore_eos: keep going past the model's end-of-sequence token.
         skip_special_tokens: leave special tokens out of the text.
-        logprobs: tell the log-probability of each output token and of so many likeliest ones (-1: all); of the
+        logprobs: return the log-probability of each output token and of so many likeliest ones (-1: all); of the
             model's own distribution, before anything above changes it.
         prompt_logprobs: likewise for the prompt's tokens.
         truncate_prompt_tokens: keep only so many last tokens of the prompt (-1: as many as the model takes).

@@ -19,7 +19,7 @@ from typing import Final
 logger = logging.getLogger(__name__)
 
 _INTERVAL_S: Final = 0.5
-_TELL_EVERY_S: Final = 10.0
+_REPORT_EVERY_S: Final = 10.0
 _TAKEN: Final = (errno.EWOULDBLOCK, errno.EACCES)
 _NO_LOCKS: Final = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.EINVAL)
 
@@ -37,10 +37,10 @@ def file_lock(file: Path, on_waiting: Callable[[], None]) -> Iterator[None]:
     file.parent.mkdir(parents=True, exist_ok=True)
     handle = os.open(file, os.O_RDWR | os.O_CREAT, 0o664)  # closing it gives the lock back
     try:
-        told = float("-inf")
+        reported = float("-inf")
         while not _take(handle, file):
-            if time.monotonic() - told >= _TELL_EVERY_S:
-                told = time.monotonic()
+            if time.monotonic() - reported >= _REPORT_EVERY_S:
+                reported = time.monotonic()
                 on_waiting()
             time.sleep(_INTERVAL_S)
         yield

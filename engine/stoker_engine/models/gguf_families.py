@@ -1,4 +1,4 @@
-"""GGUF's architectures: which of ours each one is, and how its metadata tell what config.json would.
+"""GGUF's architectures: which of ours each one is, and how its metadata state what config.json would.
 
 The metadata's keys are llama.cpp's. What they leave out, because llama.cpp knows it of an architecture, is said here.
 """

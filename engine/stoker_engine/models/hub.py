@@ -43,7 +43,7 @@ logger = logging.getLogger(__name__)
 _BACK_OFF_S: Final = (1, 2, 4)
 #: Seconds without a byte; the library itself would wait for ever.
 _TIMEOUT_S: Final = 30
-_TELL_EVERY_S: Final = 10
+_REPORT_EVERY_S: Final = 10
 _WORKERS: Final = 8
 _GIB: Final = 1024**3
 
@@ -60,7 +60,7 @@ def download(name: str, revision: str | None, patterns: Sequence[str]) -> Path:
     """
     set_client_factory(_client)
     if not sys.stderr.isatty():
-        disable_progress_bars()  # the log tells
+        disable_progress_bars()  # the log reports it
     try:
         return _download(name, revision, patterns)
     except HUB_ERRORS as error:
@@ -165,7 +165,7 @@ class _LargeFiles:
     def _await(self, results: queue.SimpleQueue[Exception | None]) -> Exception | None:
         while True:
             try:
-                return results.get(timeout=_TELL_EVERY_S)
+                return results.get(timeout=_REPORT_EVERY_S)
             except queue.Empty:
                 logger.info("downloading %s: %.2f of %.2f GiB", self._name, self._have() / _GIB, self._size / _GIB)
 

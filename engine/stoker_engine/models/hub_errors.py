@@ -34,7 +34,7 @@ _TOKEN: Final = "give a token that may read it: spec.model.tokenSecretRef, or th
 
 
 def explain(error: Exception, name: str, revision: str | None) -> ModelError:
-    """The error to tell; what was wrong, and the remedy."""
+    """The error to raise; what was wrong, and the remedy."""
     error = _cause(error)
     if isinstance(error, GatedRepoError):
         return ModelAccessDeniedError(

@@ -1,7 +1,7 @@
 """What a model says about itself: its licence, and where its card is.
 
 A Hugging Face folder states both in its ``README.md``: a card whose front matter names the licence. Without one, a
-licence file tells by its first line. A GGUF file has them among its metadata.
+licence file is known by its first line. A GGUF file has them among its metadata.
 """
 
 from __future__ import annotations

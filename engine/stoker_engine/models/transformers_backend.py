@@ -103,7 +103,7 @@ def check_class(cls: type[PreTrainedModel], config: PreTrainedConfig) -> None:
 
 
 def cache_specs(config: PreTrainedConfig, cls: type[PreTrainedModel]) -> list[CacheSpec]:
-    """What each layer keeps, as far as the config tells; `TransformersModel` proves it.
+    """What each layer keeps, as far as the config states it; `TransformersModel` proves it.
 
     Windows: ``layer_types`` says which layers have one; without it all do, if the model's code ever makes such a mask.
     """
@@ -260,7 +260,7 @@ class _PagedLayer:
         window = given.get("sliding_window") or None
         found = CacheSpec(key.shape[1], key.shape[-1], value.shape[-1], window or self._spec.sliding_window)
         if found != self._spec:
-            raise ModelError(f"{name} keeps {found} where its config tells {self._spec}; the model cannot be served")
+            raise ModelError(f"{name} keeps {found} where its config states {self._spec}; the model cannot be served")
         scale = given.get("scaling")
         return AttentionShape(
             num_heads=query.shape[1],

@@ -21,7 +21,7 @@ class BlockPool:
 
     Args:
         num_blocks: how many blocks the KV cache has, the null block included.
-        on_evict: told each block whose content is forgotten, before it is handed out.
+        on_evict: called with each block whose content is forgotten, before it is handed out.
     """
 
     def __init__(self, num_blocks: int, on_evict: Callable[[int], object] = lambda block: None) -> None:

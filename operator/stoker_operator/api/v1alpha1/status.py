@@ -59,7 +59,7 @@ class PlanStatus(Part):
 
 
 class EngineStatus(Part):
-    """What the engine was told, and what it found."""
+    """How the engine was configured, and what it found."""
 
     args: Annotated[list[str], Field(max_length=256)] | None = None
     """Words of the engine's command line."""
@@ -79,7 +79,7 @@ class WorkloadStatus(Part):
     plan: PlanStatus | None = None
     """How the model is spread over the accelerators of a replica, and what is reckoned to fit."""
     engine: EngineStatus | None = None
-    """What the engine was told, and what it found."""
+    """How the engine was configured, and what it found."""
 
 
 class Address(Part):
