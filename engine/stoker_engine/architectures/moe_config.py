@@ -12,9 +12,12 @@ Taking the top k logits first and their softmax then (Granite) is the same as p 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Final, Literal
 
 from stoker_engine.contract.errors import ModelError
+
+#: More are taken for a damaged file: each has weights with names of its own.
+MOST_EXPERTS: Final = 10_000
 
 
 @dataclass(frozen=True)
@@ -53,6 +56,8 @@ class MoEConfig:
         """Raises:
         ModelError: the numbers do not fit together.
         """
+        if self.num_experts > MOST_EXPERTS:
+            raise ModelError(f"a layer of {self.num_experts} experts; {MOST_EXPERTS} is the most")
         if self.num_experts_per_tok > self.num_experts:
             raise ModelError(f"a token goes to {self.num_experts_per_tok} experts, and there are {self.num_experts}")
         if self.num_experts % self.num_groups or self.topk_groups > self.num_groups:

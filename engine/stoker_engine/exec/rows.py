@@ -71,7 +71,7 @@ class Rows:
         self.tables = np.zeros((len(groups), num_rows, longest), dtype=np.int32)  # the null block is 0
         self.states: dict[int, RowState] = {}
         self.is_plain = np.zeros(num_rows, dtype=bool)
-        self._rules: WeakValueDictionary[str, LogitRules] = WeakValueDictionary()
+        self._rules: WeakValueDictionary[tuple[str, float], LogitRules] = WeakValueDictionary()
         self._counted: set[int] = set()  # rows whose tokens are counted
         self._num_blocks = [0] * num_rows  # entries of the tables that may not be empty
 
@@ -182,9 +182,10 @@ class Rows:
 
     def _rules_of(self, new: NewSequence) -> LogitRules | None:
         """Made once for all the sequences of a request that are here at the same time."""
-        rules = self._rules.get(new.asked.id)
+        request = new.asked.id, new.asked.arrival_time  # an id may come again once its request has ended
+        rules = self._rules.get(request)
         if rules is None and (rules := LogitRules.of(new.asked)) is not None:
-            self._rules[new.asked.id] = rules
+            self._rules[request] = rules
         return rules
 
     def _entries(self, step: Step) -> tuple[np.ndarray, ...]:

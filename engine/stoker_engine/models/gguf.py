@@ -1,4 +1,4 @@
-"""GGUF files: the config from their metadata, and their tensors dequantized by the ``gguf`` library."""
+"""GGUF files: the config from their metadata, and their tensors, as blocks or dequantized by the ``gguf`` library."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from stoker_engine.models.gguf_names import spelling
 from stoker_engine.models.gguf_tensor import stored_tensors
 from stoker_engine.models.weight_names import WeightNames
 from stoker_engine.models.weight_source import Part, check_shape
+from stoker_engine.parallel.device import usable_threads
 from stoker_engine.quant.slot import Slot
 from stoker_engine.sizing.block_weights import Q8_0, BlockFormat
 
@@ -51,7 +52,10 @@ class GGUFFile:
         with _sensible(path):
             others = self._other_parts()
         for other in others:
-            self._tensors |= stored_tensors(other, GGUFHeader(other))
+            more = stored_tensors(other, GGUFHeader(other))
+            if doubled := sorted(self._tensors.keys() & more.keys()):
+                raise ModelError(f"{other} holds {doubled[0][:100]} again, which another part of the model has")
+            self._tensors |= more
 
     def config(self) -> ModelConfig:
         """The model's shape.
@@ -141,8 +145,7 @@ class GGUFFile:
 
     @cached_property
     def _threads(self) -> ThreadPoolExecutor:
-        # Made with the first tensor: until then torch's threads may be more than this container has processors.
-        return ThreadPoolExecutor(torch.get_num_threads())
+        return ThreadPoolExecutor(usable_threads())
 
     def _other_parts(self) -> list[Path]:
         count, number = self.field("split.count") or 1, self.field("split.no") or 0

@@ -23,6 +23,7 @@ _VERSIONS: Final = (2, 3)  # the first one had counts of 32 bits
 
 _DEEPEST: Final = 16  # arrays in arrays
 _MOST_DIMENSIONS: Final = 4  # ggml's own limit
+_MOST_KEYS, _MOST_TENSORS = 100_000, 1_000_000
 
 _U32: Final = struct.Struct("<I")
 _U64: Final = struct.Struct("<Q")
@@ -78,6 +79,8 @@ class GGUFHeader:
             if int.from_bytes(self._data[4:8], "big") in _VERSIONS:
                 raise ValueError("it is big-endian; convert it with gguf-convert-endian")
             raise ValueError(f"its version is {version}, and {_VERSIONS[0]} and {_VERSIONS[1]} are read")
+        if num_keys > _MOST_KEYS or num_tensors > _MOST_TENSORS:
+            raise ValueError(f"it holds {num_keys} keys and {num_tensors} tensors, more than any model")
         at = 24
         for _ in range(num_keys):
             key, at = self._string(at)

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
+from stoker_engine.contract.errors import WeightsError
 from stoker_engine.models.weight_source import WeightSource, check_shape
 from stoker_engine.quant.slot import Slot
 
@@ -33,7 +34,10 @@ def read_rows(
     shape = source.shape(name)
     leading = shape[:-1] if len(shape) > 1 else shape  # a vector is a row of one number each
     numbers = torch.arange(math.prod(leading)).view(*leading, *[1] * (len(shape) > 1))
-    for slot, part in zip(slots, parts_of(numbers), strict=True):
+    parts = parts_of(numbers)
+    if len(parts) != len(slots):
+        raise WeightsError(f"{name} holds {len(parts)} weights, the model needs {len(slots)}")
+    for slot, part in zip(slots, parts, strict=True):
         whole = part.shape if len(shape) == 1 else torch.Size([*part.shape[:-1], shape[-1]])
         check_shape(name, whole, slot)
         shard = slot.shard or tuple(slice(0, size) for size in whole)

@@ -24,7 +24,7 @@ def block_weights(
 ) -> BlockWeights:
     """The weights that stay in blocks, in a model of `dtype` on `device`: those that are stored so, where there is a
     kernel. The others are dequantized once, when they are loaded."""
-    if native_library(device, dtype) is None:
+    if native_library(device, dtype) is None or all(source.blocks(name) is None for name in source.names()):
         return NO_BLOCKS
     in_blocks, otherwise = list[str](), list[str]()
     for name in source.names():

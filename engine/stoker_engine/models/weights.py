@@ -72,7 +72,7 @@ class SafetensorsFolder:
         return None
 
     def read(self, name: str, part: Part | None = None, blocks: BlockFormat | None = None) -> torch.Tensor:
-        """See `WeightSource`; a view of the file, which is read where the view is.
+        """See `WeightSource`; all of a tensor is a view of the file, a part of it a copy.
 
         Raises:
             WeightsError: the tensor does not hold floating-point numbers.
@@ -189,7 +189,7 @@ def _fill(
             return [tensor] if split is None else split(tensor, slots, config)
         except WeightsError as error:
             raise WeightsError(f"{name}: {error}") from None
-        except (IndexError, RuntimeError) as error:
+        except (IndexError, RuntimeError, TypeError, ValueError) as error:
             raise WeightsError(f"{name} has shape {tuple(source.shape(name))}, which cannot be: {error}") from error
 
     if split is None and all(isinstance(make, Transposed) for make in makes):
@@ -201,7 +201,10 @@ def _fill(
     elif any(slot.shard or slot.blocks for slot in slots) and moves_rows(makes, split):
         read_rows(source, name, parts_of, slots)
     else:
-        for slot, part in zip(slots, parts_of(source.read(name)), strict=True):
+        parts = parts_of(source.read(name))
+        if len(parts) != len(slots):
+            raise WeightsError(f"{name} holds {len(parts)} weights, the model needs {len(slots)}")
+        for slot, part in zip(slots, parts, strict=True):
             check_shape(name, part.shape, slot)
             slot.tensor.copy_(slot.part_of(part))
 

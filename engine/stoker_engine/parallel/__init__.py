@@ -1,1 +1,1 @@
-"""Devices, and later the process groups of tensor, pipeline, data and expert parallelism."""
+"""The device, the ranks that share a model, and what crosses between host and device."""

@@ -75,10 +75,14 @@ def limit_threads(sharers: int = 1) -> None:
     Args:
         sharers: processes that compute at the same time, this one included. Only the first call may name them.
     """
-    before, quota = torch.get_num_threads(), _cpu_quota()
-    processors = before if quota is None else min(before, math.ceil(quota))
-    if (count := max(1, processors // sharers)) != before:
+    if (count := max(1, usable_threads() // sharers)) != torch.get_num_threads():
         torch.set_num_threads(count)
+
+
+def usable_threads() -> int:
+    """How many threads torch would use, or fewer: as many as the container has processors."""
+    count, quota = torch.get_num_threads(), _cpu_quota()
+    return count if quota is None else max(1, min(count, math.ceil(quota)))
 
 
 @contextmanager

@@ -74,7 +74,7 @@ class BlockWeights:
         return self.layers[index] if index < len(self.layers) else frozenset()
 
 
-_LAYER: Final = re.compile(r"layers\.(\d+)\.(.*)")
+_LAYER: Final = re.compile(r"layers\.(\d{1,9})\.(.*)")
 
 
 def _part(slot: str) -> tuple[int | None, str]:

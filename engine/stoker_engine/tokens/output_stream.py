@@ -4,8 +4,9 @@
            └── once a step: event loop ── wake ──┘
 
 A reader that keeps up gets each step's deltas as they are. For one that does not, the deltas of a sequence are merged
-into one, which holds all that its parts held: what a stream keeps in the server is no more than its text, and it is
-written in as few events as its client can take. vLLM's `RequestOutputCollector` does the same.
+into one, which holds all that its parts held: what a stream keeps in the server is no more than its text, and the
+log-probabilities that were asked for, and it is written in as few events as its client can take. vLLM's
+`RequestOutputCollector` does the same.
 """
 
 from __future__ import annotations
@@ -29,17 +30,20 @@ class OutputStream:
         self._waiter: asyncio.Future[None] | None = None
 
     def put(self, delta: OutputDelta) -> bool:
-        """Adds a delta. One with `FinishReason.ERROR` is raised by `take`, after what came before it.
+        """Adds a delta. One with `FinishReason.ERROR` is raised by `take`, after what came before it; what comes after
+        an error is dropped until it has been raised.
 
         Returns:
             Whether the stream was empty: its reader may be waiting, and `wake` must be called in the event loop.
         """
         key = delta.request_id, delta.index
         with self._lock:
-            was_empty = not self._kept and self._error is None
+            if self._error is not None:
+                return False
+            was_empty = not self._kept
             kept = self._kept.get(key)
             if delta.finish_reason is FinishReason.ERROR:
-                self._error = self._error or RequestFailedError(delta.error)
+                self._error = RequestFailedError(delta.error)
             elif kept is None:
                 self._kept[key] = delta
             elif isinstance(kept, _Merged):

@@ -168,6 +168,11 @@ def test_the_sentence_names_the_field(field: str, value: Any, says: str) -> None
     assert says in str(error.value)
 
 
+def test_more_experts_than_any_model_has_are_refused() -> None:
+    with pytest.raises(ModelError, match="100000000 experts; 10000 is the most"):
+        ModelConfig.from_dict({"architectures": ["MixtralForCausalLM"], "num_local_experts": 10**8})
+
+
 def test_end_tokens_that_the_vocabulary_lacks_end_nothing() -> None:
     config = {"architectures": ["LlamaForCausalLM"], "vocab_size": 100, "eos_token_id": [5, 100, 2**40]}
     assert ModelConfig.from_dict(json.loads(json.dumps(config))).eos_token_ids == (5,)

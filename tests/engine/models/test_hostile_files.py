@@ -289,6 +289,7 @@ _ARRAY, _STRING, _U32 = 9, 8, 4
         b"GGUF" + b"\xff" * 100,
         b"",
         b"GGUF" + struct.pack("<IQQ", 3, 0, 0),
+        _metadata(struct.pack("<IQ", _STRING, 0), count=200_000) + bytes(200_000 * 12),
     ],
 )
 def test_gguf_headers(tmp_path: Path, content: bytes) -> None:

@@ -158,3 +158,19 @@ def test_a_thread_that_puts_while_the_loop_takes() -> None:
         assert [joined(each) for each in came] == [joined(each) for each in sequences]
 
     asyncio.run(run())
+
+
+def test_an_error_is_raised_though_others_go_on() -> None:
+    async def run() -> None:
+        stream = OutputStream()
+        stream.put(OutputDelta("a", "before"))
+        stream.fail(RequestFailedError("the server stops"))
+        assert not stream.put(OutputDelta("b", "after"))
+        assert [delta.text for delta in await stream.take()] == ["before"]
+        stream.put(OutputDelta("b", "later"))
+        with pytest.raises(RequestFailedError, match="the server stops"):
+            await stream.take()
+        stream.put(OutputDelta("b", "anew"))
+        assert [delta.text for delta in await stream.take()] == ["anew"]
+
+    asyncio.run(run())

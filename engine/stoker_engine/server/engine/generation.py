@@ -113,6 +113,7 @@ class Generation:
                     if crashes > 1 or not self._begun.isdisjoint(self._unfinished):
                         raise
                     asking.cancel()
+                    self._prompts_of.clear()  # what the dead engine still had on its way counts for nothing
                     asking = asyncio.create_task(self._ask_again())
                     continue
                 yield [(self._count(delta, ticket), delta) for delta in deltas if delta.request_id in self._prompts_of]
