@@ -118,30 +118,31 @@ class Engine:
 
     def step(self) -> StepOutputs:
         """Launches what can be launched, and takes in the result of one step; what that added is returned."""
-        started = time.monotonic()
         try:
-            while len(self._in_flight) < self._most_in_flight and self._launch():
-                pass
-            if not self._in_flight:
-                report = self._journal.report(0, 0, [], self.scheduler.stats(), StepTimes(), started)
-                return StepOutputs([], report)
-            result = self.executor.collect()
+            return self._step()
         except BaseException:
             self._abandon()
             raise
-        collected = time.monotonic()
-        scheduled, schedule_time = self._in_flight.popleft()
-        deltas = self.scheduler.commit(scheduled, result)
-        now = time.monotonic()
-        times = StepTimes(schedule_time, result.prepare_time, result.model_time, result.sample_time, now - collected)
-        stats = self.scheduler.stats()
-        num_tokens, num_prompt_tokens = scheduled.step.num_tokens, scheduled.num_prompt_tokens
-        report = self._journal.report(num_tokens, num_prompt_tokens, deltas, stats, times, now)
-        return StepOutputs(deltas, report)
 
     def shutdown(self) -> None:
         """Ends the executor; the engine makes no step after."""
         self.executor.shutdown()
+
+    def _step(self) -> StepOutputs:
+        while len(self._in_flight) < self._most_in_flight and self._launch():
+            pass
+        if not self._in_flight:
+            report = self._journal.report(0, 0, [], self.scheduler.stats(), StepTimes(), time.monotonic())
+            return StepOutputs([], report)
+        scheduled, schedule_time = self._in_flight.popleft()
+        result = self.executor.collect()
+        collected = time.monotonic()
+        deltas = self.scheduler.commit(scheduled, result)
+        now = time.monotonic()
+        times = StepTimes(schedule_time, result.prepare_time, result.model_time, result.sample_time, now - collected)
+        num_tokens, num_prompt_tokens = scheduled.step.num_tokens, scheduled.num_prompt_tokens
+        report = self._journal.report(num_tokens, num_prompt_tokens, deltas, self.scheduler.stats(), times, now)
+        return StepOutputs(deltas, report)
 
     def _launch(self) -> bool:
         """Launches a step; False: there is none now."""
@@ -158,5 +159,7 @@ class Engine:
     def _abandon(self) -> None:
         """After an error, or Ctrl-C in the middle of a step: what is in flight counts for nothing."""
         self._in_flight.clear()
-        self.executor.abandon()
-        self.scheduler.abandon()
+        try:
+            self.executor.abandon()
+        finally:  # also after Ctrl-C once more
+            self.scheduler.abandon()

@@ -142,3 +142,43 @@ def test_ctrl_c_in_the_middle_of_a_step_leaves_no_prefix_that_was_never_computed
     [expected] = fresh.generate(prompt, asked, use_tqdm=False)
     assert after.outputs == expected.outputs
     assert after.num_cached_tokens == 48  # what the first step had computed, and no more
+
+
+def test_ctrl_c_again_while_the_step_is_waited_for_leaves_nothing_in_flight(tiny_llama: Path) -> None:
+    args = EngineArgs(str(tiny_llama), num_gpu_blocks_override=ROOMY, async_scheduling=True, **SMALL)  # type: ignore[arg-type]
+    engine = Engine(args, find_checkpoint(args))
+    abandon, executor = engine.executor.abandon, engine.executor
+    for request in requests(random.Random(5), 4):
+        engine.add(request)
+    engine.step()
+
+    def interrupted() -> Any:
+        raise KeyboardInterrupt
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(executor, "collect", interrupted)
+        patched.setattr(executor, "abandon", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            engine.step()
+    abandon()
+    for request_id in list(engine.scheduler.requests):
+        engine.abort(request_id)
+    while engine.has_work:
+        assert engine.step().deltas == []
+    assert engine.scheduler.kv.pool.num_free == engine.scheduler.kv.pool.num_usable
+
+
+@pytest.mark.parametrize("tokens", [1, 4, 5])
+def test_prompt_logprobs_come_whole_however_the_prompt_is_cut(tiny_llama: Path, tokens: int) -> None:
+    """Also where a chunk is a single token, alone or beside others' new ones."""
+    prompts = [list(range(5, 25)), list(range(30, 37)), list(range(40, 71))]
+    asked = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True, prompt_logprobs=1)
+    found = []
+    for budget in (64, tokens):
+        llm = LLM(str(tiny_llama), num_gpu_blocks_override=ROOMY, **{**SMALL, "max_num_batched_tokens": budget})  # type: ignore[arg-type]
+        found.append(llm.generate(prompts, asked, use_tqdm=False))
+    for whole, cut in zip(*found, strict=True):
+        assert cut.outputs == whole.outputs
+        assert cut.prompt_logprobs == whole.prompt_logprobs and len(whole.prompt_logprobs or []) == len(
+            whole.prompt_token_ids
+        )

@@ -72,12 +72,15 @@ class LocalExecutor:
 
     def collect(self) -> StepResult:
         """See `Executor`."""
-        return self._launched.popleft().result()
+        result = self._launched[0].result()
+        self._launched.popleft()
+        return result
 
     def abandon(self) -> None:
         """See `Executor`."""
         while self._launched:
-            self._launched.popleft().exception()
+            self._launched[0].exception()
+            self._launched.popleft()
 
     def shutdown(self) -> None:
         """See `Executor`."""

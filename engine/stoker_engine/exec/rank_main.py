@@ -11,6 +11,7 @@ import gc
 import logging
 import os
 import pickle
+import queue
 import signal
 import sys
 import threading
@@ -92,14 +93,22 @@ def _load(connection: Connection, ranks: ProcessRanks) -> Runner | None:
 
 def _run(connection: Connection, runner: Runner, answers: bool) -> None:
     """Until no more steps come. All ranks compute the same result; one of them sends it."""
-    while True:
-        try:
-            data = connection.recv_bytes()
-        except (EOFError, OSError):
-            return
+    # Steps are taken in while one runs: else a large one and a large result could wait for each other in the pipe.
+    inbox: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+    threading.Thread(target=_receive, args=(connection, inbox), name="inbox", daemon=True).start()
+    while (data := inbox.get()) is not None:
         result = runner.run(pickle.loads(data))
         if answers:
             _send(connection, result)
+
+
+def _receive(connection: Connection, inbox: queue.SimpleQueue[bytes | None]) -> None:
+    while True:
+        try:
+            inbox.put(connection.recv_bytes())
+        except (EOFError, OSError):
+            inbox.put(None)
+            return
 
 
 def _progress(connection: Connection) -> Callable[[], None]:

@@ -63,6 +63,7 @@ class Rows:
         tables: int32 [groups, rows, blocks], `NULL_BLOCK` where there is none.
         states: of each row that has been begun.
         is_plain: bool [rows], see `RowState`.
+        wants_prompt_logprobs: rows whose requests ask for them.
     """
 
     def __init__(self, num_rows: int, num_tokens: int, block_size: int, groups: Sequence[CacheGroup]) -> None:
@@ -71,6 +72,7 @@ class Rows:
         self.tables = np.zeros((len(groups), num_rows, longest), dtype=np.int32)  # the null block is 0
         self.states: dict[int, RowState] = {}
         self.is_plain = np.zeros(num_rows, dtype=bool)
+        self.wants_prompt_logprobs: set[int] = set()
         self._rules: WeakValueDictionary[tuple[str, float], LogitRules] = WeakValueDictionary()
         self._counted: set[int] = set()  # rows whose tokens are counted
         self._num_blocks = [0] * num_rows  # entries of the tables that may not be empty
@@ -171,6 +173,10 @@ class Rows:
     def _remember(self, row: int, state: RowState) -> None:
         self.states[row] = state
         self.is_plain[row] = state.is_plain
+        params = state.new.asked.params
+        self.wants_prompt_logprobs.discard(row)
+        if params.kind == "generate" and params.prompt_logprobs is not None:
+            self.wants_prompt_logprobs.add(row)
         self._counted.discard(row)
         if state.counts is not None:
             self._counted.add(row)

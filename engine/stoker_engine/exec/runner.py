@@ -35,7 +35,7 @@ from stoker_engine.sizing import memory
 
 logger = logging.getLogger(__name__)
 
-#: Tokens beyond the longest sequence that a row has room for: drafts that run past its end.
+#: Tokens beyond the longest sequence that a row has room for: what a step in flight samples behind the last one.
 _SPARE_TOKENS = 16
 
 
@@ -179,7 +179,7 @@ class Runner:
     ) -> dict[int, list[TokenLogprobs] | None]:
         """By place in the batch, of those that ask for it."""
         found: dict[int, list[TokenLogprobs] | None] = {}
-        if step.num_decodes == len(step.rows):
+        if self._rows.wants_prompt_logprobs.isdisjoint(step.rows):
             return found
         for place, (row, start, length) in enumerate(zip(step.rows, step.starts, step.lengths, strict=True)):
             positions = self._rows.prompt_positions(row, start, start + length)

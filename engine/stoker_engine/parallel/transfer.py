@@ -1,4 +1,7 @@
-"""The two places where a step's numbers cross between host and device: nothing else waits for the device."""
+"""The two places where a step's numbers cross between host and device.
+
+Beside them, sampling waits for the device where it branches on what it found (`sampling.draw`, `sampling.logits`).
+"""
 
 from __future__ import annotations
 

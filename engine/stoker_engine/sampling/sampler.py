@@ -16,7 +16,7 @@ import torch
 from stoker_engine.core.logprobs import TokenLogprobs
 from stoker_engine.core.step import Sampled
 from stoker_engine.kernels.bundle import Argmax
-from stoker_engine.parallel.transfer import to_host
+from stoker_engine.parallel.transfer import to_device, to_host
 from stoker_engine.sampling.choice import Choice
 from stoker_engine.sampling.draw import Draw, draw
 from stoker_engine.sampling.logits import process_logits
@@ -120,4 +120,4 @@ def _parts(count: int, at_once: int) -> Iterator[slice]:
 
 def _rows(numbers: torch.Tensor, rows: list[int]) -> torch.Tensor:
     """The given rows; no copy where they are all of them."""
-    return numbers if rows == list(range(len(numbers))) else numbers[rows]
+    return numbers if rows == list(range(len(numbers))) else numbers[to_device(rows, numbers.device)]

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 from typing import Final
 
 from stoker_engine.core.finish_reason import FinishReason
 from stoker_engine.core.logprobs import TokenLogprobs
 from stoker_engine.core.outputs import TokenDelta
-from stoker_engine.core.request import Request, Sequence
+from stoker_engine.core.request import NO_ROW, Request, Sequence
 from stoker_engine.core.step import Sampled, StepResult
 from stoker_engine.sched.lineup import Lineup
 from stoker_engine.sched.scheduled import Scheduled
@@ -120,11 +121,15 @@ def _fail_corrupted(lineup: Lineup, scheduled: Scheduled, result: StepResult) ->
         is_corrupted = result.prompt_logprobs.get(place, ()) is None or (drawn is not None and drawn.is_corrupted)
         if is_corrupted and sequence.life == life:
             corrupted[sequence.request] = None
-    pending = {block for request in corrupted for s in request.live for block in lineup.kv.forget(s)}
+    wrong = {block for request in corrupted for s in request.live for block in lineup.kv.forget(s)}
     deltas = [delta for request in corrupted for delta in _fail(lineup, request)]
-    for sequence in list(lineup.running):
-        if not pending.isdisjoint(block for table in sequence.blocks for block in table):
+    # Who has ended meanwhile may have been one of them, or have shared what they computed.
+    cache = lineup.kv.prefix_cache
+    wrong |= cache.forget_pending(lambda owner: isinstance(owner, Sequence) and owner.row == NO_ROW)
+    while sharers := [s for s in lineup.running if not wrong.isdisjoint(itertools.chain.from_iterable(s.blocks))]:
+        for sequence in sharers:
             lineup.give_back(sequence)
+        wrong = cache.forget_pending(sharers.__contains__)
     return deltas
 
 

@@ -191,7 +191,7 @@ class KVManager:
         """Takes the sequence's blocks out of the prefix cache: what they hold is not to be trusted.
 
         Returns:
-            Those that a step in flight computes, or has just computed; what shares them is not to be trusted either.
+            Those that a step in flight computes; what shares them is not to be trusted either.
         """
         held = {block for table in sequence.blocks for block in table if block != NULL_BLOCK}
         return {block for block in held if self.prefix_cache.forget(block)}
@@ -321,7 +321,7 @@ class KVManager:
                 self._refused = None
             for group, table in enumerate(sequence.blocks):
                 if table[index] != NULL_BLOCK:
-                    self.prefix_cache.insert(group, chain[index], table[index], step)
+                    self.prefix_cache.insert(group, chain[index], table[index], step, sequence)
             sequence.num_published = index + 1
 
     def _chain(self, sequence: request.Sequence, num_tokens: int) -> list[BlockHash]:

@@ -143,6 +143,8 @@ class Scheduler(Lineup):
         self.kv.prefix_cache.forget_pending()
         for sequence in list(self.running):
             self.give_back(sequence)
+        self.kv.take_copies()
+        self.kv.take_table_changes()
 
     def _scheduled(self, shares: dict[Sequence, int], admitted: list[Request], tokens_left: int) -> Scheduled:
         """The step of `shares`: what each sequence computes. From here on it is in flight."""

@@ -5,7 +5,7 @@
 
 A step lasts as long as its tokens take, and every sequence that decodes waits for it: what prompts get beside decodes
 bounds the time between two tokens of a stream (stall-free batching, Agrawal et al., 2024). Prompts share that part in
-line, and get at least one token of every step, so none starves.
+line, and keep at least one token of a step from those that decode behind them in line, so none starves.
 """
 
 from __future__ import annotations

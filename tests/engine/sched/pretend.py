@@ -5,7 +5,8 @@ step copies, writes and reads block by block as a runner would, and its next tok
 known and the seed: whatever the scheduler does, `expected` says what must come out.
 
 It knows of sequences only what steps say (`core.step`), in rows of its own. With several steps in flight it runs a step
-as late as it can. A request that is `spoiled` computes poison, which spreads to whoever reads it.
+as late as it can. A request that is `spoiled` computes poison in the steps that show it by its logits; it spreads to
+whoever reads it.
 """
 
 from __future__ import annotations
@@ -164,6 +165,8 @@ class Pretend:
         for _ in range(limit):
             if not self.scheduler.has_work:
                 assert self.scheduler.kv.pool.num_free == self.scheduler.kv.pool.num_usable
+                cached = self.scheduler.kv.prefix_cache._key_of
+                assert all(self._cache[block, i] != POISON for block in cached for i in range(BLOCK))
                 return
             self.step()
         raise AssertionError("the scheduler makes no progress")
@@ -196,7 +199,7 @@ class Pretend:
         assert len({to for _, to in step.copies}) == len(step.copies)
         copied = {(to, i): self._cache.get((from_, i)) for from_, to in step.copies for i in range(BLOCK)}
         self._cache.update(copied)
-        spoiled = [row.asked.id in self.spoiled for row in batch]
+        spoiled = [row.asked.id in self.spoiled and step.num_samples[p] > 0 for p, row in enumerate(batch)]
         for place, row in enumerate(batch):
             self._write(row, step.starts[place], known[place], spoiled[place])
         spreads = True

@@ -290,6 +290,10 @@ def test_who_shares_what_turns_out_to_be_no_numbers_begins_anew(in_flight: int, 
         assert pretend.result(request.id) == expected(request)
     assert pretend.scheduler.num_corrupted == 1
     pretend.spoiled = set()
+    after = sampling("after", [*prompt[:36], 0, *range(9)], max_tokens=4)  # nor what those who shared it computed
+    pretend.add(after)
+    pretend.drain()
+    assert pretend.result("after") == expected(after)
     pretend.add(sampling("again", prompt, max_tokens=4))  # finds nothing of it
     pretend.drain()
     assert pretend.result("again") == expected(sampling("again", prompt, max_tokens=4))
@@ -336,7 +340,9 @@ def test_drafts_save_steps_and_change_nothing() -> None:
 
 @st.composite
 def workloads(draw: Callable) -> tuple[list[EngineRequest], dict[str, object]]:
-    prompt = st.lists(st.integers(0, 3), min_size=1, max_size=30)
+    own = st.lists(st.integers(0, 3), min_size=1, max_size=20)
+    shared = draw(st.lists(st.integers(0, 3), max_size=24))
+    prompt = st.tuples(st.integers(0, 24), own).map(lambda drawn: [*shared[: drawn[0]], *drawn[1]])
     asked: list[EngineRequest] = []
     for index in range(draw(st.integers(1, 8))):
         length, tokens = draw(st.integers(1, 12)), draw(prompt)
