@@ -272,6 +272,31 @@ def test_a_prefix_is_shared_while_the_step_that_computes_it_is_in_flight() -> No
         assert pretend.result(str(index)) == expected(sampling(str(index), [*shared, index], max_tokens=2))
 
 
+@pytest.mark.parametrize("ended", ["nobody", "the first", "who shares"])
+@pytest.mark.parametrize("in_flight", [1, 2, 3])
+@pytest.mark.parametrize("groups", [FULL, HYBRID])
+def test_what_was_computed_from_wrong_numbers_is_never_found(groups: tuple, in_flight: int, ended: str) -> None:
+    """Neither what the request computed that shows them, nor what those who shared it computed behind it."""
+    pretend = Pretend(num_blocks=400, tokens=200, in_flight=in_flight, groups=groups)
+    prompt = list(range(30)) + list(range(10))
+    pretend.spoiled = {"bad"}
+    pretend.add(sampling("bad", prompt, max_tokens=9))
+    shares = [sampling("b", [*prompt[:36], *range(20, 32)], max_tokens=6)]
+    shares.append(sampling("c", [*shares[0].prompt_token_ids, *range(8)], max_tokens=6))
+    for request in shares:
+        pretend.add(request)
+    pretend.launch()
+    if in_flight > 1:  # else the step has run
+        gone = {"nobody": "", "the first": "bad", "who shares": "b"}[ended]
+        pretend.scheduler.finish(gone, FinishReason.ABORT)
+        shares = [request for request in shares if request.id != gone]
+    pretend.drain()
+    pretend.add(sampling("later", [*range(30), *range(6), *range(20, 32), *range(8), 3], max_tokens=4))
+    pretend.drain()
+    for request in (*shares, sampling("later", [*range(30), *range(6), *range(20, 32), *range(8), 3], max_tokens=4)):
+        assert pretend.result(request.id) == expected(request)
+
+
 @pytest.mark.parametrize("in_flight", [1, 2, 3])
 @pytest.mark.parametrize("groups", [FULL, HYBRID])
 def test_who_shares_what_turns_out_to_be_no_numbers_begins_anew(in_flight: int, groups: tuple) -> None:
