@@ -61,7 +61,8 @@ def ended(endpoint: Endpoint, replicas: int) -> None:
     ("what", "engine", "argument"),
     [
         pytest.param("a flag", {"maxNumSeqs": 8}, "--max-num-seqs=8", marks=pytest.mark.further),
-        ("maxModelLen", {"maxModelLen": 1536}, "--max-model-len=1536"),
+        # Longer, not shorter: prompts go up to the length that the first pods take.
+        ("maxModelLen", {"maxModelLen": 2304}, "--max-model-len=2304"),
     ],
 )
 def test_rolling_update(endpoint: Endpoint, undisturbed: Disturbed, what: str, engine: dict, argument: str) -> None:  # type: ignore[type-arg]
