@@ -13,10 +13,11 @@ from typing import Final
 import torch
 
 from stoker_engine.kernels.linear import linear
+from stoker_engine.sizing.block_weights import Q8_0
 
 #: Weights that share a scale, and the bytes that hold them.
-BLOCK: Final = 32
-BLOCK_BYTES: Final = 34
+BLOCK: Final = Q8_0.numbers
+BLOCK_BYTES: Final = Q8_0.bytes
 
 
 def dequantize(blocks: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

@@ -1,26 +1,39 @@
-"""Calls linear.cpp."""
+"""Calls linear.cpp, and what else multiplies by a matrix."""
 
 from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
+from stoker_engine.kernels.bundle import Operation
 
-def product(
-    library: ctypes.CDLL, weight: torch.Tensor, bias: torch.Tensor | None = None
-) -> Callable[[torch.Tensor], torch.Tensor]:
+
+def product(library: ctypes.CDLL, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Operation:
     """See `kernels.linear.linear`."""
-    outputs, inner = weight.shape
-    dtype, is_bf16, function = weight.dtype, weight.dtype == torch.bfloat16, library.stoker_linear
-    assert weight.stride(1) == 1
+    return product_by(library.stoker_linear, weight, weight.shape[1], weight.dtype, bias)
+
+
+def product_by(
+    function: Callable[..., Any], stored: torch.Tensor, inner: int, dtype: torch.dtype, bias: torch.Tensor | None
+) -> Operation:
+    """The product with a matrix [outputs, inner], which `stored` holds in the way that `function` reads.
+
+    Args:
+        function: takes what ``stoker_linear`` takes.
+        stored: [outputs, …], whose rows may lie apart.
+        dtype: of x and the result.
+    """
+    outputs, is_bf16 = len(stored), dtype == torch.bfloat16
+    assert stored.stride(1) == 1
     assert bias is None or (bias.dtype == dtype and bias.is_contiguous())
-    pointer, stride, bias_pointer = weight.data_ptr(), weight.stride(0), None if bias is None else bias.data_ptr()
+    pointer, stride, bias_pointer = stored.data_ptr(), stored.stride(0), None if bias is None else bias.data_ptr()
 
     # The tensors are kept with their addresses.
-    def multiply(x: torch.Tensor, _: object = (weight, bias)) -> torch.Tensor:
-        if x.dim() != 2 or x.stride(1) != 1:
+    def multiply(x: torch.Tensor, _: object = (stored, bias)) -> torch.Tensor:
+        if x.dim() != 2 or (x.stride(1) != 1 and inner > 1):
             return multiply(x.reshape(-1, inner).contiguous()).view(*x.shape[:-1], outputs)
         rows, width = x.shape
         assert width == inner and x.dtype == dtype

@@ -7,6 +7,7 @@ import ctypes
 import torch
 
 from stoker_engine.kernels.bundle import Operation
+from stoker_engine.kernels.native.linear import product_by
 from stoker_engine.kernels.q8_0 import BLOCK, BLOCK_BYTES
 
 
@@ -14,34 +15,7 @@ def product(
     library: ctypes.CDLL, blocks: torch.Tensor, dtype: torch.dtype, bias: torch.Tensor | None = None
 ) -> Operation:
     """See `kernels.q8_0.q8_0_linear`. Rows of `blocks` may lie apart."""
-    outputs, inner = len(blocks), _inner(blocks)
-    is_bf16, function = dtype == torch.bfloat16, library.stoker_q8_0_product
-    assert blocks.stride(1) == 1
-    assert bias is None or (bias.dtype == dtype and bias.is_contiguous())
-    pointer, stride, bias_pointer = blocks.data_ptr(), blocks.stride(0), None if bias is None else bias.data_ptr()
-
-    # The tensors are kept with their addresses.
-    def multiply(x: torch.Tensor, _: object = (blocks, bias)) -> torch.Tensor:
-        if x.dim() != 2 or x.stride(1) != 1:
-            return multiply(x.reshape(-1, inner).contiguous()).view(*x.shape[:-1], outputs)
-        rows, width = x.shape
-        assert width == inner and x.dtype == dtype
-        out = torch.empty((rows, outputs), dtype=dtype)
-        function(
-            is_bf16,
-            x.data_ptr(),
-            x.stride(0),
-            pointer,
-            stride,
-            bias_pointer,
-            out.data_ptr(),
-            rows,
-            outputs,
-            inner,
-        )
-        return out
-
-    return multiply
+    return product_by(library.stoker_q8_0_product, blocks, _inner(blocks), dtype, bias)
 
 
 def dequantize(library: ctypes.CDLL, blocks: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
