@@ -33,7 +33,7 @@ from stoker_engine.exec.runner import Runner
 from stoker_engine.models.checkpoint import Checkpoint
 from stoker_engine.models.model import StepInputs
 from stoker_engine.models.model_card import ModelCard
-from stoker_engine.sizing.block_weights import NO_BLOCKS, BlockWeights
+from stoker_engine.sizing.weight_formats import ALL_NUMBERS, WeightFormats
 
 VOCABULARY = 256
 
@@ -77,9 +77,9 @@ class NoLoader:
 
     most_rows: int
 
-    def block_weights(self, *_: Any) -> BlockWeights:
-        """See `Loader.block_weights`."""
-        return NO_BLOCKS
+    def weight_formats(self, *_: Any) -> WeightFormats:
+        """See `Loader.weight_formats`."""
+        return ALL_NUMBERS
 
     def load(self, *_: Any) -> NoModel:
         """See `Loader.load`."""

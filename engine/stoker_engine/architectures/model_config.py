@@ -126,7 +126,6 @@ class ModelConfig:
                 f"architecture {', '.join(architectures) or 'unknown'} is not supported"
                 + (f": {reason}" if reason else f"; supported are {', '.join(sorted(FAMILY_CONFIGS))}")
             )
-        refuse_quantized(config)
         family = FAMILY_CONFIGS[architecture]
         text = dict(top.object("text_config") or config)
         for name in ("eos_token_id", "dtype", "torch_dtype"):
@@ -174,7 +173,10 @@ def refuse_quantized(config: Mapping[str, Any]) -> None:
     quantized = config.get("quantization_config")
     if quantized:
         method = quantized.get("quant_method", "unknown") if isinstance(quantized, dict) else "unknown"
-        raise ModelError(f"the checkpoint is quantized ({method}), which is not supported; use the unquantized model")
+        raise ModelError(
+            f"the checkpoint is quantized ({method}), and its architecture runs by transformers' own modules, "
+            "which are given no quantized weights here; use the unquantized model"
+        )
 
 
 def _inner_size(layer: LayerConfig) -> int:

@@ -36,6 +36,10 @@ class GGUFFormat:
         """What a row of `inner` numbers, whole blocks, takes."""
         return inner // self.numbers * self.bytes
 
+    def order_bytes(self, inner: int) -> int:
+        """See `GroupFormat`."""
+        return 0
+
 
 #: A float16 scale and 32 integers of 8 bits.
 Q8_0: Final = GGUFFormat("Q8_0", 32, 34)
@@ -63,8 +67,8 @@ GGUF_FORMATS: Final = {
 }
 
 #: What a number is stored as. Unsigned integers mean their distance from a zero point: the group's own, or half of
-#: their range. ``int8`` is signed. ``fp8_e4m3`` and ``fp8_e5m2`` are OCP's; ``fp4`` is MXFP4's and NVFP4's e2m1; ``nf4``
-#: is bitsandbytes'.
+#: their range. ``int8`` is signed. ``fp8_e4m3`` and ``fp8_e5m2`` are OCP's, as is ``fp4``, the e2m1 of MXFP4 and NVFP4;
+#: ``nf4`` is bitsandbytes'.
 Code = Literal["uint2", "uint3", "uint4", "uint8", "int8", "fp8_e4m3", "fp8_e5m2", "fp4", "nf4"]
 
 #: What a group's scale is stored as; ``e8m0`` is a power of two in a byte.
@@ -129,6 +133,10 @@ class GroupFormat:
         """What a row of `inner` numbers takes. Whole units of codes: what is stored is padded to them."""
         codes = -(-inner // UNIT) * UNIT * self.bits // 8
         return 4 * self.row_scale + self.groups(inner) * self.header_bytes + codes
+
+    def order_bytes(self, inner: int) -> int:
+        """What a matrix needs beside its rows: the order of its columns, where that is another, as int32."""
+        return 4 * inner if self.in_order_of == "groups" else 0
 
 
 StoredFormat = GGUFFormat | GroupFormat

@@ -28,9 +28,9 @@ from stoker_engine.parallel.device import memory_bytes
 from stoker_engine.parallel.ranks import Alone, Ranks
 from stoker_engine.parallel.transfer import to_device
 from stoker_engine.sizing import memory
-from stoker_engine.sizing.block_weights import NO_BLOCKS, BlockWeights
 from stoker_engine.sizing.cache_groups import CacheGroup, usable_blocks
 from stoker_engine.sizing.state_layout import Piece, state_layout
+from stoker_engine.sizing.weight_formats import ALL_NUMBERS, WeightFormats
 from stoker_engine.sizing.weight_sizes import Sharding
 
 logger = logging.getLogger(__name__)
@@ -59,7 +59,7 @@ def plan_kv_cache(
     dtype: torch.dtype,
     device: torch.device,
     ranks: Ranks | None = None,
-    blocks: BlockWeights = NO_BLOCKS,
+    formats: WeightFormats = ALL_NUMBERS,
 ) -> KVCachePlan:
     """Decides the cache's size by the contract's memory arithmetic.
 
@@ -68,7 +68,7 @@ def plan_kv_cache(
 
     Args:
         ranks: those that do, each of which calls this; None: there is one.
-        blocks: the weights that stay in their file's blocks.
+        formats: how weights are stored.
 
     Raises:
         OutOfMemoryError: the model, or one sequence of `--max-model-len` tokens, does not fit; with the remedy.
@@ -78,7 +78,7 @@ def plan_kv_cache(
     ranks = ranks or Alone()
     groups = memory.model_cache_groups(config, args.block_size, dtype.itemsize, ranks.size)
     block = memory.kv_block_bytes(groups, args.block_size, dtype.itemsize)
-    room = _num_blocks(args, config, dtype, device, ranks.size, blocks)
+    room = _num_blocks(args, config, dtype, device, ranks.size, formats)
     num_blocks = int(ranks.all_gather(torch.tensor([room], device=device)).min())
     wanted = args.max_model_len or config.default_model_len
     if wanted > config.longest_model_len:
@@ -182,7 +182,7 @@ def _num_blocks(
     dtype: torch.dtype,
     device: torch.device,
     num_ranks: int,
-    blocks: BlockWeights,
+    formats: WeightFormats,
 ) -> int:
     numbers = memory.Numbers(
         element_bytes=dtype.itemsize,
@@ -192,7 +192,7 @@ def _num_blocks(
         max_num_seqs=args.max_num_seqs,
         kv_cache_memory_bytes=args.kv_cache_memory_bytes,
         num_blocks=args.num_gpu_blocks_override,
-        blocks=blocks,
+        formats=formats,
     )
     ours = memory.Device(
         memory_bytes(device, num_ranks),

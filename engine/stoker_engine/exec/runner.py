@@ -70,8 +70,8 @@ class Runner:
         self._backend = attention_backend(self.device, self.dtype, args.batch_invariant)
         self._kernels = select_kernels(self.device, self.dtype)
         build = Build(self.dtype, self._backend, self._kernels, self._ranks)
-        blocks = checkpoint.block_weights(self.dtype, self.device)
-        self.plan = plan_kv_cache(args, self.config, self.dtype, self.device, self._ranks, blocks)
+        formats = checkpoint.weight_formats(self.dtype, self.device)
+        self.plan = plan_kv_cache(args, self.config, self.dtype, self.device, self._ranks, formats)
         started = time.monotonic()
         with torch.inference_mode():
             self.model = checkpoint.load(build, self.device, self.plan.max_model_len, on_progress)

@@ -13,6 +13,8 @@ from typing import Protocol
 
 import torch
 
+from stoker_engine.architectures.stored_formats import StoredFormat
+
 #: One tensor from another: a product, a norm, an activation.
 Operation = Callable[[torch.Tensor], torch.Tensor]
 
@@ -32,9 +34,16 @@ class MakeProduct(Protocol):
 
 
 class MakeBlockProduct(Protocol):
-    """See `Kernels.q8_0_product`."""
+    """See `Kernels.block_product`."""
 
-    def __call__(self, blocks: torch.Tensor, dtype: torch.dtype, bias: torch.Tensor | None = None) -> Operation:
+    def __call__(
+        self,
+        blocks: torch.Tensor,
+        stored: StoredFormat,
+        inner: int,
+        dtype: torch.dtype,
+        bias: torch.Tensor | None = None,
+    ) -> Operation:
         """The product with this weight and bias, of activations of `dtype`."""
         ...
 
@@ -48,9 +57,9 @@ class Kernels:
         batched_product: weight [heads, outputs, inner] → `batched_linear.batched_linear` with it.
         experts: gate_up [experts, 2 × size, hidden], down [experts, hidden, size] and the activation's name →
             `moe.experts` with them.
-        q8_0_product: weight as blocks [outputs, inner / 32 × 34], activations' dtype, and bias [outputs] or None →
-            `q8_0.q8_0_linear` with them.
-        q8_0_rows: `q8_0.q8_0_rows`.
+        block_product: weight in blocks [outputs, bytes of a row], their format, numbers in a row, activations' dtype,
+            and bias [outputs] or None → `blocks.block_linear` with them.
+        block_rows: `blocks.block_rows`.
         rms_norm: weight [d], eps → `rms_norm.rms_norm` with them.
         layer_norm: weight and bias, eps → `layer_norm.layer_norm` with them.
         activation: config.json's name → that activation; raises ModelError where it is not known.
@@ -63,8 +72,8 @@ class Kernels:
     product: MakeProduct
     batched_product: Callable[[torch.Tensor], Operation]
     experts: Callable[[torch.Tensor, torch.Tensor, str], Experts]
-    q8_0_product: MakeBlockProduct
-    q8_0_rows: Callable[[torch.Tensor, torch.Tensor, torch.dtype], torch.Tensor]
+    block_product: MakeBlockProduct
+    block_rows: Callable[[torch.Tensor, StoredFormat, int, torch.Tensor, torch.dtype], torch.Tensor]
     rms_norm: Callable[[torch.Tensor, float], Operation]
     layer_norm: Callable[[torch.Tensor | None, torch.Tensor | None, float], Operation]
     activation: Callable[[str], Operation]

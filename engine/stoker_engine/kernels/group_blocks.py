@@ -14,6 +14,6 @@
          3 bits   12 bytes, little-endian: bits 3i … 3i + 2 are n(i)
          2 bits   8 bytes, byte i holds n(i), n(i+8), n(i+16), n(i+24) from its low bits up
 
-The value of a code: of integers themselves; OCP's FP8 (Micikevicius et al., 2022) and FP4 (e2m1: 0 .5 1 1.5 2 3 4 6, the high
-bit the sign); of nf4 the 16 quantiles of QLoRA (Dettmers et al., 2023).
+The value of a code: of integers themselves; OCP's FP8 (Micikevicius et al., 2022) and FP4 (e2m1: 0 .5 1 1.5 2 3 4 6,
+the high bit the sign); of nf4 the 16 quantiles of QLoRA (Dettmers et al., 2023).
 """

@@ -12,8 +12,8 @@ from typing import Final
 
 import torch
 
+from stoker_engine.architectures.stored_formats import Q8_0
 from stoker_engine.kernels.linear import linear
-from stoker_engine.sizing.block_weights import Q8_0
 
 #: Weights that share a scale, and the bytes that hold them.
 BLOCK: Final = Q8_0.numbers

@@ -6,14 +6,15 @@ from typing import Final
 
 import torch
 
+from stoker_engine.architectures.stored_formats import StoredFormat
 from stoker_engine.kernels.activation import act_and_mul, activation
 from stoker_engine.kernels.argmax import argmax
 from stoker_engine.kernels.batched_linear import batched_linear
+from stoker_engine.kernels.blocks import block_linear, block_rows
 from stoker_engine.kernels.bundle import Experts, Kernels, Operation
 from stoker_engine.kernels.layer_norm import layer_norm
 from stoker_engine.kernels.linear import linear
 from stoker_engine.kernels.moe import experts
-from stoker_engine.kernels.q8_0 import q8_0_linear, q8_0_rows
 from stoker_engine.kernels.rms_norm import rms_norm
 from stoker_engine.kernels.rotary import angles, apply_rotary
 
@@ -22,8 +23,10 @@ def _product(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Operatio
     return lambda x: linear(x, weight, bias)
 
 
-def _q8_0_product(blocks: torch.Tensor, dtype: torch.dtype, bias: torch.Tensor | None = None) -> Operation:
-    return lambda x: q8_0_linear(x, blocks, bias)
+def _block_product(
+    blocks: torch.Tensor, stored: StoredFormat, inner: int, dtype: torch.dtype, bias: torch.Tensor | None = None
+) -> Operation:
+    return lambda x: block_linear(x, blocks, stored, inner, bias)
 
 
 def _experts(gate_up: torch.Tensor, down: torch.Tensor, act: str) -> Experts:
@@ -34,8 +37,8 @@ REFERENCE: Final = Kernels(
     product=_product,
     batched_product=lambda weight: lambda x: batched_linear(x, weight),
     experts=_experts,
-    q8_0_product=_q8_0_product,
-    q8_0_rows=q8_0_rows,
+    block_product=_block_product,
+    block_rows=block_rows,
     rms_norm=lambda weight, eps: lambda x: rms_norm(x, weight, eps),
     layer_norm=lambda weight, bias, eps: lambda x: layer_norm(x, weight, bias, eps),
     activation=activation,

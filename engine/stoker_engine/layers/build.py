@@ -29,7 +29,7 @@ class Build:
         backend: attention's.
         kernels: everything else's.
         ranks: who shares each layer's work.
-        linear: how the matrix that holds these slots is stored.
+        linear: how the matrix of these slots is stored; several are those of a layer's experts.
     """
 
     dtype: torch.dtype

@@ -39,7 +39,7 @@ class Embedding(nn.Module):
 
     def slots(self) -> dict[str, Slot]:
         """The places a loader fills, by name."""
-        return {self._slot: self.matrix.slot(0, self.rows, Share.whole(self._width))}
+        return _slots(self._slot, self.matrix, self.rows, self._width)
 
 
 class Head(nn.Module):
@@ -75,9 +75,16 @@ class Head(nn.Module):
 
     def slots(self) -> dict[str, Slot]:
         """The places a loader fills, by name."""
-        slots = {}
+        slots = dict[str, Slot]()
         if not self.is_tied:
-            slots[f"{self._name}.weight"] = self.matrix.slot(0, self.rows, Share.whole(self._width))
+            slots.update(_slots(f"{self._name}.weight", self.matrix, self.rows, self._width))
         if self.bias is not None:
             slots[f"{self._name}.bias"] = Slot.of(self.bias.data, self.rows)
         return slots
+
+
+def _slots(name: str, matrix: Matrix, rows: Share, width: int) -> dict[str, Slot]:
+    slots = {name: matrix.slot(0, rows, Share.whole(width))}
+    if (columns := matrix.columns_slot(0)) is not None:
+        slots[f"{name.removesuffix('.weight')}.columns"] = columns
+    return slots

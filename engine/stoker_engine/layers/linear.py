@@ -11,7 +11,7 @@ so a block of two such matrices has the ranks wait for each other once, at its e
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import nn
@@ -19,14 +19,15 @@ from torch import nn
 from stoker_engine.contract.errors import ModelError
 from stoker_engine.kernels.bundle import Operation
 from stoker_engine.layers.build import Build
-from stoker_engine.quant.method import Matrix
+from stoker_engine.quant.method import LinearMethod, Products
+from stoker_engine.quant.segments import merged
 from stoker_engine.quant.slot import Share, Slot
 
 
 class MergedLinear(nn.Module):
     """y = x Wᵀ + b, with W the concatenation of named parts along the output.
 
-    Slots: ``prefix.part.weight`` and ``prefix.part.bias``.
+    Slots: ``prefix.part.weight`` and ``prefix.part.bias``, and ``prefix.part.columns`` where a format has such.
 
     Args:
         inputs: what this rank has of x; where that is not all, ranks sum up their results.
@@ -43,16 +44,27 @@ class MergedLinear(nn.Module):
         super().__init__()
         self._inputs = inputs
         self._parts = {f"{prefix}.{name}" if prefix else name: share for name, share in parts.items()}
-        method = build.linear([f"{name}.weight" for name in self._parts])
-        if not inputs.is_whole and inputs.start % method.column_multiple:
-            raise ModelError(
-                f"{next(iter(self._parts))} is stored in blocks of {method.column_multiple} columns, "
-                f"which {build.ranks.size} ranks cannot share; choose another --tensor-parallel-size"
-            )
+        methods = [build.linear([f"{name}.weight"]) for name in self._parts]
+        if not inputs.is_whole:
+            self._check_cut(build, methods, inputs)
         size = sum(share.size for share in parts.values())
-        self.matrix: Matrix = method.create(size, inputs.size, build.dtype, build.kernels)
+        stored = [(method, share.size) for method, share in zip(methods, parts.values(), strict=True)]
+        self.matrix: Products = merged(stored, inputs.size, build.dtype, build.kernels)
         self.bias = nn.Parameter(torch.empty(size, dtype=build.dtype), requires_grad=False) if bias else None
         self._product = self._reduced(build) if reduce and not inputs.is_whole else self.matrix.product(self._bias)
+
+    def _check_cut(self, build: Build, methods: Sequence[LinearMethod], inputs: Share) -> None:
+        for name, method in zip(self._parts, methods, strict=True):
+            if method.whole_columns:
+                raise ModelError(
+                    f"{name} is stored with its columns in an order of its own (act order), "
+                    f"which {build.ranks.size} ranks cannot share; choose --tensor-parallel-size 1"
+                )
+            if any(at % method.column_multiple for at in (inputs.start, inputs.stop) if at != inputs.full):
+                raise ModelError(
+                    f"{name} is stored in blocks of {method.column_multiple} columns, "
+                    f"which {build.ranks.size} ranks cannot share; choose another --tensor-parallel-size"
+                )
 
     def _reduced(self, build: Build) -> Operation:
         product, bias, all_reduce = self.matrix.product(), self._bias, build.ranks.all_reduce
@@ -69,6 +81,8 @@ class MergedLinear(nn.Module):
         slots, start = {}, 0
         for name, rows in self._parts.items():
             slots[f"{name}.weight"] = self.matrix.slot(start, rows, self._inputs)
+            if (columns := self.matrix.columns_slot(start)) is not None:
+                slots[f"{name}.columns"] = columns
             if self.bias is not None:
                 slots[f"{name}.bias"] = Slot.of(self.bias.data[start : start + rows.size], rows)
             start += rows.size

@@ -13,10 +13,12 @@ import torch
 from torch import nn
 
 from stoker_engine.architectures.moe_config import MoEConfig
+from stoker_engine.contract.errors import ModelError
 from stoker_engine.kernels.moe import route, sigmoid
 from stoker_engine.layers.build import Build
 from stoker_engine.layers.linear import MergedLinear
-from stoker_engine.quant.method import Matrix
+from stoker_engine.quant.method import Matrix, Products
+from stoker_engine.quant.segments import merged
 from stoker_engine.quant.slot import Share, Slot
 
 
@@ -36,11 +38,17 @@ class MoE(nn.Module):
         self._hidden, experts = Share.whole(hidden_size), range(config.num_experts)
         self.router = _empty(config.num_experts, hidden_size, dtype=build.dtype)
         self.correction_bias = _empty(config.num_experts, dtype=torch.float32) if config.correction_bias else None
-        gate_up = build.linear([f"{prefix}.experts.{e}.{part}.weight" for e in experts for part in ("gate", "up")])
-        down = build.linear([f"{prefix}.experts.{e}.down.weight" for e in experts])
+        gate, up, down = (
+            build.linear([f"{prefix}.experts.{e}.{part}.weight" for e in experts]) for part in ("gate", "up", "down")
+        )
         self._inner = build.share(config.intermediate_size, down.column_multiple)
+        if down.whole_columns and not self._inner.is_whole:
+            raise ModelError(
+                f"{prefix}.experts are stored with their columns in an order of their own (act order), "
+                f"which {build.ranks.size} ranks cannot share; choose --tensor-parallel-size 1"
+            )
         size, count = self._inner.size, config.num_experts
-        self.gate_up: Matrix = gate_up.create(2 * size, hidden_size, build.dtype, build.kernels, count)
+        self.gate_up: Products = merged([(gate, size), (up, size)], hidden_size, build.dtype, build.kernels, count)
         self.down: Matrix = down.create(hidden_size, size, build.dtype, build.kernels, count)
         self._experts = self.gate_up.experts(self.down, act)
         self._linear = build.kernels.product
@@ -82,6 +90,12 @@ class MoE(nn.Module):
             slots[f"{name}.gate.weight"] = self.gate_up.slot(0, inner, hidden, expert)
             slots[f"{name}.up.weight"] = self.gate_up.slot(inner.size, inner, hidden, expert)
             slots[f"{name}.down.weight"] = self.down.slot(0, hidden, inner, expert)
+            orders = {
+                "gate": self.gate_up.columns_slot(0, expert),
+                "up": self.gate_up.columns_slot(inner.size, expert),
+                "down": self.down.columns_slot(0, expert),
+            }
+            slots.update({f"{name}.{part}.columns": slot for part, slot in orders.items() if slot is not None})
         if self.shared_gate_up is not None and self.shared_down is not None:
             slots.update(self.shared_gate_up.slots())
             slots.update(self.shared_down.slots())

@@ -12,6 +12,7 @@ import torch
 from stoker_engine.architectures.config_fields import Fields
 from stoker_engine.architectures.model_config import ModelConfig, read_config
 from stoker_engine.architectures.no_decoder import why_no_decoder
+from stoker_engine.architectures.quantization.read import read_quantization
 from stoker_engine.contract.engine_args import EngineArgs
 from stoker_engine.contract.errors import ArgumentError, ModelError, WeightsError
 from stoker_engine.layers.build import Build
@@ -20,9 +21,11 @@ from stoker_engine.models.gguf import GGUFFile
 from stoker_engine.models.locate import locate_model
 from stoker_engine.models.model import Model
 from stoker_engine.models.model_card import ModelCard, card_of_folder, card_of_gguf
+from stoker_engine.models.quantized_folder import QuantizedFolder
 from stoker_engine.models.registry import FAMILIES
-from stoker_engine.models.weights import SafetensorsFolder
-from stoker_engine.sizing.block_weights import BlockWeights
+from stoker_engine.models.safetensors_folder import SafetensorsFolder
+from stoker_engine.quant.checkpoints.registry import FIND_MODULES
+from stoker_engine.sizing.weight_formats import WeightFormats
 
 
 class Loader(Protocol):
@@ -48,8 +51,8 @@ class Loader(Protocol):
         """
         ...
 
-    def block_weights(self, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> BlockWeights:
-        """The weights that stay in their file's blocks, in a model of `dtype` on `device`; known before it is made."""
+    def weight_formats(self, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> WeightFormats:
+        """How weights are stored in a model of `dtype` on `device`; known before it is made."""
         ...
 
 
@@ -77,9 +80,9 @@ class Checkpoint:
         """See `Loader.load`."""
         return self.loader.load(self.config, build, device, max_model_len, on_progress)
 
-    def block_weights(self, dtype: torch.dtype, device: torch.device) -> BlockWeights:
-        """See `Loader.block_weights`."""
-        return self.loader.block_weights(self.config, dtype, device)
+    def weight_formats(self, dtype: torch.dtype, device: torch.device) -> WeightFormats:
+        """See `Loader.weight_formats`."""
+        return self.loader.weight_formats(self.config, dtype, device)
 
 
 def find_checkpoint(args: EngineArgs) -> Checkpoint:
@@ -117,9 +120,13 @@ def _folder(path: Path, trust_remote_code: bool) -> Checkpoint:
     if not architectures:
         raise ModelError(f'{path}/config.json names no architectures; it must say, for example, ["LlamaForCausalLM"]')
     if any(name in FAMILIES for name in architectures):
+        quantization = read_quantization(given)
         config = ModelConfig.from_dict(given)
-        spelling = FAMILIES[config.architecture]
-        return Checkpoint(path, config, card, DecoderLoader(spelling, _safetensors(path)))
+        spelling, weights = FAMILIES[config.architecture], _safetensors(path)
+        if quantization is None:
+            return Checkpoint(path, config, card, DecoderLoader(spelling, weights))
+        modules = FIND_MODULES[quantization.method](quantization, weights.tensors)
+        return Checkpoint(path, config, card, DecoderLoader(spelling, QuantizedFolder(weights, modules)))
     if reason := why_no_decoder(given):
         raise ModelError(f"architecture {', '.join(architectures)} is not supported: {reason}")
     # Imported when needed: transformers' model classes take seconds.

@@ -8,14 +8,15 @@ from dataclasses import dataclass, replace
 import torch
 
 from stoker_engine.architectures.model_config import ModelConfig
+from stoker_engine.architectures.stored_formats import StoredFormat
 from stoker_engine.layers.build import Build
 from stoker_engine.models.decoder import Decoder
-from stoker_engine.models.stored_blocks import block_weights, with_blocks
+from stoker_engine.models.stored_weights import stored_weights, with_formats
 from stoker_engine.models.weight_names import WeightNames
 from stoker_engine.models.weight_source import Part, WeightSource
 from stoker_engine.models.weights import load_weights
 from stoker_engine.quant.slot import Slot
-from stoker_engine.sizing.block_weights import BlockFormat, BlockWeights
+from stoker_engine.sizing.weight_formats import WeightFormats
 
 
 @dataclass(frozen=True)
@@ -34,17 +35,17 @@ class DecoderLoader:
         on_progress: Callable[[], None],
     ) -> Decoder:
         """See `models.checkpoint.Loader`."""
-        blocks = self.block_weights(config, build.dtype, device)
-        build = replace(build, linear=with_blocks(blocks, build.linear))
+        formats = self.weight_formats(config, build.dtype, device)
+        build = replace(build, linear=with_formats(formats, build.linear))
         with torch.inference_mode():
             with device:
                 model = Decoder(config, build, max_model_len)
             load_weights(model, _Watched(self.weights, on_progress), self.spelling)
         return model
 
-    def block_weights(self, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> BlockWeights:
+    def weight_formats(self, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> WeightFormats:
         """See `models.checkpoint.Loader`."""
-        return block_weights(self.weights, self.spelling, config, dtype, device)
+        return stored_weights(self.weights, self.spelling, config, dtype, device)
 
 
 @dataclass(frozen=True)
@@ -62,14 +63,14 @@ class _Watched:
         """See `WeightSource`."""
         return self.source.shape(name)
 
-    def blocks(self, name: str) -> BlockFormat | None:
+    def stored(self, name: str) -> StoredFormat | None:
         """See `WeightSource`."""
-        return self.source.blocks(name)
+        return self.source.stored(name)
 
-    def read(self, name: str, part: Part | None = None, blocks: BlockFormat | None = None) -> torch.Tensor:
+    def read(self, name: str, part: Part | None = None, stored: StoredFormat | None = None) -> torch.Tensor:
         """See `WeightSource`."""
         self.on_progress()
-        return self.source.read(name, part, blocks)
+        return self.source.read(name, part, stored)
 
     def read_into(self, name: str, slot: Slot) -> None:
         """See `WeightSource`."""

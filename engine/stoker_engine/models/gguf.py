@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from gguf import GGMLQuantizationType
 
 from stoker_engine.architectures.model_config import ModelConfig
+from stoker_engine.architectures.stored_formats import Q8_0, StoredFormat
 from stoker_engine.contract.errors import ModelError
 from stoker_engine.models.gguf_families import GGUFFamily, config_of, family_of
 from stoker_engine.models.gguf_header import GGUFHeader
@@ -22,7 +22,6 @@ from stoker_engine.models.weight_names import WeightNames
 from stoker_engine.models.weight_source import Part, check_shape
 from stoker_engine.parallel.device import usable_threads
 from stoker_engine.quant.slot import Slot
-from stoker_engine.sizing.block_weights import Q8_0, BlockFormat
 
 
 @contextmanager
@@ -108,11 +107,11 @@ class GGUFFile:
         """See `WeightSource`."""
         return self._tensors[name].shape
 
-    def blocks(self, name: str) -> BlockFormat | None:
+    def stored(self, name: str) -> StoredFormat | None:
         """See `WeightSource`."""
-        return Q8_0 if self._tensors[name].kind == GGMLQuantizationType.Q8_0 else None
+        return Q8_0 if self._tensors[name].kind.name == Q8_0.name else None
 
-    def read(self, name: str, part: Part | None = None, blocks: BlockFormat | None = None) -> torch.Tensor:
+    def read(self, name: str, part: Part | None = None, stored: StoredFormat | None = None) -> torch.Tensor:
         """See `WeightSource`; dequantized to float32.
 
         Raises:
@@ -121,8 +120,8 @@ class GGUFFile:
         tensor = self._tensors[name]
         part = tensor.whole if part is None else part
         sizes = [each.stop - each.start for each in part]
-        if blocks is not None:
-            out = torch.empty([*sizes[:-1], blocks.stored_bytes(sizes[-1])], dtype=torch.uint8)
+        if stored is not None:
+            out = torch.empty([*sizes[:-1], stored.row_bytes(sizes[-1])], dtype=torch.uint8)
             tensor.copy(part, out, self._threads)
             return out
         out = torch.empty(sizes)
@@ -138,9 +137,9 @@ class GGUFFile:
         tensor = self._tensors[name]
         check_shape(name, tensor.shape, slot)
         if not slot.tensor.is_contiguous():
-            slot.tensor.copy_(self.read(name, slot.shard, slot.blocks))
+            slot.tensor.copy_(self.read(name, slot.shard, slot.stored))
             return
-        read = tensor.dequantize if slot.blocks is None else tensor.copy
+        read = tensor.dequantize if slot.stored is None else tensor.copy
         read(slot.shard or tensor.whole, slot.tensor, self._threads)
 
     @cached_property

@@ -46,7 +46,7 @@ def read_rows(
         if not rows.numel():
             continue
         ordered, order = rows.flatten().sort()
-        runs = (source.read(name, (*run, *columns), slot.blocks) for run in _runs(ordered, leading))
+        runs = (source.read(name, (*run, *columns), slot.stored) for run in _runs(ordered, leading))
         found = torch.cat([each.flatten(0, len(leading) - 1) for each in runs])
         slot.tensor.copy_(found[order.argsort()].view(slot.tensor.shape))
 

@@ -47,8 +47,9 @@ from stoker_engine.attention.metadata import AttentionMetadata, BlockTables
 from stoker_engine.contract.errors import ModelError, WeightsError
 from stoker_engine.layers.build import Build
 from stoker_engine.models.model import StepInputs
-from stoker_engine.models.weights import SafetensorsFolder, check_finite, not_floating
-from stoker_engine.sizing.block_weights import NO_BLOCKS, BlockWeights
+from stoker_engine.models.safetensors_folder import SafetensorsFolder, not_floating
+from stoker_engine.models.weights import check_finite
+from stoker_engine.sizing.weight_formats import ALL_NUMBERS, WeightFormats
 
 logger = logging.getLogger(__name__)
 
@@ -383,9 +384,9 @@ class TransformersLoader:
             num_weights=weights,
         )
 
-    def block_weights(self, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> BlockWeights:
+    def weight_formats(self, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> WeightFormats:
         """See `models.checkpoint.Loader`."""
-        return NO_BLOCKS
+        return ALL_NUMBERS
 
     def load(
         self,

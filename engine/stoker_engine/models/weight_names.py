@@ -97,8 +97,8 @@ class WeightNames:
     """How one file format spells a family's weights.
 
     Attributes:
-        names: our slot to their name, both without ``.weight`` / ``.bias``; or both in full, for a name without such
-            an ending.
+        names: our slot to their name, both without ``.weight`` / ``.bias`` (or ``.columns``, of a quantized matrix); or
+            both in full, for a name without such an ending.
         fused: their name, likewise, to several slots.
         renames: (pattern, replacement) applied to their names first: prefixes that differ by wrapper.
         changes: applied to tensors as they are read.
@@ -124,7 +124,7 @@ class WeightNames:
         """Where the tensor with that canonical `name` goes in a model with these `slots`; None: nowhere."""
         stem, dot, suffix = name.rpartition(".")
         places = self._places(name, "", config)
-        if suffix in ("weight", "bias"):
+        if suffix in ("weight", "bias", "columns"):
             places += self._places(stem, dot + suffix, config)
         return next((place for place in places if place.slots and all(slot in slots for slot in place.slots)), None)
 

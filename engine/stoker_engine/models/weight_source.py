@@ -6,12 +6,10 @@ from typing import Protocol
 
 import torch
 
+from stoker_engine.architectures.stored_formats import StoredFormat
 from stoker_engine.contract.errors import WeightsError
+from stoker_engine.quant.checkpoints.module import Part as Part
 from stoker_engine.quant.slot import Slot
-from stoker_engine.sizing.block_weights import BlockFormat
-
-#: A part of a tensor: a slice for each dimension, both ends stated.
-Part = tuple[slice, ...]
 
 
 class WeightSource(Protocol):
@@ -25,15 +23,15 @@ class WeightSource(Protocol):
         """The shape of one tensor."""
         ...
 
-    def blocks(self, name: str) -> BlockFormat | None:
-        """The format of blocks that one tensor is stored in, if it is one that models compute with."""
+    def stored(self, name: str) -> StoredFormat | None:
+        """The format of blocks in which one tensor can be had; None: it is numbers."""
         ...
 
-    def read(self, name: str, part: Part | None = None, blocks: BlockFormat | None = None) -> torch.Tensor:
+    def read(self, name: str, part: Part | None = None, stored: StoredFormat | None = None) -> torch.Tensor:
         """One tensor, or that part of it, on the CPU.
 
         Args:
-            blocks: the format that it is stored in: uint8, as it is, cut between blocks; None: its numbers.
+            stored: the format that it can be had in: uint8, rows of blocks, cut between blocks; None: its numbers.
         """
         ...
 
@@ -54,3 +52,8 @@ def check_shape(name: str, shape: torch.Size, slot: Slot) -> None:
     """
     if slot.full_shape != shape:
         raise WeightsError(f"{name} has shape {tuple(shape)}, the model needs {tuple(slot.full_shape)}")
+
+
+def some(names: list[str]) -> str:
+    """The first of these names, for a message."""
+    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")

@@ -18,8 +18,8 @@ from stoker_engine.kernels.bundle import Experts, Kernels, Operation
 from stoker_engine.quant.slot import Share, Slot
 
 
-class Matrix(Protocol):
-    """This rank's share of one matrix [outputs, inner], or of several of the same shape (heads, experts)."""
+class Products(Protocol):
+    """This rank's share of one matrix [outputs, inner], or of several of the same shape (experts)."""
 
     def slot(self, first: int, rows: Share, columns: Share, index: int | None = None) -> Slot:
         """Where a weight goes.
@@ -31,12 +31,9 @@ class Matrix(Protocol):
         """
         ...
 
-    def stack_slot(self, stack: Share) -> Slot:
-        """Where a weight [stack.full, outputs, inner] goes that holds several matrices, these `stack` among them.
-
-        Raises:
-            ModelError: the format has no place that would take them all at once.
-        """
+    def columns_slot(self, first: int, index: int | None = None) -> Slot | None:
+        """Where the order of a weight's columns goes, if it is stored in one of its own: int32 [inner], the column at
+        each position. The arguments are those of `slot`."""
         ...
 
     def product(self, bias: torch.Tensor | None = None) -> Operation:
@@ -47,15 +44,7 @@ class Matrix(Protocol):
         """The product with each of several."""
         ...
 
-    def batched_product(self) -> Operation:
-        """[tokens, count, inner] → [tokens, count, outputs]: each of several with its own, `kernels.batched_linear`."""
-        ...
-
-    def lookup(self, rows: torch.Tensor) -> torch.Tensor:
-        """Rows by number: [tokens] int64 → [tokens, inner] in the model's dtype."""
-        ...
-
-    def experts(self, down: Matrix, act: str) -> Experts:
+    def experts(self, down: Products, act: str) -> Experts:
         """The experts whose gates and up projections these are, see `kernels.moe.experts`.
 
         Args:
@@ -65,14 +54,41 @@ class Matrix(Protocol):
         ...
 
 
+class Matrix(Products, Protocol):
+    """Likewise, stored in one way throughout."""
+
+    def stack_slot(self, stack: Share) -> Slot:
+        """Where a weight [stack.full, outputs, inner] goes that holds several matrices, these `stack` among them.
+
+        Raises:
+            ModelError: the format has no place that would take them all at once.
+        """
+        ...
+
+    def batched_product(self) -> Operation:
+        """[tokens, count, inner] → [tokens, count, outputs]: each of several with its own, `kernels.batched_linear`."""
+        ...
+
+    def lookup(self, rows: torch.Tensor) -> torch.Tensor:
+        """Rows by number: [tokens] int64 → [tokens, inner] in the model's dtype."""
+        ...
+
+
 class LinearMethod(Protocol):
     """A way to store matrices.
 
-    Attributes:
-        column_multiple: columns are cut between ranks only at multiples of it.
+    Two of them are equal where they store alike.
     """
 
-    column_multiple: int
+    @property
+    def column_multiple(self) -> int:
+        """Columns are cut between ranks only at multiples of it."""
+        ...
+
+    @property
+    def whole_columns(self) -> bool:
+        """Whether columns are in an order of their own, and cannot be cut at all."""
+        ...
 
     def create(
         self, outputs: int, inner: int, dtype: torch.dtype, kernels: Kernels, count: int | None = None

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
-from stoker_engine.sizing.block_weights import BlockFormat
+from stoker_engine.architectures.stored_formats import StoredFormat
 
 
 @dataclass(frozen=True)
@@ -34,9 +34,14 @@ class Share:
         return self.size == self.full
 
     @property
+    def stop(self) -> int:
+        """The position behind its last."""
+        return self.start + self.size
+
+    @property
     def positions(self) -> slice:
         """Its positions in the whole."""
-        return slice(self.start, self.start + self.size)
+        return slice(self.start, self.stop)
 
     def times(self, size: int) -> Share:
         """Of a dimension in which each position is `size` positions: a head's rows, say."""
@@ -52,13 +57,13 @@ class Slot:
             in a format of its own, its shape need not be the weight's.
         full_shape: of the whole weight, in numbers.
         shard: which part of it this is, a slice for each dimension, with both ends stated; None: all of it.
-        blocks: the format whose blocks `tensor`, uint8, holds instead of numbers; rows follow those of the weight.
+        stored: the format whose blocks `tensor`, uint8, holds instead of numbers; rows follow those of the weight.
     """
 
     tensor: torch.Tensor
     full_shape: torch.Size
     shard: tuple[slice, ...] | None = None
-    blocks: BlockFormat | None = None
+    stored: StoredFormat | None = None
 
     @classmethod
     def whole(cls, tensor: torch.Tensor) -> Slot:
@@ -66,11 +71,16 @@ class Slot:
         return cls(tensor, tensor.shape)
 
     @classmethod
-    def of(cls, tensor: torch.Tensor, *shares: Share, blocks: BlockFormat | None = None) -> Slot:
+    def of(cls, tensor: torch.Tensor, *shares: Share, stored: StoredFormat | None = None) -> Slot:
         """A slot for these shares of a weight's dimensions."""
         full_shape = torch.Size(share.full for share in shares)
         whole = all(share.is_whole for share in shares)
-        return cls(tensor, full_shape, None if whole else tuple(share.positions for share in shares), blocks)
+        return cls(tensor, full_shape, None if whole else tuple(share.positions for share in shares), stored)
+
+    @property
+    def inner(self) -> int:
+        """How many numbers each row has here."""
+        return self.full_shape[-1] if self.shard is None else self.shard[-1].stop - self.shard[-1].start
 
     def part_of(self, whole: torch.Tensor) -> torch.Tensor:
         """This rank's share of `whole`, a tensor of `full_shape`; a view."""
@@ -78,7 +88,7 @@ class Slot:
 
     def transpose(self, first: int, second: int) -> Slot:
         """The same place, for a weight that files hold with these two dimensions swapped."""
-        assert self.blocks is None, "a block is part of a row"
+        assert self.stored is None, "a block is part of a row"
         order = list(range(len(self.full_shape)))
         order[first], order[second] = second, first
         shape = torch.Size(self.full_shape[dim] for dim in order)

@@ -9,7 +9,7 @@ from torch import nn
 
 from stoker_engine.kernels.bundle import Experts, Kernels, Operation
 from stoker_engine.kernels.moe import experts
-from stoker_engine.quant.method import Matrix
+from stoker_engine.quant.method import Products
 from stoker_engine.quant.slot import Share, Slot
 
 
@@ -29,6 +29,10 @@ class UnquantizedMatrix(nn.Module):
         """See `Matrix`."""
         matrix = self.weight.data if index is None else self.weight.data[index]
         return Slot.of(matrix[first : first + rows.size], rows, columns)
+
+    def columns_slot(self, first: int, index: int | None = None) -> Slot | None:
+        """See `Matrix`."""
+        return None
 
     def stack_slot(self, stack: Share) -> Slot:
         """See `Matrix`."""
@@ -50,7 +54,7 @@ class UnquantizedMatrix(nn.Module):
         """See `Matrix`."""
         return nn.functional.embedding(rows, self.weight)
 
-    def experts(self, down: Matrix, act: str) -> Experts:
+    def experts(self, down: Products, act: str) -> Experts:
         """See `Matrix`."""
         if isinstance(down, UnquantizedMatrix):
             return self.kernels.experts(self.weight.data, down.weight.data, act)
@@ -61,6 +65,7 @@ class Unquantized:
     """See `LinearMethod`."""
 
     column_multiple = 1
+    whole_columns = False
 
     def create(
         self, outputs: int, inner: int, dtype: torch.dtype, kernels: Kernels, count: int | None = None

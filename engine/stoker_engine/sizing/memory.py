@@ -16,7 +16,6 @@ from typing import Final
 
 from stoker_engine.architectures.cache_spec import LayerCache, StateSpec
 from stoker_engine.architectures.model_config import ModelConfig
-from stoker_engine.sizing.block_weights import NO_BLOCKS, BlockWeights
 from stoker_engine.sizing.cache_groups import (
     CacheGroup,
     blocks_per_sequence,
@@ -27,6 +26,7 @@ from stoker_engine.sizing.cache_groups import (
 from stoker_engine.sizing.pipeline_stages import pipeline_stages
 from stoker_engine.sizing.quantized_weights import QuantizedWeights
 from stoker_engine.sizing.state_layout import aligned, state_bytes
+from stoker_engine.sizing.weight_formats import ALL_NUMBERS, WeightFormats
 from stoker_engine.sizing.weight_sizes import ONE_DEVICE, Sharding, stage_weight_bytes
 from stoker_engine.sizing.weight_sizes import weight_bytes as weight_bytes
 
@@ -88,7 +88,7 @@ class Numbers:
         max_num_batched_tokens: most tokens of one step.
         max_num_seqs: most sequences of one step.
         quantized: how matrices are stored, where not as `element_bytes` says.
-        blocks: the matrices that stay in a GGUF file's blocks.
+        formats: the matrices that are stored in blocks, and how.
         kv_cache_memory_bytes: size of the cache, where it is not what the sums leave.
         num_blocks: blocks of the cache, the null block included, where neither decides.
     """
@@ -101,7 +101,7 @@ class Numbers:
     quantized: QuantizedWeights | None = None
     kv_cache_memory_bytes: int | None = None
     num_blocks: int | None = None
-    blocks: BlockWeights = NO_BLOCKS
+    formats: WeightFormats = ALL_NUMBERS
 
 
 @dataclass(frozen=True)
@@ -136,7 +136,7 @@ def memory_use(config: ModelConfig, numbers: Numbers, device: Device) -> MemoryU
     )
     blocks = stage_block_bytes(config, numbers, split)
     weights = [
-        stage_weight_bytes(config, stage, numbers.element_bytes, split, numbers.quantized, numbers.blocks)
+        stage_weight_bytes(config, stage, numbers.element_bytes, split, numbers.quantized, numbers.formats)
         for stage in range(split.pipeline)
     ]
     given = numbers.kv_cache_memory_bytes

@@ -9,14 +9,36 @@ parallelism whole experts are spread over the devices of all copies (tensor × d
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from stoker_engine.architectures.decoder_config import AttentionConfig, LayerConfig, NormConfig
 from stoker_engine.architectures.model_config import ModelConfig
-from stoker_engine.sizing.block_weights import NO_BLOCKS, Q8_0, BlockWeights
+from stoker_engine.architectures.stored_formats import StoredFormat
 from stoker_engine.sizing.pipeline_stages import pipeline_stages
 from stoker_engine.sizing.quantized_weights import QuantizedWeights
+from stoker_engine.sizing.weight_formats import ALL_NUMBERS, Formats, WeightFormats
+
+
+@dataclass(frozen=True)
+class MatrixSize:
+    """A matrix, or several of one size, that may be stored in blocks.
+
+    Attributes:
+        weight: its name, as in `weight_formats`.
+        rows: its outputs.
+        inner: its inner dimension, which blocks lie along.
+        cut_by_rows: whether devices share its rows; else they share its columns.
+        count: so many of them: a layer's routed experts, a latent attention's heads.
+        shared_out: whether devices share the matrices, and not each of them.
+    """
+
+    weight: str
+    rows: int
+    inner: int
+    cut_by_rows: bool
+    count: int = 1
+    shared_out: bool = False
 
 
 @dataclass(frozen=True)
@@ -29,9 +51,8 @@ class WeightSize:
         wide: stored as float32 whatever the model's dtype.
         linear: matrices of a layer's attention or MLP, which are what quantization makes smaller.
         experts: how many routed experts of a layer they are; under expert parallelism whole ones are spread.
-        matrix: the weights that are one matrix of the model, by the names of `block_weights`; empty: none that could
-            stay in a file's blocks.
-        cut_by: the weight whose rows the units are cut out of; where it is in blocks, between them only.
+        matrix: what they are as a matrix; None: nothing that could be stored in blocks.
+        cut_like: the weight whose columns the devices' shares follow; they begin between its blocks.
     """
 
     numbers: int
@@ -39,8 +60,8 @@ class WeightSize:
     wide: bool = False
     linear: bool = False
     experts: int = 0
-    matrix: tuple[str, ...] = ()
-    cut_by: str = ""
+    matrix: MatrixSize | None = None
+    cut_like: str = ""
 
 
 @dataclass(frozen=True)
@@ -68,7 +89,7 @@ def weight_bytes(
     *,
     sharding: Sharding | None = None,
     quantized: QuantizedWeights | None = None,
-    blocks: BlockWeights = NO_BLOCKS,
+    formats: WeightFormats = ALL_NUMBERS,
 ) -> int:
     """Weights on the device that holds most of them.
 
@@ -78,11 +99,11 @@ def weight_bytes(
         tensor: the tensor-parallel size, where nothing else is split.
         sharding: how the model is split, in all.
         quantized: how the matrices of the layers are stored; None: as all other weights are.
-        blocks: the matrices that stay in a GGUF file's blocks.
+        formats: the matrices that are stored in blocks, and how.
     """
     split = sharding or Sharding(tensor)
     stages = range(split.pipeline)
-    return max(stage_weight_bytes(config, stage, element_bytes, split, quantized, blocks) for stage in stages)
+    return max(stage_weight_bytes(config, stage, element_bytes, split, quantized, formats) for stage in stages)
 
 
 def stage_weight_bytes(
@@ -91,7 +112,7 @@ def stage_weight_bytes(
     element_bytes: int,
     split: Sharding = ONE_DEVICE,
     quantized: QuantizedWeights | None = None,
-    blocks: BlockWeights = NO_BLOCKS,
+    formats: WeightFormats = ALL_NUMBERS,
 ) -> int:
     """Weights on each device of one pipeline stage."""
     if config.num_weights is not None:
@@ -100,13 +121,14 @@ def stage_weight_bytes(
         return share * element_bytes if quantized is None else quantized.stored_bytes(share)
     # Most models have one or two kinds of layers, and many of each.
     layers = {index: config.layers[index] for index in pipeline_stages(len(config.layers), split.pipeline)[stage]}
-    kinds = {(_kind(layer), blocks.layer(index)): layer for index, layer in layers.items()}
-    counts = Counter((_kind(layer), blocks.layer(index)) for index, layer in layers.items())
+    kinds = {(_kind(layer), formats.layer(index)): layer for index, layer in layers.items()}
+    counts = Counter((_kind(layer), formats.layer(index)) for index, layer in layers.items())
 
-    def total(sizes: Iterator[WeightSize], in_blocks: frozenset[str]) -> int:
-        return sum(_bytes(size, element_bytes, split, quantized, in_blocks) for size in sizes)
+    def total(sizes: Iterator[WeightSize], stored: Formats) -> int:
+        by_weight = dict(stored)
+        return sum(_bytes(size, element_bytes, split, quantized, by_weight) for size in sizes)
 
-    ends = total(_end_sizes(config, stage, split.pipeline), blocks.ends)
+    ends = total(_end_sizes(config, stage, split.pipeline), formats.ends)
     return ends + sum(counts[kind] * total(_layer_sizes(config, layer), kind[1]) for kind, layer in kinds.items())
 
 
@@ -128,20 +150,25 @@ def _end_sizes(config: ModelConfig, stage: int, stages: int) -> Iterator[WeightS
     width = decoder.embedding.size or hidden
     first, last = stage == 0, stage == stages - 1
     if first:
-        yield WeightSize(vocabulary * width, units=vocabulary, matrix=("embed",))
+        yield _table("embed", vocabulary, width)
         yield WeightSize(decoder.embedding.positions * hidden)
         yield _norm(decoder.norm, decoder.embedding.norm * hidden)
         yield WeightSize(config.encoder_weights)
     if last:
         # A head that is tied to the embedding is that same matrix, which the last stage needs as well as the first.
         if not config.tie_word_embeddings or not first:
-            matrix = "embed" if config.tie_word_embeddings else "lm_head"
-            yield WeightSize(vocabulary * width, units=vocabulary, matrix=(matrix,))
+            yield _table("embed" if config.tie_word_embeddings else "lm_head", vocabulary, width)
         if decoder.head.bias:
             yield WeightSize(vocabulary, units=vocabulary)
         yield _norm(decoder.norm, decoder.final_norm * hidden)
     if width != hidden:
         yield WeightSize((first + last) * width * hidden)
+
+
+def _table(weight: str, vocabulary: int, width: int) -> WeightSize:
+    """The embedding, or the head."""
+    matrix = MatrixSize(weight, vocabulary, width, cut_by_rows=True)
+    return WeightSize(vocabulary * width, units=vocabulary, matrix=matrix)
 
 
 def _layer_sizes(config: ModelConfig, layer: LayerConfig) -> Iterator[WeightSize]:
@@ -161,42 +188,57 @@ def _bytes(
     element_bytes: int,
     split: Sharding,
     quantized: QuantizedWeights | None,
-    in_blocks: frozenset[str],
+    stored: Mapping[str, StoredFormat],
 ) -> int:
     """What a device's share takes."""
     spread = size.experts and split.expert > 1
     units, parts = (size.experts, split.expert) if spread else (size.units, split.tensor)
-    multiple = Q8_0.numbers if size.cut_by in in_blocks and not spread else 1
-    share = size.numbers // units * min(-(-units // (parts * multiple)) * multiple, units)
-    if size.matrix and in_blocks.issuperset(size.matrix):
-        return Q8_0.stored_bytes(share)
+    multiple = stored[size.cut_like].column_multiple if size.cut_like in stored and not spread else 1
+    held = min(-(-units // (parts * multiple)) * multiple, units)
+    if size.matrix is not None and size.matrix.weight in stored:
+        return _stored_bytes(size.matrix, stored[size.matrix.weight], held, units, whole_ones=bool(spread))
+    share = size.numbers // units * held
     if quantized is not None and size.linear and (size.experts or not quantized.experts_only):
         return quantized.stored_bytes(share)
     return share * (4 if size.wide else element_bytes)
+
+
+def _stored_bytes(matrix: MatrixSize, stored: StoredFormat, held: int, units: int, *, whole_ones: bool) -> int:
+    """What `held` of the `units` of a matrix take in blocks."""
+    rows, inner, count = matrix.rows, matrix.inner, matrix.count
+    if whole_ones or matrix.shared_out:
+        count = count // units * held
+    elif matrix.cut_by_rows:
+        rows = rows // units * held
+    else:
+        inner = inner // units * held
+    return count * (rows * stored.row_bytes(inner) + stored.order_bytes(inner))
 
 
 def _attention(attention: AttentionConfig, hidden: int, norm: NormConfig) -> Iterator[WeightSize]:
     heads, kv_heads, size = attention.num_heads, attention.num_kv_heads, attention.head_dim
     latent = attention.latent
     if latent is not None:
-        bottleneck = latent.q_lora_rank or 0
-        cached = latent.kv_lora_rank + latent.qk_rope_head_dim
-        into = ("q_a", "kv_a") if bottleneck else ("kv_a",)
-        yield WeightSize((bottleneck + cached) * hidden, linear=True, matrix=into)
+        bottleneck, rank = latent.q_lora_rank or 0, latent.kv_lora_rank
+        cached = rank + latent.qk_rope_head_dim
+        if bottleneck:
+            yield _matrix("q_a", bottleneck, hidden)
+        yield _matrix("kv_a", cached, hidden)
         yield WeightSize((bottleneck + cached) * attention.qkv_bias, linear=True)
-        yield _norm(norm, bottleneck + latent.kv_lora_rank)
-        yield _matrix(("q_b" if bottleneck else "q",), (bottleneck or hidden) * heads * latent.qk_head_dim, heads)
-        yield _matrix(("k_b",), latent.kv_lora_rank * heads * latent.qk_nope_head_dim, heads)
-        yield _matrix(("v_b",), latent.kv_lora_rank * heads * latent.v_head_dim, heads)
-        yield _matrix(("o",), heads * latent.v_head_dim * hidden, heads)
+        yield _norm(norm, bottleneck + rank)
+        query = "q_b" if bottleneck else "q"
+        yield _matrix(query, heads * latent.qk_head_dim, bottleneck or hidden, heads)
+        yield _matrix("k_b", rank, latent.qk_nope_head_dim, heads, count=heads)
+        yield _matrix("v_b", latent.v_head_dim, rank, heads, count=heads)
+        yield _matrix("o", hidden, heads * latent.v_head_dim, heads, by_rows=False)
     else:
-        qkv = ("q", "k", "v")
-        yield _matrix(qkv, heads * size * hidden, heads)
-        yield _matrix(qkv, 2 * kv_heads * size * hidden, kv_heads)
+        yield _matrix("q", heads * size, hidden, heads)
+        yield _matrix("k", kv_heads * size, hidden, kv_heads)
+        yield _matrix("v", kv_heads * size, hidden, kv_heads)
         if attention.qkv_bias:
-            yield _matrix((), heads * size, heads)
-            yield _matrix((), 2 * kv_heads * size, kv_heads)
-        yield _matrix(("o",), heads * size * hidden, heads)
+            yield WeightSize(heads * size, heads, linear=True)
+            yield WeightSize(2 * kv_heads * size, kv_heads, linear=True)
+        yield _matrix("o", hidden, heads * size, heads, by_rows=False)
     if attention.out_bias:
         yield WeightSize(hidden)
     if attention.qk_norm is not None:
@@ -207,35 +249,50 @@ def _attention(attention: AttentionConfig, hidden: int, norm: NormConfig) -> Ite
 def _mlp(layer: LayerConfig, hidden: int) -> Iterator[WeightSize]:
     moe, mlp = layer.moe, layer.mlp
     if moe is not None:
-        shared = 3 * moe.shared_intermediate_size * hidden
-        routed = moe.weights(hidden) - shared - moe.num_experts * hidden - moe.shared_gate * hidden
-        for weights, share in ((("experts.gate", "experts.up"), routed // 3 * 2), (("experts.down",), routed // 3)):
-            yield WeightSize(
-                share,
-                units=moe.intermediate_size,
-                linear=True,
-                experts=moe.num_experts,
-                matrix=weights,
-                cut_by="experts.down",
-            )
-        if shared:
-            units = moe.shared_intermediate_size
-            yield _matrix(("shared.gate", "shared.up"), shared // 3 * 2, units, "shared.down")
-            yield _matrix(("shared.down",), shared // 3, units, "shared.down")
+        yield from _gated("experts", moe.intermediate_size, hidden, moe.num_experts)
+        if moe.shared_intermediate_size:
+            yield from _gated("shared", moe.shared_intermediate_size, hidden)
         yield WeightSize((moe.num_experts + moe.shared_gate) * hidden)
         if moe.correction_bias:
             yield WeightSize(moe.num_experts, wide=True)
         return
-    up = ("gate", "up") if mlp.gated else ("up",)
-    yield _matrix(up, len(up) * mlp.size * hidden, mlp.size, "down")
-    yield _matrix(("down",), mlp.size * hidden, mlp.size, "down")
+    for part in ("gate", "up") if mlp.gated else ("up",):
+        yield _matrix(part, mlp.size, hidden, mlp.size, cut_like="down")
+    yield _matrix("down", hidden, mlp.size, mlp.size, by_rows=False, cut_like="down")
     if mlp.bias:
-        yield WeightSize(len(up) * mlp.size, units=mlp.size, cut_by="down")
+        yield WeightSize((1 + mlp.gated) * mlp.size, units=mlp.size, cut_like="down")
         yield WeightSize(hidden)
 
 
-def _matrix(weights: tuple[str, ...], numbers: int, units: int, cut_by: str = "") -> WeightSize:
-    return WeightSize(numbers, units=units, linear=True, matrix=weights, cut_by=cut_by)
+def _gated(name: str, size: int, hidden: int, experts: int = 0) -> Iterator[WeightSize]:
+    """The matrices of a gated MLP, or of that many."""
+    down = f"{name}.down"
+    for part in (f"{name}.gate", f"{name}.up"):
+        yield _matrix(part, size, hidden, size, cut_like=down, experts=experts)
+    yield _matrix(down, hidden, size, size, by_rows=False, cut_like=down, experts=experts)
+
+
+def _matrix(
+    weight: str,
+    rows: int,
+    inner: int,
+    units: int = 1,
+    *,
+    by_rows: bool = True,
+    cut_like: str = "",
+    count: int = 0,
+    experts: int = 0,
+) -> WeightSize:
+    """A matrix of a layer.
+
+    Args:
+        count: so many of them, which devices share out.
+        experts: so many of them, each of which devices share.
+    """
+    matrix = MatrixSize(weight, rows, inner, by_rows, count or experts or 1, shared_out=bool(count))
+    return WeightSize(
+        matrix.count * rows * inner, units, linear=True, experts=experts, matrix=matrix, cut_like=cut_like
+    )
 
 
 def _norm(norm: NormConfig, numbers: int) -> WeightSize:

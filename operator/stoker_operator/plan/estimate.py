@@ -103,7 +103,7 @@ def estimate(bench: Bench, sharding: Sharding) -> tuple[Estimate, Problem | None
     config, settings, numbers = bench.shape.config, bench.settings, bench.numbers
     if bench.memory_bytes is None:
         weights = weight_bytes(
-            config, numbers.element_bytes, sharding=sharding, quantized=numbers.quantized, blocks=numbers.blocks
+            config, numbers.element_bytes, sharding=sharding, quantized=numbers.quantized, formats=numbers.formats
         )
         return Estimate(weights, max_model_len=settings.max_model_len), None
     device = Device(bench.memory_bytes, settings.utilization, bench.on_cpu, sharding)
@@ -142,7 +142,7 @@ def could_hold(bench: Bench, devices: int) -> bool:
         return True
     numbers = bench.numbers
     weights = weight_bytes(
-        bench.shape.config, numbers.element_bytes, quantized=numbers.quantized, blocks=numbers.blocks
+        bench.shape.config, numbers.element_bytes, quantized=numbers.quantized, formats=numbers.formats
     )
     return weights <= devices * bench.memory_bytes * bench.settings.utilization
 

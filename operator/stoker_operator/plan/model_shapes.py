@@ -18,10 +18,11 @@ import yaml
 from stoker_engine.architectures.config_fields import Fields
 from stoker_engine.architectures.model_config import ModelConfig
 from stoker_engine.architectures.no_decoder import why_no_decoder
+from stoker_engine.architectures.stored_formats import GGUF_FORMATS, StoredFormat
 from stoker_engine.contract.errors import ModelError
 from stoker_engine.contract.sources import ModelSource
-from stoker_engine.sizing.block_weights import NO_BLOCKS, BlockWeights
 from stoker_engine.sizing.quantized_weights import QuantizedWeights, quantization_method, quantized_weights
+from stoker_engine.sizing.weight_formats import ALL_NUMBERS, WeightFormats
 from stoker_engine.sizing.weight_sizes import weight_sizes
 from stoker_operator.api.violation import Violation
 from stoker_operator.plan.foreign_models import foreign_config, text_of
@@ -40,13 +41,13 @@ class Shape:
         config: its parts.
         method: how the checkpoint says its weights are quantized; empty: they are not.
         quantized: how it stores matrices; None where it stores them as all other weights.
-        blocks: the weights that our engine leaves in a GGUF file's blocks, on devices that it computes with them on.
+        formats: how our engine stores the weights of a GGUF file, on devices that it computes with its blocks on.
     """
 
     config: ModelConfig
     method: str = ""
     quantized: QuantizedWeights | None = None
-    blocks: BlockWeights = NO_BLOCKS
+    formats: WeightFormats = ALL_NUMBERS
 
     @property
     def experts(self) -> int:
@@ -93,7 +94,7 @@ def _known(name: str, runtime: str) -> Shape | str | None:
     config = table().get(name)
     try:
         shape = None if config is None else _read(config, runtime)
-        return replace(shape, blocks=_blocks()[name]) if isinstance(shape, Shape) and name in _blocks() else shape
+        return replace(shape, formats=_formats()[name]) if isinstance(shape, Shape) and name in _formats() else shape
     except ModelError as error:
         return str(error)
 
@@ -162,10 +163,23 @@ def table() -> dict[str, Mapping[str, Any]]:
 
 
 @cache
-def _blocks() -> dict[str, BlockWeights]:
-    """What stays in blocks of those of them that are GGUF files."""
-    known = [entry for entry in _entries() if "blocks" in entry]
-    return {name: BlockWeights(frozenset(entry["blocks"])) for entry in known for name in entry["ids"]}
+def _formats() -> dict[str, WeightFormats]:
+    """How those of them that are GGUF files store their weights."""
+    known = [entry for entry in _entries() if "formats" in entry]
+    return {name: _formats_of(entry) for entry in known for name in entry["ids"]}
+
+
+def _formats_of(entry: Mapping[str, Any]) -> WeightFormats:
+    """Of a table's entry: a type for each weight outside of layers; within them, where types differ, one a layer."""
+    slots: dict[str, StoredFormat | None] = {}
+    for weight, types in entry["formats"].items():
+        if isinstance(types, str) and weight in ("embed", "lm_head"):
+            slots[weight] = GGUF_FORMATS[types]
+            continue
+        layers = range(entry["config"]["num_hidden_layers"])
+        each = [types] * len(layers) if isinstance(types, str) else types
+        slots |= {f"layers.{layer}.{weight}": GGUF_FORMATS[name] for layer, name in zip(layers, each, strict=True)}
+    return WeightFormats.of(slots)
 
 
 @cache

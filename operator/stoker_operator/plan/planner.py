@@ -12,10 +12,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from stoker_engine.contract.sources import ModelSource
-from stoker_engine.sizing.block_weights import BLOCK_DTYPES, NO_BLOCKS
 from stoker_engine.sizing.dtype_sizes import element_bytes, kv_element_bytes
 from stoker_engine.sizing.memory import Numbers
 from stoker_engine.sizing.quantized_weights import usual_weights
+from stoker_engine.sizing.weight_formats import ALL_NUMBERS, BLOCK_DTYPES
 from stoker_operator.api.quantity import amount
 from stoker_operator.api.v1alpha1 import Spec
 from stoker_operator.api.v1alpha1.hardware import CPU
@@ -244,7 +244,7 @@ def _bench(spec: Spec, shape: Shape, settings: EngineSettings, memory: int | Non
         quantized=quantized,
         kv_cache_memory_bytes=settings.kv_cache_memory_bytes,
         num_blocks=settings.num_blocks,
-        blocks=shape.blocks if kernels else NO_BLOCKS,
+        formats=shape.formats if kernels else ALL_NUMBERS,
     )
     margin = MARGIN if engine.runtime == "stoker" else FOREIGN_MARGIN
     return "", Bench(shape, numbers, settings, memory, on_cpu, margin)

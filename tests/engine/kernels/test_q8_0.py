@@ -11,6 +11,7 @@ from gguf import GGMLQuantizationType
 from gguf.quants import dequantize as gguf_dequantize
 from gguf.quants import quantize as gguf_quantize
 
+from stoker_engine.architectures.stored_formats import Q8_0
 from stoker_engine.kernels import q8_0
 from stoker_engine.kernels.bundle import Kernels
 from stoker_engine.kernels.native import q8_0 as native
@@ -83,7 +84,7 @@ def test_a_product_is_that_of_the_numbers(operations: Kernels, dtype: torch.dtyp
     blocks = torch.from_numpy(gguf_quantize(weight.numpy(), GGMLQuantizationType.Q8_0))
     bias = torch.randn(48, generator=generator).to(dtype)
     x = torch.randn(2, 3, 160, generator=generator).to(dtype)
-    got = operations.q8_0_product(blocks, dtype, bias)(x)
+    got = operations.block_product(blocks, Q8_0, 160, dtype, bias)(x)
     exact = x.double() @ numbers(blocks, torch.float32).double().T + bias.double()
     assert got.shape == (2, 3, 48) and got.dtype == dtype
     torch.testing.assert_close(got.double(), exact, rtol=0, atol=0.15 if dtype == torch.bfloat16 else 1e-4)
@@ -136,13 +137,13 @@ def test_what_is_no_number_spoils_its_output_alone(kernels: ctypes.CDLL, rows: i
 def test_rows_are_looked_up(operations: Kernels, dtype: torch.dtype) -> None:
     table = random_blocks(50, 5, seed=3)
     ids = torch.tensor([49, 0, 7, 7, 23])
-    got = operations.q8_0_rows(table, ids, dtype)
+    got = operations.block_rows(table, Q8_0, 160, ids, dtype)
     assert got.shape == (5, 160) and got.dtype == dtype
     assert torch.equal(got, numbers(table, dtype)[ids])
-    assert operations.q8_0_rows(table, ids[:0], dtype).shape == (0, 160)
+    assert operations.block_rows(table, Q8_0, 160, ids[:0], dtype).shape == (0, 160)
     for missing in (50, -51):
         with pytest.raises(IndexError):
-            operations.q8_0_rows(table, torch.tensor([1, missing]), dtype)
+            operations.block_rows(table, Q8_0, 160, torch.tensor([1, missing]), dtype)
 
 
 def test_matrices_of_matrices_are_dequantized() -> None:

@@ -23,7 +23,8 @@ from stoker_engine.layers.build import Build
 from stoker_engine.models.decoder import Decoder
 from stoker_engine.models.model import Model, StepInputs
 from stoker_engine.models.registry import FAMILIES
-from stoker_engine.models.weights import SafetensorsFolder, load_weights
+from stoker_engine.models.safetensors_folder import SafetensorsFolder
+from stoker_engine.models.weights import load_weights
 
 _BLOCK = 8
 

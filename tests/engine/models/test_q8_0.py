@@ -24,11 +24,11 @@ from stoker_engine.kernels import q8_0
 from stoker_engine.kernels.native.library import native_library
 from stoker_engine.kernels.select import select_kernels
 from stoker_engine.layers.build import Build
-from stoker_engine.models import gguf_tensor, stored_blocks
+from stoker_engine.models import gguf_tensor, stored_weights
 from stoker_engine.models.checkpoint import find_checkpoint
 from stoker_engine.models.decoder import Decoder
 from stoker_engine.parallel.ranks import Alone, Ranks
-from stoker_engine.quant.q8_0 import Q8Matrix
+from stoker_engine.quant.blocks import BlockMatrix
 from stoker_engine.quant.slot import Slot
 from stoker_engine.sizing.weight_sizes import weight_bytes
 
@@ -45,7 +45,7 @@ def _beside(name: str) -> ModuleType:
 llama_cpp, gguf_models = _beside("llama_cpp"), _beside("gguf_models")
 
 _CPU = torch.device("cpu")
-_Q8, _Q4 = GGMLQuantizationType.Q8_0, GGMLQuantizationType.Q4_0
+_Q8, _F32 = GGMLQuantizationType.Q8_0, GGMLQuantizationType.F32
 
 pytestmark = pytest.mark.skipif(
     native_library(_CPU, torch.float32) is None, reason="without the kernel, files are dequantized as they are loaded"
@@ -110,8 +110,8 @@ def _write(
 
 
 def _predicted(path: Path, model: Decoder, dtype: torch.dtype, tensor: int = 1) -> int:
-    blocks = find_checkpoint(EngineArgs(str(path))).block_weights(dtype, _CPU)
-    return weight_bytes(model.config, dtype.itemsize, tensor, blocks=blocks)
+    formats = find_checkpoint(EngineArgs(str(path))).weight_formats(dtype, _CPU)
+    return weight_bytes(model.config, dtype.itemsize, tensor, formats=formats)
 
 
 def _held(model: Decoder) -> int:
@@ -120,7 +120,7 @@ def _held(model: Decoder) -> int:
 
 def _matrices(model: Decoder) -> set[str]:
     """The slots that are in blocks."""
-    return {name for name, slot in model.slots().items() if slot.blocks is not None}
+    return {name for name, slot in model.slots().items() if slot.stored is not None}
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
@@ -144,18 +144,16 @@ def test_every_family(name: str, dtype: torch.dtype, tmp_path: Path, paged_run: 
 def test_a_head_that_is_tied_is_one_copy(tmp_path: Path) -> None:
     blocks, _ = _write("llama biases", tmp_path)
     model = _model(blocks)
-    assert model.lm_head.matrix is model.embed.matrix and isinstance(model.embed.matrix, Q8Matrix)
+    assert model.lm_head.matrix is model.embed.matrix and isinstance(model.embed.matrix, BlockMatrix)
 
 
-def test_parts_in_other_formats_are_dequantized_together(tmp_path: Path, paged_run: Any) -> None:
-    """A matrix that merges several of the file is in blocks if all of them are; layer by layer."""
+def test_parts_that_are_stored_otherwise_are_matrices_of_their_own(tmp_path: Path, paged_run: Any) -> None:
     others = {"blk.0.attn_v.weight", "blk.1.ffn_up.weight", "blk.1.attn_output.weight", "token_embd.weight"}
-    paths = _write("llama", tmp_path, lambda name: _Q4 if name in others else _Q8)
+    paths = _write("llama biases", tmp_path, lambda name: _F32 if name in others else _Q8)
     blocks, plain = map(_model, paths)
     assert _matrices(blocks) == {
-        *(f"layers.0.{part}.weight" for part in ("o", "gate", "up", "down")),
-        *(f"layers.1.{part}.weight" for part in ("q", "k", "v", "down")),
-        "lm_head.weight",
+        *(f"layers.0.{part}.weight" for part in ("q", "k", "o", "gate", "up", "down")),
+        *(f"layers.1.{part}.weight" for part in ("q", "k", "v", "gate", "down")),
     }
     assert _held(blocks) == _predicted(paths[0], blocks, torch.float32)
     ran = [paged_run(model, [list(range(2, 40))], new_tokens=4) for model in (blocks, plain)]
@@ -207,7 +205,7 @@ def test_each_rank_holds_and_reads_its_share(
 
 
 def _numbers(slot: Slot) -> torch.Tensor:
-    return slot.tensor if slot.blocks is None else q8_0.dequantize(slot.tensor, torch.float32)
+    return slot.tensor if slot.stored is None else q8_0.dequantize(slot.tensor, torch.float32)
 
 
 def test_ranks_that_would_cut_a_block_are_refused(tmp_path: Path) -> None:
@@ -221,7 +219,7 @@ def test_without_a_kernel_files_are_dequantized(
     dtype: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if dtype == torch.float32:
-        monkeypatch.setattr(stored_blocks, "native_library", lambda device, dtype: None)
+        monkeypatch.setattr(stored_weights, "native_library", lambda device, dtype: None)
     blocks, plain = (_model(path, dtype) for path in _write("llama", tmp_path))
     assert not _matrices(blocks)
     for name, slot in plain.slots().items():

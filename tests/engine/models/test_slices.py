@@ -30,7 +30,8 @@ from stoker_engine.models import gguf_tensor
 from stoker_engine.models.decoder import Decoder
 from stoker_engine.models.gguf import GGUFFile
 from stoker_engine.models.registry import FAMILIES
-from stoker_engine.models.weights import SafetensorsFolder, load_weights
+from stoker_engine.models.safetensors_folder import SafetensorsFolder
+from stoker_engine.models.weights import load_weights
 from stoker_engine.quant.slot import Share, Slot
 
 
@@ -135,8 +136,8 @@ def test_safetensors(name: str, ranks: int, tmp_path: Path) -> None:
     shares = _parts(whole, ranks, random.Random(f"{name} {ranks}"))
     for share in shares:
         source = SafetensorsFolder(tmp_path)
-        counted = _Counted(source._files[0])
-        source._file_of = dict.fromkeys(source._file_of, counted)
+        counted = _Counted(source.tensors._files[0])
+        source.tensors._file_of = dict.fromkeys(source.tensors._file_of, counted)
         load_weights(_Slots(config, share), source, names)
         assert sum(counted.read) == sum(slot.tensor.nbytes for slot in share.values())
     _assert_same_parts(whole, shares)

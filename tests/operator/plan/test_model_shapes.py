@@ -144,9 +144,9 @@ def test_a_demo_model_has_the_shape_of_the_file_that_the_image_carries() -> None
         assert isinstance(shape, Shape)
         theirs = GGUFFile(demo_model(name)).config()
         if native_library(cpu, torch.float32) is not None:
-            blocks = find_checkpoint(EngineArgs(f"demo://{name}")).block_weights(torch.float32, cpu)
-            assert weight_bytes(shape.config, 4, blocks=shape.blocks) == weight_bytes(theirs, 4, blocks=blocks)
-            assert weight_bytes(shape.config, 4, blocks=shape.blocks) < weight_bytes(shape.config, 4)
+            formats = find_checkpoint(EngineArgs(f"demo://{name}")).weight_formats(torch.float32, cpu)
+            assert weight_bytes(shape.config, 4, formats=shape.formats) == weight_bytes(theirs, 4, formats=formats)
+            assert weight_bytes(shape.config, 4, formats=shape.formats) < weight_bytes(shape.config, 4)
         assert list(weight_sizes(shape.config)) == list(weight_sizes(theirs))
         assert [layer.cache for layer in shape.config.layers] == [layer.cache for layer in theirs.layers]
         assert (shape.config.dtype, shape.config.longest_model_len) == (theirs.dtype, theirs.longest_model_len)

@@ -12,7 +12,7 @@ import torch
 
 from stoker_engine.kernels.bundle import Experts, Kernels, Operation
 from stoker_engine.kernels.moe import experts
-from stoker_engine.kernels.native import q8_0
+from stoker_engine.kernels.native import blocks
 from stoker_engine.kernels.native.activation import GELU, GELU_TANH, SILU, activation
 from stoker_engine.kernels.native.argmax import argmax
 from stoker_engine.kernels.native.linear import product
@@ -54,8 +54,8 @@ def native_kernels(library: ctypes.CDLL) -> Kernels:
         product=multiply,
         batched_product=batched_product,
         experts=chosen_experts,
-        q8_0_product=partial(q8_0.product, library),
-        q8_0_rows=partial(q8_0.rows, library),
+        block_product=partial(blocks.product, library),
+        block_rows=partial(blocks.rows, library),
         rms_norm=partial(rms_norm, library),
         activation=plain,
         act_and_mul=gated,

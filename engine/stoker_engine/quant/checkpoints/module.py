@@ -23,8 +23,8 @@ class Tensors(Protocol):
         """Of one."""
         ...
 
-    def dtype(self, name: str) -> torch.dtype:
-        """Of one."""
+    def dtype(self, name: str) -> torch.dtype | None:
+        """Of one; None: one that torch does not have."""
         ...
 
     def read(self, name: str, part: Part | None = None) -> torch.Tensor:

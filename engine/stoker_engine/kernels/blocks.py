@@ -1,0 +1,42 @@
+"""Matrices that are stored in blocks (`architectures.stored_formats`): what they stand for, and products with them."""
+
+from __future__ import annotations
+
+import torch
+
+from stoker_engine.architectures.stored_formats import GGUFFormat, StoredFormat
+from stoker_engine.kernels import q8_0
+from stoker_engine.kernels.linear import linear
+
+
+def dequantize(blocks: torch.Tensor, stored: StoredFormat, inner: int, dtype: torch.dtype) -> torch.Tensor:
+    """uint8 [..., bytes of a row] → [..., inner] in `dtype`: computed in float32, then rounded."""
+    if isinstance(stored, GGUFFormat):
+        return q8_0.dequantize(blocks, dtype)
+    raise NotImplementedError(stored)
+
+
+def block_linear(
+    x: torch.Tensor, blocks: torch.Tensor, stored: StoredFormat, inner: int, bias: torch.Tensor | None = None
+) -> torch.Tensor:
+    """x Wᵀ + b: [..., inner] → [..., outputs], for W in `blocks` (uint8 [outputs, bytes of a row]) and `bias` [outputs]
+    in x's dtype: `linear` with W dequantized to that dtype. With the CPU's kernels bit for bit so.
+    """
+    return linear(x, dequantize(blocks, stored, inner, x.dtype), bias)
+
+
+def block_rows(
+    blocks: torch.Tensor, stored: StoredFormat, inner: int, ids: torch.Tensor, dtype: torch.dtype
+) -> torch.Tensor:
+    """Rows `ids` [n] (int64) of a table `blocks` (uint8 [rows, bytes of a row]) → [n, inner] in `dtype`.
+
+    Raises:
+        IndexError: a row that the table does not have.
+    """
+    return dequantize(blocks.index_select(0, ids), stored, inner, dtype)
+
+
+def all_finite(blocks: torch.Tensor, stored: StoredFormat, inner: int) -> bool:
+    """Whether `blocks` (uint8 [..., bytes of a row]) stand for numbers, all of them."""
+    rows = blocks.reshape(-1, blocks.shape[-1])
+    return all(bool(dequantize(some, stored, inner, torch.float32).isfinite().all()) for some in rows.split(1024))

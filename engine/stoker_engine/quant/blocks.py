@@ -1,0 +1,117 @@
+"""Matrices that are stored in blocks (`architectures.stored_formats`), and the numbers that these mean.
+
+They are computed with as if they had been dequantized to the model's dtype; nothing but the memory they take, and the
+time it takes to read it, is another.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from stoker_engine.architectures.stored_formats import StoredFormat
+from stoker_engine.kernels.bundle import Experts, Kernels, Operation
+from stoker_engine.kernels.moe import experts
+from stoker_engine.quant.method import Products
+from stoker_engine.quant.slot import Share, Slot
+
+
+class BlockMatrix(nn.Module):
+    """See `Matrix`.
+
+    Attributes:
+        blocks: uint8 [outputs, bytes of a row], or [count, outputs, bytes of a row].
+        columns: where rows are in order of groups, the column at each position, int32 [inner] or [count, inner].
+    """
+
+    def __init__(
+        self, blocks: torch.Tensor, stored: StoredFormat, inner: int, dtype: torch.dtype, kernels: Kernels
+    ) -> None:
+        super().__init__()
+        self.blocks = nn.Parameter(blocks, requires_grad=False)
+        self.stored, self.inner, self.dtype, self.kernels = stored, inner, dtype, kernels
+        self.columns: nn.Parameter | None = None
+        if stored.order_bytes(inner):
+            order = torch.empty((*blocks.shape[:-2], inner), dtype=torch.int32)
+            self.columns = nn.Parameter(order, requires_grad=False)
+
+    def slot(self, first: int, rows: Share, columns: Share, index: int | None = None) -> Slot:
+        """See `Matrix`."""
+        matrix = self.blocks.data if index is None else self.blocks.data[index]
+        return Slot.of(matrix[first : first + rows.size], rows, columns, stored=self.stored)
+
+    def columns_slot(self, first: int, index: int | None = None) -> Slot | None:
+        """See `Matrix`."""
+        if self.columns is None:
+            return None
+        return Slot.whole(self.columns.data if index is None else self.columns.data[index])
+
+    def stack_slot(self, stack: Share) -> Slot:
+        """See `Matrix`."""
+        shares = stack, Share.whole(self.blocks.shape[1]), Share.whole(self.inner)
+        return Slot.of(self.blocks.data, *shares, stored=self.stored)
+
+    def product(self, bias: torch.Tensor | None = None) -> Operation:
+        """See `Matrix`."""
+        return self._product(self.blocks.data, None if self.columns is None else self.columns.data, bias)
+
+    def products(self) -> list[Operation]:
+        """See `Matrix`."""
+        count = len(self.blocks)
+        columns = [None] * count if self.columns is None else list(self.columns.data)
+        return [self._product(blocks, order) for blocks, order in zip(self.blocks.data, columns, strict=True)]
+
+    def batched_product(self) -> Operation:
+        """See `Matrix`."""
+        products = self.products()
+        return lambda x: torch.stack([each(x[:, index]) for index, each in enumerate(products)], dim=1)
+
+    def lookup(self, rows: torch.Tensor) -> torch.Tensor:
+        """See `Matrix`."""
+        found = self.kernels.block_rows(self.blocks.data, self.stored, self.inner, rows, self.dtype)
+        if self.columns is None:
+            return found
+        return torch.empty_like(found).index_copy_(1, self.columns.data.long(), found)
+
+    def experts(self, down: Products, act: str) -> Experts:
+        """See `Matrix`."""
+        return experts(self.products(), down.products(), self.kernels.act_and_mul(act))
+
+    def _product(
+        self, blocks: torch.Tensor, columns: torch.Tensor | None, bias: torch.Tensor | None = None
+    ) -> Operation:
+        product = self.kernels.block_product(blocks, self.stored, self.inner, self.dtype, bias)
+        if columns is None:
+            return product
+        return lambda x: product(x.index_select(-1, columns))
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """See `LinearMethod`.
+
+    Attributes:
+        stored: the format.
+    """
+
+    stored: StoredFormat
+
+    @property
+    def column_multiple(self) -> int:
+        """See `LinearMethod`."""
+        return self.stored.column_multiple
+
+    @property
+    def whole_columns(self) -> bool:
+        """See `LinearMethod`."""
+        return bool(self.stored.order_bytes(1))
+
+    def create(
+        self, outputs: int, inner: int, dtype: torch.dtype, kernels: Kernels, count: int | None = None
+    ) -> BlockMatrix:
+        """See `LinearMethod`."""
+        width = self.stored.row_bytes(inner)
+        shape = (outputs, width) if count is None else (count, outputs, width)
+        return BlockMatrix(torch.empty(shape, dtype=torch.uint8), self.stored, inner, dtype, kernels)

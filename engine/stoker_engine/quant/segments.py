@@ -1,0 +1,79 @@
+"""Matrices that are multiplied together: below each other where they are stored alike, else one after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import groupby
+
+import torch
+from torch import nn
+
+from stoker_engine.kernels.bundle import Experts, Kernels, Operation
+from stoker_engine.kernels.moe import experts
+from stoker_engine.quant.method import LinearMethod, Matrix, Products
+from stoker_engine.quant.slot import Share, Slot
+
+
+def merged(
+    parts: Sequence[tuple[LinearMethod, int]],
+    inner: int,
+    dtype: torch.dtype,
+    kernels: Kernels,
+    count: int | None = None,
+) -> Products:
+    """A place for matrices that all multiply the same x.
+
+    Args:
+        parts: of each, how it is stored, and its outputs.
+        inner, dtype, kernels, count: see `LinearMethod.create`.
+    """
+    # A matrix whose columns are in an order of its own shares them with no other.
+    runs = groupby(enumerate(parts), lambda part: (part[1][0], part[0] if part[1][0].whole_columns else None))
+    sizes = [(method, sum(size for _, (_, size) in run)) for (method, _), run in runs]
+    matrices = [method.create(size, inner, dtype, kernels, count) for method, size in sizes]
+    return matrices[0] if len(matrices) == 1 else Segments(matrices, [size for _, size in sizes], kernels)
+
+
+class Segments(nn.Module):
+    """See `Products`. Each segment is a matrix of its own; their results lie side by side."""
+
+    def __init__(self, matrices: Sequence[Matrix], sizes: Sequence[int], kernels: Kernels) -> None:
+        super().__init__()
+        self.matrices, self._sizes, self._kernels = list(matrices), list(sizes), kernels
+
+    def slot(self, first: int, rows: Share, columns: Share, index: int | None = None) -> Slot:
+        """See `Products`."""
+        matrix, start = self._at(first)
+        return matrix.slot(first - start, rows, columns, index)
+
+    def columns_slot(self, first: int, index: int | None = None) -> Slot | None:
+        """See `Products`."""
+        matrix, start = self._at(first)
+        return matrix.columns_slot(first - start, index)
+
+    def product(self, bias: torch.Tensor | None = None) -> Operation:
+        """See `Products`."""
+        biases = [None] * len(self._sizes) if bias is None else bias.split(self._sizes)
+        return _side_by_side([matrix.product(each) for matrix, each in zip(self.matrices, biases, strict=True)])
+
+    def products(self) -> list[Operation]:
+        """See `Products`."""
+        each = [matrix.products() for matrix in self.matrices]
+        return [_side_by_side(products) for products in zip(*each, strict=True)]
+
+    def experts(self, down: Products, act: str) -> Experts:
+        """See `Products`."""
+        return experts(self.products(), down.products(), self._kernels.act_and_mul(act))
+
+    def _at(self, row: int) -> tuple[Matrix, int]:
+        """The segment that holds that row, and its own first row."""
+        start = 0
+        for matrix, size in zip(self.matrices, self._sizes, strict=True):
+            if row < start + size:
+                return matrix, start
+            start += size
+        raise IndexError(row)
+
+
+def _side_by_side(products: Sequence[Operation]) -> Operation:
+    return lambda x: torch.cat([product(x) for product in products], dim=-1)
