@@ -10,7 +10,8 @@
 //   STEP           numbers that a row gives at a time; a row has a multiple of it, or `rest` gives what is left
 //   DIRECT_ROWS    up to so many rows of x, W is multiplied as it is; beyond, it is unpacked first, a piece at a time
 //   BLOCK          rows of x that are multiplied with a piece of W: what unpacking costs is shared by them
-//   row(n)         an object that loads numbers k … k + STEP of row n into registers
+//   place(k)       where numbers k … k + STEP of any row lie in it; found once for all rows of a tile
+//   row(n)         an object that loads the numbers at a place of row n into registers, and with `rest` the last ones
 //   numbers(n, n_end, inner)   rows n … n_end as they are multiplied, for as long as this thread asks for no others
 #pragma once
 
@@ -19,10 +20,6 @@
 
 #include "simd.h"
 #include "threads.h"
-
-#if defined(__AMX_BF16__)
-#include <immintrin.h>
-#endif
 
 // Numbers that lie in memory as they are multiplied; the stride in elements.
 template <class T>
@@ -34,9 +31,10 @@ struct Plain {
 
   struct Row {
     const T* at;
-    void load(long k, typename Pack<T>::Type* to) const { to[0] = Pack<T>::load(at + k); }
-    typename Pack<T>::Type rest(long k, long count) const { return pack_part(at + k, count); }
+    void load(long k, typename Pack<T>::Type* to) { to[0] = Pack<T>::load(at + k); }
+    void rest(long k, long count, typename Pack<T>::Type* to) { to[0] = pack_part(at + k, count); }
   };
+  long place(long k) const { return k; }
   Row row(long n) const { return {at + n * stride}; }
   Plain numbers(long n, long, long) const { return {at + n * stride, stride}; }
 };
@@ -70,25 +68,32 @@ inline void tile(const Product<T, W>& p, long m, long n) {
   Vec sums[M * N] = {};
   long k = 0;
   for (; k + W::STEP <= p.inner; k += W::STEP) {
+    const auto place = p.w.place(k);
     typename P::Type a[M * PACKS];
     for (int i = 0; i < M; i++)
       for (int s = 0; s < PACKS; s++) a[i * PACKS + s] = P::load(x[i] + k + s * P::SIZE);
 #pragma GCC unroll 16
     for (int j = 0; j < N; j++) {
       typename P::Type b[PACKS];
-      w[j].load(k, b);
+      w[j].load(place, b);
 #pragma GCC unroll 16
       for (int s = 0; s < PACKS; s++)
         for (int i = 0; i < M; i++) sums[i * N + j] = P::multiply_add(sums[i * N + j], a[i * PACKS + s], b[s]);
     }
   }
   if constexpr (W::HAS_REST)
-    if (k < p.inner)
+    if (const long count = p.inner - k; count > 0) {
+      const auto place = p.w.place(k);
       for (int j = 0; j < N; j++) {
-        typename P::Type b = w[j].rest(k, p.inner - k);
-        for (int i = 0; i < M; i++)
-          sums[i * N + j] = P::multiply_add(sums[i * N + j], pack_part(x[i] + k, p.inner - k), b);
+        typename P::Type b[PACKS];
+        w[j].rest(place, count, b);
+        for (int s = 0; s * P::SIZE < count; s++)
+          for (int i = 0; i < M; i++) {
+            const auto a = pack_part(x[i] + k + s * P::SIZE, std::min<long>(count - s * P::SIZE, P::SIZE));
+            sums[i * N + j] = P::multiply_add(sums[i * N + j], a, b[s]);
+          }
       }
+    }
   Vec result = sums_of(sums);
   const long count = std::min<long>(N, p.outputs - n);
   if (p.bias) {
