@@ -16,11 +16,12 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from torch.nn import functional
 
+from stoker_engine.architectures.stored_formats import GGUF_FORMATS
 from stoker_engine.attention.backend import AttentionShape
 from stoker_engine.attention.native import NativeBackend
 from stoker_engine.kernels import rotary
 from stoker_engine.kernels.native import activation as native_activation
-from stoker_engine.kernels.native import q8_0
+from stoker_engine.kernels.native import gguf_blocks
 from stoker_engine.kernels.native import rotary as native_rotary
 from stoker_engine.kernels.native.argmax import argmax
 from stoker_engine.kernels.native.bundle import native_kernels
@@ -30,7 +31,7 @@ from stoker_engine.kernels.native.linear import product
 from stoker_engine.kernels.native.rms_norm import rms_norm
 
 from ..attention.conftest import Sequences, run
-from .q8_0_blocks import random_blocks
+from .gguf_random import random_blocks
 
 ACTIVATIONS = {
     "silu": (native_activation.SILU, functional.silu),
@@ -112,18 +113,20 @@ def test_linear(
     dtypes,
     seeds,
 )
-def test_q8_0(
+def test_gguf_blocks(
     kernels: ctypes.CDLL, count: int, blocks: int, outputs: int, more: int, biased: bool, dtype: torch.dtype, seed: int
 ) -> None:
-    """Bit for bit as with plain numbers, and close to what they are."""
-    numbers, inner, size = Numbers(seed, dtype), blocks * 32, blocks * 34
-    memory = torch.zeros((outputs - 1) * (size + more) + size, dtype=torch.uint8)
-    weight = memory.as_strided((outputs, size), (size + more, 1)).copy_(random_blocks(outputs, blocks, seed))
-    x, bias = numbers.rows_of_wider(count, inner, more), numbers(outputs) if biased else None
-    plain = q8_0.dequantize(kernels, weight, dtype)
-    got = q8_0.product(kernels, weight, dtype, bias)(x)
-    assert torch.equal(got, product(kernels, plain, bias)(x))
-    close(got, functional.linear(x.double(), plain.double(), None if bias is None else bias.double()))
+    """Of every type, bit for bit as with plain numbers."""
+    for format in GGUF_FORMATS.values():
+        width = {1: 7 * blocks, 32: blocks, 256: -(-blocks // 8)}[format.numbers]
+        numbers, inner, size = Numbers(seed, dtype), width * format.numbers, width * format.bytes
+        memory = torch.zeros((outputs - 1) * (size + more) + size, dtype=torch.uint8)
+        weight = memory.as_strided((outputs, size), (size + more, 1))
+        weight.copy_(random_blocks(format, outputs, width, seed))
+        x, bias = numbers.rows_of_wider(count, inner, more), numbers(outputs) if biased else None
+        plain = gguf_blocks.dequantize(kernels, weight, format, dtype)
+        got = gguf_blocks.product(kernels, weight, format, dtype, bias)(x)
+        assert torch.equal(got, product(kernels, plain, bias)(x)), format
 
 
 @drawn

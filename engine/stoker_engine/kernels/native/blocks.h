@@ -67,50 +67,71 @@ struct Blocks {
     Format format;
     typename Format::Header header;
 
+    void begin(const Place& place) { format.begin(at, place, header); }
+
     void load(const Place& place, typename P::Type* to) {
       // Many short streams are more than processors foresee.
       __builtin_prefetch(at + place.at + ahead, 0, 2);
       Vec numbers[UNIT_VECS];
-      format.begin(at, place, header);
       format.decode(at, place, header, numbers);
       pack_unit(numbers, to, T{});
     }
 
-    // Of the last unit the first `count` numbers; zeros follow.
     void rest(const Place& place, long count, typename P::Type* to) {
       T numbers[UNIT] = {};
-      unpack_rest(place, count, numbers);
-      memset((void*)(numbers + count), 0, (UNIT - count) * sizeof(T));
+      copy_rest(place, count, numbers);
       for (int s = 0; s < UNIT_PACKS<T>; s++) to[s] = P::load(numbers + s * P::SIZE);
     }
 
-    // `to` has room for a unit.
-    void unpack_rest(const Place& place, long count, T* to) {
-      Vec numbers[UNIT_VECS] = {};
-      typename P::Type packs[UNIT_PACKS<T>];
-      format.begin(at, place, header);
+    // The numbers of a unit, or the first `count` of the last, to where they will be read. Those that are no normal
+    // numbers of T are kept; instructions that multiply bf16 take them for 0.
+    void copy(const Place& place, T* to) {
+      Vec numbers[UNIT_VECS];
+      format.decode(at, place, header, numbers);
+      for (int s = 0; s < UNIT_VECS; s++) store(to + s * LANES, numbers[s]);
+    }
+
+    void copy_rest(const Place& place, long count, T* to) {
+      Vec numbers[UNIT_VECS];
+      T rounded[UNIT];
       format.decode_rest(at, place, header, count, numbers);
-      pack_unit(numbers, packs, T{});
-      for (int s = 0; s < UNIT_PACKS<T>; s++) put_pack(to + s * P::SIZE, packs[s]);
+      for (int s = 0; s < UNIT_VECS; s++) store(rounded + s * LANES, numbers[s]);
+      memcpy((void*)to, rounded, count * sizeof(T));
     }
   };
 
   Place place(long k) const { return format.place(k / UNIT); }
   Row row(long n) const { return {at + n * stride, LANES * stride, format, {}}; }
 
+  // Row n, to be read.
+  void copy(long n, T* to, long inner) const {
+    Row from = row(n);
+    long k = 0;
+    for (; k + UNIT <= inner; k += UNIT) {
+      from.begin(place(k));
+      from.copy(place(k), to + k);
+    }
+    if constexpr (HAS_REST)
+      if (k < inner) {
+        from.begin(place(k));
+        from.copy_rest(place(k), inner - k, to + k);
+      }
+  }
+
+  // Row n, to be multiplied.
   void unpack(long n, T* to, long inner) const {
     Row from = row(n);
     long k = 0;
     for (; k + UNIT <= inner; k += UNIT) {
       typename P::Type packs[UNIT_PACKS<T>];
+      from.begin(place(k));
       from.load(place(k), packs);
       for (int s = 0; s < UNIT_PACKS<T>; s++) put_pack(to + k + s * P::SIZE, packs[s]);
     }
     if constexpr (HAS_REST)
       if (k < inner) {
-        T numbers[UNIT];
-        from.unpack_rest(place(k), inner - k, numbers);
-        memcpy((void*)(to + k), numbers, (inner - k) * sizeof(T));
+        from.begin(place(k));
+        from.copy_rest(place(k), inner - k, to + k);
       }
   }
 
@@ -143,43 +164,6 @@ void multiply_blocks(const BlockProduct& p, const Format& format) {
 template <class T, class Format>
 void dequantize_blocks(const uint8_t* w, long w_stride, void* y, long rows, long inner, const Format& format) {
   parallel_for(rows * inner > WORTH_SHARING, rows, [&](long row) {
-    Blocks<T, Format>{w, w_stride, format}.unpack(row, (T*)y + row * inner, inner);
+    Blocks<T, Format>{w, w_stride, format}.copy(row, (T*)y + row * inner, inner);
   });
-}
-
-// What formats share.
-
-// A float16, in all lanes.
-inline Vec half_of(const uint8_t* from) {
-  uint16_t half;
-  memcpy(&half, from, sizeof half);
-#if defined(__F16C__) && defined(__AVX512F__)
-  return (Vec)_mm512_cvtph_ps(_mm256_set1_epi16(half));
-#elif defined(__F16C__)
-  return (Vec)_mm256_cvtph_ps(_mm_set1_epi16(half));
-#else
-  const uint32_t sign = (uint32_t)(half & 0x8000) << 16, exponent = half >> 10 & 31, fraction = half & 0x3ff;
-  uint32_t bits = (exponent + 112) << 23 | fraction << 13;
-  if (exponent == 31) bits |= 0x7f800000;
-  float value;
-  memcpy(&value, &bits, sizeof value);
-  if (exponent == 0) value = fraction * 0x1p-24f;
-  return broadcast(sign ? -value : value);
-#endif
-}
-
-typedef int8_t ByteVec __attribute__((vector_size(LANES)));
-typedef int16_t ShortVec __attribute__((vector_size(LANES * 2)));
-
-// LANES bytes, as signed integers.
-inline Vec signed_bytes(const int8_t* from) {
-#if defined(__AVX512F__)
-  return (Vec)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)from)));
-#elif defined(__AVX2__)
-  return (Vec)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)from)));
-#else
-  ByteVec bytes;
-  memcpy(&bytes, from, sizeof bytes);
-  return __builtin_convertvector(__builtin_convertvector(__builtin_convertvector(bytes, ShortVec), IntVec), Vec);
-#endif
 }

@@ -21,8 +21,8 @@ _POINTER, _INT, _LONG, _FLOAT = ctypes.c_void_p, ctypes.c_int, ctypes.c_long, ct
 _ARGUMENTS = {
     "stoker_use_threads": (_INT,),
     "stoker_linear": (_INT, _POINTER, _LONG, _POINTER, _LONG, _POINTER, _POINTER, _LONG, _LONG, _LONG),
-    "stoker_q8_0_product": (_INT, _POINTER, _LONG, _POINTER, _LONG, _POINTER, _POINTER, _LONG, _LONG, _LONG),
-    "stoker_q8_0_dequantize": (_INT, _POINTER, _LONG, _POINTER, _LONG, _LONG),
+    "stoker_gguf_product": (_INT, _INT, _POINTER, _LONG, _POINTER, _LONG, _POINTER, _POINTER, _LONG, _LONG, _LONG),
+    "stoker_gguf_dequantize": (_INT, _INT, _POINTER, _LONG, _POINTER, _LONG, _LONG),
     "stoker_argmax": (_POINTER, _LONG, _POINTER, _POINTER, _LONG, _LONG),
     "stoker_attention": (_POINTER,),
     "stoker_rms_norm": (_INT, _INT, _POINTER, _LONG, _LONG, _POINTER, _FLOAT, _POINTER, _LONG, _LONG),

@@ -11,7 +11,10 @@
 //   DIRECT_ROWS    up to so many rows of x, W is multiplied as it is; beyond, it is unpacked first, a piece at a time
 //   BLOCK          rows of x that are multiplied with a piece of W: what unpacking costs is shared by them
 //   place(k)       where numbers k … k + STEP of any row lie in it; found once for all rows of a tile
-//   row(n)         an object that loads the numbers at a place of row n into registers, and with `rest` the last ones
+//   row(n)         an object for row n; what it has are
+//     begin(place)   told of each place before its numbers are asked for
+//     load(place)    the numbers there, into registers
+//     rest(place, count)   the last `count`, fewer than STEP; zeros follow
 //   numbers(n, n_end, inner)   rows n … n_end as they are multiplied, for as long as this thread asks for no others
 #pragma once
 
@@ -31,6 +34,7 @@ struct Plain {
 
   struct Row {
     const T* at;
+    void begin(long) {}
     void load(long k, typename Pack<T>::Type* to) { to[0] = Pack<T>::load(at + k); }
     void rest(long k, long count, typename Pack<T>::Type* to) { to[0] = pack_part(at + k, count); }
   };
@@ -69,6 +73,7 @@ inline void tile(const Product<T, W>& p, long m, long n) {
   long k = 0;
   for (; k + W::STEP <= p.inner; k += W::STEP) {
     const auto place = p.w.place(k);
+    for (int j = 0; j < N; j++) w[j].begin(place);
     typename P::Type a[M * PACKS];
     for (int i = 0; i < M; i++)
       for (int s = 0; s < PACKS; s++) a[i * PACKS + s] = P::load(x[i] + k + s * P::SIZE);
@@ -86,6 +91,7 @@ inline void tile(const Product<T, W>& p, long m, long n) {
       const auto place = p.w.place(k);
       for (int j = 0; j < N; j++) {
         typename P::Type b[PACKS];
+        w[j].begin(place);
         w[j].rest(place, count, b);
         for (int s = 0; s * P::SIZE < count; s++)
           for (int i = 0; i < M; i++) {

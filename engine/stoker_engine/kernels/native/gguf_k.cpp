@@ -1,0 +1,164 @@
+// Q2_K … Q6_K: 256 numbers share a scale, by which the small integers are multiplied that are the scales of 16 or 32.
+#include "gguf_blocks.h"
+
+namespace {
+
+// The scales of a block's numbers, sixteen at a time.
+struct Scales {
+  float scales[16];
+};
+
+struct ScalesAndOffsets {
+  float scales[16], offsets[16];
+};
+
+// Sixteen small integers × scale.
+inline void put_scales(Codes integers, Vec scale, float* to) {
+  Vec scales[CODE_VECS];
+  scaled(integers, scale, scales);
+  memcpy(to, scales, sizeof scales);
+}
+
+struct Q2_K : LargeBlocks<84> {
+  using Header = ScalesAndOffsets;
+
+  void begin(const uint8_t* row, const Place& place, Header& header) const {
+    if (place.unit) return;
+    const uint8_t* block = row + place.block;
+    const Codes both = load_codes(block);
+    put_scales(low_halves(both), half_of(block + 80), header.scales);
+    put_scales(high_halves(both), -half_of(block + 82), header.offsets);
+  }
+
+  void decode(const uint8_t* row, const Place& place, const Header& header, Vec* out) const {
+    const uint8_t* codes = row + place.block + 16 + place.unit / 4 * 32;
+    for (int h = 0; h < 2; h++) {
+      const Vec scale = broadcast(header.scales[place.unit * 2 + h]);
+      const Vec offset = broadcast(header.offsets[place.unit * 2 + h]);
+      scaled(bits_of(load_codes(codes + h * 16), place.unit % 4 * 2, 3), scale, offset, out + h * CODE_VECS);
+    }
+  }
+};
+
+struct Q3_K : LargeBlocks<110> {
+  using Header = Scales;
+
+  // Of 6 bits each: 4 in the first 8 bytes, 2 in the next 4.
+  void begin(const uint8_t* row, const Place& place, Header& header) const {
+    if (place.unit) return;
+    const uint8_t* block = row + place.block;
+    uint64_t low;
+    uint32_t high;
+    memcpy(&low, block + 96, sizeof low);
+    memcpy(&high, block + 104, sizeof high);
+    constexpr uint64_t FOURS = 0x0f0f0f0f0f0f0f0f;
+    constexpr uint32_t TWOS = 0x03030303;
+    const uint64_t first = (high & TWOS) | (uint64_t)(high >> 2 & TWOS) << 32;
+    const uint64_t second = (high >> 4 & TWOS) | (uint64_t)(high >> 6 & TWOS) << 32;
+    const uint64_t integers[2] = {(low & FOURS) | first << 4, (low >> 4 & FOURS) | second << 4};
+    put_scales(load_codes((const uint8_t*)integers) - 32, half_of(block + 108), header.scales);
+  }
+
+  void decode(const uint8_t* row, const Place& place, const Header& header, Vec* out) const {
+    const uint8_t *block = row + place.block, *codes = block + 32 + place.unit / 4 * 32;
+    for (int h = 0; h < 2; h++) {
+      const Codes low = bits_of(load_codes(codes + h * 16), place.unit % 4 * 2, 3);
+      const Codes high = bits_of(load_codes(block + h * 16), place.unit, 1) << 2;
+      scaled((low | high) - 4, broadcast(header.scales[place.unit * 2 + h]), out + h * CODE_VECS);
+    }
+  }
+};
+
+// The scales and offsets of Q4_K and Q5_K, eight of each and each of 6 bits, in 12 bytes: the first four of both in
+// the low bits of the first 8; of the others 4 bits in the last 4, and 2 in the high bits of the first 8.
+inline void six_bits(const uint8_t* block, ScalesAndOffsets& header) {
+  uint32_t words[3];
+  memcpy(words, block + 4, sizeof words);
+  constexpr uint32_t SIXES = 0x3f3f3f3f, FOURS = 0x0f0f0f0f, TWOS = 0x03030303;
+  const uint32_t integers[4] = {words[0] & SIXES, (words[2] & FOURS) | (words[0] >> 6 & TWOS) << 4, words[1] & SIXES,
+                                (words[2] >> 4 & FOURS) | (words[1] >> 6 & TWOS) << 4};
+  Vec both[CODE_VECS];
+  to_floats(load_codes((const uint8_t*)integers), both);
+  float numbers[16];
+  memcpy(numbers, both, sizeof numbers);
+  const float scale = half_at(block), offset = -half_at(block + 2);
+  for (int i = 0; i < 8; i++) {
+    header.scales[i] = numbers[i] * scale;
+    header.offsets[i] = numbers[8 + i] * offset;
+  }
+}
+
+// Four bits of each of a unit's codes: pairs of units lie in the low and the high halves of 32 bytes.
+inline Codes four_bits(const uint8_t* codes, long unit, int h) {
+  return bits_of(load_codes(codes + unit / 2 * 32 + h * 16), unit % 2 * 4, 15);
+}
+
+struct Q4_K : LargeBlocks<144> {
+  using Header = ScalesAndOffsets;
+
+  void begin(const uint8_t* row, const Place& place, Header& header) const {
+    if (!place.unit) six_bits(row + place.block, header);
+  }
+
+  void decode(const uint8_t* row, const Place& place, const Header& header, Vec* out) const {
+    const Vec scale = broadcast(header.scales[place.unit]), offset = broadcast(header.offsets[place.unit]);
+    for (int h = 0; h < 2; h++)
+      scaled(four_bits(row + place.block + 16, place.unit, h), scale, offset, out + h * CODE_VECS);
+  }
+};
+
+struct Q5_K : LargeBlocks<176> {
+  using Header = ScalesAndOffsets;
+
+  void begin(const uint8_t* row, const Place& place, Header& header) const {
+    if (!place.unit) six_bits(row + place.block, header);
+  }
+
+  void decode(const uint8_t* row, const Place& place, const Header& header, Vec* out) const {
+    const uint8_t* block = row + place.block;
+    const Vec scale = broadcast(header.scales[place.unit]), offset = broadcast(header.offsets[place.unit]);
+    for (int h = 0; h < 2; h++) {
+      const Codes fifth = bits_of(load_codes(block + 16 + h * 16), place.unit, 1) << 4;
+      scaled(four_bits(block + 48, place.unit, h) | fifth, scale, offset, out + h * CODE_VECS);
+    }
+  }
+};
+
+struct Q6_K : LargeBlocks<210> {
+  using Header = Scales;
+
+  void begin(const uint8_t* row, const Place& place, Header& header) const {
+    const uint8_t* block = row + place.block;
+    if (!place.unit) put_scales(load_codes(block + 192), half_of(block + 208), header.scales);
+  }
+
+  void decode(const uint8_t* row, const Place& place, const Header& header, Vec* out) const {
+    const long half = place.unit / 4, quarter = place.unit % 4;
+    const uint8_t* low = row + place.block + half * 64 + quarter % 2 * 32;
+    const uint8_t* high = row + place.block + 128 + half * 32;
+    for (int h = 0; h < 2; h++) {
+      const Codes four = bits_of(load_codes(low + h * 16), quarter / 2 * 4, 15);
+      const Codes two = bits_of(load_codes(high + h * 16), quarter * 2, 3) << 4;
+      scaled((four | two) - 32, broadcast(header.scales[place.unit * 2 + h]), out + h * CODE_VECS);
+    }
+  }
+};
+
+}  // namespace
+
+const GGUFOperations* gguf_k(int type) {
+  switch (type) {
+    case 10:
+      return &gguf_operations<Q2_K>;
+    case 11:
+      return &gguf_operations<Q3_K>;
+    case 12:
+      return &gguf_operations<Q4_K>;
+    case 13:
+      return &gguf_operations<Q5_K>;
+    case 14:
+      return &gguf_operations<Q6_K>;
+    default:
+      return nullptr;
+  }
+}

@@ -1,0 +1,72 @@
+// Q4_0, Q4_1, Q5_0, Q5_1, Q8_0: 32 numbers share a scale, and those that end in 1 an offset.
+#include "gguf_blocks.h"
+
+namespace {
+
+struct Q4_0 : SmallBlocks<18> {
+  void decode(const uint8_t* row, const Place& place, const Header&, Vec* out) const {
+    const uint8_t* block = row + place.at;
+    const Vec scale = half_of(block);
+    const Codes codes = load_codes(block + 2);
+    scaled(low_halves(codes) - 8, scale, out);
+    scaled(high_halves(codes) - 8, scale, out + CODE_VECS);
+  }
+};
+
+struct Q4_1 : SmallBlocks<20> {
+  void decode(const uint8_t* row, const Place& place, const Header&, Vec* out) const {
+    const uint8_t* block = row + place.at;
+    const Vec scale = half_of(block), offset = half_of(block + 2);
+    const Codes codes = load_codes(block + 4);
+    scaled(low_halves(codes), scale, offset, out);
+    scaled(high_halves(codes), scale, offset, out + CODE_VECS);
+  }
+};
+
+struct Q5_0 : SmallBlocks<22> {
+  void decode(const uint8_t* row, const Place& place, const Header&, Vec* out) const {
+    const uint8_t* block = row + place.at;
+    const Vec scale = half_of(block);
+    const Codes codes = load_codes(block + 6);
+    scaled((low_halves(codes) | spread(block + 2, 16)) - 16, scale, out);
+    scaled((high_halves(codes) | spread(block + 4, 16)) - 16, scale, out + CODE_VECS);
+  }
+};
+
+struct Q5_1 : SmallBlocks<24> {
+  void decode(const uint8_t* row, const Place& place, const Header&, Vec* out) const {
+    const uint8_t* block = row + place.at;
+    const Vec scale = half_of(block), offset = half_of(block + 2);
+    const Codes codes = load_codes(block + 8);
+    scaled(low_halves(codes) | spread(block + 4, 16), scale, offset, out);
+    scaled(high_halves(codes) | spread(block + 6, 16), scale, offset, out + CODE_VECS);
+  }
+};
+
+struct Q8_0 : SmallBlocks<34> {
+  void decode(const uint8_t* row, const Place& place, const Header&, Vec* out) const {
+    const uint8_t* block = row + place.at;
+    const Vec scale = half_of(block);
+    scaled(load_codes(block + 2), scale, out);
+    scaled(load_codes(block + 18), scale, out + CODE_VECS);
+  }
+};
+
+}  // namespace
+
+const GGUFOperations* gguf_small(int type) {
+  switch (type) {
+    case 2:
+      return &gguf_operations<Q4_0>;
+    case 3:
+      return &gguf_operations<Q4_1>;
+    case 6:
+      return &gguf_operations<Q5_0>;
+    case 7:
+      return &gguf_operations<Q5_1>;
+    case 8:
+      return &gguf_operations<Q8_0>;
+    default:
+      return nullptr;
+  }
+}

@@ -1,0 +1,59 @@
+"""Matrices in GGUF's types, drawn: every code, and scales of either sign and many sizes."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+import torch
+from gguf import GGMLQuantizationType
+from gguf.quants import dequantize
+
+from stoker_engine.architectures.stored_formats import GGUFFormat
+
+#: Where float16 numbers lie in a block: its scale, and the scale of its offsets.
+SCALES: Final = {
+    "Q4_0": (0,),
+    "Q4_1": (0, 2),
+    "Q5_0": (0,),
+    "Q5_1": (0, 2),
+    "Q8_0": (0,),
+    "Q2_K": (80, 82),
+    "Q3_K": (108,),
+    "Q4_K": (0, 2),
+    "Q5_K": (0, 2),
+    "Q6_K": (208,),
+    "IQ4_NL": (0,),
+    "IQ4_XS": (0,),
+    "F16": (0,),
+}
+
+
+def random_blocks(format: GGUFFormat, rows: int, blocks: int, seed: int) -> torch.Tensor:
+    """uint8 [rows, blocks × format.bytes], in memory of its own size; all numbers are finite."""
+    generator = torch.Generator().manual_seed(seed)
+    shape = rows, blocks, format.bytes
+    drawn = torch.randint(0, 256, shape, generator=generator, dtype=torch.uint8)
+    for place in SCALES.get(format.name, ()):
+        scales = torch.randn(rows, blocks, 1, generator=generator) / 64
+        scales *= 2.0 ** torch.randint(-8, 3, scales.shape, generator=generator)
+        drawn[..., place : place + 2] = scales.to(torch.float16).view(torch.uint8)
+    if format.name == "MXFP4":
+        drawn[..., 0] = torch.randint(110, 130, drawn.shape[:-1], generator=generator)
+    if format.name == "BF16":
+        drawn = torch.randn(rows, blocks, 1, generator=generator).to(torch.bfloat16).view(torch.uint8)
+    return drawn.view(rows, blocks * format.bytes)
+
+
+def numbers(blocks: torch.Tensor, format: GGUFFormat, dtype: torch.dtype) -> torch.Tensor:
+    """What the gguf library says they are, rounded by torch."""
+    with np.errstate(all="ignore"):
+        exact = dequantize(blocks.contiguous().numpy(), GGMLQuantizationType[format.name])
+    return torch.from_numpy(np.asarray(exact, dtype=np.float32)).to(dtype)
+
+
+def same(got: torch.Tensor, wanted: torch.Tensor) -> bool:
+    """To the bit, but for which not-a-number it is."""
+    return torch.equal(got.isnan(), wanted.isnan()) and torch.equal(
+        torch.where(got.isnan(), 0, got).view(torch.uint8), torch.where(wanted.isnan(), 0, wanted).view(torch.uint8)
+    )
