@@ -1,19 +1,283 @@
-"""Weights in groups that share a scale: codes, scales and zero points of a row in one run of bytes.
+"""Weights in groups that share a scale: a row's scales, zero points and codes in one run of bytes.
 
-    a row     │ r │ s z c c … c │ s z c c … c │ …        w = r × s × (value of c - z)
-                  └── a group ──┘
+    a row     │ r │ s s … s │ z z … z │ c c … c │        w = r × s × (value of c - z)
 
     r    the row's own scale, a float32, where the format has one
-    s    the group's scale
-    z    its zero point, a byte, where the format has one; else codes of unsigned integers mean c - 2^(bits - 1)
-    c    codes in units of 32 numbers, n0 … n31; where groups have 16, two groups' headers come before their unit:
-         │ s z s z c … c │. The last unit of a row is filled up with codes of 0.
+    s    the scale of each group, as `GroupFormat.scale` says
+    z    the zero point of each group, a byte, where the format has them; without, codes of unsigned integers mean
+         c - 2^(bits - 1), and all others what they are
+    c    the codes in units of 32 numbers, n(0) … n(31). The last unit of a row is filled up with codes of 0.
 
          8 bits   a byte each
-         4 bits   16 bytes, byte i holds n(i) in its low half and n(i+16) in its high half
-         3 bits   12 bytes, little-endian: bits 3i … 3i + 2 are n(i)
-         2 bits   8 bytes, byte i holds n(i), n(i+8), n(i+16), n(i+24) from its low bits up
+         4 bits   16 bytes; byte i has n(i) in its low half and n(i + 16) in its high half
+         2 bits   8 bytes; byte i has n(i), n(i + 8), n(i + 16), n(i + 24), from its low bits up
+         3 bits   12 bytes: the two low bits of each as above, then 4 bytes whose bit i, from the low one up, is the
+                  high bit of n(i)
 
-The value of a code: of integers themselves; OCP's FP8 (Micikevicius et al., 2022) and FP4 (e2m1: 0 .5 1 1.5 2 3 4 6,
-the high bit the sign); of nf4 the 16 quantiles of QLoRA (Dettmers et al., 2023).
+The value of a code: of integers themselves; OCP's FP8 (Micikevicius et al., 2022) and FP4 (e2m1, its high bit the
+sign); of nf4 the 16 quantiles of QLoRA (Dettmers et al., 2023).
+
+Everything is little-endian. Numbers are computed in float32, one rounding for each × and none for -, then rounded to
+the wanted dtype.
 """
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import Final, NamedTuple
+
+import torch
+from torch.nn import functional
+
+from stoker_engine.architectures.stored_formats import UNIT, Code, GroupFormat, Scale
+
+#: What scales are stored as.
+SCALE_DTYPES: Final[dict[Scale, torch.dtype]] = {
+    "float32": torch.float32,
+    "float16": torch.float16,
+    "bfloat16": torch.bfloat16,
+    "e8m0": torch.float8_e8m0fnu,
+    "fp8_e4m3": torch.float8_e4m3fn,
+}
+
+_FP8: Final[dict[Code, torch.dtype]] = {"fp8_e4m3": torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2}
+_FP4: Final = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+_NF4: Final = (
+    -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635, -0.18477343022823334,
+    -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224,
+    0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0,
+)  # fmt: skip
+
+
+class Parts(NamedTuple):
+    """What a matrix in groups consists of, for `inner` numbers and `groups` groups in a row.
+
+    Attributes:
+        codes: uint8 [..., inner].
+        scales: float32 [..., groups], the row's own scale multiplied in.
+        zeros: float32 [..., groups], of formats without zero points as well.
+    """
+
+    codes: torch.Tensor
+    scales: torch.Tensor
+    zeros: torch.Tensor
+
+
+@functools.cache
+def values(code: Code) -> torch.Tensor:
+    """float32 [2^bits]: what each code means, before a zero point is subtracted. Not to be written to."""
+    if code in _FP8:
+        return torch.arange(256, dtype=torch.uint8).view(_FP8[code]).float()
+    if code == "fp4":
+        return torch.tensor([*_FP4, *(-each for each in _FP4)])
+    if code == "nf4":
+        return torch.tensor(_NF4)
+    if code == "int8":
+        return torch.arange(256, dtype=torch.uint8).view(torch.int8).float()
+    return torch.arange(1 << GroupFormat(code, 0, "float32").bits).float()
+
+
+def implied_zero(code: Code) -> int:
+    """The zero point of groups that have none of their own."""
+    return 1 << (GroupFormat(code, 0, "float32").bits - 1) if code.startswith("uint") else 0
+
+
+def encode(
+    codes: torch.Tensor,
+    scales: torch.Tensor,
+    zeros: torch.Tensor | None,
+    format: GroupFormat,
+    row_scales: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """A matrix in `format`: uint8 [..., format.row_bytes(inner)].
+
+    Args:
+        codes: [..., inner], a byte each (uint8, int8, float8), below 2^bits.
+        scales: [..., groups], of the dtype they are stored as or of another that it holds; uint8 are bytes as they are
+            stored, where a scale is a byte.
+        zeros: uint8 [..., groups], exactly where the format has zero points.
+        row_scales: float32 [...], exactly where the format has them.
+    """
+    inner = codes.shape[-1]
+    assert codes.itemsize == 1 and scales.shape == (*codes.shape[:-1], format.groups(inner))
+    assert (zeros is not None) == format.zero and (row_scales is not None) == format.row_scale
+    parts = []
+    if row_scales is not None:
+        parts.append(_bytes(row_scales.float().unsqueeze(-1)))
+    parts.append(scales if scales.dtype == torch.uint8 else _bytes(scales.to(SCALE_DTYPES[format.scale])))
+    if zeros is not None:
+        assert zeros.dtype == torch.uint8 and zeros.shape == scales.shape
+        parts.append(zeros)
+    padded = functional.pad(codes.view(torch.uint8), (0, -inner % UNIT))
+    parts.append(_pack(padded.unflatten(-1, (-1, UNIT)), format.bits).flatten(-2))
+    blocks = torch.cat(parts, dim=-1)
+    assert blocks.shape[-1] == format.row_bytes(inner)
+    return blocks
+
+
+def decode(blocks: torch.Tensor, format: GroupFormat, inner: int) -> Parts:
+    """What uint8 [..., row_bytes] consist of."""
+    assert blocks.dtype == torch.uint8 and blocks.shape[-1] == format.row_bytes(inner)
+    groups, width = format.groups(inner), SCALE_DTYPES[format.scale].itemsize
+    sizes = (4 * format.row_scale, groups * width, groups * format.zero)
+    row_scales, scales, zeros, codes = blocks.split((*sizes, blocks.shape[-1] - sum(sizes)), dim=-1)
+    numbers = scales.contiguous().view(SCALE_DTYPES[format.scale]).float()
+    if format.row_scale:
+        numbers = row_scales.contiguous().view(torch.float32) * numbers
+    return Parts(
+        _unpack(codes.unflatten(-1, (-1, UNIT * format.bits // 8)), format.bits).flatten(-2)[..., :inner],
+        numbers,
+        zeros.float() if format.zero else torch.full_like(numbers, implied_zero(format.code)),
+    )
+
+
+def dequantize(blocks: torch.Tensor, format: GroupFormat, inner: int, dtype: torch.dtype) -> torch.Tensor:
+    """uint8 [..., row_bytes] → [..., inner] in `dtype`."""
+    codes, scales, zeros = decode(blocks, format, inner)
+    meant = values(format.code).to(blocks.device)[codes.int()]
+    # One scale is broadcast; several are repeated, the last of them as often as there are numbers left.
+    if format.group:
+        scales, zeros = (each.repeat_interleave(format.group, dim=-1)[..., :inner] for each in (scales, zeros))
+    return (scales * (meant - zeros)).to(dtype)
+
+
+def is_finite(blocks: torch.Tensor, format: GroupFormat, inner: int) -> bool:
+    """Whether all scales are finite, and no code stands for what is no number."""
+    codes, scales, _ = decode(blocks, format, inner)
+    if not bool(scales.isfinite().all()):
+        return False
+    return format.code not in _FP8 or bool(values(format.code).isfinite().to(blocks.device)[codes.int()].all())
+
+
+def quantize(weights: torch.Tensor, format: GroupFormat) -> torch.Tensor:
+    """Weights [..., inner], finite numbers of any floating dtype, to the nearest in `format`: uint8 [..., row_bytes].
+
+    Scales are rounded to what they are stored as before codes are chosen. A group of zeros has a scale of 0, or the least.
+
+        integers with a zero point      from the group's least number, or 0, to its largest, or 0
+        integers of 8 bits without      the largest magnitude becomes 127
+        fewer bits without              it becomes 2^(bits - 1) - 1, or -2^(bits - 1) at a scale of the other sign,
+                                        whichever is closer to the group in squares (as in ggml, scales may be negative)
+        others                          the largest magnitude becomes the largest value; e8m0 rounds the scale up
+        scales of rows                  such that the largest scale of a group becomes 1; 448 for fp8_e4m3
+    """
+    inner, rows = weights.shape[-1], weights.reshape(-1, weights.shape[-1])
+    out = torch.empty(len(rows), format.row_bytes(inner), dtype=torch.uint8, device=weights.device)
+    step = max(1, (1 << 22) // max(1, inner))  # what it takes meanwhile is a few times as large
+    for start in range(0, len(rows), step):
+        out[start : start + step] = _quantize(rows[start : start + step].float(), format)
+    return out.view(*weights.shape[:-1], -1)
+
+
+def _quantize(weights: torch.Tensor, format: GroupFormat) -> torch.Tensor:
+    inner = weights.shape[-1]
+    size = format.group or inner
+    grouped = functional.pad(weights, (0, -inner % size)).unflatten(-1, (-1, size))
+    if format.zero:
+        least, largest = grouped.amin(-1).clamp(max=0), grouped.amax(-1).clamp(min=0)
+        candidates = [(largest - least) / (2**format.bits - 1)]
+    else:
+        magnitude = grouped.abs().amax(-1)
+        candidates = [magnitude / _largest_value(format)]
+        if format.code.startswith("uint") and format.bits < 8:
+            sign = torch.where(grouped.amax(-1) == magnitude, -1.0, 1.0)
+            candidates.append((1 if format.scale == "e8m0" else sign) * magnitude / 2 ** (format.bits - 1))
+    row_scales = None
+    if format.row_scale:
+        top = 448.0 if format.scale == "fp8_e4m3" else 1.0
+        row_scales = candidates[0].abs().amax(-1) / top
+        candidates = [_quotient(each, row_scales.unsqueeze(-1)) for each in candidates]
+    best: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None = None  # codes, scales, squared errors
+    zeros = None
+    for each in candidates:
+        stored = _stored_scales(each, format)
+        scales = stored.float() if row_scales is None else row_scales.unsqueeze(-1) * stored.float()
+        if format.zero:
+            zeros = _quotient(-least, scales).round().clamp(0, 2**format.bits - 1)
+        else:
+            zeros = torch.full_like(scales, implied_zero(format.code))
+        codes = _nearest(_quotient(grouped, scales.unsqueeze(-1)), zeros.unsqueeze(-1), format)
+        if len(candidates) == 1:
+            best = codes, stored, scales
+            break
+        meant = scales.unsqueeze(-1) * (values(format.code).to(codes.device)[codes.int()] - zeros.unsqueeze(-1))
+        errors = (meant - grouped).square().sum(-1)
+        if best is None:
+            best = codes, stored, errors
+        else:
+            better = errors < best[2]
+            best = (
+                torch.where(better.unsqueeze(-1), codes, best[0]),
+                torch.where(better, stored, best[1]),
+                torch.minimum(errors, best[2]),
+            )
+    assert best is not None and zeros is not None
+    return encode(
+        best[0].flatten(-2)[..., :inner], best[1], zeros.to(torch.uint8) if format.zero else None, format, row_scales
+    )
+
+
+def _largest_value(format: GroupFormat) -> float:
+    finite = values(format.code)
+    return float(finite[finite.isfinite()].max()) - implied_zero(format.code)
+
+
+def _stored_scales(scales: torch.Tensor, format: GroupFormat) -> torch.Tensor:
+    """As they are stored; those that are too large become the largest."""
+    dtype = SCALE_DTYPES[format.scale]
+    if format.scale == "e8m0":
+        fraction, exponent = torch.frexp(scales)
+        exponent = torch.where(fraction == 0.5, exponent - 1, exponent).clamp(-127, 127)
+        return (exponent + 127).to(torch.uint8).view(dtype)
+    return scales.clamp(-torch.finfo(dtype).max, torch.finfo(dtype).max).to(dtype)
+
+
+def _quotient(numbers: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+    """0 where the scale is 0."""
+    return torch.where(scales == 0, 0.0, numbers / torch.where(scales == 0, 1.0, scales))
+
+
+def _nearest(scaled: torch.Tensor, zeros: torch.Tensor, format: GroupFormat) -> torch.Tensor:
+    """The codes, as bytes, whose values are nearest to `scaled`, their zero points apart."""
+    if format.code in _FP8:
+        largest = _largest_value(format)
+        return scaled.clamp(-largest, largest).to(_FP8[format.code]).view(torch.uint8)
+    if format.code in ("fp4", "nf4"):
+        ordered, order = values(format.code).to(scaled.device).sort()
+        return order.to(torch.uint8)[torch.bucketize(scaled, (ordered[1:] + ordered[:-1]) / 2)]
+    if format.code == "int8":
+        return scaled.round().clamp(-128, 127).to(torch.int8).view(torch.uint8)
+    return (scaled.round() + zeros).clamp(0, 2**format.bits - 1).to(torch.uint8)
+
+
+def _bytes(numbers: torch.Tensor) -> torch.Tensor:
+    return numbers.contiguous().view(torch.uint8)
+
+
+def _pack(units: torch.Tensor, bits: int) -> torch.Tensor:
+    """uint8 [..., 32] codes → [..., 4 × bits]."""
+    if bits == 8:
+        return units
+    if bits == 4:
+        return units[..., :16] | units[..., 16:] << 4
+    low = units.unflatten(-1, (4, 8)) & 3
+    pairs = low[..., 0, :] | low[..., 1, :] << 2 | low[..., 2, :] << 4 | low[..., 3, :] << 6
+    if bits == 2:
+        return pairs
+    weights = torch.arange(8, dtype=torch.uint8, device=units.device)
+    high = (units >> 2).unflatten(-1, (4, 8)) << weights
+    return torch.cat([pairs, high.sum(-1, dtype=torch.uint8)], dim=-1)
+
+
+def _unpack(packed: torch.Tensor, bits: int) -> torch.Tensor:
+    """The other way round."""
+    if bits == 8:
+        return packed
+    if bits == 4:
+        return torch.cat([packed & 15, packed >> 4], dim=-1)
+    low = torch.cat([packed[..., :8] >> shift & 3 for shift in (0, 2, 4, 6)], dim=-1)
+    if bits == 2:
+        return low
+    high = packed[..., 8:].unsqueeze(-1) >> torch.arange(8, dtype=torch.uint8, device=packed.device) & 1
+    return low | high.flatten(-2) << 2
