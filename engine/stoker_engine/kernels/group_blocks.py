@@ -24,7 +24,6 @@ the wanted dtype.
 from __future__ import annotations
 
 import functools
-import math
 from typing import Final, NamedTuple
 
 import torch
@@ -136,7 +135,6 @@ def dequantize(blocks: torch.Tensor, format: GroupFormat, inner: int, dtype: tor
     """uint8 [..., row_bytes] → [..., inner] in `dtype`."""
     codes, scales, zeros = decode(blocks, format, inner)
     meant = values(format.code).to(blocks.device)[codes.int()]
-    # One scale is broadcast; several are repeated, the last of them as often as there are numbers left.
     if format.group:
         scales, zeros = (each.repeat_interleave(format.group, dim=-1)[..., :inner] for each in (scales, zeros))
     return (scales * (meant - zeros)).to(dtype)
@@ -153,7 +151,8 @@ def is_finite(blocks: torch.Tensor, format: GroupFormat, inner: int) -> bool:
 def quantize(weights: torch.Tensor, format: GroupFormat) -> torch.Tensor:
     """Weights [..., inner], finite numbers of any floating dtype, to the nearest in `format`: uint8 [..., row_bytes].
 
-    Scales are rounded to what they are stored as before codes are chosen. A group of zeros has a scale of 0, or the least.
+    Scales are rounded to what they are stored as before codes are chosen. A group of zeros has a scale of 0,
+    or the least.
 
         integers with a zero point      from the group's least number, or 0, to its largest, or 0
         integers of 8 bits without      the largest magnitude becomes 127
@@ -170,52 +169,67 @@ def quantize(weights: torch.Tensor, format: GroupFormat) -> torch.Tensor:
     return out.view(*weights.shape[:-1], -1)
 
 
+class _Rounded(NamedTuple):
+    """Groups [rows, groups, size] as they would be stored."""
+
+    codes: torch.Tensor  # [rows, groups, size]
+    stored: torch.Tensor  # scales [rows, groups]
+    zeros: torch.Tensor  # [rows, groups]
+    scales: torch.Tensor  # as they count
+
+
 def _quantize(weights: torch.Tensor, format: GroupFormat) -> torch.Tensor:
     inner = weights.shape[-1]
     size = format.group or inner
     grouped = functional.pad(weights, (0, -inner % size)).unflatten(-1, (-1, size))
-    if format.zero:
-        least, largest = grouped.amin(-1).clamp(max=0), grouped.amax(-1).clamp(min=0)
-        candidates = [(largest - least) / (2**format.bits - 1)]
-    else:
-        magnitude = grouped.abs().amax(-1)
-        candidates = [magnitude / _largest_value(format)]
-        if format.code.startswith("uint") and format.bits < 8:
-            sign = torch.where(grouped.amax(-1) == magnitude, -1.0, 1.0)
-            candidates.append((1 if format.scale == "e8m0" else sign) * magnitude / 2 ** (format.bits - 1))
+    wanted = _wanted_scales(grouped, format)
     row_scales = None
     if format.row_scale:
-        top = 448.0 if format.scale == "fp8_e4m3" else 1.0
-        row_scales = candidates[0].abs().amax(-1) / top
-        candidates = [_quotient(each, row_scales.unsqueeze(-1)) for each in candidates]
-    best: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None = None  # codes, scales, squared errors
-    zeros = None
-    for each in candidates:
-        stored = _stored_scales(each, format)
-        scales = stored.float() if row_scales is None else row_scales.unsqueeze(-1) * stored.float()
-        if format.zero:
-            zeros = _quotient(-least, scales).round().clamp(0, 2**format.bits - 1)
-        else:
-            zeros = torch.full_like(scales, implied_zero(format.code))
-        codes = _nearest(_quotient(grouped, scales.unsqueeze(-1)), zeros.unsqueeze(-1), format)
-        if len(candidates) == 1:
-            best = codes, stored, scales
-            break
-        meant = scales.unsqueeze(-1) * (values(format.code).to(codes.device)[codes.int()] - zeros.unsqueeze(-1))
-        errors = (meant - grouped).square().sum(-1)
-        if best is None:
-            best = codes, stored, errors
-        else:
-            better = errors < best[2]
-            best = (
-                torch.where(better.unsqueeze(-1), codes, best[0]),
-                torch.where(better, stored, best[1]),
-                torch.minimum(errors, best[2]),
-            )
-    assert best is not None and zeros is not None
-    return encode(
-        best[0].flatten(-2)[..., :inner], best[1], zeros.to(torch.uint8) if format.zero else None, format, row_scales
-    )
+        row_scales = wanted[0].abs().amax(-1) / (448.0 if format.scale == "fp8_e4m3" else 1.0)
+    best, *others = (_rounded(grouped, each, row_scales, format) for each in wanted)
+    for other in others:
+        better = _error(other, grouped, format) < _error(best, grouped, format)
+        codes = torch.where(better.unsqueeze(-1), other.codes, best.codes)
+        stored = torch.where(better, other.stored.float(), best.stored.float()).to(best.stored.dtype)
+        best = _Rounded(codes, stored, best.zeros, torch.where(better, other.scales, best.scales))
+    zeros = best.zeros.to(torch.uint8) if format.zero else None
+    return encode(best.codes.flatten(-2)[..., :inner], best.stored, zeros, format, row_scales)
+
+
+def _wanted_scales(grouped: torch.Tensor, format: GroupFormat) -> list[torch.Tensor]:
+    """The scales [rows, groups] to try, not yet rounded."""
+    largest = grouped.amax(-1)
+    if format.zero:
+        return [(largest.clamp(min=0) - grouped.amin(-1).clamp(max=0)) / (2**format.bits - 1)]
+    magnitude = grouped.abs().amax(-1)
+    wanted = [magnitude / _largest_value(format)]
+    if format.code.startswith("uint") and format.bits < 8:
+        sign = -1.0 if format.scale != "e8m0" else 1.0
+        wanted.append(torch.where(largest == magnitude, sign, 1.0) * magnitude / 2 ** (format.bits - 1))
+    return wanted
+
+
+def _rounded(
+    grouped: torch.Tensor, wanted: torch.Tensor, row_scales: torch.Tensor | None, format: GroupFormat
+) -> _Rounded:
+    if row_scales is None:
+        stored = _stored_scales(wanted, format)
+        scales = stored.float()
+    else:
+        stored = _stored_scales(_quotient(wanted, row_scales.unsqueeze(-1)), format)
+        scales = row_scales.unsqueeze(-1) * stored.float()
+    if format.zero:
+        zeros = _quotient(-grouped.amin(-1).clamp(max=0), scales).round().clamp(0, 2**format.bits - 1)
+    else:
+        zeros = torch.full_like(scales, implied_zero(format.code))
+    codes = _nearest(_quotient(grouped, scales.unsqueeze(-1)), zeros.unsqueeze(-1), format)
+    return _Rounded(codes, stored, zeros, scales)
+
+
+def _error(rounded: _Rounded, grouped: torch.Tensor, format: GroupFormat) -> torch.Tensor:
+    """Squared, of each group."""
+    meant = values(format.code).to(grouped.device)[rounded.codes.int()] - rounded.zeros.unsqueeze(-1)
+    return (rounded.scales.unsqueeze(-1) * meant - grouped).square().sum(-1)
 
 
 def _largest_value(format: GroupFormat) -> float:
@@ -242,12 +256,12 @@ def _nearest(scaled: torch.Tensor, zeros: torch.Tensor, format: GroupFormat) -> 
     """The codes, as bytes, whose values are nearest to `scaled`, their zero points apart."""
     if format.code in _FP8:
         largest = _largest_value(format)
-        return scaled.clamp(-largest, largest).to(_FP8[format.code]).view(torch.uint8)
+        return _bytes(scaled.clamp(-largest, largest).to(_FP8[format.code]))
     if format.code in ("fp4", "nf4"):
         ordered, order = values(format.code).to(scaled.device).sort()
         return order.to(torch.uint8)[torch.bucketize(scaled, (ordered[1:] + ordered[:-1]) / 2)]
     if format.code == "int8":
-        return scaled.round().clamp(-128, 127).to(torch.int8).view(torch.uint8)
+        return _bytes(scaled.round().clamp(-128, 127).to(torch.int8))
     return (scaled.round() + zeros).clamp(0, 2**format.bits - 1).to(torch.uint8)
 
 
@@ -261,13 +275,15 @@ def _pack(units: torch.Tensor, bits: int) -> torch.Tensor:
         return units
     if bits == 4:
         return units[..., :16] | units[..., 16:] << 4
-    low = units.unflatten(-1, (4, 8)) & 3
-    pairs = low[..., 0, :] | low[..., 1, :] << 2 | low[..., 2, :] << 4 | low[..., 3, :] << 6
-    if bits == 2:
-        return pairs
-    weights = torch.arange(8, dtype=torch.uint8, device=units.device)
-    high = (units >> 2).unflatten(-1, (4, 8)) << weights
-    return torch.cat([pairs, high.sum(-1, dtype=torch.uint8)], dim=-1)
+    # Different bits, so their sum has them all.
+    low = (units & 3).unflatten(-1, (4, 8)) << torch.arange(0, 8, 2, dtype=torch.uint8, device=units.device).unsqueeze(
+        -1
+    )
+    packed = low.sum(-2, dtype=torch.uint8)
+    if bits == 3:
+        high = (units >> 2).unflatten(-1, (4, 8)) << torch.arange(8, dtype=torch.uint8, device=units.device)
+        packed = torch.cat([packed, high.sum(-1, dtype=torch.uint8)], dim=-1)
+    return packed
 
 
 def _unpack(packed: torch.Tensor, bits: int) -> torch.Tensor:
@@ -279,5 +295,5 @@ def _unpack(packed: torch.Tensor, bits: int) -> torch.Tensor:
     low = torch.cat([packed[..., :8] >> shift & 3 for shift in (0, 2, 4, 6)], dim=-1)
     if bits == 2:
         return low
-    high = packed[..., 8:].unsqueeze(-1) >> torch.arange(8, dtype=torch.uint8, device=packed.device) & 1
-    return low | high.flatten(-2) << 2
+    high = packed[..., 8:].unsqueeze(-1) >> torch.arange(8, dtype=torch.uint8, device=packed.device)
+    return torch.bitwise_or(low, (high & 1).flatten(-2) << 2)
