@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import torch
 
-from stoker_engine.architectures.stored_formats import GGUFFormat, StoredFormat
-from stoker_engine.kernels import q8_0
+from stoker_engine.architectures.stored_formats import GGUFFormat, GroupFormat, StoredFormat
+from stoker_engine.kernels import gguf_blocks, group_blocks
 from stoker_engine.kernels.linear import linear
 
 
 def dequantize(blocks: torch.Tensor, stored: StoredFormat, inner: int, dtype: torch.dtype) -> torch.Tensor:
     """uint8 [..., bytes of a row] → [..., inner] in `dtype`: computed in float32, then rounded."""
     if isinstance(stored, GGUFFormat):
-        return q8_0.dequantize(blocks, dtype)
-    raise NotImplementedError(stored)
+        return gguf_blocks.dequantize(blocks, stored, dtype)
+    return group_blocks.dequantize(blocks, stored, inner, dtype)
 
 
 def block_linear(
@@ -38,5 +38,7 @@ def block_rows(
 
 def all_finite(blocks: torch.Tensor, stored: StoredFormat, inner: int) -> bool:
     """Whether `blocks` (uint8 [..., bytes of a row]) stand for numbers, all of them."""
+    if isinstance(stored, GroupFormat):
+        return group_blocks.is_finite(blocks, stored, inner)
     rows = blocks.reshape(-1, blocks.shape[-1])
     return all(bool(dequantize(some, stored, inner, torch.float32).isfinite().all()) for some in rows.split(1024))

@@ -105,7 +105,9 @@ def _q3_k(parts: torch.Tensor) -> torch.Tensor:
     codes = _bits(parts[..., 32:96].unflatten(-1, (2, 32)), 2).reshape(high.shape) | high << 2
     scales = _halves(parts[..., 96:104]).flatten(-2) | _bits(parts[..., 104:108], 2).flatten(-2) << 4
     d = _float16(parts[..., 108:])[..., None]
-    return (d * (scales.float()[..., None] - 32) * (codes.unflatten(-1, (2, 16)).flatten(-3, -2).float() - 4)).flatten(-2)
+    return (d * (scales.float()[..., None] - 32) * (codes.unflatten(-1, (2, 16)).flatten(-3, -2).float() - 4)).flatten(
+        -2
+    )
 
 
 def _six_bits(parts: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from stoker_engine.architectures.model_config import ModelConfig
-from stoker_engine.architectures.stored_formats import Q8_0, StoredFormat
+from stoker_engine.architectures.stored_formats import GGUF_FORMATS, StoredFormat
 from stoker_engine.contract.errors import ModelError
 from stoker_engine.models.gguf_families import GGUFFamily, config_of, family_of
 from stoker_engine.models.gguf_header import GGUFHeader
@@ -109,7 +109,7 @@ class GGUFFile:
 
     def stored(self, name: str) -> StoredFormat | None:
         """See `WeightSource`."""
-        return Q8_0 if self._tensors[name].kind.name == Q8_0.name else None
+        return GGUF_FORMATS.get(self._tensors[name].kind.name)
 
     def read(self, name: str, part: Part | None = None, stored: StoredFormat | None = None) -> torch.Tensor:
         """See `WeightSource`; dequantized to float32.

@@ -20,7 +20,7 @@ from stoker_engine.attention.select import attention_backend
 from stoker_engine.contract.engine_args import EngineArgs
 from stoker_engine.contract.errors import ModelError, WeightsError
 from stoker_engine.engine import Engine
-from stoker_engine.kernels import q8_0
+from stoker_engine.kernels.blocks import dequantize
 from stoker_engine.kernels.native.library import native_library
 from stoker_engine.kernels.select import select_kernels
 from stoker_engine.layers.build import Build
@@ -205,7 +205,7 @@ def test_each_rank_holds_and_reads_its_share(
 
 
 def _numbers(slot: Slot) -> torch.Tensor:
-    return slot.tensor if slot.stored is None else q8_0.dequantize(slot.tensor, torch.float32)
+    return slot.tensor if slot.stored is None else dequantize(slot.tensor, slot.stored, slot.inner, torch.float32)
 
 
 def test_ranks_that_would_cut_a_block_are_refused(tmp_path: Path) -> None:

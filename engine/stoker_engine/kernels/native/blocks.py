@@ -6,10 +6,10 @@ import ctypes
 
 import torch
 
-from stoker_engine.architectures.stored_formats import Q8_0, StoredFormat
+from stoker_engine.architectures.stored_formats import GGUFFormat, StoredFormat
 from stoker_engine.kernels import blocks as reference
 from stoker_engine.kernels.bundle import Operation
-from stoker_engine.kernels.native import q8_0
+from stoker_engine.kernels.native import gguf_blocks
 from stoker_engine.kernels.native.linear import product as plain_product
 
 
@@ -22,8 +22,8 @@ def product(
     bias: torch.Tensor | None = None,
 ) -> Operation:
     """See `kernels.blocks.block_linear`. Rows of `blocks` may lie apart."""
-    if stored == Q8_0:
-        return q8_0.product(library, blocks, dtype, bias)
+    if isinstance(stored, GGUFFormat):
+        return gguf_blocks.product(library, blocks, stored, dtype, bias)
     return lambda x: plain_product(library, reference.dequantize(blocks, stored, inner, dtype), bias)(x)
 
 
@@ -31,6 +31,6 @@ def rows(
     library: ctypes.CDLL, blocks: torch.Tensor, stored: StoredFormat, inner: int, ids: torch.Tensor, dtype: torch.dtype
 ) -> torch.Tensor:
     """See `kernels.blocks.block_rows`."""
-    if stored == Q8_0:
-        return q8_0.rows(library, blocks, ids, dtype)
+    if isinstance(stored, GGUFFormat):
+        return gguf_blocks.dequantize(library, blocks.index_select(0, ids), stored, dtype)
     return reference.block_rows(blocks, stored, inner, ids, dtype)

@@ -45,9 +45,7 @@ def product(
     return product_by(function, blocks, _inner(blocks, format), dtype, bias)
 
 
-def dequantize(
-    library: ctypes.CDLL, blocks: torch.Tensor, format: GGUFFormat, dtype: torch.dtype
-) -> torch.Tensor:
+def dequantize(library: ctypes.CDLL, blocks: torch.Tensor, format: GGUFFormat, dtype: torch.dtype) -> torch.Tensor:
     """See `kernels.gguf_blocks.dequantize`; `blocks` [rows, row bytes], whose rows may lie apart."""
     assert blocks.stride(1) == 1
     out = torch.empty((len(blocks), _inner(blocks, format)), dtype=dtype)
