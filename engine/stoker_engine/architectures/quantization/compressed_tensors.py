@@ -1,0 +1,214 @@
+"""compressed-tensors: what llm-compressor writes. Each group of modules has a scheme of its own.
+
+Its fields are those of compressed-tensors' ``QuantizationConfig``. What a scheme says of activations is not applied:
+products are those with exact activations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from stoker_engine.architectures.config_fields import Fields
+from stoker_engine.architectures.quantization.module_names import ModuleNames
+from stoker_engine.architectures.stored_formats import Code, GroupFormat, Scale
+from stoker_engine.contract.errors import ModelError
+
+METHOD: Final = "compressed-tensors"
+
+#: How tensors may be packed; a scheme's own ``format`` may be one of them too. Which it is, the tensors show.
+_FORMATS: Final = (
+    "pack-quantized", "int-quantized", "float-quantized", "naive-quantized", "nvfp4-pack-quantized",
+    "mxfp4-pack-quantized", "mxfp8-quantized", "mixed-precision",
+)  # fmt: skip
+_AGAIN: Final = "quantize the model again with llm-compressor, to W4A16, W8A16, W8A8 or FP8_DYNAMIC"
+
+#: The narrowest code for integers of so many bits.
+_INTEGERS: Final[dict[int, Code]] = {1: "uint2", 2: "uint2", 3: "uint3", 4: "uint4"}
+_SCALES: Final[dict[str, Scale]] = {"float32": "float32", "float16": "float16", "bfloat16": "bfloat16"}
+
+
+@dataclass(frozen=True)
+class Scheme:
+    """How the weights of one group of modules are stored.
+
+    Attributes:
+        names: by which modules are meant one by one.
+        patterns: those that are regular expressions.
+        classes: those that are classes.
+        format: of matrices.
+        bits: of a stored number; of its code in `format` it may be more.
+        rows: that share a scale: of a block; 0: all of a tensor; 1: none.
+    """
+
+    names: ModuleNames
+    patterns: ModuleNames
+    classes: ModuleNames
+    format: GroupFormat
+    bits: int
+    rows: int
+
+
+@dataclass(frozen=True)
+class CompressedTensors:
+    """See `QuantizationConfig`.
+
+    Attributes:
+        schemes: of the groups, in order.
+        ignored: modules that are stored as numbers though a scheme means them.
+        activations: how some scheme quantizes activations, in words; empty: none does.
+    """
+
+    schemes: tuple[Scheme, ...]
+    ignored: ModuleNames
+    activations: str = ""
+    method: str = METHOD
+
+    def scheme_of(self, module: str) -> Scheme | None:
+        """The scheme of the module of that name: names go before patterns, patterns before classes."""
+        if self.ignored.mean(module):
+            return None
+        for is_meant in (
+            lambda scheme: scheme.names.name(module),
+            lambda scheme: scheme.patterns.name(module),
+            lambda scheme: scheme.classes.mean(module),
+        ):
+            if found := next(filter(is_meant, self.schemes), None):
+                return found
+        return None
+
+    def format_of(self, module: str, outputs: int, inner: int) -> GroupFormat | None:
+        """See `QuantizationConfig`."""
+        scheme = self.scheme_of(module)
+        return None if scheme is None else scheme.format
+
+
+def parse(config: Mapping[str, Any]) -> CompressedTensors:
+    """What a parsed config.json says in its ``quantization_config``.
+
+    Raises:
+        ModelError: something that is not computed, or that cannot be.
+    """
+    given = Fields(config, {}).object("quantization_config")
+    fields = Fields(given, {}, file="config.json: quantization_config")
+    for name in ("sparsity_config", "transform_config"):
+        if _says_something(fields.object(name)):
+            raise ModelError(f"config.json: quantization_config has a {name}, which is not computed; {_AGAIN}")
+    _check_format(fields, "quantization_config")
+    numbers = _SCALES.get(str(Fields(config, {}).get("dtype")).removeprefix("torch."), "bfloat16")
+    groups = fields.object("config_groups")
+    named = {
+        f"config_groups.{name[:100]}": Fields(groups, {}, file="config.json: config_groups").object(name)
+        for name in groups
+    }
+    activations = (_activations(Fields(group, {}, file=f"config.json: {name}")) for name, group in named.items())
+    return CompressedTensors(
+        tuple(_scheme(name, group, numbers) for name, group in named.items()),
+        ModuleNames.of(fields.items("ignore", str), "quantization_config's ignore", with_classes=True),
+        next(filter(None, activations), ""),
+    )
+
+
+def _says_something(config: Mapping[str, Any]) -> bool:
+    """Whether a config within asks for anything."""
+    if config.get("format") == "dense":
+        return False
+    return any(value for name, value in config.items() if name != "format" or value)
+
+
+def _check_format(fields: Fields, where: str) -> None:
+    stated = fields.get("format")
+    if stated is not None and stated not in _FORMATS:
+        raise ModelError(
+            f"config.json: {where} has the format {str(stated)[:100]!r}, which is not computed; computed are "
+            f"{', '.join(_FORMATS)}; {_AGAIN}"
+        )
+
+
+def _activations(fields: Fields) -> str:
+    given = fields.object("input_activations")
+    if not given:
+        return ""
+    inputs = Fields(given, {"num_bits": 8, "type": "int"}, file="config.json: input_activations")
+    when = "for each token" if given.get("dynamic") else "by stored scales"
+    return f"{inputs.text('type')}{inputs.integer('num_bits')} {when}"
+
+
+def _scheme(where: str, group: Mapping[str, Any], numbers: Scale) -> Scheme:
+    """One of ``config_groups``.
+
+    Args:
+        numbers: what scales are stored as where nothing is said.
+    """
+    fields = Fields(group, {}, file=f"config.json: {where}")
+    _check_format(fields, where)
+    given = fields.object("weights")
+    if not given:
+        raise ModelError(f"config.json: {where} quantizes no weights, which is not computed; {_AGAIN}")
+    weights = Fields(given, {"num_bits": 8, "type": "int", "symmetric": True}, file=f"config.json: {where}.weights")
+    bits, kind = weights.integer("num_bits", 1, 8), weights.text("type").lower()
+    rows, columns = _shared(weights, where)
+    symmetric = weights.flag("symmetric")
+    if given.get("dynamic"):
+        raise ModelError(f"config.json: {where}.weights are dynamic, which weights cannot be; {_AGAIN}")
+    if kind not in ("int", "float") or (kind == "float" and (bits not in (4, 8) or not symmetric)):
+        how = "" if symmetric else "asymmetric "
+        raise ModelError(f"config.json: {where}.weights are {how}{kind[:20]}{bits}, which is not computed; {_AGAIN}")
+    code: Code
+    if kind == "float":
+        code = "fp4" if bits == 4 else "fp8_e4m3"
+        scale, row_scale = _float_scale(weights, bits, columns, numbers)
+    else:
+        code = _INTEGERS.get(bits, "int8" if symmetric else "uint8")
+        scale, row_scale = _SCALES.get(str(weights.get("scale_dtype")).removeprefix("torch."), numbers), False
+    by_groups = weights.get("actorder") in ("group", "dynamic", True)
+    format = GroupFormat(
+        code, columns, scale, zero=not symmetric, row_scale=row_scale, in_order_of="groups" if by_groups else "columns"
+    )
+    targets, place = fields.items("targets", str), f"{where}.targets"
+    return Scheme(
+        ModuleNames.of((name for name in targets if not name.startswith("re:")), place),
+        ModuleNames.of((name for name in targets if name.startswith("re:")), place),
+        ModuleNames(classes=frozenset(targets)),
+        format,
+        bits,
+        rows,
+    )
+
+
+def _float_scale(weights: Fields, bits: int, group: int, numbers: Scale) -> tuple[Scale, bool]:
+    """What scales of floating-point codes are stored as, and whether there is one further for the tensor."""
+    if weights.get("strategy") == "tensor_group":
+        return "fp8_e4m3", True
+    stated = str(weights.get("scale_dtype")).removeprefix("torch.")
+    if stated == "uint8" or (bits == 4 and group == 32 and stated not in _SCALES):
+        return "e8m0", False
+    return _SCALES.get(stated, numbers), False
+
+
+def _shared(weights: Fields, where: str) -> tuple[int, int]:
+    """Rows and columns that share a scale: 0 rows are all, 0 columns are all."""
+    size = weights.get("group_size")
+    usual = "tensor" if size is None else "channel" if size == -1 else "group"
+    strategy = usual if weights.get("strategy") is None else weights.text("strategy").lower()
+    rows, group = 1, 0
+    if strategy == "tensor":
+        rows = 0
+    elif strategy in ("group", "tensor_group"):
+        group = weights.integer("group_size")
+    elif strategy == "block":
+        shape = weights.items("block_structure", int)
+        if len(shape) != 2 or min(shape) < 1:
+            raise ModelError(f"config.json: {where}.weights.block_structure must be two sizes, [128, 128] for example")
+        rows, group = shape
+    elif strategy != "channel":
+        raise ModelError(
+            f"config.json: {where}.weights have the strategy {strategy!r}, which is not computed; {_AGAIN}"
+        )
+    if group % 16:
+        raise ModelError(
+            f"config.json: {where}.weights have {group} columns to a scale; computed are multiples of 16; quantize "
+            "the model again with a group_size of 32, 64 or 128"
+        )
+    return rows, group

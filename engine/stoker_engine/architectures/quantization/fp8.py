@@ -1,0 +1,81 @@
+"""FP8 weights with a scale for each tensor, row or block: ``fp8`` (AutoFP8's and DeepSeek's) and ``fbgemm_fp8``.
+
+How activations are quantized is not applied: products are those with exact activations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from stoker_engine.architectures.config_fields import Fields
+from stoker_engine.architectures.quantization.module_names import ModuleNames, is_usually_numbers
+from stoker_engine.architectures.stored_formats import GroupFormat, Scale
+from stoker_engine.contract.errors import ModelError
+
+
+@dataclass(frozen=True)
+class FP8:
+    """See `QuantizationConfig`.
+
+    Attributes:
+        format: of matrices. Where each tensor or row has a scale, each row has it.
+        rows: that share scales: of a block; 1: a scale is a row's, or all of a tensor's.
+        ignored: modules that are stored as numbers.
+        activations: how they are quantized, in words; empty: they are not.
+    """
+
+    method: str
+    format: GroupFormat
+    rows: int
+    ignored: ModuleNames
+    activations: str
+
+    def format_of(self, module: str, outputs: int, inner: int) -> GroupFormat | None:
+        """See `QuantizationConfig`."""
+        return None if is_usually_numbers(module) or self.ignored.name(module) else self.format
+
+
+def parse(config: Mapping[str, Any]) -> FP8:
+    """What a parsed config.json says in its ``quantization_config``.
+
+    Raises:
+        ModelError: something that is not computed, or that cannot be.
+    """
+    given = Fields(config, {}).object("quantization_config")
+    fields = Fields(given, {"activation_scheme": "dynamic"}, file="config.json: quantization_config")
+    method = fields.text("quant_method")
+    if (experts := fields.get("expert_dtype")) not in (None, "fp8"):
+        raise ModelError(
+            f"config.json: quantization_config has experts of {str(experts)[:20]} among others of fp8, which is not "
+            "computed; take a checkpoint of the model whose experts are fp8"
+        )
+    rows, group = _block(fields)
+    scale: Scale = "e8m0" if fields.get("scale_fmt") == "ue8m0" and rows == 1 and group else "float32"
+    ignored = [*fields.items("modules_to_not_convert", str), *fields.items("ignored_layers", str)]
+    scheme = fields.text("activation_scheme").lower()
+    if scheme not in ("static", "dynamic"):
+        raise ModelError(
+            f"config.json: quantization_config has the activation_scheme {scheme[:20]!r}; it must be static or dynamic"
+        )
+    return FP8(
+        method,
+        GroupFormat("fp8_e5m2" if fields.get("fmt") == "e5m2" else "fp8_e4m3", group, scale),
+        rows,
+        ModuleNames.of(ignored, "quantization_config's modules_to_not_convert"),
+        "fp8 by stored scales" if scheme == "static" else "fp8 for each token",
+    )
+
+
+def _block(fields: Fields) -> tuple[int, int]:
+    """Rows and columns of a block; 1 and 0: there are none."""
+    size = fields.items("weight_block_size", int)
+    if not size:
+        return 1, 0
+    if len(size) != 2 or min(size) < 1 or size[1] % 16:
+        raise ModelError(
+            f"config.json: quantization_config has the weight_block_size {size[:4]}; computed are blocks of any number "
+            "of rows and a multiple of 16 columns, [128, 128] for example"
+        )
+    return size[0], size[1]

@@ -1,0 +1,74 @@
+"""NVIDIA's Model Optimizer: FP8 by tensors, rows or blocks, MXFP8, and NVFP4.
+
+How activations are quantized is not applied: products are those with exact activations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from stoker_engine.architectures.config_fields import Fields
+from stoker_engine.architectures.quantization.fp8 import FP8
+from stoker_engine.architectures.quantization.module_names import ModuleNames, is_usually_numbers
+from stoker_engine.architectures.stored_formats import GroupFormat
+from stoker_engine.contract.errors import ModelError
+
+#: NVFP4: 16 numbers share a scale, and the tensor's numbers one more.
+_NVFP4: Final = GroupFormat("fp4", 16, "fp8_e4m3", row_scale=True)
+
+#: Formats and rows to a scale of the FP8 kinds, by their ``quant_algo``.
+_FP8: Final = {
+    "FP8": (GroupFormat("fp8_e4m3", 0, "float32"), 1),
+    "FP8_PER_CHANNEL_PER_TOKEN": (GroupFormat("fp8_e4m3", 0, "float32"), 1),
+    "FP8_PB_WO": (GroupFormat("fp8_e4m3", 128, "float32"), 128),
+    "MXFP8": (GroupFormat("fp8_e4m3", 32, "e8m0"), 1),
+}
+
+
+@dataclass(frozen=True)
+class NVFP4:
+    """See `QuantizationConfig`.
+
+    Attributes:
+        ignored: modules that are stored as numbers.
+    """
+
+    ignored: ModuleNames
+    format: GroupFormat = _NVFP4
+    activations: str = "fp4 for each token"
+    method: str = "modelopt_fp4"
+
+    def format_of(self, module: str, outputs: int, inner: int) -> GroupFormat | None:
+        """See `QuantizationConfig`."""
+        return None if is_usually_numbers(module) or self.ignored.name(module) else self.format
+
+
+def parse(config: Mapping[str, Any]) -> FP8 | NVFP4:
+    """What a parsed config.json says in its ``quantization_config``, or what stands in hf_quant_config.json instead.
+
+    Raises:
+        ModelError: something that is not computed, or that cannot be.
+    """
+    given = Fields(config, {}).object("quantization_config")
+    fields = Fields(given, {}, file="config.json: quantization_config")
+    inner = fields.object("quantization")
+    fields = Fields(inner, {}, file="config.json: quantization_config.quantization") if inner else fields
+    algorithm = fields.text("quant_algo").upper()
+    ignored = ModuleNames.of(
+        [*fields.items("ignore", str), *fields.items("exclude_modules", str)], "quantization_config's exclude_modules"
+    )
+    if algorithm == "NVFP4":
+        if fields.get("group_size") not in (None, 16):
+            raise ModelError("config.json: NVFP4 has groups of 16, quantization_config says another group_size")
+        return NVFP4(ignored)
+    if algorithm not in _FP8:
+        raise ModelError(
+            f"config.json: quantization_config has the quant_algo {algorithm[:40]!r}, which is not computed; computed "
+            f"are {', '.join(_FP8)} and NVFP4; export the model again as one of them"
+        )
+    format, rows = _FP8[algorithm]
+    activations = "" if algorithm == "FP8_PB_WO" else "fp8 by stored scales" if algorithm == "FP8" else "fp8"
+    method = "modelopt_mxfp8" if algorithm == "MXFP8" else "modelopt"
+    return FP8(method, format, rows, ignored, activations)

@@ -1,0 +1,43 @@
+"""The tensors of each module, by what follows its name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+from stoker_engine.contract.errors import WeightsError
+
+#: What files hold of activations, which are not quantized: known, and not needed.
+OF_ACTIVATIONS: Final = (
+    "input_scale", "input_zero_point", "input_global_scale", "input_scale_ub", "activation_scale", "output_scale",
+    "output_zero_point",
+)  # fmt: skip
+
+#: Of the modules whose outputs are cached, that is their scale in the KV cache.
+_CACHED: Final = (".k_proj.output_scale", ".v_proj.output_scale")
+
+
+def components(names: Iterable[str], parts: Iterable[str], joint: str = ".") -> dict[str, dict[str, str]]:
+    """Which of `parts` each module has, and the names of the tensors: ``{"lm_head": {"scale": "lm_head.scale"}}``.
+
+    Args:
+        joint: what stands between the name of a module and that of its part.
+    """
+    wanted = frozenset(parts)
+    found: dict[str, dict[str, str]] = {}
+    for name in names:
+        module, _, part = name.rpartition(joint)
+        if module and part in wanted and not name.endswith(_CACHED):
+            found.setdefault(module, {})[part] = name
+    return found
+
+
+def needed(module: str, parts: dict[str, str], part: str) -> str:
+    """The name of that part of the module.
+
+    Raises:
+        WeightsError: it is not there.
+    """
+    if part not in parts:
+        raise WeightsError(f"{module} is quantized and has no {part}; fetch the model again")
+    return parts[part]

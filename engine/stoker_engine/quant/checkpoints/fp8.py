@@ -1,0 +1,92 @@
+"""Matrices of FP8 numbers, as AutoFP8, DeepSeek, fbgemm and Model Optimizer store them.
+
+    weight              float8_e4m3fn or float8_e5m2 [outputs, inner]
+    weight_scale        one number, one for each row, or one for each block; numbers are multiplied by it, …
+    weight_scale_inv    … under this name as well
+
+Stacks of experts, [count, outputs, inner], may have names without ``.weight``: ``gate_up_proj`` and
+``gate_up_proj_scale_inv``.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Final
+
+import torch
+
+from stoker_engine.architectures.quantization.fp8 import FP8
+from stoker_engine.architectures.stored_formats import Code
+from stoker_engine.contract.errors import WeightsError
+from stoker_engine.quant.checkpoints.components import OF_ACTIVATIONS, components, needed
+from stoker_engine.quant.checkpoints.grouped_matrix import Bytes, Grid, GroupedMatrix, check_sizes, dtype_name, scale_of
+from stoker_engine.quant.checkpoints.module import Tensors
+
+logger = logging.getLogger(__name__)
+
+_SCALES: Final = ("weight_scale", "weight_scale_inv")
+_SCALES_OF_STACKS: Final = ("_scale", "_scale_inv")
+_CODES: Final[dict[torch.dtype, Code]] = {torch.float8_e4m3fn: "fp8_e4m3", torch.float8_e5m2: "fp8_e5m2"}
+
+
+def find_modules(config: FP8, tensors: Tensors) -> dict[str, GroupedMatrix]:
+    """The quantized matrices among `tensors`, by the names of their modules.
+
+    Raises:
+        WeightsError: tensors are missing, or do not fit together.
+    """
+    found = {}
+    for name, parts in _found(tensors):
+        weight = parts["weight"]
+        if (dtype := tensors.dtype(weight)) not in _CODES:
+            if not any(scale in parts for scale in _SCALES):
+                continue  # numbers
+            raise WeightsError(
+                f"{weight} has scales and holds {dtype_name(dtype)}; computed are float8_e4m3fn and float8_e5m2"
+            )
+        scale = next((scale for scale in _SCALES if scale in parts), _SCALES[0])
+        found[name] = _matrix(name, config, parts, needed(name, parts, scale), tensors)
+    if config.activations and found:
+        logger.info("activations are not quantized (config.json: %s): products are exact in them", config.activations)
+    return found
+
+
+def _found(tensors: Tensors) -> Iterator[tuple[str, dict[str, str]]]:
+    """Modules that have a weight, and the names of their parts."""
+    names = tensors.names()
+    for name, parts in components(names, ("weight", *_SCALES, *OF_ACTIVATIONS)).items():
+        if "weight" not in parts and any(scale in parts for scale in _SCALES):
+            raise WeightsError(f"{name} has scales and no weight; fetch the model again")
+        if "weight" in parts:
+            yield name, parts
+    matrices = frozenset(names)
+    for name in names:
+        for suffix in _SCALES_OF_STACKS:
+            stack = name.removesuffix(suffix)
+            if stack != name and stack in matrices and not stack.endswith(".weight"):
+                yield stack, {"weight": stack, "weight_scale": name}
+
+
+def _matrix(name: str, config: FP8, parts: dict[str, str], scale: str, tensors: Tensors) -> GroupedMatrix:
+    weight = parts["weight"]
+    shape = tensors.shape(weight)
+    check_sizes(weight, shape)
+    *stack, outputs, inner = shape
+    format = replace(config.format, code=_CODES[tensors.dtype(weight)], scale=scale_of(tensors, scale))
+    stored = [size for size in tensors.shape(scale) if size != 1]
+    rows = config.rows
+    blocks = [*stack, -(-outputs // rows), format.groups(inner)]
+    if stored != [size for size in blocks if size != 1]:
+        # Some modules of a checkpoint in blocks may have a scale for all of their numbers, or for each row.
+        format = replace(format, group=0)
+        rows = 0 if stored == [size for size in stack if size != 1] else 1
+    return GroupedMatrix(
+        name,
+        shape,
+        format,
+        frozenset(parts.values()),
+        Bytes(tensors, weight),
+        Grid.of(tensors, scale, shape, rows, format.groups(inner)),
+    )

@@ -1,0 +1,246 @@
+"""A matrix whose codes, scales and zero points are tensors of their own: what most methods store, brought into rows.
+
+    codes   [outputs, inner]      a byte each, or several in a word
+    scales  [outputs, groups]     or one for a row, for a block of rows, or for all of them
+
+Stacks have a further dimension before these.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+import torch
+
+from stoker_engine.architectures.stored_formats import GroupFormat, Scale
+from stoker_engine.contract.errors import WeightsError
+from stoker_engine.kernels.group_blocks import encode
+from stoker_engine.quant.checkpoints.module import Part, Tensors
+from stoker_engine.quant.checkpoints.packed_integers import unpack, words_around, words_of
+
+#: What scales may be in files, and what they are then stored as.
+SCALES: Final[dict[torch.dtype, Scale]] = {
+    torch.float32: "float32",
+    torch.float16: "float16",
+    torch.bfloat16: "bfloat16",
+    torch.float8_e8m0fnu: "e8m0",
+    torch.float8_e4m3fn: "fp8_e4m3",
+}
+
+
+class Values(Protocol):
+    """A byte or a scale for each position of a matrix, or of a part of it."""
+
+    def read(self, part: Part) -> torch.Tensor:
+        """That part of them."""
+        ...
+
+
+@dataclass(frozen=True)
+class Bytes:
+    """Codes of a byte each, stored as [..., outputs, inner].
+
+    Attributes:
+        shift: added to each, modulo 256.
+        bits: that a code may then have.
+    """
+
+    tensors: Tensors
+    name: str
+    shift: int = 0
+    bits: int = 8
+
+    def read(self, part: Part) -> torch.Tensor:
+        """See `Values`."""
+        found = self.tensors.read(self.name, part).view(torch.uint8)
+        found = found + self.shift if self.shift else found
+        if self.bits < 8 and found.numel() and int(found.max()) >> self.bits:
+            raise WeightsError(f"{self.name} holds integers of more than {self.bits} bits; fetch the file again")
+        return found
+
+
+@dataclass(frozen=True)
+class Packed:
+    """Integers of `bits` bits, packed along dimension `dim` (-1: of a row, -2: of a column).
+
+    Attributes:
+        numbers: along that dimension.
+        padded: see `packed_integers`.
+        shift: added to each, modulo 256.
+    """
+
+    tensors: Tensors
+    name: str
+    bits: int
+    numbers: int
+    padded: bool = False
+    dim: int = -1
+    shift: int = 0
+
+    def read(self, part: Part) -> torch.Tensor:
+        """See `Values`."""
+        numbers = part[self.dim]
+        words, first = words_around(numbers, self.bits, self.padded, words_of(self.numbers, self.bits, self.padded))
+        around = list(part)
+        around[self.dim] = words
+        found = unpack(self.tensors.read(self.name, tuple(around)).transpose(self.dim, -1), self.bits, self.padded)
+        found = found[..., numbers.start - first : numbers.stop - first].transpose(self.dim, -1)
+        return found + self.shift if self.shift else found
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """4-bit codes, two in a byte, the low half first: uint8 [..., outputs, inner / 2], or [..., inner / 32, 16]."""
+
+    tensors: Tensors
+    name: str
+
+    def read(self, part: Part) -> torch.Tensor:
+        """See `Values`."""
+        *others, columns = part
+        if len(self.tensors.shape(self.name)) > len(part):
+            cut = slice(columns.start // 32, -(-columns.stop // 32)), slice(0, 16)
+            found = self.tensors.read(self.name, (*others, *cut)).flatten(-2)
+        else:
+            found = self.tensors.read(self.name, (*others, slice(columns.start // 2, -(-columns.stop // 2))))
+        return torch.stack([found & 15, found >> 4], dim=-1).flatten(-2)[..., : columns.stop - columns.start]
+
+
+@dataclass(frozen=True)
+class Grid:
+    """What positions share: [..., outputs / `rows`, groups].
+
+    Attributes:
+        shape: of all of them. The tensor's own may leave out dimensions of 1, or have more of them.
+        rows: so many of the matrix have the same.
+        shift: added to bytes, modulo 256.
+    """
+
+    tensors: Tensors
+    name: str
+    shape: tuple[int, ...]
+    rows: int = 1
+    shift: int = 0
+
+    @classmethod
+    def of(cls, tensors: Tensors, name: str, shape: Sequence[int], rows: int, groups: int, shift: int = 0) -> Grid:
+        """For a matrix of `shape`, of which each `rows` rows (0: all) share theirs, and each row has `groups`.
+
+        Raises:
+            WeightsError: the tensor has another shape.
+        """
+        *stack, outputs, _ = shape
+        rows = rows or outputs
+        wanted = (*stack, -(-outputs // rows), groups)
+        stored = tensors.shape(name)
+        if _without_ones(stored) != _without_ones(wanted):
+            raise WeightsError(f"{name} has shape {tuple(stored)}, its matrix of {tuple(shape)} needs {wanted}")
+        return cls(tensors, name, wanted, rows, shift)
+
+    def read(self, part: Part) -> torch.Tensor:
+        """See `Values`; `part` is of rows and of groups."""
+        *stack, rows, groups = part
+        blocks = slice(rows.start // self.rows, -(-rows.stop // self.rows))
+        wanted = [
+            slice(0, 1) if size == 1 else cut for size, cut in zip(self.shape, (*stack, blocks, groups), strict=True)
+        ]
+        longer = (cut for size, cut in zip(self.shape, wanted, strict=True) if size != 1)
+        stored = tuple(slice(0, 1) if size == 1 else next(longer) for size in self.tensors.shape(self.name))
+        found = self.tensors.read(self.name, stored or None).reshape([cut.stop - cut.start for cut in wanted])
+        if self.shift:
+            found = found.view(torch.uint8) + self.shift
+        if self.rows > 1:
+            found = found[..., torch.arange(rows.start, rows.stop) // self.rows - blocks.start, :]
+        return found
+
+
+def _without_ones(shape: Sequence[int]) -> list[int]:
+    return [size for size in shape if size != 1]
+
+
+@dataclass(frozen=True)
+class GroupedMatrix:
+    """See `StoredModule`.
+
+    Attributes:
+        name: of the module.
+        codes: uint8, by rows and columns.
+        scales: by rows and groups.
+        zeros: uint8, by rows and groups.
+        row_scale: one for each matrix, as [..., 1, 1].
+        row_scale_divides: scales are divided by it, not multiplied.
+        order: columns in order of their groups; None: as the matrix has them.
+    """
+
+    name: str
+    shape: torch.Size
+    format: GroupFormat
+    tensors: frozenset[str]
+    codes: Values
+    scales: Values
+    zeros: Values | None = None
+    row_scale: Values | None = None
+    row_scale_divides: bool = False
+    order: torch.Tensor | None = None
+
+    def rows(self, part: Part) -> torch.Tensor:
+        """See `StoredModule`."""
+        *others, columns = part
+        group, inner = self.format.group, self.shape[-1]
+        if (group and (columns.start % group or (columns.stop % group and columns.stop != inner))) or (
+            self.order is not None and columns != slice(0, inner)
+        ):
+            raise WeightsError(
+                f"{self.name} is stored in {self.format.name} and cannot be cut between columns {columns.start} and "
+                f"{columns.stop}; choose a --tensor-parallel-size that leaves its groups whole"
+            )
+        groups = slice(columns.start // group, -(-columns.stop // group)) if group else slice(0, 1)
+        by_group = (*others, groups)
+        codes = self.codes.read(part)
+        if self.order is not None:
+            codes = codes[..., self.order]
+        *leading, _ = codes.shape
+        scales = self.scales.read(by_group).expand(*leading, groups.stop - groups.start)
+        zeros = None if self.zeros is None else self.zeros.read(by_group).expand(scales.shape)
+        row_scales = None
+        if self.row_scale is not None:
+            whole = (*others[:-1], slice(0, self.shape[-2]), slice(0, 1))
+            row_scales = self.row_scale.read(whole)[..., :1, 0].float()
+            row_scales = (row_scales.reciprocal() if self.row_scale_divides else row_scales).expand(leading)
+        return encode(codes, scales, zeros, self.format, row_scales)
+
+    def columns(self) -> torch.Tensor | None:
+        """See `StoredModule`."""
+        return self.order
+
+
+def check_sizes(name: str, shape: Sequence[int]) -> None:
+    """Whether a matrix, or a stack of them, has that many numbers and at least one.
+
+    Raises:
+        WeightsError: it has not.
+    """
+    if len(shape) not in (2, 3) or math.prod(shape) < 1:
+        raise WeightsError(f"{name} has shape {tuple(shape)}, which is no matrix; fetch the file again")
+
+
+def scale_of(tensors: Tensors, name: str) -> Scale:
+    """What the scales of that name are stored as; uint8 are powers of two.
+
+    Raises:
+        WeightsError: they are of a dtype that scales cannot have.
+    """
+    dtype = tensors.dtype(name)
+    if dtype == torch.uint8:
+        return "e8m0"
+    if dtype not in SCALES:
+        raise WeightsError(f"{name} holds {dtype_name(dtype)}, which scales cannot be; fetch the file again")
+    return SCALES[dtype]
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """For people."""
+    return str(dtype).removeprefix("torch.")

@@ -1,0 +1,50 @@
+"""Integers of 1 to 8 bits in words of int32, from the low bits up.
+
+dense    32 integers in `bits` words, some of them in two words
+padded   as many in each word as it has room for whole: 10 of 3 bits, and 2 bits that mean nothing
+"""
+
+from __future__ import annotations
+
+import torch
+
+
+def words_of(numbers: int, bits: int, padded: bool) -> int:
+    """Words that hold so many."""
+    return -(-numbers // (32 // bits)) if padded else -(-numbers * bits // 32)
+
+
+def words_around(numbers: slice, bits: int, padded: bool, words: int) -> tuple[slice, int]:
+    """Which of a row's `words` hold these of its `numbers`, and which number is the first in them."""
+    if padded:
+        each = 32 // bits
+        return slice(numbers.start // each, words_of(numbers.stop, bits, padded)), numbers.start // each * each
+    unit = numbers.start // 32
+    return slice(unit * bits, min(words, -(-numbers.stop // 32) * bits)), unit * 32
+
+
+def unpack(words: torch.Tensor, bits: int, padded: bool) -> torch.Tensor:
+    """int32 [..., words] → uint8 [..., numbers]; what is left of the last unit is filled up with zeros."""
+    assert words.dtype == torch.int32
+    if 8 % bits == 0:
+        return _in_pieces(words.contiguous().view(torch.uint8), bits, 8 // bits)
+    if padded:
+        return _in_pieces(words, bits, 32 // bits)
+    units = torch.nn.functional.pad(words, (0, -words.shape[-1] % bits)).unflatten(-1, (-1, bits))
+    numbers = torch.empty(*units.shape[:-1], 32, dtype=torch.uint8)
+    mask = (1 << bits) - 1
+    for index in range(32):
+        word, first = divmod(index * bits, 32)
+        number = units[..., word] >> first
+        if (over := first + bits - 32) > 0:
+            number = number & ((1 << (bits - over)) - 1) | (units[..., word + 1] << (bits - over))
+        numbers[..., index] = number & mask
+    return numbers.flatten(-2)
+
+
+def _in_pieces(pieces: torch.Tensor, bits: int, count: int) -> torch.Tensor:
+    """`count` numbers from each of `pieces`."""
+    numbers = torch.empty(*pieces.shape, count, dtype=torch.uint8)
+    for index in range(count):
+        numbers[..., index] = (pieces >> bits * index) & ((1 << bits) - 1)
+    return numbers.flatten(-2)
