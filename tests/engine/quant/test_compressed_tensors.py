@@ -1,0 +1,415 @@
+"""compressed-tensors: what the library's own compressors write, against what it decompresses."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+from compressed_tensors.compressors.base import BaseCompressor
+from compressed_tensors.compressors.nvfp4.helpers import unpack_fp4_from_uint8
+from compressed_tensors.quantization import QuantizationArgs, QuantizationConfig, QuantizationScheme
+from compressed_tensors.quantization.lifecycle.forward import dequantize as library_dequantize
+from compressed_tensors.quantization.utils import calculate_qparams, generate_gparam
+from torch.nn import functional
+
+from stoker_engine.architectures.quantization.compressed_tensors import CompressedTensors, parse
+from stoker_engine.contract.errors import ModelError, WeightsError
+from stoker_engine.kernels.group_blocks import dequantize
+from stoker_engine.quant.checkpoints.compressed_tensors import find_modules
+
+from .stored_tensors import StoredTensors, whole
+
+_NAME = "model.layers.0.mlp.up_proj"
+
+
+@dataclass
+class Compressed:
+    """One matrix, compressed by the library.
+
+    Attributes:
+        weights: arguments of its `QuantizationArgs`.
+        inputs: of its activations.
+    """
+
+    weights: dict[str, Any]
+    inputs: dict[str, Any] | None = None
+    outputs: int = 40
+    inner: int = 128
+    scale_dtype: torch.dtype = torch.bfloat16
+    format: str = "pack-quantized"
+    tensors: dict[str, torch.Tensor] = field(init=False)
+
+    def __post_init__(self) -> None:
+        inputs = None if self.inputs is None else QuantizationArgs(**self.inputs)
+        args = QuantizationArgs(**self.weights)
+        self.scheme = QuantizationScheme(targets=["Linear"], weights=args, input_activations=inputs, format=self.format)
+        generator = torch.Generator().manual_seed(self.outputs * 1000 + self.inner)
+        weight = torch.randn(self.outputs, self.inner, generator=generator) * 0.1 + 0.02
+        state = {"weight": weight}
+        if args.strategy == "tensor_group":
+            state["weight_global_scale"] = generate_gparam(weight.amin(), weight.amax())
+        scale, zero = calculate_qparams(
+            *self._bounds(weight, args), args, global_scale=state.get("weight_global_scale")
+        )
+        state |= {"weight_scale": scale.to(self.scale_dtype) if args.scale_dtype is None else scale.float()}
+        if not args.symmetric:
+            state["weight_zero_point"] = zero.round().to(torch.int8)
+        self.compressor = BaseCompressor.get_value_from_registry(self.format)
+        self.tensors = self.compressor.compress(state, self.scheme)
+
+    def _bounds(self, weight: torch.Tensor, args: QuantizationArgs) -> tuple[torch.Tensor, torch.Tensor]:
+        """The least and the largest of the numbers that share a scale."""
+        if args.strategy == "tensor":
+            return weight.amin().reshape(1), weight.amax().reshape(1)
+        if args.strategy == "block":
+            high, wide = args.block_structure
+            padded = functional.pad(weight, (0, -weight.shape[1] % wide, 0, -weight.shape[0] % high))
+            blocks = padded.unflatten(1, (-1, wide)).unflatten(0, (-1, high)).transpose(1, 2).flatten(2)
+        else:
+            blocks = weight.unflatten(1, (-1, args.group_size if args.group_size else weight.shape[1]))
+        return blocks.amin(-1), blocks.amax(-1)
+
+    def decompressed(self) -> torch.Tensor:
+        """The library's own answer, computed in float32."""
+        state = dict(self.tensors)
+        if "weight_global_scale" in state:  # its compressor would compute in bfloat16
+            codes = unpack_fp4_from_uint8(state["weight_packed"], self.outputs, self.inner, torch.float32)
+            scale, second = state["weight_scale"].float(), state["weight_global_scale"]
+            return library_dequantize(codes, scale, args=self.scheme.weights, global_scale=second)
+        if state["weight_scale"].dtype != torch.uint8:
+            state["weight_scale"] = state["weight_scale"].float()
+        found: torch.Tensor = self.compressor.decompress(state, self.scheme)["weight"]
+        return found
+
+    def config(self, **changes: Any) -> CompressedTensors:
+        stated = QuantizationConfig(config_groups={"group_0": self.scheme}, format=self.format, ignore=["lm_head"])
+        given = json.loads(json.dumps(stated.model_dump(), default=str))
+        return parse({"quantization_config": given | changes, "dtype": "bfloat16"})
+
+    def stored(self) -> StoredTensors:
+        return StoredTensors({f"{_NAME}.{name}": tensor for name, tensor in self.tensors.items()})
+
+
+_INT8_INPUTS = {"num_bits": 8, "strategy": "token", "dynamic": True}
+_FP8 = {"num_bits": 8, "type": "float"}
+_FP8_INPUTS = {**_FP8, "strategy": "tensor"}
+
+CASES: dict[str, dict[str, Any]] = {
+    **{f"W{bits}A16 groups": {"weights": {"num_bits": bits, "group_size": 32}} for bits in range(1, 9)},
+    **{
+        f"W{bits}A16 asymmetric": {"weights": {"num_bits": bits, "group_size": 64, "symmetric": False}}
+        for bits in range(2, 9)
+    },
+    "W4A16 rows": {"weights": {"num_bits": 4, "strategy": "channel"}, "inner": 72, "outputs": 33},
+    "W3A16 rows": {"weights": {"num_bits": 3, "strategy": "channel"}, "inner": 77, "outputs": 5},
+    "W5A16 rows asymmetric": {
+        "weights": {"num_bits": 5, "strategy": "channel", "symmetric": False}, "inner": 51, "outputs": 37,
+    },
+    "W4A16 tensor": {"weights": {"num_bits": 4, "strategy": "tensor"}},
+    "W4A16 float16": {"weights": {"num_bits": 4, "group_size": 128}, "scale_dtype": torch.float16},
+    "W4A16 order of weights": {"weights": {"num_bits": 4, "group_size": 32, "actorder": "static"}},
+    "W8A16": {"weights": {"num_bits": 8, "group_size": 16}, "scale_dtype": torch.float32},
+    "W8A8": {"weights": {"num_bits": 8, "strategy": "channel"}, "inputs": _INT8_INPUTS, "format": "int-quantized"},
+    "W8A8 asymmetric": {
+        "weights": {"num_bits": 8, "strategy": "channel", "symmetric": False},
+        "inputs": _INT8_INPUTS, "format": "int-quantized",
+    },
+    "W8A8 tensor": {"weights": {"num_bits": 8, "strategy": "tensor"}, "inputs": _INT8_INPUTS, "format": "int-quantized"},
+    "W4A8 naive": {"weights": {"num_bits": 4, "group_size": 32}, "format": "naive-quantized"},
+    "W4A8 naive asymmetric": {
+        "weights": {"num_bits": 4, "group_size": 32, "symmetric": False}, "format": "naive-quantized",
+    },
+    "FP8 tensor": {"weights": {**_FP8, "strategy": "tensor"}, "inputs": _FP8_INPUTS, "format": "float-quantized"},
+    "FP8 rows": {
+        "weights": {**_FP8, "strategy": "channel"}, "inputs": {**_FP8, "strategy": "token", "dynamic": True},
+        "format": "float-quantized", "outputs": 7, "inner": 50,
+    },
+    "FP8 blocks": {
+        "weights": {**_FP8, "strategy": "block", "block_structure": [16, 32]},
+        "format": "float-quantized", "outputs": 40, "inner": 72,
+    },
+    "FP8 naive": {"weights": {**_FP8, "group_size": 32}, "format": "naive-quantized", "scale_dtype": torch.float32},
+    "NVFP4": {
+        "weights": {
+            "num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16,
+            "scale_dtype": torch.float8_e4m3fn, "zp_dtype": torch.float8_e4m3fn,
+        },
+        "format": "nvfp4-pack-quantized", "inner": 144,
+    },
+    "MXFP4": {
+        "weights": {
+            "num_bits": 4, "type": "float", "group_size": 32, "scale_dtype": torch.uint8, "zp_dtype": torch.uint8,
+        },
+        "format": "mxfp4-pack-quantized",
+    },
+    "MXFP8": {
+        "weights": {**_FP8, "group_size": 32, "scale_dtype": torch.uint8, "zp_dtype": torch.uint8},
+        "format": "mxfp8-quantized",
+    },
+}  # fmt: skip
+
+
+@pytest.fixture(params=list(CASES))
+def case(request: pytest.FixtureRequest) -> Compressed:
+    return Compressed(**CASES[request.param])
+
+
+def test_numbers_are_those_of_the_library(case: Compressed) -> None:
+    (module,) = find_modules(case.config(), case.stored()).values()
+    assert module.shape == (case.outputs, case.inner)
+    found = dequantize(module.rows(whole(module)), module.format, case.inner, torch.float32)
+    wanted = case.decompressed()
+    if module.format.row_scale:
+        # The library divides scales by the global one, we multiply them by its reciprocal.
+        torch.testing.assert_close(found, wanted.float(), rtol=3e-7, atol=0)
+    else:
+        assert torch.equal(found, wanted.float())
+
+
+def test_the_format_is_known_from_the_config(case: Compressed) -> None:
+    config = case.config()
+    (module,) = find_modules(config, case.stored()).values()
+    stated = config.format_of(_NAME, *module.shape)
+    assert stated is not None
+    if case.scale_dtype == torch.bfloat16:
+        assert stated == module.format
+    assert module.rows(whole(module)).shape == (case.outputs, module.format.row_bytes(case.inner))
+    assert config.format_of("lm_head", 100, case.inner) is None
+    assert config.format_of("model.embed_tokens", 100, case.inner) is None
+
+
+def test_parts_are_those_of_the_whole_and_read_no_more(case: Compressed) -> None:
+    stored = case.stored()
+    (module,) = find_modules(case.config(), stored).values()
+    whole_rows = module.rows(whole(module))
+    numbers = dequantize(whole_rows, module.format, case.inner, torch.float32)
+    all_bytes = sum(tensor.numel() * tensor.itemsize for tensor in case.tensors.values())
+    step = module.format.column_multiple
+    cuts = [(0, 1), (case.outputs - 1, case.outputs), (3, 5), (0, case.outputs)]
+    columns = [(0, case.inner), (step * (case.inner // 2 // step), case.inner), (0, min(step, case.inner))]
+    for start, stop in cuts:
+        for left, right in columns:
+            stored.read_bytes = 0
+            part = module.rows((slice(start, stop), slice(left, right)))
+            found = dequantize(part, module.format, right - left, torch.float32)
+            assert torch.equal(found, numbers[start:stop, left:right])
+            # Zero points are packed by up to 32 rows, codes by up to 32 columns.
+            share = (stop - start) * (right - left + 64) / (case.outputs * case.inner)
+            assert stored.read_bytes <= all_bytes * share + 32 * (case.inner // 16 + 8)
+
+
+def test_columns_in_order_of_their_groups() -> None:
+    """What the library wrote until its version 0.17: packed in the matrix's order, groups by ``weight_g_idx``."""
+    case = Compressed({"num_bits": 4, "group_size": 32, "symmetric": False})
+    order = torch.randperm(case.inner, generator=torch.Generator().manual_seed(5))
+    stored = case.stored()
+    sorted_numbers = case.decompressed()
+    group_of = torch.empty(case.inner, dtype=torch.int32)
+    group_of[order] = torch.arange(case.inner, dtype=torch.int32) // 32
+    stable = group_of.sort(stable=True).indices
+    codes = functional.pad(case.tensors["weight_packed"].view(torch.uint8), (0, 0))
+    nibbles = torch.stack([codes & 15, codes >> 4], -1).flatten(-2)
+    unsorted = torch.empty_like(nibbles)
+    unsorted[:, stable] = nibbles
+    stored.tensors[f"{_NAME}.weight_packed"] = (unsorted[:, 0::2] | unsorted[:, 1::2] << 4).view(torch.int32)
+    stored.tensors[f"{_NAME}.weight_g_idx"] = group_of
+    config = case.config(config_groups=_with(case, actorder="group"))
+    (module,) = find_modules(config, stored).values()
+    assert module.format == config.format_of(_NAME, *module.shape)
+    assert module.format.in_order_of == "groups"
+    columns = module.columns()
+    assert columns is not None and torch.equal(columns, stable)
+    rows = module.rows(whole(module))
+    assert torch.equal(dequantize(rows, module.format, case.inner, torch.float32), sorted_numbers)
+    with pytest.raises(WeightsError, match="cannot be cut"):
+        module.rows((slice(0, 8), slice(0, 64)))
+    with pytest.raises(WeightsError, match="g_idx"):
+        find_modules(case.config(), stored)  # whose config says nothing of an order
+    stored.tensors[f"{_NAME}.weight_g_idx"] = torch.arange(case.inner, dtype=torch.int32) // 32
+    (module,) = find_modules(config, case.stored()).values()
+    assert module.columns() is None and module.format.in_order_of == "columns"
+
+
+def _with(case: Compressed, **weights: Any) -> dict[str, Any]:
+    """The groups of its config, with other fields of their weights."""
+    group = json.loads(json.dumps(case.scheme.model_dump(), default=str))
+    return {"group_0": group | {"weights": group["weights"] | weights}}
+
+
+def test_stacks_of_experts() -> None:
+    cases = [Compressed({"num_bits": 4, "group_size": 32, "symmetric": False}, outputs=outputs) for outputs in (40, 40)]
+    cases[1].tensors["weight_packed"] = cases[1].tensors["weight_packed"].flip(0)
+    stacked = {name: torch.stack([each.tensors[name] for each in cases]) for name in cases[0].tensors}
+    stored = StoredTensors({f"experts.up.{name}": tensor for name, tensor in stacked.items()})
+    stored.tensors["experts.up.weight_shape"] = torch.tensor([2, 40, 128])
+    (module,) = find_modules(cases[0].config(), stored).values()
+    assert module.shape == (2, 40, 128)
+    rows = module.rows((slice(1, 2), slice(3, 40), slice(64, 128)))
+    wanted = cases[1].decompressed()[3:, 64:]
+    assert torch.equal(dequantize(rows, module.format, 64, torch.float32)[0], wanted)
+
+
+def test_integers_padded_to_words() -> None:
+    """As versions before 0.14 packed bits that do not divide a word."""
+    case = Compressed({"num_bits": 3, "group_size": 32})
+    words = torch.zeros(case.outputs, -(-case.inner // 10), dtype=torch.int64)
+    (module,) = find_modules(case.config(), case.stored()).values()
+    codes = dequantize(module.rows(whole(module)), module.format, case.inner, torch.float32)
+    scales = case.tensors["weight_scale"].float().repeat_interleave(32, dim=1)
+    for column in range(case.inner):
+        words[:, column // 10] |= ((codes / scales)[:, column].round().long() + 4) << (column % 10 * 3)
+    stored = case.stored()
+    stored.tensors[f"{_NAME}.weight_packed"] = words.int()
+    (module,) = find_modules(case.config(), stored).values()
+    part = module.rows((slice(3, 9), slice(32, 128)))
+    assert torch.equal(dequantize(part, module.format, 96, torch.float32), codes[3:9, 32:])
+
+
+def test_schemes_by_names_patterns_and_classes() -> None:
+    def group(bits: int, *targets: str) -> dict[str, Any]:
+        return {"targets": list(targets), "weights": {"num_bits": bits, "group_size": 64, "strategy": "group"}}
+
+    config = parse(
+        {
+            "quantization_config": {
+                "format": "mixed-precision",
+                "config_groups": {
+                    "linear": group(8, "Linear"),
+                    "experts": group(4, "re:.*experts.*"),
+                    "one": group(2, "model.layers.1.mlp.experts.3.up_proj", "Embedding"),
+                },
+                "ignore": ["lm_head", "re:.*self_attn\\.q_proj$"],
+            }
+        }
+    )
+
+    def bits(module: str) -> int | None:
+        format = config.format_of(module, 64, 64)
+        return None if format is None else format.bits
+
+    assert bits("model.layers.1.mlp.experts.3.up_proj") == 2
+    assert bits("model.layers.1.mlp.experts.4.up_proj") == 4
+    assert bits("model.layers.1.mlp.gate_proj") == 8
+    assert bits("model.embed_tokens") == 2
+    assert bits("lm_head") is None
+    assert bits("model.layers.0.self_attn.q_proj") is None
+    assert bits("model.layers.0.self_attn.q_proj_norm") == 8
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"sparsity_config": {"format": "sparse-24-bitmask", "sparsity_structure": "2:4"}}, "sparsity_config"),
+        ({"transform_config": {"config_groups": {"u": {"type": "hadamard"}}}}, "transform_config"),
+        ({"format": "marlin-24"}, "marlin-24"),
+        ({"format": "mxfp6-pack-quantized"}, "mxfp6-pack-quantized"),
+        ({"config_groups": {"a": {"targets": ["Linear"], "weights": {"num_bits": 6, "type": "float"}}}}, "float6"),
+        ({"config_groups": {"a": {"targets": ["Linear"], "weights": {"num_bits": 16}}}}, "num_bits"),
+        ({"config_groups": {"a": {"targets": ["Linear"], "weights": {"group_size": 8}}}}, "multiples of 16"),
+        ({"config_groups": {"a": {"targets": ["Linear"], "weights": {"group_size": 0}}}}, "group_size"),
+        ({"config_groups": {"a": {"targets": ["Linear"], "weights": {"strategy": "attn_head"}}}}, "attn_head"),
+        ({"config_groups": {"a": {"targets": ["Linear"], "weights": {"strategy": "block"}}}}, "block_structure"),
+        ({"config_groups": {"a": {"targets": ["Linear"], "weights": {"dynamic": True}}}}, "dynamic"),
+        ({"config_groups": {"a": {"targets": ["Linear"]}}}, "quantizes no weights"),
+        ({"config_groups": {"W4A16": ["Linear"]}}, "must be an object"),
+        ({"config_groups": {"a": {"targets": "Linear", "weights": {}}}}, "config_groups.a"),
+        ({"ignore": ["re:("]}, "is no pattern"),
+        ({"ignore": ["re:(a+)+$"]}, "too long"),
+        ({"ignore": ["re:" + "a" * 2000]}, "too long"),
+        ({"ignore": 5}, "ignore"),
+    ],
+)
+def test_what_is_not_computed_is_refused_by_name(changes: dict[str, Any], said: str) -> None:
+    with pytest.raises(ModelError, match=said):
+        Compressed({"num_bits": 4, "group_size": 32}).config(**changes)
+
+
+def test_empty_configs_within_say_nothing() -> None:
+    case = Compressed({"num_bits": 4, "group_size": 32})
+    dense = {"format": "dense", "targets": [], "sparsity_structure": "unstructured"}
+    assert case.config(sparsity_config={}, transform_config={}, kv_cache_scheme={"num_bits": 8}) == case.config()
+    assert case.config(sparsity_config=dense, transform_config={"config_groups": {}}) == case.config()
+
+
+def _damaged(damage: str, case: Compressed) -> StoredTensors:
+    stored = case.stored()
+    tensors = stored.tensors
+    part, _, what = damage.partition(" ")
+    name = f"{_NAME}.{part}"
+    match what:
+        case "missing":
+            del tensors[name]
+        case "of another dtype":
+            tensors[name] = tensors[name].to(torch.float64)
+        case "cut":
+            tensors[name] = tensors[name][..., :-1].clone() if tensors[name].dim() > 1 else tensors[name][:-1]
+        case "in one row":
+            tensors[name] = tensors[name][:1].clone()
+        case "without numbers":
+            tensors[name] = tensors[name][..., :0].clone()
+        case "absurd":
+            tensors[name] = torch.tensor([40, 2**40])
+        case "negative":
+            tensors[name] = torch.tensor([-1, -128])
+        case _:
+            raise AssertionError(what)
+    return stored
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        *(f"{part} {what}" for part in ("weight_scale", "weight_packed") for what in ("missing", "of another dtype", "cut")),
+        *(f"weight_zero_point {what}" for what in ("missing", "of another dtype", "cut", "in one row", "without numbers")),
+        *("weight_scale in one row", "weight_scale without numbers", "weight_packed without numbers"),
+        *("weight_shape absurd", "weight_shape negative", "weight_shape cut", "weight_shape of another dtype"),
+    ],
+)  # fmt: skip
+def test_damaged_checkpoints_are_refused_in_a_sentence(damage: str) -> None:
+    case = Compressed({"num_bits": 4, "group_size": 32, "symmetric": False})
+    with pytest.raises(WeightsError, match=_NAME) as error:
+        find_modules(case.config(), _damaged(damage, case))
+    assert len(str(error.value)) < 400
+
+
+def test_integers_that_are_too_large_are_refused() -> None:
+    case = Compressed({"num_bits": 4, "group_size": 32}, format="naive-quantized")
+    case.tensors["weight"][3, 5] = 8
+    (module,) = find_modules(case.config(), case.stored()).values()
+    with pytest.raises(WeightsError, match="more than 4 bits"):
+        module.rows(whole(module))
+
+
+def test_zero_points_of_symmetric_weights_must_be_none() -> None:
+    case = Compressed({"num_bits": 8, "strategy": "channel"}, format="int-quantized")
+    stored = case.stored()
+    stored.tensors[f"{_NAME}.weight_zero_point"] = torch.zeros(40, 1, dtype=torch.int8)
+    assert find_modules(case.config(), stored)
+    stored.tensors[f"{_NAME}.weight_zero_point"][3] = 1
+    with pytest.raises(WeightsError, match="symmetric"):
+        find_modules(case.config(), stored)
+
+
+def test_what_is_said_of_activations_is_known_and_logged(caplog: pytest.LogCaptureFixture) -> None:
+    case = Compressed(**CASES["FP8 tensor"])
+    stored = case.stored()
+    stored.tensors[f"{_NAME}.input_scale"] = torch.ones(1)
+    others = {"model.layers.0.self_attn.k_scale": torch.ones(1), "model.norm.weight": torch.ones(3)}
+    stored.tensors |= others
+    stored.tensors["model.layers.0.self_attn.k_proj.output_scale"] = torch.ones(1)
+    with caplog.at_level("INFO"):
+        modules = find_modules(case.config(), stored)
+    assert [record.getMessage() for record in caplog.records] == [
+        "activations are not quantized (config.json: float8 by stored scales): products are exact in them"
+    ]
+    assert list(modules) == [_NAME]
+    assert modules[_NAME].tensors == {f"{_NAME}.{part}" for part in ("weight", "weight_scale", "input_scale")}
+
+
+def test_a_quantized_module_that_no_scheme_means_is_refused() -> None:
+    case = Compressed({"num_bits": 4, "group_size": 32})
+    with pytest.raises(WeightsError, match="does not say how"):
+        find_modules(case.config(ignore=[_NAME]), case.stored())
