@@ -121,9 +121,9 @@ def decode(blocks: torch.Tensor, format: GroupFormat, inner: int) -> Parts:
     groups, width = format.groups(inner), SCALE_DTYPES[format.scale].itemsize
     sizes = (4 * format.row_scale, groups * width, groups * format.zero)
     row_scales, scales, zeros, codes = blocks.split((*sizes, blocks.shape[-1] - sum(sizes)), dim=-1)
-    numbers = scales.contiguous().view(SCALE_DTYPES[format.scale]).float()
+    numbers = _as(scales, SCALE_DTYPES[format.scale]).float()
     if format.row_scale:
-        numbers = row_scales.contiguous().view(torch.float32) * numbers
+        numbers = _as(row_scales, torch.float32) * numbers
     return Parts(
         _unpack(codes.unflatten(-1, (-1, UNIT * format.bits // 8)), format.bits).flatten(-2)[..., :inner],
         numbers,
@@ -265,8 +265,13 @@ def _nearest(scaled: torch.Tensor, zeros: torch.Tensor, format: GroupFormat) -> 
     return (scaled.round() + zeros).clamp(0, 2**format.bits - 1).to(torch.uint8)
 
 
+def _as(stored: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """What uint8 [..., n] hold. A copy: a single row of a matrix is contiguous and keeps the matrix's stride."""
+    return stored.clone(memory_format=torch.contiguous_format).view(dtype)
+
+
 def _bytes(numbers: torch.Tensor) -> torch.Tensor:
-    return numbers.contiguous().view(torch.uint8)
+    return numbers.clone(memory_format=torch.contiguous_format).view(torch.uint8)
 
 
 def _pack(units: torch.Tensor, bits: int) -> torch.Tensor:
