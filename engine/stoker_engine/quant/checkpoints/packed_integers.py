@@ -27,7 +27,8 @@ def unpack(words: torch.Tensor, bits: int, padded: bool) -> torch.Tensor:
     """int32 [..., words] → uint8 [..., numbers]; what is left of the last unit is filled up with zeros."""
     assert words.dtype == torch.int32
     if 8 % bits == 0:
-        return _in_pieces(words.contiguous().view(torch.uint8), bits, 8 // bits)
+        # Not contiguous(), which keeps the stride of a dimension of 1.
+        return _in_pieces(words.clone(memory_format=torch.contiguous_format).view(torch.uint8), bits, 8 // bits)
     if padded:
         return _in_pieces(words, bits, 32 // bits)
     units = torch.nn.functional.pad(words, (0, -words.shape[-1] % bits)).unflatten(-1, (-1, bits))
