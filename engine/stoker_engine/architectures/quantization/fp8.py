@@ -1,4 +1,5 @@
-"""FP8 weights with a scale for each tensor, row or block: ``fp8`` (AutoFP8's and DeepSeek's) and ``fbgemm_fp8``.
+"""FP8 weights with a scale for each tensor, row or block: ``fp8`` (AutoFP8's and DeepSeek's), ``fbgemm_fp8``, and
+``mxfp8``, whose blocks are 32 numbers of a row.
 
 How activations are quantized is not applied: products are those with exact activations.
 """
@@ -51,8 +52,9 @@ def parse(config: Mapping[str, Any]) -> FP8:
             f"config.json: quantization_config has experts of {str(experts)[:20]} among others of fp8, which is not "
             "computed; take a checkpoint of the model whose experts are fp8"
         )
-    rows, group = _block(fields)
-    scale: Scale = "e8m0" if fields.get("scale_fmt") == "ue8m0" and rows == 1 and group else "float32"
+    rows, group = (1, 32) if method == "mxfp8" else _block(fields)
+    bytes_only = method == "mxfp8" or (fields.get("scale_fmt") == "ue8m0" and (rows, group) == (1, 32))
+    scale: Scale = "e8m0" if bytes_only else "float32"
     ignored = [*fields.items("modules_to_not_convert", str), *fields.items("ignored_layers", str)]
     scheme = fields.text("activation_scheme").lower()
     if scheme not in ("static", "dynamic"):

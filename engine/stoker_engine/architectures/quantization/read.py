@@ -6,13 +6,23 @@ import reprlib
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
+from stoker_engine.architectures.quantization import compressed_tensors, fp8, modelopt, mxfp4
 from stoker_engine.architectures.quantization.quantization_config import QuantizationConfig
 from stoker_engine.contract.errors import ModelError
 
 #: A parsed config.json with a ``quantization_config`` → what it says; raises ModelError.
 Read = Callable[[Mapping[str, Any]], QuantizationConfig]
 
-_METHODS: Final[dict[str, Read]] = {}
+_METHODS: Final[dict[str, Read]] = {
+    "compressed-tensors": compressed_tensors.parse,
+    "fbgemm_fp8": fp8.parse,
+    "fp8": fp8.parse,
+    "modelopt": modelopt.parse,
+    "modelopt_fp4": modelopt.parse,
+    "modelopt_mxfp8": modelopt.parse,
+    "mxfp4": mxfp4.parse,
+    "mxfp8": fp8.parse,
+}
 
 #: The methods whose checkpoints are read, by their names in config.json.
 METHODS: Final = tuple(_METHODS)

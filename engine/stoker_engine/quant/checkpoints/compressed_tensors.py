@@ -30,6 +30,7 @@ from stoker_engine.quant.checkpoints.grouped_matrix import (
     Values,
     check_sizes,
     dtype_name,
+    is_integer,
     scale_of,
 )
 from stoker_engine.quant.checkpoints.module import Tensors
@@ -41,7 +42,10 @@ _PARTS: Final = (
     "weight", "weight_packed", "weight_shape", "weight_scale", "weight_zero_point", "weight_global_scale",
     "weight_g_idx", *OF_ACTIVATIONS,
 )  # fmt: skip
-_BYTES: Final = {torch.int8: ("uint2", "uint3", "uint4", "uint8", "int8"), torch.float8_e4m3fn: ("fp8_e4m3",)}
+_BYTES: Final[dict[torch.dtype | None, tuple[str, ...]]] = {
+    torch.int8: ("uint2", "uint3", "uint4", "uint8", "int8"),
+    torch.float8_e4m3fn: ("fp8_e4m3",),
+}
 
 
 def find_modules(config: CompressedTensors, tensors: Tensors) -> dict[str, GroupedMatrix]:
@@ -117,7 +121,7 @@ def _inner(name: str, parts: dict[str, str], packed: torch.Size, bits: int, tens
     if "weight_shape" not in parts:
         return packed[-1] * 32 // bits
     stated = parts["weight_shape"]
-    if tensors.shape(stated).numel() not in (2, 3) or tensors.dtype(stated).is_floating_point:
+    if tensors.shape(stated).numel() not in (2, 3) or not is_integer(tensors, stated):
         raise WeightsError(f"{stated} is no shape; fetch the model again")
     *_, outputs, inner = tensors.read(stated).flatten().tolist()
     if outputs != packed[-2] or inner < 1:
@@ -153,7 +157,7 @@ def _order(name: str, parts: dict[str, str], format: GroupFormat, inner: int, te
     if "weight_g_idx" not in parts:
         return None
     stated = parts["weight_g_idx"]
-    if tensors.shape(stated) != (inner,) or tensors.dtype(stated).is_floating_point:
+    if tensors.shape(stated) != (inner,) or not is_integer(tensors, stated):
         raise WeightsError(
             f"{stated} has shape {tuple(tensors.shape(stated))}, {name} needs a group for {inner} columns"
         )

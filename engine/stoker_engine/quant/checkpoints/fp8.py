@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 _SCALES: Final = ("weight_scale", "weight_scale_inv")
 _SCALES_OF_STACKS: Final = ("_scale", "_scale_inv")
-_CODES: Final[dict[torch.dtype, Code]] = {torch.float8_e4m3fn: "fp8_e4m3", torch.float8_e5m2: "fp8_e5m2"}
+_CODES: Final[dict[torch.dtype | None, Code]] = {torch.float8_e4m3fn: "fp8_e4m3", torch.float8_e5m2: "fp8_e5m2"}
 
 
 def find_modules(config: FP8, tensors: Tensors) -> dict[str, GroupedMatrix]:

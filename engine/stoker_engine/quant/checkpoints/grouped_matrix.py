@@ -236,11 +236,16 @@ def scale_of(tensors: Tensors, name: str) -> Scale:
     dtype = tensors.dtype(name)
     if dtype == torch.uint8:
         return "e8m0"
-    if dtype not in SCALES:
+    if dtype is None or dtype not in SCALES:
         raise WeightsError(f"{name} holds {dtype_name(dtype)}, which scales cannot be; fetch the file again")
     return SCALES[dtype]
 
 
-def dtype_name(dtype: torch.dtype) -> str:
+def is_integer(tensors: Tensors, name: str) -> bool:
+    """Whether that tensor holds signed integers."""
+    return tensors.dtype(name) in (torch.int8, torch.int16, torch.int32, torch.int64)
+
+
+def dtype_name(dtype: torch.dtype | None) -> str:
     """For people."""
-    return str(dtype).removeprefix("torch.")
+    return "numbers that torch lacks" if dtype is None else str(dtype).removeprefix("torch.")

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Final
+from collections.abc import Callable, Mapping
+from typing import Any, Final
 
-from stoker_engine.architectures.quantization.quantization_config import QuantizationConfig
+from stoker_engine.quant.checkpoints import compressed_tensors, fp8, modelopt, mxfp4
 from stoker_engine.quant.checkpoints.module import StoredModule, Tensors
 
-#: A checkpoint's quantized matrices, by the names of their modules.
-FindModules = Callable[[QuantizationConfig, Tensors], dict[str, StoredModule]]
+#: A checkpoint's quantized matrices, by the names of their modules; of the method's own reading of config.json.
+FindModules = Callable[[Any, Tensors], Mapping[str, StoredModule]]
 
 #: By `QuantizationConfig.method`.
-FIND_MODULES: Final[dict[str, FindModules]] = {}
+FIND_MODULES: Final[dict[str, FindModules]] = {
+    "compressed-tensors": compressed_tensors.find_modules,
+    "fbgemm_fp8": fp8.find_modules,
+    "fp8": fp8.find_modules,
+    "modelopt": modelopt.find_modules,
+    "modelopt_fp4": modelopt.find_modules,
+    "modelopt_mxfp8": modelopt.find_modules,
+    "mxfp4": mxfp4.find_modules,
+    "mxfp8": fp8.find_modules,
+}
