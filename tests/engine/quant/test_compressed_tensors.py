@@ -3,94 +3,28 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 import torch
-from compressed_tensors.compressors.base import BaseCompressor
-from compressed_tensors.compressors.nvfp4.helpers import unpack_fp4_from_uint8
-from compressed_tensors.quantization import QuantizationArgs, QuantizationConfig, QuantizationScheme
-from compressed_tensors.quantization.lifecycle.forward import dequantize as library_dequantize
-from compressed_tensors.quantization.utils import calculate_qparams, generate_gparam
-from torch.nn import functional
 
 from stoker_engine.architectures.quantization.compressed_tensors import CompressedTensors, parse
 from stoker_engine.contract.errors import ModelError, WeightsError
 from stoker_engine.kernels.group_blocks import dequantize
 from stoker_engine.quant.checkpoints.compressed_tensors import find_modules
 
+from .compressed import Compressed
 from .stored_tensors import StoredTensors, whole
 
 _NAME = "model.layers.0.mlp.up_proj"
 
 
-@dataclass
-class Compressed:
-    """One matrix, compressed by the library.
+def _config(case: Compressed, **changes: Any) -> CompressedTensors:
+    return parse({"quantization_config": case.stated(**changes), "dtype": "bfloat16"})
 
-    Attributes:
-        weights: arguments of its `QuantizationArgs`.
-        inputs: of its activations.
-    """
 
-    weights: dict[str, Any]
-    inputs: dict[str, Any] | None = None
-    outputs: int = 40
-    inner: int = 128
-    scale_dtype: torch.dtype = torch.bfloat16
-    format: str = "pack-quantized"
-    tensors: dict[str, torch.Tensor] = field(init=False)
-
-    def __post_init__(self) -> None:
-        inputs = None if self.inputs is None else QuantizationArgs(**self.inputs)
-        args = QuantizationArgs(**self.weights)
-        self.scheme = QuantizationScheme(targets=["Linear"], weights=args, input_activations=inputs, format=self.format)
-        generator = torch.Generator().manual_seed(self.outputs * 1000 + self.inner)
-        weight = torch.randn(self.outputs, self.inner, generator=generator) * 0.1 + 0.02
-        state = {"weight": weight}
-        if args.strategy == "tensor_group":
-            state["weight_global_scale"] = generate_gparam(weight.amin(), weight.amax())
-        scale, zero = calculate_qparams(
-            *self._bounds(weight, args), args, global_scale=state.get("weight_global_scale")
-        )
-        state |= {"weight_scale": scale.to(self.scale_dtype) if args.scale_dtype is None else scale.float()}
-        if not args.symmetric:
-            state["weight_zero_point"] = zero.round().to(torch.int8)
-        self.compressor = BaseCompressor.get_value_from_registry(self.format)
-        self.tensors = self.compressor.compress(state, self.scheme)
-
-    def _bounds(self, weight: torch.Tensor, args: QuantizationArgs) -> tuple[torch.Tensor, torch.Tensor]:
-        """The least and the largest of the numbers that share a scale."""
-        if args.strategy == "tensor":
-            return weight.amin().reshape(1), weight.amax().reshape(1)
-        if args.strategy == "block":
-            high, wide = args.block_structure
-            padded = functional.pad(weight, (0, -weight.shape[1] % wide, 0, -weight.shape[0] % high))
-            blocks = padded.unflatten(1, (-1, wide)).unflatten(0, (-1, high)).transpose(1, 2).flatten(2)
-        else:
-            blocks = weight.unflatten(1, (-1, args.group_size if args.group_size else weight.shape[1]))
-        return blocks.amin(-1), blocks.amax(-1)
-
-    def decompressed(self) -> torch.Tensor:
-        """The library's own answer, computed in float32."""
-        state = dict(self.tensors)
-        if "weight_global_scale" in state:  # its compressor would compute in bfloat16
-            codes = unpack_fp4_from_uint8(state["weight_packed"], self.outputs, self.inner, torch.float32)
-            scale, second = state["weight_scale"].float(), state["weight_global_scale"]
-            return library_dequantize(codes, scale, args=self.scheme.weights, global_scale=second)
-        if state["weight_scale"].dtype != torch.uint8:
-            state["weight_scale"] = state["weight_scale"].float()
-        found: torch.Tensor = self.compressor.decompress(state, self.scheme)["weight"]
-        return found
-
-    def config(self, **changes: Any) -> CompressedTensors:
-        stated = QuantizationConfig(config_groups={"group_0": self.scheme}, format=self.format, ignore=["lm_head"])
-        given = json.loads(json.dumps(stated.model_dump(), default=str))
-        return parse({"quantization_config": given | changes, "dtype": "bfloat16"})
-
-    def stored(self) -> StoredTensors:
-        return StoredTensors({f"{_NAME}.{name}": tensor for name, tensor in self.tensors.items()})
+def _stored(case: Compressed) -> StoredTensors:
+    return StoredTensors({f"{_NAME}.{name}": tensor for name, tensor in case.tensors.items()})
 
 
 _INT8_INPUTS = {"num_bits": 8, "strategy": "token", "dynamic": True}
@@ -160,7 +94,7 @@ def case(request: pytest.FixtureRequest) -> Compressed:
 
 
 def test_numbers_are_those_of_the_library(case: Compressed) -> None:
-    (module,) = find_modules(case.config(), case.stored()).values()
+    (module,) = find_modules(_config(case), _stored(case)).values()
     assert module.shape == (case.outputs, case.inner)
     found = dequantize(module.rows(whole(module)), module.format, case.inner, torch.float32)
     wanted = case.decompressed()
@@ -172,8 +106,8 @@ def test_numbers_are_those_of_the_library(case: Compressed) -> None:
 
 
 def test_the_format_is_known_from_the_config(case: Compressed) -> None:
-    config = case.config()
-    (module,) = find_modules(config, case.stored()).values()
+    config = _config(case)
+    (module,) = find_modules(config, _stored(case)).values()
     stated = config.format_of(_NAME, *module.shape)
     assert stated is not None
     if case.scale_dtype == torch.bfloat16:
@@ -184,8 +118,8 @@ def test_the_format_is_known_from_the_config(case: Compressed) -> None:
 
 
 def test_parts_are_those_of_the_whole_and_read_no_more(case: Compressed) -> None:
-    stored = case.stored()
-    (module,) = find_modules(case.config(), stored).values()
+    stored = _stored(case)
+    (module,) = find_modules(_config(case), stored).values()
     whole_rows = module.rows(whole(module))
     numbers = dequantize(whole_rows, module.format, case.inner, torch.float32)
     all_bytes = sum(tensor.numel() * tensor.itemsize for tensor in case.tensors.values())
@@ -207,18 +141,18 @@ def test_columns_in_order_of_their_groups() -> None:
     """What the library wrote until its version 0.17: packed in the matrix's order, groups by ``weight_g_idx``."""
     case = Compressed({"num_bits": 4, "group_size": 32, "symmetric": False})
     order = torch.randperm(case.inner, generator=torch.Generator().manual_seed(5))
-    stored = case.stored()
+    stored = _stored(case)
     sorted_numbers = case.decompressed()
     group_of = torch.empty(case.inner, dtype=torch.int32)
     group_of[order] = torch.arange(case.inner, dtype=torch.int32) // 32
     stable = group_of.sort(stable=True).indices
-    codes = functional.pad(case.tensors["weight_packed"].view(torch.uint8), (0, 0))
+    codes = case.tensors["weight_packed"].view(torch.uint8)
     nibbles = torch.stack([codes & 15, codes >> 4], -1).flatten(-2)
     unsorted = torch.empty_like(nibbles)
     unsorted[:, stable] = nibbles
     stored.tensors[f"{_NAME}.weight_packed"] = (unsorted[:, 0::2] | unsorted[:, 1::2] << 4).view(torch.int32)
     stored.tensors[f"{_NAME}.weight_g_idx"] = group_of
-    config = case.config(config_groups=_with(case, actorder="group"))
+    config = _config(case, config_groups=_with(case, actorder="group"))
     (module,) = find_modules(config, stored).values()
     assert module.format == config.format_of(_NAME, *module.shape)
     assert module.format.in_order_of == "groups"
@@ -229,9 +163,9 @@ def test_columns_in_order_of_their_groups() -> None:
     with pytest.raises(WeightsError, match="cannot be cut"):
         module.rows((slice(0, 8), slice(0, 64)))
     with pytest.raises(WeightsError, match="g_idx"):
-        find_modules(case.config(), stored)  # whose config says nothing of an order
+        find_modules(_config(case), stored)  # whose config says nothing of an order
     stored.tensors[f"{_NAME}.weight_g_idx"] = torch.arange(case.inner, dtype=torch.int32) // 32
-    (module,) = find_modules(config, case.stored()).values()
+    (module,) = find_modules(config, _stored(case)).values()
     assert module.columns() is None and module.format.in_order_of == "columns"
 
 
@@ -247,7 +181,7 @@ def test_stacks_of_experts() -> None:
     stacked = {name: torch.stack([each.tensors[name] for each in cases]) for name in cases[0].tensors}
     stored = StoredTensors({f"experts.up.{name}": tensor for name, tensor in stacked.items()})
     stored.tensors["experts.up.weight_shape"] = torch.tensor([2, 40, 128])
-    (module,) = find_modules(cases[0].config(), stored).values()
+    (module,) = find_modules(_config(cases[0]), stored).values()
     assert module.shape == (2, 40, 128)
     rows = module.rows((slice(1, 2), slice(3, 40), slice(64, 128)))
     wanted = cases[1].decompressed()[3:, 64:]
@@ -258,14 +192,14 @@ def test_integers_padded_to_words() -> None:
     """As versions before 0.14 packed bits that do not divide a word."""
     case = Compressed({"num_bits": 3, "group_size": 32})
     words = torch.zeros(case.outputs, -(-case.inner // 10), dtype=torch.int64)
-    (module,) = find_modules(case.config(), case.stored()).values()
+    (module,) = find_modules(_config(case), _stored(case)).values()
     codes = dequantize(module.rows(whole(module)), module.format, case.inner, torch.float32)
     scales = case.tensors["weight_scale"].float().repeat_interleave(32, dim=1)
     for column in range(case.inner):
         words[:, column // 10] |= ((codes / scales)[:, column].round().long() + 4) << (column % 10 * 3)
-    stored = case.stored()
+    stored = _stored(case)
     stored.tensors[f"{_NAME}.weight_packed"] = words.int()
-    (module,) = find_modules(case.config(), stored).values()
+    (module,) = find_modules(_config(case), stored).values()
     part = module.rows((slice(3, 9), slice(32, 128)))
     assert torch.equal(dequantize(part, module.format, 96, torch.float32), codes[3:9, 32:])
 
@@ -326,18 +260,18 @@ def test_schemes_by_names_patterns_and_classes() -> None:
 )
 def test_what_is_not_computed_is_refused_by_name(changes: dict[str, Any], said: str) -> None:
     with pytest.raises(ModelError, match=said):
-        Compressed({"num_bits": 4, "group_size": 32}).config(**changes)
+        _config(Compressed({"num_bits": 4, "group_size": 32}), **changes)
 
 
 def test_empty_configs_within_say_nothing() -> None:
     case = Compressed({"num_bits": 4, "group_size": 32})
     dense = {"format": "dense", "targets": [], "sparsity_structure": "unstructured"}
-    assert case.config(sparsity_config={}, transform_config={}, kv_cache_scheme={"num_bits": 8}) == case.config()
-    assert case.config(sparsity_config=dense, transform_config={"config_groups": {}}) == case.config()
+    assert _config(case, sparsity_config={}, transform_config={}, kv_cache_scheme={"num_bits": 8}) == _config(case)
+    assert _config(case, sparsity_config=dense, transform_config={"config_groups": {}}) == _config(case)
 
 
 def _damaged(damage: str, case: Compressed) -> StoredTensors:
-    stored = case.stored()
+    stored = _stored(case)
     tensors = stored.tensors
     part, _, what = damage.partition(" ")
     name = f"{_NAME}.{part}"
@@ -374,37 +308,37 @@ def _damaged(damage: str, case: Compressed) -> StoredTensors:
 def test_damaged_checkpoints_are_refused_in_a_sentence(damage: str) -> None:
     case = Compressed({"num_bits": 4, "group_size": 32, "symmetric": False})
     with pytest.raises(WeightsError, match=_NAME) as error:
-        find_modules(case.config(), _damaged(damage, case))
+        find_modules(_config(case), _damaged(damage, case))
     assert len(str(error.value)) < 400
 
 
 def test_integers_that_are_too_large_are_refused() -> None:
     case = Compressed({"num_bits": 4, "group_size": 32}, format="naive-quantized")
     case.tensors["weight"][3, 5] = 8
-    (module,) = find_modules(case.config(), case.stored()).values()
+    (module,) = find_modules(_config(case), _stored(case)).values()
     with pytest.raises(WeightsError, match="more than 4 bits"):
         module.rows(whole(module))
 
 
 def test_zero_points_of_symmetric_weights_must_be_none() -> None:
     case = Compressed({"num_bits": 8, "strategy": "channel"}, format="int-quantized")
-    stored = case.stored()
+    stored = _stored(case)
     stored.tensors[f"{_NAME}.weight_zero_point"] = torch.zeros(40, 1, dtype=torch.int8)
-    assert find_modules(case.config(), stored)
+    assert find_modules(_config(case), stored)
     stored.tensors[f"{_NAME}.weight_zero_point"][3] = 1
     with pytest.raises(WeightsError, match="symmetric"):
-        find_modules(case.config(), stored)
+        find_modules(_config(case), stored)
 
 
 def test_what_is_said_of_activations_is_known_and_logged(caplog: pytest.LogCaptureFixture) -> None:
     case = Compressed(**CASES["FP8 tensor"])
-    stored = case.stored()
+    stored = _stored(case)
     stored.tensors[f"{_NAME}.input_scale"] = torch.ones(1)
     others = {"model.layers.0.self_attn.k_scale": torch.ones(1), "model.norm.weight": torch.ones(3)}
     stored.tensors |= others
     stored.tensors["model.layers.0.self_attn.k_proj.output_scale"] = torch.ones(1)
     with caplog.at_level("INFO"):
-        modules = find_modules(case.config(), stored)
+        modules = find_modules(_config(case), stored)
     assert [record.getMessage() for record in caplog.records] == [
         "activations are not quantized (config.json: float8 by stored scales): products are exact in them"
     ]
@@ -415,4 +349,4 @@ def test_what_is_said_of_activations_is_known_and_logged(caplog: pytest.LogCaptu
 def test_a_quantized_module_that_no_scheme_means_is_refused() -> None:
     case = Compressed({"num_bits": 4, "group_size": 32})
     with pytest.raises(WeightsError, match="does not say how"):
-        find_modules(case.config(ignore=[_NAME]), case.stored())
+        find_modules(_config(case, ignore=[_NAME]), _stored(case))
