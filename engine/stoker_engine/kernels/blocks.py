@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from stoker_engine.architectures.stored_formats import GGUFFormat, GroupFormat, StoredFormat
+from stoker_engine.architectures.stored_formats import GGUFFormat, StoredFormat
 from stoker_engine.kernels import gguf_blocks, group_blocks
 from stoker_engine.kernels.linear import linear
 
@@ -38,7 +38,6 @@ def block_rows(
 
 def all_finite(blocks: torch.Tensor, stored: StoredFormat, inner: int) -> bool:
     """Whether `blocks` (uint8 [..., bytes of a row]) stand for numbers, all of them."""
-    if isinstance(stored, GroupFormat):
-        return group_blocks.is_finite(blocks, stored, inner)
-    rows = blocks.reshape(-1, blocks.shape[-1])
-    return all(bool(dequantize(some, stored, inner, torch.float32).isfinite().all()) for some in rows.split(1024))
+    if isinstance(stored, GGUFFormat):
+        return gguf_blocks.all_finite(blocks, stored)
+    return group_blocks.is_finite(blocks, stored, inner)

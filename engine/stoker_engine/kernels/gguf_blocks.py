@@ -48,6 +48,35 @@ def dequantize(blocks: torch.Tensor, format: GGUFFormat, dtype: torch.dtype) -> 
     return _NUMBERS[format.name](parts).flatten(-2).to(dtype)
 
 
+#: Where float16 numbers lie in a block: its scale, and that of its offsets.
+_SCALES: Final[dict[str, tuple[int, ...]]] = {
+    "Q4_0": (0,),
+    "Q4_1": (0, 2),
+    "Q5_0": (0,),
+    "Q5_1": (0, 2),
+    "Q8_0": (0,),
+    "Q2_K": (80, 82),
+    "Q3_K": (108,),
+    "Q4_K": (0, 2),
+    "Q5_K": (0, 2),
+    "Q6_K": (208,),
+    "IQ4_NL": (0,),
+    "IQ4_XS": (0,),
+    "F16": (0,),
+}
+
+
+def all_finite(blocks: torch.Tensor, format: GGUFFormat) -> bool:
+    """Whether all numbers of `blocks` (uint8 [..., bytes of a row]) are finite. They are where the scales are, which
+    takes no dequantizing to see."""
+    parts = blocks.reshape(-1, format.bytes)
+    if format.name == "BF16":
+        return bool(parts.contiguous().view(torch.bfloat16).isfinite().all())
+    if format.name == "MXFP4":  # scales are; the largest overflow with some codes
+        return bool(_mxfp4(parts[parts[:, 0] > 250]).isfinite().all())
+    return all(bool(_float16(parts[:, at : at + 2]).isfinite().all()) for at in _SCALES[format.name])
+
+
 def _halves(bytes: torch.Tensor) -> torch.Tensor:
     """[..., n] → [..., 2, n]: the low halves of bytes and the high ones."""
     return torch.stack([bytes & 15, bytes >> 4], dim=-2)

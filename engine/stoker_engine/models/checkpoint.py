@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +27,8 @@ from stoker_engine.models.registry import FAMILIES
 from stoker_engine.models.safetensors_folder import SafetensorsFolder
 from stoker_engine.quant.checkpoints.registry import FIND_MODULES
 from stoker_engine.sizing.weight_formats import WeightFormats
+
+logger = logging.getLogger(__name__)
 
 
 class Loader(Protocol):
@@ -105,6 +108,9 @@ def find_checkpoint(args: EngineArgs) -> Checkpoint:
 def _gguf(path: Path) -> Checkpoint:
     gguf = GGUFFile(path)
     config = gguf.config()
+    if others := gguf.other_types():
+        counts = ", ".join(f"{count} of type {name}" for name, count in sorted(others.items()))
+        logger.info("there is no kernel for the types of these tensors, which are dequantized: %s", counts)
     return Checkpoint(path, config, card_of_gguf(gguf.field), DecoderLoader(gguf.spelling(), gguf))
 
 

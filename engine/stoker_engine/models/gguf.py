@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
 
@@ -22,6 +23,9 @@ from stoker_engine.models.weight_names import WeightNames
 from stoker_engine.models.weight_source import Part, check_shape
 from stoker_engine.parallel.device import usable_threads
 from stoker_engine.quant.slot import Slot
+
+#: ggml's types that are numbers, but those of 16 bits.
+_PLAIN: Final = ("F32", "F64", "I8", "I16", "I32", "I64")
 
 
 @contextmanager
@@ -110,6 +114,11 @@ class GGUFFile:
     def stored(self, name: str) -> StoredFormat | None:
         """See `WeightSource`."""
         return GGUF_FORMATS.get(self._tensors[name].kind.name)
+
+    def other_types(self) -> dict[str, int]:
+        """Types of quantized tensors that are not computed with as they are stored, and how many tensors have them."""
+        names = [tensor.kind.name for tensor in self._tensors.values()]
+        return dict(Counter(name for name in names if name not in GGUF_FORMATS and name not in _PLAIN))
 
     def read(self, name: str, part: Part | None = None, stored: StoredFormat | None = None) -> torch.Tensor:
         """See `WeightSource`; dequantized to float32.

@@ -69,8 +69,40 @@ inline Codes spread(const uint8_t* bits, uint8_t one) {
 #endif
 }
 
-// What a table of sixteen integers has for codes below 16.
-inline Codes looked_up(SmallIntegers table, Codes codes) { return (Codes)__builtin_shuffle(table, (SmallIntegers)codes); }
+// Sixteen integers, the values of codes of four bits; the numbers of a unit of such codes are value × scale + offset.
+// The low halves of bytes are the codes of the first sixteen numbers.
+struct Table {
+  SmallIntegers values;
+
+#if defined(__AVX512F__)
+  // The table fits a register: it is scaled, not what is looked up.
+  void decode(const uint8_t* from, Vec scale, Vec* out) const { look_up(from, floats() * scale, out); }
+  void decode(const uint8_t* from, Vec scale, Vec offset, Vec* out) const {
+    look_up(from, floats() * scale + offset, out);
+  }
+
+  Vec floats() const { return (Vec)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32((__m128i)values)); }
+
+  static void look_up(const uint8_t* from, Vec table, Vec* out) {  // by the low four bits of an integer
+    const __m512i codes = _mm512_cvtepu8_epi32((__m128i)load_codes(from));
+    out[0] = (Vec)_mm512_permutexvar_ps(codes, (__m512)table);
+    out[1] = (Vec)_mm512_permutexvar_ps(_mm512_srli_epi32(codes, 4), (__m512)table);
+  }
+#else
+  void decode(const uint8_t* from, Vec scale, Vec* out) const {
+    const Codes codes = load_codes(from);
+    scaled(looked_up(low_halves(codes)), scale, out);
+    scaled(looked_up(high_halves(codes)), scale, out + CODE_VECS);
+  }
+  void decode(const uint8_t* from, Vec scale, Vec offset, Vec* out) const {
+    const Codes codes = load_codes(from);
+    scaled(looked_up(low_halves(codes)), scale, offset, out);
+    scaled(looked_up(high_halves(codes)), scale, offset, out + CODE_VECS);
+  }
+
+  Codes looked_up(Codes codes) const { return (Codes)__builtin_shuffle(values, (SmallIntegers)codes); }
+#endif
+};
 
 // A float16.
 inline float half_at(const uint8_t* from) {

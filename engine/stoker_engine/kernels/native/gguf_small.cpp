@@ -3,23 +3,21 @@
 
 namespace {
 
+constexpr Table AROUND_ZERO = {{-8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7}};
+constexpr Table FROM_ZERO = {{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15}};
+
 struct Q4_0 : SmallBlocks<18> {
   void decode(const uint8_t* row, const Place& place, const Header&, Vec* out) const {
     const uint8_t* block = row + place.at;
     const Vec scale = half_of(block);
-    const Codes codes = load_codes(block + 2);
-    scaled(low_halves(codes) - 8, scale, out);
-    scaled(high_halves(codes) - 8, scale, out + CODE_VECS);
+    AROUND_ZERO.decode(block + 2, scale, out);
   }
 };
 
 struct Q4_1 : SmallBlocks<20> {
   void decode(const uint8_t* row, const Place& place, const Header&, Vec* out) const {
     const uint8_t* block = row + place.at;
-    const Vec scale = half_of(block), offset = half_of(block + 2);
-    const Codes codes = load_codes(block + 4);
-    scaled(low_halves(codes), scale, offset, out);
-    scaled(high_halves(codes), scale, offset, out + CODE_VECS);
+    FROM_ZERO.decode(block + 4, half_of(block), half_of(block + 2), out);
   }
 };
 

@@ -4,20 +4,14 @@
 namespace {
 
 // Denser around 0, as weights are.
-constexpr SmallIntegers UNEVEN = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
+constexpr Table UNEVEN = {{-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113}};
 // Twice the numbers of FP4 (e2m1).
-constexpr SmallIntegers FP4_TWICE = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
-
-inline void decode_table(SmallIntegers table, const uint8_t* from, Vec scale, Vec* out) {
-  const Codes codes = load_codes(from);
-  scaled(looked_up(table, low_halves(codes)), scale, out);
-  scaled(looked_up(table, high_halves(codes)), scale, out + CODE_VECS);
-}
+constexpr Table FP4_TWICE = {{0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12}};
 
 struct IQ4_NL : SmallBlocks<18> {
   void decode(const uint8_t* row, const Place& place, const Header&, Vec* out) const {
     const uint8_t* block = row + place.at;
-    decode_table(UNEVEN, block + 2, half_of(block), out);
+    UNEVEN.decode(block + 2, half_of(block), out);
   }
 };
 
@@ -37,7 +31,7 @@ struct IQ4_XS : LargeBlocks<136> {
   }
 
   void decode(const uint8_t* row, const Place& place, const Header& header, Vec* out) const {
-    decode_table(UNEVEN, row + place.block + 8 + place.unit * 16, broadcast(header.scales[place.unit]), out);
+    UNEVEN.decode(row + place.block + 8 + place.unit * 16, broadcast(header.scales[place.unit]), out);
   }
 };
 
@@ -48,7 +42,7 @@ struct MXFP4 : SmallBlocks<17> {
     const uint32_t exponent = block[0], bits = exponent < 2 ? 0x00200000u << exponent : (exponent - 1) << 23;
     float scale;
     memcpy(&scale, &bits, sizeof scale);
-    decode_table(FP4_TWICE, block + 1, broadcast(scale), out);
+    FP4_TWICE.decode(block + 1, broadcast(scale), out);
   }
 };
 
