@@ -107,6 +107,10 @@ class GGUFFile:
         """See `WeightSource`."""
         return list(self._tensors)
 
+    def kinds(self) -> dict[str, GGMLQuantizationType]:
+        """ggml's type of each tensor, by name."""
+        return {name: tensor.kind for name, tensor in self._tensors.items()}
+
     def shape(self, name: str) -> torch.Size:
         """See `WeightSource`."""
         return self._tensors[name].shape

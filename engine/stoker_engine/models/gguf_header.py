@@ -70,6 +70,10 @@ class GGUFHeader:
         """The metadata's value under `key`, arrays as lists; `default`: there is none."""
         return self._value(*self._values[key])[0] if key in self._values else default
 
+    def stored(self) -> dict[str, tuple[int, bytes]]:
+        """The metadata as the file has them: by key, the number of the value's type and its bytes."""
+        return {key: (kind, self._data[at : self._past(kind, at)]) for key, (kind, at) in self._values.items()}
+
     def _pass_over(self) -> None:
         """Finds out where everything is."""
         if self._data[:4] != b"GGUF":

@@ -46,11 +46,16 @@ class RawTensors:
             self._files: list[Any] = [safe_open(path, framework="pt") for path in paths]
         except Exception as error:
             raise WeightsError(f"cannot read the weights in {folder}: {error}") from error
+        self._names = {path.name: list(file.keys()) for path, file in zip(paths, self._files, strict=True)}
         self._file_of = {name: file for file in self._files for name in file.keys()}  # noqa: SIM118
 
     def names(self) -> list[str]:
         """See `Tensors`."""
         return list(self._file_of)
+
+    def by_file(self) -> dict[str, list[str]]:
+        """Names by the names of the files."""
+        return self._names
 
     def shape(self, name: str) -> torch.Size:
         """See `Tensors`."""
@@ -58,7 +63,7 @@ class RawTensors:
 
     def dtype(self, name: str) -> torch.dtype | None:
         """See `Tensors`."""
-        return _DTYPES.get(self._file_of[name].get_slice(name).get_dtype())
+        return DTYPES.get(self._file_of[name].get_slice(name).get_dtype())
 
     def read(self, name: str, part: Part | None = None) -> torch.Tensor:
         """See `Tensors`; all of a tensor is a view of the file, a part of it a copy."""
@@ -125,7 +130,7 @@ def not_floating(name: str, dtype: str) -> WeightsError:
 
 
 #: torch's dtypes by safetensors' names of them.
-_DTYPES: Final = {
+DTYPES: Final = {
     "BOOL": torch.bool,
     "U8": torch.uint8,
     "I8": torch.int8,

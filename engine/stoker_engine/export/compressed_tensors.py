@@ -1,0 +1,168 @@
+"""A Hugging Face folder → one whose matrices compressed-tensors' readers (transformers, vLLM, ours) know.
+
+Files keep their names, each with the tensors that it had; what is not quantized is copied as it is. At any time there
+is one tensor in memory, and what is made of it.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from tqdm import tqdm
+
+from stoker_engine.architectures.config_fields import Fields
+from stoker_engine.architectures.model_config import ModelConfig, read_config
+from stoker_engine.contract.errors import ArgumentError, ModelError, WeightsError
+from stoker_engine.export.matrices import Module, modules_of
+from stoker_engine.export.output import new_output
+from stoker_engine.export.round_to_nearest import quantized
+from stoker_engine.export.safetensors_file import SafetensorsWriter
+from stoker_engine.export.schemes import Scheme
+from stoker_engine.models.registry import FAMILIES
+from stoker_engine.models.safetensors_folder import RawTensors, not_floating
+from stoker_engine.models.weight_names import WeightNames
+from stoker_engine.sizing.quantized_weights import quantization_method
+
+_INDEX: Final = "model.safetensors.index.json"
+#: Files that hold weights, in whatever form.
+_WEIGHTS: Final = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf", ".h5", ".msgpack", ".onnx")
+
+
+@dataclass(frozen=True)
+class _Tensor:
+    """A tensor of a file, and the modules to quantize that it holds; none: it is copied."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    modules: list[Module]
+
+    def specs(self, scheme: Scheme) -> dict[str, torch.Tensor]:
+        """What is written for it, on the meta device."""
+        if not self.modules:
+            return {self.name: torch.empty(self.shape, dtype=self.dtype, device="meta")}
+        specs = dict[str, torch.Tensor]()
+        for module in self.modules:
+            matrix = torch.empty(module.outputs, module.inner, dtype=self.dtype, device="meta")
+            specs |= _named(module, quantized(matrix, scheme))
+        return specs
+
+
+def export(folder: Path, scheme: Scheme, label: str, target: Path) -> None:
+    """Writes the model of `folder`, with its matrices stored as `scheme` says, to the new folder `target`.
+
+    Args:
+        label: the scheme's name, for messages.
+
+    Raises:
+        ModelError: it cannot be quantized so; with the remedy.
+        ArgumentError: there is something at `target`, no room for it, or the groups do not divide a row.
+        StokerError: it cannot be written.
+    """
+    given = read_config(folder)
+    spelling, config = _family(folder, given, label)
+    source = RawTensors(folder)
+    files = {
+        file: [_tensor(source, name, spelling, config) for name in names] for file, names in source.by_file().items()
+    }
+    every = [tensor for tensors in files.values() for tensor in tensors]
+    _check_groups(every, scheme)
+    specs = {file: _specs(tensors, scheme) for file, tensors in files.items()}
+    others = [
+        path
+        for path in sorted(folder.iterdir())
+        if path.is_file() and path.suffix not in _WEIGHTS and not path.name.endswith(".index.json")
+    ]
+    size = sum(spec.nbytes for each in specs.values() for spec in each.values())
+    with new_output(target, size + sum(path.stat().st_size for path in others)) as partial:
+        partial.mkdir()
+        for path in others:
+            if path.name != "config.json":
+                shutil.copyfile(path, partial / path.name)
+        stated = scheme.config(_ignored(every, spelling, config))
+        _write_json(partial / "config.json", {**given, "quantization_config": stated})
+        if (folder / _INDEX).is_file():
+            names = {name: file for file, each in specs.items() for name in each}
+            _write_json(partial / _INDEX, {"metadata": {"total_size": size}, "weight_map": names})
+        with tqdm(total=len(every), desc="Quantizing weights", unit="tensor", disable=None) as progress:
+            for file, tensors in files.items():
+                with SafetensorsWriter(partial / file, specs[file]) as writer:
+                    for tensor in tensors:
+                        _write(source, tensor, scheme, writer)
+                        progress.update()
+
+
+def _family(folder: Path, given: Mapping[str, Any], label: str) -> tuple[WeightNames, ModelConfig]:
+    if method := quantization_method(given):
+        raise ModelError(
+            f"{folder} is quantized by {method} already, and {label} is asked for; give the unquantized model"
+        )
+    architectures = Fields(given, {}).items("architectures", str)
+    if not any(name in FAMILIES for name in architectures):
+        raise ModelError(
+            f"{folder}: which matrices of {', '.join(architectures) or 'an unnamed architecture'} can be quantized is "
+            "not known here; quantize it with llm-compressor"
+        )
+    config = ModelConfig.from_dict(given)
+    return FAMILIES[config.architecture], config
+
+
+def _tensor(source: RawTensors, name: str, spelling: WeightNames, config: ModelConfig) -> _Tensor:
+    shape, dtype = tuple(source.shape(name)), source.dtype(name)
+    if dtype is None:
+        raise WeightsError(f"{name} is of a dtype that is unknown here; leave that tensor out")
+    modules = modules_of(name, shape, spelling, config)
+    if modules and not (dtype.is_floating_point and dtype.itemsize > 1):
+        raise not_floating(name, str(dtype).removeprefix("torch."))
+    return _Tensor(name, shape, dtype, modules)
+
+
+def _check_groups(tensors: list[_Tensor], scheme: Scheme) -> None:
+    if not any(tensor.modules for tensor in tensors):
+        raise ModelError("the weights hold no matrix to quantize")
+    sizes = {module.inner for tensor in tensors for module in tensor.modules}
+    if scheme.group_size and (odd := sorted(size for size in sizes if size % scheme.group_size)):
+        fits = [size for size in (128, 64, 32, 16) if not any(each % size for each in sizes)]
+        remedy = f"--group-size {fits[0]} does" if fits else "choose W8A8 or FP8_DYNAMIC, which have no groups"
+        raise ArgumentError(
+            "--group-size", f"{scheme.group_size} does not divide the model's rows of {odd[0]}; {remedy}"
+        )
+
+
+def _specs(tensors: list[_Tensor], scheme: Scheme) -> dict[str, torch.Tensor]:
+    return {name: spec for tensor in tensors for name, spec in tensor.specs(scheme).items()}
+
+
+def _ignored(tensors: list[_Tensor], spelling: WeightNames, config: ModelConfig) -> list[str]:
+    """The linear modules that stay as they are: the head, also where it is the embedding, routers and the like."""
+    ignored = [spelling.names["lm_head"]]
+    embeddings = {f"{spelling.names[slot]}.weight" for slot in ("embed", "positions") if slot in spelling.names}
+    for tensor in tensors:
+        if not tensor.modules and len(tensor.shape) == 2 and spelling.canonical(tensor.name) not in embeddings:
+            ignored.append(tensor.name.removesuffix(".weight"))
+    return list(dict.fromkeys(ignored))
+
+
+def _write(source: RawTensors, tensor: _Tensor, scheme: Scheme, writer: SafetensorsWriter) -> None:
+    if not tensor.modules:
+        writer.write(tensor.name, source.read(tensor.name))
+    for module in tensor.modules:
+        matrix = source.read(tensor.name, module.part).reshape(module.outputs, module.inner)
+        if not matrix.isfinite().all():
+            raise WeightsError(f"{tensor.name} holds nan or infinity: the file is damaged; fetch it again")
+        for name, stored in _named(module, quantized(matrix, scheme)).items():
+            writer.write(name, stored)
+
+
+def _named(module: Module, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {f"{module.name}.{end}": tensor for end, tensor in tensors.items()}
+
+
+def _write_json(path: Path, value: Mapping[str, Any]) -> None:
+    path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n")

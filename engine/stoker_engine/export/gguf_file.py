@@ -1,0 +1,175 @@
+"""A GGUF file → one of another type, quantized by the gguf library; all else that the file says is copied.
+
+Matrices are what is quantized: norms, biases, routers and positions stay as they are, and so do rows that are not whole
+blocks. The embedding and the head get 8 bits at least, as llama.cpp gives them more than the rest.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import struct
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO, Final
+
+import numpy as np
+import torch
+from gguf import GGML_QUANT_SIZES, GGML_QUANT_VERSION, GGMLQuantizationType, LlamaFileType
+from gguf.quants import quantize
+from tqdm import tqdm
+
+from stoker_engine.contract.errors import ModelError, WeightsError
+from stoker_engine.export.output import new_output
+from stoker_engine.models.gguf import GGUFFile
+from stoker_engine.models.gguf_header import GGUFHeader
+
+#: The types that can be written, with llama.cpp's number for a file of them.
+FILE_TYPES: Final = {
+    GGMLQuantizationType.Q8_0: LlamaFileType.MOSTLY_Q8_0,
+    GGMLQuantizationType.Q5_1: LlamaFileType.MOSTLY_Q5_1,
+    GGMLQuantizationType.Q5_0: LlamaFileType.MOSTLY_Q5_0,
+    GGMLQuantizationType.Q4_1: LlamaFileType.MOSTLY_Q4_1,
+    GGMLQuantizationType.Q4_0: LlamaFileType.MOSTLY_Q4_0,
+    GGMLQuantizationType.BF16: LlamaFileType.MOSTLY_BF16,
+    GGMLQuantizationType.F16: LlamaFileType.MOSTLY_F16,
+}
+_FLOATING: Final = (
+    GGMLQuantizationType.F64, GGMLQuantizationType.F32, GGMLQuantizationType.F16, GGMLQuantizationType.BF16,
+)  # fmt: skip
+_ENDS: Final = ("token_embd.weight", "output.weight")
+_STAYS: Final = re.compile(r"norm|ffn_gate_inp|position_embd|token_types|^rope_|altup|laurel|per_layer_model_proj")
+#: Numbers quantized at a time, about.
+_PIECE: Final = 1 << 22
+#: Rounds to infinity in F16.
+_TOO_LARGE: Final = 65520.0
+_UINT32: Final = 4
+_ALIGNMENT: Final = 32
+
+
+@dataclass(frozen=True)
+class _Tensor:
+    """A tensor that is written.
+
+    Attributes:
+        kind: ggml's type of it in the new file.
+        start: of its data, from where the data begin.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    kind: GGMLQuantizationType
+    start: int
+
+    @property
+    def size(self) -> int:
+        """In bytes."""
+        block, block_bytes = GGML_QUANT_SIZES[self.kind]
+        return math.prod(self.shape) // block * block_bytes
+
+
+def export(path: Path, kind: GGMLQuantizationType, target: Path) -> None:
+    """Writes the model of the GGUF file at `path`, its matrices of type `kind`, to `target`: a new file, or a new
+    folder for one if its name does not end with ``.gguf``.
+
+    Raises:
+        ModelError: the file is quantized already, or cannot be read.
+        ArgumentError: there is something at `target`, or no room for it.
+        StokerError: it cannot be written.
+    """
+    source = GGUFFile(path)
+    stored = source.kinds()
+    main = main_kind(source)
+    if main not in _FLOATING and kind not in _FLOATING:
+        raise ModelError(
+            f"{path} is quantized by {main.name} already, and {kind.name} is asked for; give a file of F16 or BF16 "
+            "(stoker quantize --to bf16 makes one of this, without what was lost)"
+        )
+    tensors, end = list[_Tensor](), 0
+    for name in source.names():
+        shape = tuple(source.shape(name))
+        tensors.append(_Tensor(name, shape, _kind_of(name, shape, stored[name], kind), end))
+        end += -(-tensors[-1].size // _ALIGNMENT) * _ALIGNMENT
+    header = _header(path, tensors, kind)
+    with new_output(target, len(header) + end) as partial:
+        if target.suffix != ".gguf":
+            partial.mkdir()
+            partial /= f"{path.stem}-{kind.name}.gguf"
+        with partial.open("wb") as file:
+            file.write(header)
+            for tensor in tqdm(tensors, desc="Quantizing weights", unit="tensor", disable=None):
+                _write(source, tensor, file)
+
+
+def main_kind(source: GGUFFile) -> GGMLQuantizationType:
+    """What most numbers of the file's matrices are stored as."""
+    numbers = Counter[GGMLQuantizationType]()
+    for name, kind in source.kinds().items():
+        numbers[kind] += math.prod(source.shape(name)) * (len(source.shape(name)) > 1)
+    return numbers.most_common(1)[0][0]
+
+
+def _kind_of(
+    name: str, shape: tuple[int, ...], stored: GGMLQuantizationType, wanted: GGMLQuantizationType
+) -> GGMLQuantizationType:
+    if len(shape) < 2 or not name.endswith(".weight") or _STAYS.search(name):
+        return stored if stored in _FLOATING else GGMLQuantizationType.F32
+    kind = GGMLQuantizationType.Q8_0 if name in _ENDS and wanted not in _FLOATING else wanted
+    if shape[-1] % GGML_QUANT_SIZES[kind][0]:
+        return stored if stored in _FLOATING else GGMLQuantizationType.F16
+    return kind
+
+
+def _header(path: Path, tensors: list[_Tensor], kind: GGMLQuantizationType) -> bytes:
+    """All that comes before the data."""
+    metadata = {key: value for key, value in GGUFHeader(path).stored().items() if not key.startswith("split.")}
+    for key, number in (
+        ("general.file_type", int(FILE_TYPES[kind])),
+        ("general.quantization_version", GGML_QUANT_VERSION),
+        ("general.alignment", _ALIGNMENT),
+    ):
+        metadata[key] = (_UINT32, struct.pack("<I", number))
+    parts = [struct.pack("<4sIQQ", b"GGUF", 3, len(tensors), len(metadata))]
+    for key, (value_kind, value) in metadata.items():
+        parts += [_string(key), struct.pack("<I", value_kind), value]
+    for tensor in tensors:
+        sizes = tuple(reversed(tensor.shape))
+        layout = f"<I{len(sizes)}QIQ"
+        parts += [_string(tensor.name), struct.pack(layout, len(sizes), *sizes, int(tensor.kind), tensor.start)]
+    header = b"".join(parts)
+    return header + bytes(-len(header) % _ALIGNMENT)
+
+
+def _string(text: str) -> bytes:
+    data = text.encode()
+    return struct.pack("<Q", len(data)) + data
+
+
+def _write(source: GGUFFile, tensor: _Tensor, file: BinaryIO) -> None:
+    for piece in _pieces(tensor.shape):
+        numbers = source.read(tensor.name, piece)
+        if not numbers.isfinite().all():
+            raise WeightsError(f"{tensor.name} holds nan or infinity: the file is damaged; fetch it again")
+        if tensor.kind == GGMLQuantizationType.F16 and bool((numbers.abs() >= _TOO_LARGE).any()):
+            raise WeightsError(f"{tensor.name} holds numbers too large for F16; choose bf16")
+        file.write(_stored(numbers, tensor.kind).data)
+    file.write(bytes(-tensor.size % _ALIGNMENT))
+
+
+def _stored(numbers: torch.Tensor, kind: GGMLQuantizationType) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    array = quantize(np.ascontiguousarray(numbers.numpy()), kind)
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+
+
+def _pieces(shape: tuple[int, ...]) -> Iterator[tuple[slice, ...]]:
+    """Parts of whole rows that together are a tensor, in order."""
+    if len(shape) < 2:
+        yield tuple(slice(0, size) for size in shape)
+        return
+    for index in np.ndindex(*shape[:-2]):
+        rows, step = shape[-2], max(_PIECE // max(shape[-1], 1), 1)
+        for start in range(0, rows, step):
+            outer = (slice(each, each + 1) for each in index)
+            yield (*outer, slice(start, min(start + step, rows)), slice(0, shape[-1]))

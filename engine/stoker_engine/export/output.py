@@ -1,0 +1,54 @@
+"""A file or folder that is there whole or not at all: written under another name, and renamed once it is done."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from stoker_engine.contract.errors import ArgumentError, StokerError
+
+_MIB = 1 << 20
+
+
+@contextmanager
+def new_output(target: Path, size: int) -> Iterator[Path]:
+    """The path to write to; at the end it becomes `target`, and is removed where it comes to no end.
+
+    Args:
+        size: bytes that will be written.
+
+    Raises:
+        ArgumentError: there is something called `target`, or no room for it.
+        StokerError: it cannot be written.
+    """
+    check_new(target)
+    try:
+        parent = target.absolute().parent
+        parent.mkdir(parents=True, exist_ok=True)
+        free = shutil.disk_usage(parent).free
+        if size > free:
+            raise ArgumentError(
+                "--output", f"{size // _MIB:,} MiB will be written, and {parent} has {free // _MIB:,} MiB free"
+            )
+        partial = parent / f".{target.name}.{os.getpid()}.partial"
+        try:
+            yield partial
+            partial.rename(target)
+        finally:
+            if partial.is_dir():
+                shutil.rmtree(partial)
+            else:
+                partial.unlink(missing_ok=True)
+    except OSError as error:
+        raise StokerError(f"cannot write {target}: {error.strerror or error}") from error
+
+
+def check_new(target: Path) -> None:
+    """Raises:
+    ArgumentError: there is something called `target`, other than an empty folder.
+    """
+    if target.is_symlink() or (target.exists() and not (target.is_dir() and not any(target.iterdir()))):
+        raise ArgumentError("--output", f"{target} exists; remove it, or choose another name")

@@ -1,0 +1,89 @@
+"""The ways to quantize that compressed-tensors names, as far as they need no calibration."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final, Literal
+
+from stoker_engine.contract.errors import ArgumentError
+
+
+@dataclass(frozen=True)
+class Scheme:
+    """How the matrices of a checkpoint are stored.
+
+    Attributes:
+        format: compressed-tensors' name of how tensors are written.
+        bits: of a number.
+        type: whether it is an integer or floating-point (FP8's e4m3).
+        group_size: numbers of a row that share a scale; 0: all.
+        symmetric: whether groups have no zero points.
+        activations: whether whoever computes with the weights is told to quantize activations as well, to the same
+            type and token by token.
+    """
+
+    format: Literal["pack-quantized", "int-quantized", "float-quantized"]
+    bits: int
+    type: Literal["int", "float"]
+    group_size: int = 0
+    symmetric: bool = True
+    activations: bool = False
+
+    def config(self, ignore: Sequence[str]) -> dict[str, Any]:
+        """config.json's ``quantization_config``.
+
+        Args:
+            ignore: linear modules that are not quantized.
+        """
+        shared = {"num_bits": self.bits, "type": self.type}
+        weights = {
+            **shared,
+            "symmetric": self.symmetric,
+            "group_size": self.group_size or None,
+            "strategy": "group" if self.group_size else "channel",
+            "dynamic": False,
+        }
+        activations = {**shared, "symmetric": True, "group_size": None, "strategy": "token", "dynamic": True}
+        group = {
+            "targets": ["Linear"],
+            "weights": weights,
+            "input_activations": activations if self.activations else None,
+            "output_activations": None,
+            "format": self.format,
+        }
+        return {
+            "quant_method": "compressed-tensors",
+            "format": self.format,
+            "quantization_status": "compressed",
+            "config_groups": {"group_0": group},
+            "ignore": list(ignore),
+            "kv_cache_scheme": None,
+            "global_compression_ratio": None,
+            "sparsity_config": {},
+            "transform_config": {},
+        }
+
+
+SCHEMES: Final = {
+    "W4A16": Scheme("pack-quantized", 4, "int", 128),
+    "W4A16_ASYM": Scheme("pack-quantized", 4, "int", 128, symmetric=False),
+    "W8A16": Scheme("pack-quantized", 8, "int", 128),
+    "W8A8": Scheme("int-quantized", 8, "int", activations=True),
+    "FP8_DYNAMIC": Scheme("float-quantized", 8, "float", activations=True),
+}
+
+
+def with_group_size(scheme: Scheme, group_size: int | None) -> Scheme:
+    """`scheme`, in groups of another size if one is given.
+
+    Raises:
+        ArgumentError: it has no groups, or they cannot be of that size.
+    """
+    if group_size is None:
+        return scheme
+    if not scheme.group_size:
+        raise ArgumentError("--group-size", "of this format a whole row shares a scale; leave it out")
+    if group_size < 16 or group_size % 16:
+        raise ArgumentError("--group-size", f"must be a multiple of 16, such as 32, 64 or 128, got {group_size}")
+    return replace(scheme, group_size=group_size)

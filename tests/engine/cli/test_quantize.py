@@ -1,0 +1,83 @@
+"""``stoker quantize`` as a process."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from .conftest import RUN
+
+
+def test_a_folder_is_written_and_never_overwritten(command: Any, tiny_llama: Path, tmp_path: Path) -> None:
+    target = tmp_path / "folder" / "new"
+    words = (str(tiny_llama), "--to=int4", "--group-size=32", f"--output={target}")
+    result = command("quantize", *words)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout == f"{target}\n"
+    config = json.loads((target / "config.json").read_text())
+    assert config["quantization_config"]["config_groups"]["group_0"]["weights"]["group_size"] == 32
+    assert (target / "tokenizer.json").read_bytes() == (tiny_llama / "tokenizer.json").read_bytes()
+    again = command("quantize", *words)
+    assert again.returncode == 2
+    assert f"--output: {target} exists" in again.stderr
+
+
+@pytest.mark.parametrize(
+    "words, message",
+    [
+        (["--to=W4A16"], "--output: is needed"),
+        (["--output=X"], "--to: is needed"),
+        (["--to=int5", "--output=X"], "--to: 'int5' is no format that is written; there are W4A16, W4A16_ASYM"),
+        (["--to=q4_0", "--output=X"], "convert_hf_to_gguf.py"),
+        (["--to=W8A8", "--group-size=32", "--output=X"], "--group-size: of this format a whole row shares a scale"),
+        (["--to=q8_0", "--group-size=32", "--output=X"], "--group-size: of Q8_0 it is given"),
+        (["--to=W4A16", "--output=X"], "--group-size: 128 does not divide the model's rows of 64"),
+        (["--to=W4A16", "--output=X", "--groupsize=3"], "did you mean --group-size?"),
+        (["--to=W4A16", "--output=X", "--revision=main"], "--revision"),
+    ],
+)
+def test_what_cannot_be_is_said_in_a_sentence(
+    words: list[str], message: str, tiny_llama: Path, tmp_path: Path, capsys: Any, monkeypatch: Any
+) -> None:
+    from stoker_engine.cli.quantize import main
+
+    monkeypatch.chdir(tmp_path)
+    handler = signal.getsignal(signal.SIGTERM)
+    try:
+        assert main([str(tiny_llama), *words]) == 2
+    finally:
+        signal.signal(signal.SIGTERM, handler)
+    printed = capsys.readouterr()
+    assert message in printed.err
+    assert "Traceback" not in printed.err
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_gguf_file_is_no_folder(command: Any, demo_gguf: Path, tmp_path: Path) -> None:
+    result = command("quantize", "demo://gemma-3-270m", "--to=W4A16", f"--output={tmp_path / 'new'}")
+    assert result.returncode == 2
+    assert "is a GGUF file, which becomes q8_0" in result.stderr
+    result = command("quantize", str(demo_gguf), "--to=q4_0", f"--output={tmp_path / 'new'}")
+    assert result.returncode == 2
+    assert "already, and Q4_0 is asked for" in result.stderr
+
+
+@pytest.mark.parametrize("ending", [signal.SIGTERM, signal.SIGINT])
+def test_nothing_is_left_of_what_was_ended(ending: signal.Signals, demo_gguf: Path, tmp_path: Path) -> None:
+    words = ["demo://gemma-3-270m", "--to=bf16", f"--output={tmp_path / 'new.gguf'}"]
+    argv = [sys.executable, "-c", RUN.format(module="quantize"), *words]
+    with subprocess.Popen(argv, stderr=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        deadline = time.monotonic() + 60
+        while not any(path.stat().st_size > 1 << 20 for path in tmp_path.iterdir()):
+            assert process.poll() is None and time.monotonic() < deadline
+            time.sleep(0.01)
+        process.send_signal(ending)
+        assert process.wait(60) == 128 + ending
+    assert not list(tmp_path.iterdir())
