@@ -64,5 +64,5 @@ def _packed(codes: torch.Tensor, bits: int) -> torch.Tensor:
     """int8 [rows, n] of 4 or 8 `bits` → int32 [rows, ⌈n × bits / 32⌉]: made unsigned, from the low bits up."""
     each = 32 // bits
     padded = functional.pad(codes.int() + 2 ** (bits - 1), (0, -codes.shape[1] % each))
-    shifts = torch.arange(0, 32, bits, dtype=torch.int32)
+    shifts = torch.arange(0, 32, bits, dtype=torch.int32, device=codes.device)
     return torch.sum(padded.unflatten(1, (-1, each)) << shifts, -1, dtype=torch.int32)

@@ -1,0 +1,238 @@
+"""What ``stoker quantize`` makes of folders: compressed-tensors' own arithmetic and transformers' own loading judge it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM, CompressedTensorsConfig, PreTrainedModel
+
+from stoker_engine.contract.errors import ArgumentError, ModelError, StokerError, WeightsError
+from stoker_engine.export.compressed_tensors import export
+from stoker_engine.export.round_to_nearest import quantized
+from stoker_engine.export.schemes import SCHEMES, with_group_size
+
+_SIZES: dict[str, Any] = {
+    "vocab_size": 128,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+    "bos_token_id": 0,
+    "eos_token_id": 1,
+    "pad_token_id": 0,
+}
+_MIXTURE = {**_SIZES, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+_LATENT = {
+    **_SIZES,
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 32,
+    "q_lora_rank": 32,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 16,
+    "v_head_dim": 16,
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+    "first_k_dense_replace": 1,
+    "n_group": 2,
+    "topk_group": 1,
+}
+
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("llama", _SIZES),
+    "tied, biases": ("qwen2", {**_SIZES, "tie_word_embeddings": True}),
+    "fused": ("phi3", _SIZES),
+    "gpt_neox": ("gpt_neox", _SIZES),
+    "mixtral": ("mixtral", {**_SIZES, "num_local_experts": 4}),
+    "shared expert": ("qwen2_moe", {**_MIXTURE, "shared_expert_intermediate_size": 32}),
+    "qwen3_moe": ("qwen3_moe", _MIXTURE),
+    "latent": ("deepseek_v3", _LATENT),
+}
+
+
+def _save(folder: Path, name: str, dtype: torch.dtype = torch.float32, **save: Any) -> PreTrainedModel:
+    kind, options = MODELS[name]
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(CONFIG_MAPPING[kind](**options)).to(dtype).eval()
+    model.save_pretrained(folder, **save)
+    return model
+
+
+def _tensors(folder: Path) -> dict[str, torch.Tensor]:
+    return {name: tensor for path in folder.glob("*.safetensors") for name, tensor in load_file(path).items()}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", SCHEMES)
+def test_tensors_are_those_of_the_library(name: str, dtype: torch.dtype) -> None:
+    from compressed_tensors.compressors import BaseCompressor
+    from compressed_tensors.quantization import QuantizationScheme
+    from compressed_tensors.quantization.utils import calculate_qparams
+
+    scheme = SCHEMES[name] if not SCHEMES[name].group_size else with_group_size(SCHEMES[name], 32)
+    theirs = QuantizationScheme(**scheme.config([])["config_groups"]["group_0"])
+    weights = torch.randn(37, 96, generator=torch.Generator().manual_seed(1)).to(dtype)
+    if scheme.symmetric:
+        weights[3] = 0  # the library's zero point is nan there
+    weights[4, :32] = weights[4, :32].abs() + 1
+    weights[5] *= 1e-5
+    grouped = weights.view(37, -1, scheme.group_size or 96)
+    scales, zeros = calculate_qparams(grouped.amin(-1), grouped.amax(-1), theirs.weights)
+    state = {"weight": weights.float(), "weight_scale": scales.float()}
+    if not scheme.symmetric:
+        state["weight_zero_point"] = zeros
+    expected = BaseCompressor.get_value_from_registry(scheme.format).compress(state, theirs)
+    ours = quantized(weights, scheme)
+    assert ours.keys() == expected.keys()
+    for end, tensor in ours.items():
+        assert tensor.shape == expected[end].shape
+        assert tensor.dtype == (dtype if end == "weight_scale" else expected[end].dtype)
+        if dtype == torch.float32 or scheme.symmetric:
+            assert torch.equal(tensor.float(), expected[end].float()), end
+
+
+@pytest.mark.parametrize("name", SCHEMES)
+def test_the_config_is_what_the_library_would_write(name: str) -> None:
+    from compressed_tensors.quantization import QuantizationConfig, preset_name_to_scheme
+
+    stated = SCHEMES[name].config(["lm_head"])
+    preset = preset_name_to_scheme(name, ["Linear"])
+    preset.format = stated["format"]
+    theirs = QuantizationConfig(
+        config_groups={"group_0": preset}, ignore=["lm_head"], quantization_status="compressed", format=stated["format"]
+    ).to_dict()
+    del theirs["moe_sparsity_config"]
+    assert {**theirs, "sparsity_config": {}, "transform_config": {}} == stated
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_transformers_loads_what_was_written(name: str, tmp_path: Path) -> None:
+    original = _save(tmp_path / "model", name)
+    export(tmp_path / "model", with_group_size(SCHEMES["W4A16"], 32), "W4A16", tmp_path / "int4")
+    loaded = AutoModelForCausalLM.from_pretrained(
+        tmp_path / "int4", quantization_config=CompressedTensorsConfig(dequantize=True), dtype=torch.float32
+    )
+    weights, changed = dict(loaded.named_parameters()), 0
+    for parameter, expected in original.named_parameters():
+        found = weights[parameter]
+        if torch.equal(found, expected):
+            assert not parameter.endswith(("_proj.weight", "_proj", "dense_h_to_4h.weight")) or "kv_b_proj" in parameter
+            continue
+        changed += 1
+        grouped = expected.detach().unflatten(-1, (-1, 32))
+        step = grouped.abs().amax(-1, keepdim=True) / 7.5
+        assert (found.detach().unflatten(-1, (-1, 32)) - grouped).abs().le(step * 0.501).all(), parameter
+    assert changed >= 2 * 4
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_transformers_computes_with_what_was_written(scheme: str, tmp_path: Path) -> None:
+    original = _save(tmp_path / "model", "llama", torch.bfloat16)
+    used = SCHEMES[scheme] if not SCHEMES[scheme].group_size else with_group_size(SCHEMES[scheme], 32)
+    export(tmp_path / "model", used, scheme, tmp_path / "new")
+    # The library prepares no place for packed zero points, so those are dequantized at once.
+    how = {} if used.symmetric else {"quantization_config": CompressedTensorsConfig(dequantize=True)}
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "new", **how)
+    tokens = torch.randint(2, 128, (1, 40), generator=torch.Generator().manual_seed(1))
+    with torch.inference_mode():
+        expected, logits = original(tokens).logits.float(), loaded(tokens).logits.float()
+    close = torch.cosine_similarity(expected, logits, dim=-1).min()
+    assert close > {4: 0.97, 8: 0.998}[used.bits]
+
+
+def test_files_are_shared_out_as_they_were_and_others_copied(tmp_path: Path) -> None:
+    source, target = tmp_path / "model", tmp_path / "new"
+    _save(source, "llama", torch.bfloat16, max_shard_size="60KB")
+    (source / "tokenizer.json").write_text("{}")
+    (source / "pytorch_model.bin").write_text("not to be copied")
+    export(source, SCHEMES["FP8_DYNAMIC"], "FP8_DYNAMIC", target)
+    names = {path.name for path in source.iterdir()} - {"pytorch_model.bin"}
+    assert {path.name for path in target.iterdir()} == names
+    index = json.loads((target / "model.safetensors.index.json").read_text())
+    assert len(set(index["weight_map"].values())) > 1
+    tensors = _tensors(target)
+    assert index["weight_map"].keys() == tensors.keys()
+    assert index["metadata"]["total_size"] == sum(tensor.nbytes for tensor in tensors.values())
+    for path in target.glob("*.safetensors"):
+        with safe_open(path, framework="pt") as file:
+            assert all(index["weight_map"][name] == path.name for name in file.keys())  # noqa: SIM118
+            assert file.metadata() == {"format": "pt"}
+    config = json.loads((target / "config.json").read_text())
+    assert config.pop("quantization_config")["ignore"] == ["lm_head"]
+    assert config == json.loads((source / "config.json").read_text())
+
+
+def test_stacked_experts_become_modules(tmp_path: Path) -> None:
+    """Whichever way the experts were spelled, the same is written."""
+    source, stacked = tmp_path / "model", tmp_path / "stacked"
+    _save(source, "qwen3_moe")
+    tensors = _tensors(source)
+    for layer in range(2):
+        block = f"model.layers.{layer}.mlp.experts"
+        each = [
+            [tensors.pop(f"{block}.{expert}.{part}_proj.weight") for part in ("gate", "up", "down")] for expert in range(4)
+        ]
+        tensors[f"{block}.gate_up_proj"] = torch.stack([torch.cat([gate, up]) for gate, up, _ in each])
+        tensors[f"{block}.down_proj"] = torch.stack([down for _, _, down in each])
+    stacked.mkdir()
+    (stacked / "config.json").write_text((source / "config.json").read_text())
+    save_file(tensors, stacked / "model.safetensors")
+    for folder in (source, stacked):
+        export(folder, SCHEMES["W8A8"], "W8A8", folder.with_suffix(".new"))
+    expected, found = _tensors(source.with_suffix(".new")), _tensors(stacked.with_suffix(".new"))
+    assert expected.keys() == found.keys()
+    assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
+
+
+def test_what_cannot_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source, target = tmp_path / "model", tmp_path / "new"
+    _save(source, "llama")
+    scheme = SCHEMES["W4A16"]
+
+    def refused(error: type[StokerError], message: str, **changes: Any) -> None:
+        with pytest.raises(error, match=message):
+            export(source, changes.get("scheme", scheme), "W4A16", changes.get("target", target))
+        assert [path for path in tmp_path.iterdir() if path != source] == changes.get("beside", [])
+
+    refused(ArgumentError, r"128 does not divide the model's rows of 64; --group-size 32 does")
+    fits = with_group_size(scheme, 32)
+    refused(ArgumentError, "exists; remove it", scheme=fits, target=source)
+    with monkeypatch.context() as full:
+        full.setattr("shutil.disk_usage", lambda path: type("Usage", (), {"free": 1000}))
+        refused(ArgumentError, "0 MiB free", scheme=fits)
+    with pytest.raises(ArgumentError, match="multiple of 16"):
+        with_group_size(scheme, 20)
+    with pytest.raises(ArgumentError, match="a whole row shares a scale"):
+        with_group_size(SCHEMES["W8A8"], 32)
+
+    config = source / "config.json"
+    given = json.loads(config.read_text())
+    config.write_text(json.dumps({**given, "quantization_config": {"quant_method": "gptq", "bits": 4}}))
+    refused(ModelError, "quantized by gptq already, and W4A16 is asked for", scheme=fits)
+    config.write_text(json.dumps({**given, "architectures": ["NobodysModel"]}))
+    refused(ModelError, "NobodysModel can be quantized is not known here", scheme=fits)
+    config.write_text(json.dumps(given))
+
+    weights = source / "model.safetensors"
+    tensors = load_file(weights)
+    name = "model.layers.1.mlp.down_proj.weight"
+    save_file({**tensors, name: tensors[name].log()}, weights)
+    refused(WeightsError, f"{name} holds nan or infinity", scheme=fits)
+    save_file({**tensors, name: tensors[name].int()}, weights)
+    refused(WeightsError, f"{name} holds int32", scheme=fits)
+
+
+def test_matrices_that_are_no_linear_modules_are_refused(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    config = CONFIG_MAPPING["gpt2"](vocab_size=64, n_embd=32, n_layer=1, n_head=2, n_positions=32)
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / "model")
+    with pytest.raises(ModelError, match=r"c_attn\.weight, of shape \[32, 96\], is none \(GPT2LMHeadModel\)"):
+        export(tmp_path / "model", SCHEMES["W8A8"], "W8A8", tmp_path / "new")
