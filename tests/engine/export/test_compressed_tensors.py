@@ -178,7 +178,8 @@ def test_stacked_experts_become_modules(tmp_path: Path) -> None:
     for layer in range(2):
         block = f"model.layers.{layer}.mlp.experts"
         each = [
-            [tensors.pop(f"{block}.{expert}.{part}_proj.weight") for part in ("gate", "up", "down")] for expert in range(4)
+            [tensors.pop(f"{block}.{expert}.{part}_proj.weight") for part in ("gate", "up", "down")]
+            for expert in range(4)
         ]
         tensors[f"{block}.gate_up_proj"] = torch.stack([torch.cat([gate, up]) for gate, up, _ in each])
         tensors[f"{block}.down_proj"] = torch.stack([down for _, _, down in each])

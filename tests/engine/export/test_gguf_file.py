@@ -1,0 +1,118 @@
+"""What ``stoker quantize`` makes of GGUF files, judged by the gguf library's reader and arithmetic."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from gguf import GGMLQuantizationType as Kind
+
+from stoker_engine.contract.errors import ArgumentError, ModelError, WeightsError
+from stoker_engine.export.gguf_file import FILE_TYPES, export
+from stoker_engine.models.gguf import GGUFFile
+
+from ..models import gguf_models, llama_cpp
+
+_SIZES = {**gguf_models.SIZES, "hidden_size": 64, "intermediate_size": 96}
+
+
+@pytest.fixture(scope="module")
+def mixture(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Stacked experts, and down projections whose rows are no whole blocks of 32."""
+    options = {**gguf_models.MODELS["qwen2_moe"][1], "hidden_size": 64}
+    folder = tmp_path_factory.mktemp("gguf")
+    return Path(llama_cpp.write(gguf_models.tiny("qwen2_moe", options), folder / "mixture.gguf"))
+
+
+def _tensors(path: Path) -> dict[str, gguf.ReaderTensor]:
+    return {tensor.name: tensor for tensor in gguf.GGUFReader(path).tensors}
+
+
+def _numbers(tensor: gguf.ReaderTensor) -> Any:
+    return gguf.quants.dequantize(tensor.data, tensor.tensor_type)
+
+
+@pytest.mark.parametrize("kind", FILE_TYPES, ids=lambda kind: kind.name)
+def test_the_library_reads_what_was_written(kind: Kind, mixture: Path, tmp_path: Path) -> None:
+    export(mixture, kind, tmp_path / "new.gguf")
+    before, after = _tensors(mixture), _tensors(tmp_path / "new.gguf")
+    assert list(before) == list(after)
+    kinds = set()
+    for name, tensor in after.items():
+        numbers = _numbers(before[name])
+        assert tensor.shape.tolist() == before[name].shape.tolist()
+        if "norm" in name or "ffn_gate_inp" in name or name.endswith(".bias"):
+            assert tensor.tensor_type == before[name].tensor_type
+            assert np.array_equal(_numbers(tensor), numbers)
+            continue
+        wanted = (
+            Kind.Q8_0 if kind not in (Kind.F16, Kind.BF16) and name in ("token_embd.weight", "output.weight") else kind
+        )
+        if gguf.GGML_QUANT_SIZES[wanted][0] > 1 and numbers.shape[-1] % 32:
+            wanted = Kind.F32
+        kinds.add(wanted)
+        assert tensor.tensor_type == wanted
+        assert np.array_equal(
+            tensor.data.view(np.uint8).ravel(), gguf.quants.quantize(numbers, wanted).view(np.uint8).ravel()
+        )
+    assert kind in kinds
+
+
+def test_what_the_file_says_is_kept(mixture: Path, tmp_path: Path) -> None:
+    export(mixture, Kind.Q4_0, tmp_path / "folder")
+    (path,) = (tmp_path / "folder").iterdir()
+    assert path.name == "mixture-Q4_0.gguf"
+    before, after = gguf.GGUFReader(mixture).fields, gguf.GGUFReader(path).fields
+    own = {"general.file_type": 2, "general.quantization_version": 2, "general.alignment": 32}
+    for key, value in own.items():
+        assert after[key].contents() == value
+    same = {key for key in before if not key.startswith("GGUF.")} - own.keys()
+    assert same == {key for key in after if not key.startswith("GGUF.")} - own.keys()
+    for key in same:
+        assert after[key].types == before[key].types
+        assert after[key].contents() == before[key].contents()
+
+
+def test_our_model_is_the_dequantized_one(tmp_path: Path) -> None:
+    """A large tensor is written in several pieces: the file is the same as of one."""
+    path = Path(llama_cpp.write(gguf_models.tiny("llama", _SIZES), tmp_path / "model.gguf"))
+    export(path, Kind.Q8_0, tmp_path / "whole.gguf")
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("stoker_engine.export.gguf_file._PIECE", 200)
+        export(path, Kind.Q8_0, tmp_path / "pieces.gguf")
+    assert (tmp_path / "whole.gguf").read_bytes() == (tmp_path / "pieces.gguf").read_bytes()
+    ours = GGUFFile(tmp_path / "whole.gguf")
+    for name, tensor in _tensors(tmp_path / "whole.gguf").items():
+        assert np.array_equal(ours.read(name).numpy().ravel(), _numbers(tensor).ravel())
+
+
+def test_what_was_quantized_becomes_numbers_but_nothing_else(mixture: Path, tmp_path: Path) -> None:
+    export(mixture, Kind.Q5_0, tmp_path / "q5.gguf")
+    with pytest.raises(ModelError, match=r"quantized by Q5_0 already, and Q4_1 is asked for.*--to bf16"):
+        export(tmp_path / "q5.gguf", Kind.Q4_1, tmp_path / "q4.gguf")
+    export(tmp_path / "q5.gguf", Kind.BF16, tmp_path / "bf16.gguf")
+    before, after = _tensors(tmp_path / "q5.gguf"), _tensors(tmp_path / "bf16.gguf")
+    name = "blk.0.attn_q.weight"
+    assert before[name].tensor_type == Kind.Q5_0 and after[name].tensor_type == Kind.BF16
+    assert np.allclose(_numbers(after[name]), _numbers(before[name]), rtol=2**-8)
+    assert {path.name for path in tmp_path.iterdir()} == {"q5.gguf", "bf16.gguf"}
+
+
+def test_what_cannot_be(mixture: Path, tmp_path: Path) -> None:
+    with pytest.raises(ArgumentError, match="exists"):
+        export(mixture, Kind.Q8_0, mixture)
+    for value, kind, message in (
+        (torch.nan, Kind.Q8_0, "nan or infinity"),
+        (torch.inf, Kind.F16, "nan or infinity"),
+        (70000.0, Kind.F16, "too large for F16; choose bf16"),
+    ):
+        model = gguf_models.tiny("llama", _SIZES)
+        model.model.layers[1].mlp.up_proj.weight.data[3, 5] = value
+        path = Path(llama_cpp.write(model, tmp_path / "model.gguf"))
+        with pytest.raises(WeightsError, match=f"blk.1.ffn_up.weight holds .*{message}"):
+            export(path, kind, tmp_path / "new.gguf")
+        assert list(tmp_path.iterdir()) == [path]
