@@ -1,4 +1,4 @@
-"""What ``stoker quantize`` makes of folders: compressed-tensors' own arithmetic and transformers' own loading judge it."""
+"""What ``stoker quantize`` makes of folders: compressed-tensors and transformers judge it."""
 
 from __future__ import annotations
 
