@@ -291,7 +291,6 @@ def test_bad_prompts_are_refused(llm: LLM, prompt: list[int], max_tokens: int, f
     "options",
     [
         {"tensor_parallel_size": 2},
-        {"kv_cache_dtype": "fp8"},
         {"kv_cache_dtype": "int3"},
         pytest.param({"device": "cuda"}, marks=pytest.mark.skipif(torch.cuda.is_available(), reason="it is here")),
         {"dtype": "int8"},

@@ -24,6 +24,7 @@ from stoker_engine.core.outputs import RequestOutput
 from stoker_engine.kernels.native.library import library
 from stoker_engine.models.checkpoint import find_checkpoint
 from stoker_engine.sizing.cache_groups import blocks_per_sequence
+from stoker_engine.sizing.kv_format import kv_format
 from stoker_engine.sizing.memory import model_cache_groups
 
 LENGTHS = [600, 1_100, 2_300, 4_500, 16_000]
@@ -136,7 +137,9 @@ def test_preempted(reference: Reference, length: int, prefix: bool) -> None:
     """Room for the prompt and little more: four sequences come of it, and the last of them give their blocks back."""
     params = SamplingParams(n=4, seed=5, max_tokens=24, ignore_eos=True, logprobs=1)
     options: dict[str, Any] = {"max_model_len": length + 24, "max_num_batched_tokens": 128}
-    groups = model_cache_groups(find_checkpoint(EngineArgs("demo://gemma-3-270m")).config, 16, 4)
+    groups = model_cache_groups(
+        find_checkpoint(EngineArgs("demo://gemma-3-270m")).config, 16, kv_format("auto", "float32")
+    )
     blocks = 1 + blocks_per_sequence(groups, length + 24, 128, 16)
     llm = engine(num_gpu_blocks_override=blocks, enable_prefix_caching=prefix, **options)
     [output] = llm.generate(reference.text[:length], params, use_tqdm=False)

@@ -48,7 +48,7 @@ class StateTensor:
     Attributes:
         name: what the layer calls it, such as ``conv`` or ``ssm``.
         shape: of one sequence's.
-        dtype: None: that of the KV cache.
+        dtype: None: the model's.
         shard_dim: dimension that tensor-parallel ranks divide among them; None: every rank keeps the whole.
     """
 

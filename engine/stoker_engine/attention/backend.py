@@ -39,14 +39,21 @@ class KVCache:
     """One layer's view of the paged cache. Blocks lie apart by more than their own size: index, don't flatten.
 
     Attributes:
-        key: [blocks, block_size, kv_heads, head_dim].
+        key: [blocks, block_size, kv_heads, head_dim], in the model's dtype, bfloat16, float8 or int8.
         value: [blocks, block_size, kv_heads, value_head_dim]; where the layer is latent, a view into `key`.
         group: index of the block tables that the layer goes by (`AttentionMetadata.groups`).
+        key_scales: what float8 and int8 keys are multiplied by, [blocks, block_size, kv_heads] float32: a layer's own
+            repeated, or one a token and head; None where the dtype is another.
+        value_scales: likewise; where the layer is latent, the same.
+        scales_of_tokens: each token has its own, which is made when it is stored.
     """
 
     key: torch.Tensor
     value: torch.Tensor
     group: int
+    key_scales: torch.Tensor | None = None
+    value_scales: torch.Tensor | None = None
+    scales_of_tokens: bool = False
 
 
 #: What a backend makes of a step's metadata; each has its own.

@@ -13,7 +13,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from stoker_engine.attention.backend import AttentionShape, KVCache
 from stoker_engine.attention.metadata import AttentionMetadata, BlockTables
-from stoker_engine.kernels.kv_store import kv_store
+from stoker_engine.kernels.kv_store import dequantized, kv_store
 
 
 @dataclass(frozen=True)
@@ -64,9 +64,9 @@ class SdpaBackend:
         """See `AttentionBackend.forward`."""
         group = plan.metadata.groups[cache.group]
         assert shape.sliding_window == group.sliding_window
-        kv_store(key, cache.key, group.slot_mapping)
+        kv_store(key, cache.key, group.slot_mapping, cache.key_scales, cache.scales_of_tokens)
         if value is not None:
-            kv_store(value, cache.value, group.slot_mapping)
+            kv_store(value, cache.value, group.slot_mapping, cache.value_scales, cache.scales_of_tokens)
         out = query.new_empty(len(query), shape.num_heads, shape.value_head_dim)
         for view in plan.views[cache.group]:
             out[view.rows] = _attend(shape, query[view.rows], cache, view)
@@ -82,7 +82,9 @@ def _attend(shape: AttentionShape, query: torch.Tensor, cache: KVCache, view: _V
     group = shape.num_heads // shape.num_kv_heads
     grouped = query.unflatten(0, (sequences, queries)).unflatten(2, (shape.num_kv_heads, group))
     grouped = grouped.permute(0, 2, 3, 1, 4).flatten(2, 3)
-    keys, values = (_gather(rows, view) for rows in (cache.key, cache.value))
+    keys = _gather(cache.key, cache.key_scales, query.dtype, view)
+    values = _gather(cache.value, cache.value_scales, query.dtype, view)
+    grouped = grouped.to(keys.dtype)
     if shape.logits_soft_cap is None and shape.alibi_slopes is None:
         mask = view.visible.repeat(1, 1, group, 1)
         attended = scaled_dot_product_attention(grouped, keys, values, attn_mask=mask, scale=shape.scale)
@@ -102,9 +104,17 @@ def _attend(shape: AttentionShape, query: torch.Tensor, cache: KVCache, view: _V
     return rows
 
 
-def _gather(rows: torch.Tensor, view: _View) -> torch.Tensor:
-    """Keys or values [blocks, block_size, kv_heads, d] → [sequences, kv_heads, L, d], 0 where no query sees them."""
-    return rows[view.blocks].flatten(1, 2).masked_fill_(view.unseen, 0).transpose(1, 2)
+def _gather(rows: torch.Tensor, scales: torch.Tensor | None, dtype: torch.dtype, view: _View) -> torch.Tensor:
+    """Keys or values [blocks, block_size, kv_heads, d] → [sequences, kv_heads, L, d], 0 where no query sees them.
+
+    In `dtype`; what has scales in float32, so that nothing of it is rounded away.
+    """
+    if scales is None:
+        numbers = rows[view.blocks].to(dtype)
+    else:
+        stored = rows.view(torch.uint8)[view.blocks].view(rows.dtype)  # float8 cannot be indexed everywhere
+        numbers = dequantized(stored, scales[view.blocks])
+    return numbers.flatten(1, 2).masked_fill_(view.unseen, 0).transpose(1, 2)
 
 
 def _views(metadata: AttentionMetadata, group: BlockTables) -> list[_View]:

@@ -49,7 +49,9 @@ class EngineArgs:
         "exact number of KV-cache blocks, one of them never used; overrides both", None
     )
     kv_cache_dtype: names.KVCacheDtype = flag(
-        "dtype of the KV cache; auto: that of the model", "auto", choices=names.KV_CACHE_DTYPES
+        "how keys and values are stored; auto: in the model's dtype; fp8: with the checkpoint's scales, or 1",
+        "auto",
+        choices=names.KV_CACHE_DTYPES,
     )
     enable_prefix_caching: bool = flag("reuse KV-cache blocks of equal prefixes", True)
 

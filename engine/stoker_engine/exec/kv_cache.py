@@ -1,7 +1,7 @@
 """How many KV-cache blocks there are, and the memory that holds them.
 
     pool          null block         block 1            …          uint8 [blocks, bytes of a block]
-    one block     layer a │ layer b │ layer c                      each [block_size, keys then values]
+    one block     layer a │ layer b │ layer c                      each as `exec.kv_views` says
 
 Layers of different groups lie over each other: a block is one group's at a time (`sizing.cache_groups`). A block of a
 state group holds a part of one sequence's states instead (`sizing.state_layout`). The memory is not set to anything:
@@ -12,23 +12,27 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import numpy as np
 import torch
 
-from stoker_engine.architectures.cache_spec import CacheSpec, LayerCache, StateSpec
+from stoker_engine.architectures.cache_spec import LayerCache, StateSpec
 from stoker_engine.architectures.model_config import ModelConfig
 from stoker_engine.attention.backend import KVCache
 from stoker_engine.attention.state_cache import PagedTensor, StateCache
 from stoker_engine.contract.engine_args import EngineArgs
 from stoker_engine.contract.errors import ArgumentError, ModelError, OutOfMemoryError
+from stoker_engine.exec.kv_views import layer_view
+from stoker_engine.models.kv_scales import LayerScales
 from stoker_engine.parallel.device import memory_bytes
 from stoker_engine.parallel.ranks import Alone, Ranks
 from stoker_engine.parallel.transfer import to_device
 from stoker_engine.sizing import memory
 from stoker_engine.sizing.cache_groups import CacheGroup, usable_blocks
+from stoker_engine.sizing.kv_format import KVFormat, kv_format
 from stoker_engine.sizing.state_layout import Piece, state_layout
 from stoker_engine.sizing.weight_formats import ALL_NUMBERS, WeightFormats
 from stoker_engine.sizing.weight_sizes import Sharding
@@ -41,11 +45,13 @@ class KVCachePlan:
     """The cache's size.
 
     Attributes:
+        kv: how numbers are stored.
         num_blocks: the null block included.
         max_model_len: longest sequence, prompt and output.
         step_tokens: most tokens that one step computes of a sequence.
     """
 
+    kv: KVFormat
     groups: tuple[CacheGroup, ...]
     num_blocks: int
     block_size: int
@@ -76,8 +82,9 @@ def plan_kv_cache(
         ArgumentError: a step is too small for a whole prompt, and it must not be cut.
     """
     ranks = ranks or Alone()
-    groups = memory.model_cache_groups(config, args.block_size, dtype.itemsize, ranks.size)
-    block = memory.kv_block_bytes(groups, args.block_size, dtype.itemsize)
+    kv = kv_format(args.kv_cache_dtype, str(dtype))
+    groups = memory.model_cache_groups(config, args.block_size, kv, ranks.size)
+    block = memory.kv_block_bytes(groups, args.block_size)
     room = _num_blocks(args, config, dtype, device, ranks.size, formats)
     num_blocks = int(ranks.all_gather(torch.tensor([room], device=device)).min())
     wanted = args.max_model_len or config.default_model_len
@@ -106,11 +113,16 @@ def plan_kv_cache(
         _gib(num_blocks * block),
         longest,
     )
-    return KVCachePlan(groups, num_blocks, args.block_size, longest, args.max_num_batched_tokens)
+    return KVCachePlan(kv, groups, num_blocks, args.block_size, longest, args.max_num_batched_tokens)
 
 
 class KVCachePool:
     """The cache's memory, and each layer's view of it.
+
+    Args:
+        specs: what each layer keeps here.
+        dtype: the model's, in which states are kept.
+        scales: of the layers that have some of their own; 1 for others.
 
     Attributes:
         caches: one a layer that keeps keys and values, in the layers' order.
@@ -118,11 +130,14 @@ class KVCachePool:
     """
 
     def __init__(
-        self, plan: KVCachePlan, specs: Sequence[LayerCache], dtype: torch.dtype, device: torch.device
+        self,
+        plan: KVCachePlan,
+        specs: Sequence[LayerCache],
+        dtype: torch.dtype,
+        device: torch.device,
+        scales: Mapping[int, LayerScales] = MappingProxyType({}),
     ) -> None:
-        block = memory.kv_block_bytes(plan.groups, plan.block_size, dtype.itemsize)
-        self._pool = allocate((plan.num_blocks, block), device)
-        numbers = self._pool.view(dtype)
+        self._pool = allocate((plan.num_blocks, memory.kv_block_bytes(plan.groups, plan.block_size)), device)
         caches: dict[int, KVCache] = {}
         self.states: list[StateCache] = []
         for index, group in enumerate(plan.groups):
@@ -133,8 +148,9 @@ class KVCachePool:
             start = 0
             for layer, spec in zip(group.layers, members, strict=True):
                 assert spec.kind == "tokens"
-                size = spec.numbers_per_token * plan.block_size
-                caches[layer] = _view(numbers[:, start : start + size], spec, plan.block_size, index)
+                size = plan.kv.token_bytes(spec) * plan.block_size
+                part = self._pool[:, start : start + size]
+                caches[layer] = layer_view(part, spec, plan.block_size, index, plan.kv, scales.get(layer))
                 start += size
         self.caches = [caches[layer] for layer in sorted(caches)]
 
@@ -143,16 +159,6 @@ class KVCachePool:
         if copies:
             source, target = to_device(copies, self._pool.device).unbind(1)
             self._pool[target] = self._pool[source]
-
-
-def _view(numbers: torch.Tensor, spec: CacheSpec, block_size: int, group: int) -> KVCache:
-    """A layer's keys and values within `numbers` [blocks, numbers of the layer]."""
-    keys = block_size * spec.num_kv_heads * spec.head_dim
-    key = numbers[:, :keys].unflatten(1, (block_size, spec.num_kv_heads, spec.head_dim))
-    if spec.latent:
-        return KVCache(key, key[..., : spec.value_head_dim], group)
-    value = numbers[:, keys:].unflatten(1, (block_size, spec.num_kv_heads, spec.value_head_dim))
-    return KVCache(key, value, group)
 
 
 def _states(pool: torch.Tensor, specs: Sequence[StateSpec], dtype: torch.dtype, group: int) -> list[StateCache]:
@@ -186,7 +192,7 @@ def _num_blocks(
 ) -> int:
     numbers = memory.Numbers(
         element_bytes=dtype.itemsize,
-        kv_element_bytes=dtype.itemsize,
+        kv=kv_format(args.kv_cache_dtype, str(dtype)),
         block_size=args.block_size,
         max_num_batched_tokens=args.max_num_batched_tokens,
         max_num_seqs=args.max_num_seqs,

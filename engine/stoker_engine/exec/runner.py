@@ -72,11 +72,12 @@ class Runner:
         build = Build(self.dtype, self._backend, self._kernels, self._ranks)
         formats = checkpoint.weight_formats(self.dtype, self.device)
         self.plan = plan_kv_cache(args, self.config, self.dtype, self.device, self._ranks, formats)
+        scales = checkpoint.kv_scales(args.kv_cache_dtype, build)
         started = time.monotonic()
         with torch.inference_mode():
             self.model = checkpoint.load(build, self.device, self.plan.max_model_len, on_progress)
             specs = memory.layer_caches(self.config, self._ranks.size)
-            self._pool = KVCachePool(self.plan, specs, self.dtype, self.device)
+            self._pool = KVCachePool(self.plan, specs, self.dtype, self.device, scales)
         logger.info("loaded %s on %s in %.1f s", self.dtype, self.device, time.monotonic() - started)
         # The Transformers backend computes with torch's operators, our decoder with kernels that share work themselves.
         native = isinstance(self._backend, NativeBackend) and isinstance(self.model, Decoder)

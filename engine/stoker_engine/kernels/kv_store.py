@@ -1,14 +1,63 @@
-"""Writes new keys or values into the paged cache."""
+"""Keys and values in the paged cache: how they are written, and what was written means.
+
+In 8 bits a number stands for itself times a scale, a layer's or its own token's and head's:
+
+    stored = round(x / scale)        within ±448 for e4m3, ±57344 for e5m2, ±127 for int8; to the nearest, ties to even
+    scale  = max |x| / 448 or 127    where each token and head has its own; 1 where all of x is 0
+
+What is too large becomes the largest, never infinity. What is no number stays none, so that a broken request is still
+seen to be broken: as nan in float8, and as a scale of nan where there is one a token.
+"""
 
 from __future__ import annotations
 
 import torch
 
+#: The largest number of a stored dtype, of those that stand for themselves times a scale.
+LARGEST = {torch.float8_e4m3fn: 448.0, torch.float8_e5m2: 57344.0, torch.int8: 127.0}
 
-def kv_store(rows: torch.Tensor, cache: torch.Tensor, slot_mapping: torch.Tensor) -> None:
+
+def kv_store(
+    rows: torch.Tensor,
+    cache: torch.Tensor,
+    slot_mapping: torch.Tensor,
+    scales: torch.Tensor | None = None,
+    scales_of_tokens: bool = False,
+) -> None:
     """Scatters `rows` [tokens, kv_heads, d] to `slot_mapping` [tokens] of `cache` [blocks, block_size, kv_heads, d].
 
     slot = block × block_size + offset. The cache may be strided: blocks need not follow each other.
+
+    Args:
+        scales: [blocks, block_size, kv_heads] float32, where the cache is float8 or int8.
+        scales_of_tokens: they are made here; else they are there already.
     """
-    size = cache.shape[1]
-    cache[slot_mapping // size, slot_mapping % size] = rows
+    at = slot_mapping // cache.shape[1], slot_mapping % cache.shape[1]
+    if scales is None:
+        cache[at] = rows.to(cache.dtype)
+        return
+    if scales_of_tokens:
+        scales[at] = token_scales(rows, cache.dtype)
+    cache.view(torch.uint8)[at] = quantized(rows, scales[at], cache.dtype).view(torch.uint8)
+
+
+def token_scales(rows: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """The scale of each vector: [tokens, kv_heads, d] → [tokens, kv_heads] float32."""
+    largest = rows.float().abs().amax(-1)
+    largest = torch.where(largest.isinf(), torch.nan, largest)
+    scales = largest / LARGEST[dtype]
+    return torch.where(scales == 0, 1.0, scales)
+
+
+def quantized(rows: torch.Tensor, scales: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """[tokens, kv_heads, d] and [tokens, kv_heads] → [tokens, kv_heads, d] of `dtype`."""
+    limit, x = LARGEST[dtype], rows.float()
+    scaled = (x / scales.unsqueeze(-1)).clamp(-limit, limit)
+    if dtype == torch.int8:
+        return scaled.nan_to_num(0).round().to(dtype)
+    return torch.where(x.isfinite(), scaled, torch.nan).to(dtype)
+
+
+def dequantized(stored: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+    """[…, d] float8 or int8 and […] float32 → […, d] float32."""
+    return stored.float() * scales.unsqueeze(-1)

@@ -19,6 +19,7 @@ from stoker_engine.contract.errors import ArgumentError, ModelError, WeightsErro
 from stoker_engine.layers.build import Build
 from stoker_engine.models.decoder_loader import DecoderLoader
 from stoker_engine.models.gguf import GGUFFile
+from stoker_engine.models.kv_scales import LayerScales
 from stoker_engine.models.locate import locate_model
 from stoker_engine.models.model import Model
 from stoker_engine.models.model_card import ModelCard, card_of_folder, card_of_gguf
@@ -58,6 +59,10 @@ class Loader(Protocol):
         """How weights are stored in a model of `dtype` on `device`; known before it is made."""
         ...
 
+    def kv_scales(self, kv_cache_dtype: str, config: ModelConfig, build: Build) -> dict[int, LayerScales]:
+        """The layers' own scales of the KV cache, where ``--kv-cache-dtype`` asks for them (`models.kv_scales`)."""
+        ...
+
 
 @dataclass(frozen=True)
 class Checkpoint:
@@ -86,6 +91,10 @@ class Checkpoint:
     def weight_formats(self, dtype: torch.dtype, device: torch.device) -> WeightFormats:
         """See `Loader.weight_formats`."""
         return self.loader.weight_formats(self.config, dtype, device)
+
+    def kv_scales(self, kv_cache_dtype: str, build: Build) -> dict[int, LayerScales]:
+        """See `Loader.kv_scales`."""
+        return self.loader.kv_scales(kv_cache_dtype, self.config, build)
 
 
 def find_checkpoint(args: EngineArgs) -> Checkpoint:

@@ -11,6 +11,7 @@ from stoker_engine.architectures.model_config import ModelConfig
 from stoker_engine.architectures.stored_formats import StoredFormat
 from stoker_engine.layers.build import Build
 from stoker_engine.models.decoder import Decoder
+from stoker_engine.models.kv_scales import LayerScales, kv_scales
 from stoker_engine.models.stored_weights import stored_weights, with_formats
 from stoker_engine.models.weight_names import WeightNames
 from stoker_engine.models.weight_source import Part, WeightSource
@@ -46,6 +47,10 @@ class DecoderLoader:
     def weight_formats(self, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> WeightFormats:
         """See `models.checkpoint.Loader`."""
         return stored_weights(self.weights, self.spelling, config, dtype, device)
+
+    def kv_scales(self, kv_cache_dtype: str, config: ModelConfig, build: Build) -> dict[int, LayerScales]:
+        """See `models.checkpoint.Loader`."""
+        return kv_scales(kv_cache_dtype, self.weights, config, build)
 
 
 @dataclass(frozen=True)

@@ -46,6 +46,7 @@ from stoker_engine.attention.backend import AttentionBackend, AttentionShape, KV
 from stoker_engine.attention.metadata import AttentionMetadata, BlockTables
 from stoker_engine.contract.errors import ModelError, WeightsError
 from stoker_engine.layers.build import Build
+from stoker_engine.models.kv_scales import LayerScales, is_kv_scale, kv_scales
 from stoker_engine.models.model import StepInputs
 from stoker_engine.models.safetensors_folder import SafetensorsFolder, not_floating
 from stoker_engine.models.weights import check_finite
@@ -388,6 +389,10 @@ class TransformersLoader:
         """See `models.checkpoint.Loader`."""
         return ALL_NUMBERS
 
+    def kv_scales(self, kv_cache_dtype: str, config: ModelConfig, build: Build) -> dict[int, LayerScales]:
+        """See `models.checkpoint.Loader`."""
+        return kv_scales(kv_cache_dtype, SafetensorsFolder(self.folder), config, build)
+
     def load(
         self,
         config: ModelConfig,
@@ -418,7 +423,7 @@ class TransformersLoader:
         model, report = loaded
         for what, names in (
             ("lack tensors the model needs", report["missing_keys"]),
-            ("hold tensors the model has no place for", report["unexpected_keys"]),
+            ("hold tensors the model has no place for", {n for n in report["unexpected_keys"] if not is_kv_scale(n)}),
             ("hold tensors of another shape", report["mismatched_keys"]),
         ):
             if names:

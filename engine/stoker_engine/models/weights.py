@@ -15,6 +15,7 @@ from tqdm import tqdm
 from stoker_engine.architectures.model_config import ModelConfig
 from stoker_engine.contract.errors import WeightsError
 from stoker_engine.kernels.blocks import all_finite
+from stoker_engine.models.kv_scales import is_kv_scale
 from stoker_engine.models.row_slices import read_rows
 from stoker_engine.models.weight_names import Make, Place, Split, Transposed, WeightNames, moves_rows
 from stoker_engine.models.weight_source import WeightSource, check_shape, some
@@ -51,6 +52,8 @@ def load_weights(model: Loadable, source: WeightSource, spelling: WeightNames) -
                 if slot in filled:
                     raise WeightsError(f"weights hold {slot} twice: as {filled[slot]} and as {name}")
                 filled[slot] = name
+        elif is_kv_scale(name):
+            continue
         elif spelling.is_ignored(canonical, config) or _is_tied_head(canonical, spelling, config):
             ignored.append(name)
         elif canonical.endswith(_COLUMNS):  # of a matrix that is dequantized when it is loaded

@@ -47,11 +47,6 @@ def resolve_device(args: EngineArgs) -> torch.device:
         name = "cuda" if torch.cuda.is_available() else "cpu"
     if name == "cuda" and not torch.cuda.is_available():
         raise ArgumentError("--device", "cuda: no CUDA device is visible; use --device cpu")
-    if args.kv_cache_dtype != "auto":
-        raise ArgumentError(
-            "--kv-cache-dtype",
-            f"{args.kv_cache_dtype} is not supported on {name} by this engine version; use auto",
-        )
     return torch.device(name)
 
 

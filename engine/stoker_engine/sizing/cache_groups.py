@@ -31,6 +31,7 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from stoker_engine.architectures.cache_spec import LayerCache
+from stoker_engine.sizing.kv_format import KVFormat
 from stoker_engine.sizing.state_layout import aligned, state_bytes
 
 #: The block that is never handed out; empty entries of block tables name it.
@@ -44,7 +45,7 @@ class CacheGroup:
     Attributes:
         sliding_window: tokens that its layers see back; None sees all, and where the kind is "state".
         layers: indices of the layers, in order.
-        numbers_per_token: how many numbers one token takes in all of them; 0 where the kind is "state".
+        bytes_per_token: what one token takes in all of them; 0 where the kind is "state".
         kind: whether they keep something of each token, or one state of each sequence.
         state_bytes: of one sequence in all of them; 0 where the kind is "tokens".
         blocks_per_sequence: entries of a sequence's table where the kind is "state"; else 0, and they follow from its
@@ -53,36 +54,36 @@ class CacheGroup:
 
     sliding_window: int | None
     layers: tuple[int, ...]
-    numbers_per_token: int
+    bytes_per_token: int
     kind: Literal["tokens", "state"] = "tokens"
     state_bytes: int = 0
     blocks_per_sequence: int = 0
 
 
-def cache_groups(specs: Sequence[LayerCache], block_size: int, element_bytes: int) -> tuple[CacheGroup, ...]:
+def cache_groups(specs: Sequence[LayerCache], block_size: int, kv: KVFormat) -> tuple[CacheGroup, ...]:
     """The groups of a model whose layers have `specs`: those that see everything come first, states last.
 
     Args:
         block_size: tokens of one block.
-        element_bytes: of one number in the KV cache.
+        kv: how the cache stores numbers.
     """
-    groups = _token_groups(specs)
+    groups = _token_groups(specs, kv)
     states = {layer: spec for layer, spec in enumerate(specs) if spec.kind == "state"}
     if states:
-        sizes = [state_bytes(spec, element_bytes) for spec in states.values()]
+        sizes = [state_bytes(spec, kv.state_bytes) for spec in states.values()]
         # Where there are no blocks of tokens, a block is as large as a layer's state.
-        block = aligned(numbers_per_position(groups) * block_size * element_bytes) or max(sizes)
+        block = aligned(bytes_per_position(groups) * block_size) or max(sizes)
         count = -(-sum(sizes) // block)
         groups.append(CacheGroup(None, tuple(states), 0, "state", sum(sizes), count))
     return tuple(groups)
 
 
-def _token_groups(specs: Sequence[LayerCache]) -> list[CacheGroup]:
-    numbers: dict[int, int] = {}
+def _token_groups(specs: Sequence[LayerCache], kv: KVFormat) -> list[CacheGroup]:
+    sizes: dict[int, int] = {}
     kinds: dict[int | None, list[int]] = {}
     for layer, spec in enumerate(specs):
         if spec.kind == "tokens":
-            numbers[layer] = spec.numbers_per_token
+            sizes[layer] = kv.token_bytes(spec)
             kinds.setdefault(spec.sliding_window, []).append(layer)
     if not kinds:
         return []
@@ -93,13 +94,13 @@ def _token_groups(specs: Sequence[LayerCache]) -> list[CacheGroup]:
     for window, layers in sorted(kinds.items(), key=lambda kind: (kind[0] is not None, kind[0] or 0)):
         for start in range(0, len(layers), size):
             members = tuple(layers[start : start + size])
-            groups.append(CacheGroup(window, members, sum(numbers[layer] for layer in members)))
+            groups.append(CacheGroup(window, members, sum(sizes[layer] for layer in members)))
     return groups
 
 
-def numbers_per_position(groups: Sequence[CacheGroup]) -> int:
-    """Numbers that one token's place in a block has room for: those of the largest group."""
-    return max((group.numbers_per_token for group in groups), default=0)
+def bytes_per_position(groups: Sequence[CacheGroup]) -> int:
+    """What one token's place in a block has room for: what it takes in the largest group."""
+    return max((group.bytes_per_token for group in groups), default=0)
 
 
 def usable_blocks(num_blocks: int) -> int:

@@ -19,10 +19,11 @@ from stoker_engine.architectures.model_config import ModelConfig
 from stoker_engine.sizing.cache_groups import (
     CacheGroup,
     blocks_per_sequence,
+    bytes_per_position,
     cache_groups,
-    numbers_per_position,
     usable_blocks,
 )
+from stoker_engine.sizing.kv_format import KVFormat
 from stoker_engine.sizing.pipeline_stages import pipeline_stages
 from stoker_engine.sizing.quantized_weights import QuantizedWeights
 from stoker_engine.sizing.state_layout import aligned, state_bytes
@@ -83,7 +84,7 @@ class Numbers:
 
     Attributes:
         element_bytes: of one weight and one activation.
-        kv_element_bytes: of one number in the KV cache.
+        kv: how the KV cache stores numbers.
         block_size: tokens of one block.
         max_num_batched_tokens: most tokens of one step.
         max_num_seqs: most sequences of one step.
@@ -94,7 +95,7 @@ class Numbers:
     """
 
     element_bytes: int
-    kv_element_bytes: int
+    kv: KVFormat
     block_size: int
     max_num_batched_tokens: int
     max_num_seqs: int
@@ -146,17 +147,15 @@ def memory_use(config: ModelConfig, numbers: Numbers, device: Device) -> MemoryU
     return MemoryUse(max(weights), activations, device.allowances, left[stage], num_blocks)
 
 
-def model_cache_groups(
-    config: ModelConfig, block_size: int, element_bytes: int, tensor: int = 1
-) -> tuple[CacheGroup, ...]:
+def model_cache_groups(config: ModelConfig, block_size: int, kv: KVFormat, tensor: int = 1) -> tuple[CacheGroup, ...]:
     """The groups of layers that share block tables, on one device.
 
     Args:
         block_size: tokens of one block.
-        element_bytes: of one number in the KV cache.
+        kv: how the cache stores numbers.
         tensor: devices that each layer is spread over.
     """
-    return cache_groups(layer_caches(config, tensor), block_size, element_bytes)
+    return cache_groups(layer_caches(config, tensor), block_size, kv)
 
 
 def layer_caches(config: ModelConfig, tensor: int = 1) -> list[LayerCache]:
@@ -171,31 +170,31 @@ def layer_caches(config: ModelConfig, tensor: int = 1) -> list[LayerCache]:
 def stage_block_bytes(config: ModelConfig, numbers: Numbers, split: Sharding) -> list[int]:
     """One block of the KV cache, on each stage. Block tables are the whole model's, so a stage holds its layers' part
     of every group."""
-    size, element = numbers.block_size, numbers.kv_element_bytes
+    size, kv = numbers.block_size, numbers.kv
     specs = layer_caches(config, split.tensor)
-    groups = cache_groups(specs, size, element)
+    groups = cache_groups(specs, size, kv)
     return [
-        kv_block_bytes([_part(group, layers, specs, element) for group in groups], size, element)
+        kv_block_bytes([_part(group, layers, specs, kv) for group in groups], size)
         for layers in pipeline_stages(len(specs), split.pipeline)
     ]
 
 
-def _part(group: CacheGroup, layers: range, specs: Sequence[LayerCache], element_bytes: int) -> CacheGroup:
+def _part(group: CacheGroup, layers: range, specs: Sequence[LayerCache], kv: KVFormat) -> CacheGroup:
     """What the stage with `layers` has of a group; tables have as many blocks as everywhere."""
     held = tuple(layer for layer in group.layers if layer in layers)
-    numbers = states = 0
+    tokens = states = 0
     for layer in held:
         spec = specs[layer]
         if spec.kind == "tokens":
-            numbers += spec.numbers_per_token
+            tokens += kv.token_bytes(spec)
         else:
-            states += state_bytes(spec, element_bytes)
-    return replace(group, layers=held, numbers_per_token=numbers, state_bytes=states)
+            states += state_bytes(spec, kv.state_bytes)
+    return replace(group, layers=held, bytes_per_token=tokens, state_bytes=states)
 
 
-def kv_block_bytes(groups: Sequence[CacheGroup], block_size: int, element_bytes: int) -> int:
+def kv_block_bytes(groups: Sequence[CacheGroup], block_size: int) -> int:
     """One block of the KV cache: of so many tokens, or of so much of a state, whichever is more."""
-    block = numbers_per_position(groups) * block_size * element_bytes
+    block = bytes_per_position(groups) * block_size
     parts = [-(-group.state_bytes // group.blocks_per_sequence) for group in groups if group.kind == "state"]
     return aligned(max(block, *parts)) if parts else block
 

@@ -42,7 +42,7 @@ def aligned(size: int) -> int:
 
 
 def tensor_bytes(tensor: StateTensor, element_bytes: int) -> int:
-    """Bytes of a tensor of one sequence's state, where a number of the KV cache has `element_bytes`."""
+    """Bytes of a tensor of one sequence's state, where a number of the model has `element_bytes`."""
     size = element_bytes if tensor.dtype is None else dtype_sizes.element_bytes(tensor.dtype)
     return math.prod(tensor.shape) * size
 

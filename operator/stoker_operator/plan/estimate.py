@@ -109,7 +109,7 @@ def estimate(bench: Bench, sharding: Sharding) -> tuple[Estimate, Problem | None
     device = Device(bench.memory_bytes, settings.utilization, bench.on_cpu, sharding)
     use = memory_use(config, numbers, device)
     step, size = settings.max_num_batched_tokens, numbers.block_size
-    groups = model_cache_groups(config, size, numbers.kv_element_bytes, sharding.tensor)
+    groups = model_cache_groups(config, size, numbers.kv, sharding.tensor)
 
     def longest(num_blocks: int, wanted: int) -> int:
         return longest_sequence(groups, num_blocks, step, size, wanted)
@@ -151,14 +151,10 @@ def needed_bytes(bench: Bench) -> int:
     """The memory that a copy needs on one device, with a sequence of `SHORTEST` tokens."""
     device = Device(0, 1.0, bench.on_cpu)
     use = memory_use(bench.shape.config, bench.numbers, device)
-    size, element, step = (
-        bench.numbers.block_size,
-        bench.numbers.kv_element_bytes,
-        bench.settings.max_num_batched_tokens,
-    )
-    groups = model_cache_groups(bench.shape.config, size, element)
+    size, step = bench.numbers.block_size, bench.settings.max_num_batched_tokens
+    groups = model_cache_groups(bench.shape.config, size, bench.numbers.kv)
     length = min(bench.settings.max_model_len or SHORTEST, bench.shape.config.longest_model_len)
-    cache = (1 + blocks_per_sequence(groups, length, step, size)) * kv_block_bytes(groups, size, element)
+    cache = (1 + blocks_per_sequence(groups, length, step, size)) * kv_block_bytes(groups, size)
     return math.ceil((use.weights + use.activations + use.allowances + cache) / bench.settings.utilization)
 
 

@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from stoker_engine.contract.sources import ModelSource
-from stoker_engine.sizing.dtype_sizes import element_bytes, kv_element_bytes
+from stoker_engine.sizing.dtype_sizes import element_bytes
+from stoker_engine.sizing.kv_format import kv_format
 from stoker_engine.sizing.memory import Numbers
 from stoker_engine.sizing.quantized_weights import usual_weights
 from stoker_engine.sizing.weight_formats import ALL_NUMBERS, BLOCK_DTYPES
@@ -230,14 +231,14 @@ def _bench(spec: Spec, shape: Shape, settings: EngineSettings, memory: int | Non
         if quantized is None:
             return f"how large weights are that {engine.quantization} quantizes is not known", None
     dtype = engine.dtype if engine.dtype not in (None, "auto") else shape.config.dtype
-    size = element_bytes(dtype or "bfloat16")
-    if engine.runtime != "stoker" and engine.dtype in (None, "auto"):
-        size = min(size, 2)  # vLLM loads float32 checkpoints in 16 bits, unless ``--dtype`` is another
+    computed = dtype or "bfloat16"
+    if engine.runtime != "stoker" and engine.dtype in (None, "auto") and element_bytes(computed) > 2:
+        computed = "bfloat16"  # vLLM loads float32 checkpoints in 16 bits, unless ``--dtype`` is another
     on_cpu = spec.hardware.accelerator == CPU
     kernels = engine.runtime == "stoker" and on_cpu and (dtype or "").removeprefix("torch.") in BLOCK_DTYPES
     numbers = Numbers(
-        element_bytes=size,
-        kv_element_bytes=kv_element_bytes(engine.kv_cache_dtype or "auto", size),
+        element_bytes=element_bytes(computed),
+        kv=kv_format(engine.kv_cache_dtype or "auto", computed),
         block_size=settings.block_size,
         max_num_batched_tokens=settings.max_num_batched_tokens,
         max_num_seqs=settings.max_num_seqs,

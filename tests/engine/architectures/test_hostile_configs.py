@@ -19,6 +19,7 @@ from stoker_engine.architectures.families.registry import FAMILY_CONFIGS
 from stoker_engine.architectures.model_config import ModelConfig
 from stoker_engine.contract.errors import ModelError
 from stoker_engine.contract.json_file import read_json_object
+from stoker_engine.sizing.kv_format import kv_format
 from stoker_engine.sizing.memory import Device, Numbers, memory_use
 
 ODD: list[Any] = [
@@ -34,7 +35,7 @@ ROPE_FIELDS = (
     *("high_freq_factor", "beta_fast", "beta_slow", "short_factor", "long_factor", "attention_factor", "mscale"),
     *("mscale_all_dim", "partial_rotary_factor"),
 )
-NUMBERS = Numbers(2, 2, 16, 2048, 128)
+NUMBERS = Numbers(2, kv_format("auto", "bfloat16"), 16, 2048, 128)
 DEVICE = Device(16 * 2**30, 0.9, on_cpu=True)
 
 

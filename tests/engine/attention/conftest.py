@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import torch
 
+from stoker_engine.architectures.cache_spec import CacheSpec
 from stoker_engine.attention.backend import AttentionBackend, AttentionShape, KVCache
 from stoker_engine.attention.metadata import AttentionMetadata, BlockTables
+from stoker_engine.exec.kv_views import LayerScales, layer_view
 from stoker_engine.sizing.cache_groups import NULL_BLOCK
+from stoker_engine.sizing.kv_format import kv_format
 
 from ..guarded_cache import GuardedBlocks
 
@@ -21,6 +23,8 @@ class Sequences:
     Attributes:
         queries, keys, values: one tensor a sequence, [length, heads, d].
         blocks: block numbers of each.
+        kv_cache_dtype: as `--kv-cache-dtype` says.
+        own: the layer's scales of keys and values, where tokens have none.
     """
 
     shape: AttentionShape
@@ -31,6 +35,8 @@ class Sequences:
     latent: bool
     cache: KVCache
     block_size: int
+    kv_cache_dtype: str = "auto"
+    own: LayerScales | None = None
 
     @classmethod
     def random(
@@ -41,6 +47,8 @@ class Sequences:
         latent: bool = False,
         seed: int = 0,
         block_size: int = 16,
+        kv_cache_dtype: str = "auto",
+        own: LayerScales | None = None,
     ) -> Sequences:
         """Sequences of the given lengths; where latent, the values are the first numbers of the keys."""
         generator = torch.Generator().manual_seed(seed)
@@ -56,12 +64,11 @@ class Sequences:
         numbers = (torch.randperm(sum(counts), generator=generator) + 1).tolist()  # after the null block
         blocks = [[numbers.pop() for _ in range(count)] for count in counts]
         # Two layers share each block, as in the engine: a layer's blocks do not follow each other.
-        key = _pool(sum(counts) + 1, (2, block_size, shape.num_kv_heads, shape.head_dim), dtype)[:, 1]
-        value = key[..., : shape.value_head_dim]
-        if not latent:
-            value = _pool(sum(counts) + 1, (2, block_size, shape.num_kv_heads, shape.value_head_dim), dtype)[:, 1]
-        cache = KVCache(key, value, group=0)
-        return cls(shape, queries, keys, values, blocks, latent, cache, block_size)
+        kv = kv_format(kv_cache_dtype, str(dtype))
+        spec = CacheSpec(shape.num_kv_heads, shape.head_dim, shape.value_head_dim, latent=latent)
+        part = _pool(sum(counts) + 1, 2, block_size * kv.token_bytes(spec))
+        cache = layer_view(part, spec, block_size, 0, kv, own)
+        return cls(shape, queries, keys, values, blocks, latent, cache, block_size, kv_cache_dtype, own)
 
     def step(
         self, spans: list[tuple[int, int, int]]
@@ -99,12 +106,17 @@ class Sequences:
         return flat(self.queries), flat(self.keys), None if self.latent else flat(self.values), metadata
 
     def expected(self, sequence: int) -> torch.Tensor:
-        """[length, heads × value_head_dim] float64: attention of the whole sequence."""
+        """[length, heads × value_head_dim] float64: attention of the whole sequence, by keys and values as they must
+        have been stored."""
         shape, length = self.shape, len(self.queries[sequence])
         group = shape.num_heads // shape.num_kv_heads
         query = self.queries[sequence].double()
-        key = self.keys[sequence].double().repeat_interleave(group, dim=1)
-        value = self.values[sequence].double().repeat_interleave(group, dim=1)
+        own_key, own_value = self.own or (None, None)
+        key = kept(self.keys[sequence], self.kv_cache_dtype, own_key)
+        value = key[..., : shape.value_head_dim]
+        if not self.latent:
+            value = kept(self.values[sequence], self.kv_cache_dtype, own_value)
+        key, value = (part.repeat_interleave(group, dim=1) for part in (key, value))
         scores = torch.einsum("qhd,khd->hqk", query, key) * shape.scale
         if shape.logits_soft_cap is not None:
             scores = shape.logits_soft_cap * torch.tanh(scores / shape.logits_soft_cap)
@@ -130,8 +142,25 @@ def run(backend: AttentionBackend, sequences: Sequences, *steps: list[tuple[int,
     return [torch.cat(parts) if parts else torch.empty(0) for parts in rows]
 
 
-def _pool(num_blocks: int, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """[blocks, *shape]: nan, which shows where unwritten numbers reach a result; the null block is inaccessible."""
-    blocks = GuardedBlocks(num_blocks, math.prod(shape) * dtype.itemsize)
+def kept(x: torch.Tensor, kv_cache_dtype: str, own: torch.Tensor | None = None) -> torch.Tensor:
+    """What is left of keys or values [length, heads, d] in such a cache, by torch's own types: float64."""
+    if kv_cache_dtype == "auto":
+        return x.double()
+    if kv_cache_dtype == "bfloat16":
+        return x.bfloat16().double()
+    dtype = {"fp8_e5m2": torch.float8_e5m2, "int8_per_token_head": torch.int8}.get(kv_cache_dtype, torch.float8_e4m3fn)
+    largest = (torch.iinfo if dtype == torch.int8 else torch.finfo)(dtype).max
+    scale = torch.ones(1, 1, 1) if own is None else own.view(1, -1, 1)
+    if kv_cache_dtype.endswith("_per_token_head"):
+        scale = x.float().abs().amax(-1, keepdim=True) / largest
+        scale[scale == 0] = 1
+    scaled = (x.float() / scale).clamp(-largest, largest)
+    return (scaled.round() if dtype == torch.int8 else scaled).to(dtype).double() * scale.double()
+
+
+def _pool(num_blocks: int, layers: int, layer_bytes: int) -> torch.Tensor:
+    """uint8 [blocks, bytes], the last layer's part: nan, which shows where unwritten numbers reach a result; the null
+    block is inaccessible."""
+    blocks = GuardedBlocks(num_blocks, layers * layer_bytes)
     blocks.allow(block for block in range(num_blocks) if block != NULL_BLOCK)
-    return blocks.tensor.view(dtype).unflatten(1, shape)
+    return blocks.tensor[:, -layer_bytes:]

@@ -12,6 +12,7 @@ from stoker_engine.contract.errors import OutOfMemoryError
 from stoker_engine.exec.kv_cache import KVCachePlan, KVCachePool, plan_kv_cache
 from stoker_engine.parallel.ranks import Alone
 from stoker_engine.sizing.cache_groups import cache_groups
+from stoker_engine.sizing.kv_format import kv_format
 from stoker_engine.sizing.memory import Device, Numbers, memory_use
 from stoker_engine.sizing.weight_sizes import Sharding
 
@@ -25,9 +26,10 @@ SPECS = [
 
 @pytest.fixture(params=[torch.float32, torch.bfloat16])
 def pool(request: pytest.FixtureRequest) -> KVCachePool:
-    groups = cache_groups(SPECS, 4, request.param.itemsize)
+    kv = kv_format("auto", str(request.param))
+    groups = cache_groups(SPECS, 4, kv)
     assert [group.layers for group in groups] == [(0, 3), (1, 2)]
-    plan = KVCachePlan(groups, num_blocks=6, block_size=4, max_model_len=16, step_tokens=16)
+    plan = KVCachePlan(kv, groups, num_blocks=6, block_size=4, max_model_len=16, step_tokens=16)
     return KVCachePool(plan, SPECS, request.param, torch.device("cpu"))
 
 
@@ -100,10 +102,10 @@ def test_ranks_have_as_many_blocks_as_the_one_with_the_least_room(monkeypatch: p
     config, args = ModelConfig.from_dict(TINY), EngineArgs("m", gpu_memory_utilization=1)
     alone, two = (plan_kv_cache(args, config, torch.float32, torch.device("cpu"), r) for r in (None, _UnequalRanks()))
     # Each has half of the heads, and half of the memory.
-    assert two.groups[0].numbers_per_token * 2 == alone.groups[0].numbers_per_token
+    assert two.groups[0].bytes_per_token * 2 == alone.groups[0].bytes_per_token
     use = memory_use(
         config,
-        Numbers(4, 4, args.block_size, args.max_num_batched_tokens, args.max_num_seqs),
+        Numbers(4, kv_format("auto", "float32"), args.block_size, args.max_num_batched_tokens, args.max_num_seqs),
         Device(2 << 30, 1.0, on_cpu=True, sharding=Sharding(tensor=2)),
     )
     assert two.num_blocks == use.num_blocks - 7

@@ -276,7 +276,7 @@ def test_every_rank_holds_its_share(pair: tuple[Path, Engine, Engine]) -> None:
     _, ranks, alone = pair
     ours, whole = ranks.executor.plan, alone.executor.plan
     assert (ours.num_blocks, ours.max_model_len) == (whole.num_blocks, whole.max_model_len)
-    kept = [sum(group.numbers_per_token for group in plan.groups) for plan in (ours, whole)]
+    kept = [sum(group.bytes_per_token for group in plan.groups) for plan in (ours, whole)]
     heads = alone.executor.runner.config.num_key_value_heads  # type: ignore[attr-defined]
     assert kept[0] * heads == kept[1] * -(-heads // SIZE)
 

@@ -11,14 +11,17 @@ from stoker_engine.architectures.cache_spec import CacheSpec, LayerCache, StateS
 from stoker_engine.attention.state_cache import StateCache
 from stoker_engine.exec.kv_cache import KVCachePlan, KVCachePool
 from stoker_engine.sizing.cache_groups import cache_groups
+from stoker_engine.sizing.kv_format import kv_format
 
+BF16 = kv_format("auto", "bfloat16")
 DTYPES = {None: torch.bfloat16, "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 def pool_of(specs: list[LayerCache], num_blocks: int, block_size: int, dtype: torch.dtype) -> KVCachePool:
     """A pool that is nan in every dtype."""
-    groups = cache_groups(specs, block_size, dtype.itemsize)
-    plan = KVCachePlan(groups, num_blocks, block_size, max_model_len=64, step_tokens=64)
+    kv = kv_format("auto", str(dtype))
+    groups = cache_groups(specs, block_size, kv)
+    plan = KVCachePlan(kv, groups, num_blocks, block_size, max_model_len=64, step_tokens=64)
     pool = KVCachePool(plan, specs, dtype, torch.device("cpu"))
     pool._pool.fill_(0xFF)
     return pool
@@ -38,7 +41,7 @@ def test_states_of_layers_and_sequences_never_overlap(seed: int) -> None:
     rng.shuffle(specs)
     states = [spec for spec in specs if spec.kind == "state"]
     block_size, sequences = rng.choice([1, 5, 16]), rng.randint(1, 4)
-    group = cache_groups(specs, block_size, 2)[-1]
+    group = cache_groups(specs, block_size, BF16)[-1]
     num_blocks = 4 + sequences * group.blocks_per_sequence
     pool = pool_of(specs, num_blocks, block_size, torch.bfloat16)
     assert len(pool.caches) == len(attention) and len(pool.states) == len(states)
@@ -92,7 +95,7 @@ def test_an_lstm_in_chunks_computes_what_torch_computes_in_one_go(seed: int) -> 
     layers = [torch.nn.LSTM(size, hidden, batch_first=True), torch.nn.LSTM(hidden, hidden, batch_first=True)]
     lengths = [rng.randint(1, 40) for _ in range(5)]
     inputs = [torch.randn(1, length, size) for length in lengths]
-    width = cache_groups(specs, 4, 2)[-1].blocks_per_sequence
+    width = cache_groups(specs, 4, BF16)[-1].blocks_per_sequence
     num_blocks = 2 + len(lengths) * width
     pool = pool_of(specs, num_blocks, 4, torch.bfloat16)
     tables = tables_of(rng, num_blocks, len(lengths), width)

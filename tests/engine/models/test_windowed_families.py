@@ -21,6 +21,7 @@ from stoker_engine.contract.engine_args import EngineArgs
 from stoker_engine.exec import runner
 from stoker_engine.models.checkpoint import find_checkpoint
 from stoker_engine.sizing.cache_groups import blocks_per_sequence
+from stoker_engine.sizing.kv_format import kv_format
 from stoker_engine.sizing.memory import model_cache_groups
 
 _SIZES: dict[str, Any] = {
@@ -92,7 +93,8 @@ def test_prompts_past_the_window_equal_transformers(
     prompts = [[rng.randrange(2, 128) for _ in range(length)] for length in lengths]
     step_tokens, longest = rng.choice([17, 64, 100, 512]), max(lengths) + 40
     args = {"block_size": block_size, "max_num_batched_tokens": step_tokens, "max_model_len": longest}
-    groups = model_cache_groups(find_checkpoint(EngineArgs(str(tmp_path))).config, block_size, 4)
+    kv = kv_format("auto", "float32")
+    groups = model_cache_groups(find_checkpoint(EngineArgs(str(tmp_path))).config, block_size, kv)
     assert any(group.sliding_window == window for group in groups)
     # Room for the longest and about one more: sequences are preempted, and what windows leave is used again at once.
     needed = blocks_per_sequence(groups, longest, step_tokens, block_size)

@@ -21,7 +21,6 @@ from stoker_engine.parallel import device
         {"data_parallel_size": 2},
         {"enable_expert_parallel": True},
         {"quantization": "awq"},
-        {"kv_cache_dtype": "fp8"},
     ],
     ids=str,
 )

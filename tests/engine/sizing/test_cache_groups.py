@@ -6,28 +6,30 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stoker_engine.architectures.cache_spec import CacheSpec
-from stoker_engine.sizing.cache_groups import blocks_for_beams, blocks_per_sequence, cache_groups, numbers_per_position
+from stoker_engine.sizing.cache_groups import blocks_for_beams, blocks_per_sequence, bytes_per_position, cache_groups
+from stoker_engine.sizing.kv_format import kv_format
 
+BF16 = kv_format("auto", "bfloat16")
 FULL = CacheSpec(2, 16, 16)
 WINDOW = CacheSpec(2, 16, 16, sliding_window=512)
 
 
 def test_layers_that_keep_the_same_are_one_group() -> None:
-    [group] = cache_groups([FULL] * 24, 16, 2)
+    [group] = cache_groups([FULL] * 24, 16, BF16)
     assert group.layers == tuple(range(24))
-    assert group.numbers_per_token == 24 * 2 * 2 * 16
+    assert group.bytes_per_token == 24 * 2 * 2 * 16 * 2
 
 
 def test_gemma_3_is_cut_into_groups_of_its_full_layers() -> None:
     specs = [FULL if (layer + 1) % 6 == 0 else WINDOW for layer in range(18)]
-    groups = cache_groups(specs, 16, 2)
+    groups = cache_groups(specs, 16, BF16)
     assert [len(group.layers) for group in groups] == [3] * 6
     assert groups[0].layers == (5, 11, 17) and groups[0].sliding_window is None
     assert all(group.sliding_window == 512 for group in groups[1:])
 
 
 def test_a_few_layers_more_of_one_kind_are_not_split_off() -> None:
-    groups = cache_groups([FULL] * 10 + [WINDOW] * 12, 16, 2)
+    groups = cache_groups([FULL] * 10 + [WINDOW] * 12, 16, BF16)
     assert [len(group.layers) for group in groups] == [10, 12]
 
 
@@ -49,19 +51,19 @@ def test_a_latent_takes_no_room_for_values() -> None:
     )
 )
 def test_each_layer_is_in_one_group_of_its_own_kind(specs: list[CacheSpec]) -> None:
-    groups = cache_groups(specs, 16, 2)
+    groups = cache_groups(specs, 16, BF16)
     assert sorted(layer for group in groups for layer in group.layers) == list(range(len(specs)))
     assert all(specs[layer].sliding_window == group.sliding_window for group in groups for layer in group.layers)
-    assert numbers_per_position(groups) == max(sum(specs[i].numbers_per_token for i in g.layers) for g in groups)
+    assert bytes_per_position(groups) == max(sum(specs[i].numbers_per_token * 2 for i in g.layers) for g in groups)
 
 
 def test_a_long_sequence_holds_little_for_its_windows() -> None:
-    groups = cache_groups([FULL if (layer + 1) % 6 == 0 else WINDOW for layer in range(18)], 16, 2)
+    groups = cache_groups([FULL if (layer + 1) % 6 == 0 else WINDOW for layer in range(18)], 16, BF16)
     full, windows = 32_768 // 16, 5 * -(-(511 + 2048 + 16) // 16)
     assert blocks_per_sequence(groups, 32_768, 2048, 16) == full + windows < 6 * full / 2
 
 
 def test_beams_share_their_prompt() -> None:
-    groups = cache_groups([FULL] * 4, 16, 2)
+    groups = cache_groups([FULL] * 4, 16, BF16)
     assert blocks_for_beams(groups, 160, 176, 2048, 16, width=1) == 11
     assert blocks_for_beams(groups, 160, 176, 2048, 16, width=4) == 11 + 3 * 2

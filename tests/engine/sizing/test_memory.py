@@ -8,6 +8,7 @@ import pytest
 
 from stoker_engine.architectures.model_config import ModelConfig
 from stoker_engine.sizing.cache_groups import blocks_per_sequence
+from stoker_engine.sizing.kv_format import kv_format
 from stoker_engine.sizing.memory import (
     CPU_KV_CACHE_LIMIT,
     GIB,
@@ -56,7 +57,8 @@ MOE: dict[str, Any] = {
     "vocab_size": 1000,
     "max_position_embeddings": 512,
 }
-NUMBERS = Numbers(2, 2, 16, 2048, 256)
+BF16 = kv_format("auto", "bfloat16")
+NUMBERS = Numbers(2, BF16, 16, 2048, 256)
 
 
 @pytest.mark.parametrize(
@@ -91,9 +93,9 @@ def test_a_tensor_shard_holds_its_share_and_replicates_scarce_kv_heads() -> None
     kv = 2 * 32 * 2 * 8 * 128 * 4096
     assert weight_bytes(config, 2, tensor=16) == (whole - norms - kv) // 16 + kv // 8 + norms
     per_token = [
-        sum(group.numbers_per_token for group in model_cache_groups(config, 16, 2, tensor)) for tensor in (1, 8, 16)
+        sum(group.bytes_per_token for group in model_cache_groups(config, 16, BF16, tensor)) for tensor in (1, 8, 16)
     ]
-    assert per_token == [32 * 2 * 8 * 128, 32 * 2 * 128, 32 * 2 * 128]
+    assert per_token == [2 * 32 * 2 * 8 * 128, 2 * 32 * 2 * 128, 2 * 32 * 2 * 128]
 
 
 def test_experts_are_spread_whole() -> None:
@@ -129,7 +131,7 @@ def test_half_the_bytes_are_twice_the_blocks() -> None:
     config = ModelConfig.from_dict(LLAMA)
     device = Device(80 * GIB, 0.9, on_cpu=False)
     full = memory_use(config, NUMBERS, device)
-    half = memory_use(config, Numbers(2, 1, 16, 2048, 256), device)
+    half = memory_use(config, Numbers(2, kv_format("fp8", "bfloat16"), 16, 2048, 256), device)
     assert half.num_blocks in (2 * full.num_blocks, 2 * full.num_blocks + 1)
 
 
@@ -138,14 +140,14 @@ def test_what_is_said_of_the_cache_goes_before_the_sums() -> None:
     device = Device(GIB, 0.9, on_cpu=True)
     block = stage_block_bytes(config, NUMBERS, Sharding())[0]
     assert memory_use(config, NUMBERS, device).num_blocks == 0
-    given = Numbers(2, 2, 16, 2048, 256, kv_cache_memory_bytes=10 * block + 1)
+    given = Numbers(2, BF16, 16, 2048, 256, kv_cache_memory_bytes=10 * block + 1)
     assert memory_use(config, given, device).num_blocks == 10
-    assert memory_use(config, Numbers(2, 2, 16, 2048, 256, num_blocks=7), device).num_blocks == 7
+    assert memory_use(config, Numbers(2, BF16, 16, 2048, 256, num_blocks=7), device).num_blocks == 7
 
 
 @pytest.mark.parametrize("num_blocks", [0, 1, 2, 7])
 def test_sequences_hold_all_blocks_but_the_null_block(num_blocks: int) -> None:
-    numbers = Numbers(2, 2, 16, 2048, 256, num_blocks=num_blocks)
+    numbers = Numbers(2, BF16, 16, 2048, 256, num_blocks=num_blocks)
     use = memory_use(ModelConfig.from_dict(LLAMA), numbers, Device(80 * GIB, 0.9, on_cpu=False))
     assert (use.num_blocks, use.usable_blocks) == (num_blocks, max(num_blocks - 1, 0))
 
@@ -159,7 +161,7 @@ def test_on_cpu_the_cache_stops_at_its_limit() -> None:
 @pytest.mark.parametrize("document", [LLAMA, GEMMA])
 @pytest.mark.parametrize("num_blocks", [1, 17, 200, 511, 3000])
 def test_the_longest_sequence_is_the_longest(document: dict[str, Any], num_blocks: int) -> None:
-    groups = model_cache_groups(ModelConfig.from_dict(document), 16, 2)
+    groups = model_cache_groups(ModelConfig.from_dict(document), 16, BF16)
     longest = longest_sequence(groups, num_blocks, 64, 16, 8192)
 
     def blocks(length: int) -> int:

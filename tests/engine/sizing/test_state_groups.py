@@ -12,6 +12,7 @@ from stoker_engine.architectures.cache_spec import CacheSpec, LayerCache, StateS
 from stoker_engine.architectures.decoder_config import LayerConfig
 from stoker_engine.architectures.model_config import ModelConfig
 from stoker_engine.sizing.cache_groups import blocks_for_beams, blocks_per_sequence, cache_groups, usable_blocks
+from stoker_engine.sizing.kv_format import kv_format
 from stoker_engine.sizing.memory import (
     GIB,
     Device,
@@ -28,6 +29,7 @@ from stoker_engine.sizing.weight_sizes import Sharding
 
 from .test_memory import LLAMA
 
+BF16 = kv_format("auto", "bfloat16")
 KIB = 1024
 
 #: Mamba-2 2.7B: 64 layers of d_inner 5120, 80 heads of 64, state 128, 1 group, kernel 4.
@@ -45,12 +47,12 @@ NEXT = [CacheSpec(2, 256, 256) if layer % 4 == 3 else NEXT_STATE for layer in ra
 
 
 def test_a_model_of_states_alone_holds_one_block_a_layer() -> None:
-    groups = cache_groups([MAMBA_2] * 64, 16, 2)
+    groups = cache_groups([MAMBA_2] * 64, 16, BF16)
     state = 3 * 5376 * 2 + 80 * 64 * 128 * 4
     assert state == 32_256 + 2_621_440
     [group] = groups
     assert (group.kind, group.layers, group.state_bytes) == ("state", tuple(range(64)), 64 * state)
-    assert kv_block_bytes(groups, 16, 2) == state and group.blocks_per_sequence == 64
+    assert kv_block_bytes(groups, 16) == state and group.blocks_per_sequence == 64
     assert {blocks_per_sequence(groups, length, 2048, 16) for length in (1, 16, 17, 1_000_000)} == {64}
     assert [longest_sequence(groups, blocks, 2048, 16, 8192) for blocks in (63, 64)] == [0, 8192]
 
@@ -65,9 +67,9 @@ def test_a_model_of_states_alone_holds_one_block_a_layer() -> None:
     ],
 )
 def test_published_hybrids(specs: list[LayerCache], block: int, state: int, per_sequence: int) -> None:
-    groups = cache_groups(specs, 16, 2)
+    groups = cache_groups(specs, 16, BF16)
     assert [group.kind for group in groups] == ["tokens", "state"]
-    assert kv_block_bytes(groups, 16, 2) == block
+    assert kv_block_bytes(groups, 16) == block
     assert (groups[1].state_bytes, groups[1].blocks_per_sequence) == (state, per_sequence)
     assert per_sequence == math.ceil(state / block)
     for length in (1, 16, 17, 4096):
@@ -78,7 +80,7 @@ def test_published_hybrids(specs: list[LayerCache], block: int, state: int, per_
 
 
 def test_beams_share_a_prompts_blocks_and_no_state() -> None:
-    alone, with_states = cache_groups([JAMBA_ATTENTION] * 4, 16, 2), cache_groups(JAMBA, 16, 2)
+    alone, with_states = cache_groups([JAMBA_ATTENTION] * 4, 16, BF16), cache_groups(JAMBA, 16, BF16)
     for width in (1, 2, 5):
         without, needed = (blocks_for_beams(each, 160, 176, 2048, 16, width) for each in (alone, with_states))
         assert needed - without == width * 62
@@ -88,7 +90,7 @@ def test_states_follow_the_tensor_shards_that_have_a_dimension() -> None:
     state = StateSpec((StateTensor("bc", (3, 256)), StateTensor("ssm", (80, 64, 128), "float32", shard_dim=0)))
     config = hybrid(layers=2, every=1, state=state)
     for tensor in (1, 2, 8):
-        [group] = model_cache_groups(config, 16, 2, tensor)
+        [group] = model_cache_groups(config, 16, BF16, tensor)
         assert group.state_bytes == 2 * (3 * 256 * 2 + 80 // tensor * 64 * 128 * 4)
 
 
@@ -97,10 +99,10 @@ def test_states_follow_the_tensor_shards_that_have_a_dimension() -> None:
 def test_each_stage_has_room_for_its_part_of_a_table(every: int, stages: int) -> None:
     """All stages go by the same tables: what a stage has of a state must fit as many blocks as the whole model's."""
     config = hybrid(layers=8, every=every, state=JAMBA_STATE)
-    numbers = Numbers(2, 2, 16, 2048, 256)
-    [whole] = [group for group in model_cache_groups(config, 16, 2) if group.kind == "state"]
+    numbers = Numbers(2, BF16, 16, 2048, 256)
+    [whole] = [group for group in model_cache_groups(config, 16, BF16) if group.kind == "state"]
     [one] = stage_block_bytes(config, numbers, Sharding())
-    assert one == kv_block_bytes(model_cache_groups(config, 16, 2), 16, 2)
+    assert one == kv_block_bytes(model_cache_groups(config, 16, BF16), 16)
     blocks = stage_block_bytes(config, numbers, Sharding(pipeline=stages))
     for block, layers in zip(blocks, pipeline_stages(8, stages), strict=True):
         states = sum(layer in whole.layers for layer in layers) * 560 * KIB
@@ -114,18 +116,19 @@ def test_each_stage_has_room_for_its_part_of_a_table(every: int, stages: int) ->
 def test_a_states_tensors_fill_its_blocks_without_overlap(seed: int) -> None:
     rng = random.Random(seed)
     element = rng.choice([2, 4])
+    kv = kv_format("auto", {2: "bfloat16", 4: "float32"}[element])
     specs = random_specs(rng)
     block_size = rng.choice([1, 3, 16])
-    groups = cache_groups(specs, block_size, element)
+    groups = cache_groups(specs, block_size, kv)
     assert sorted(layer for group in groups for layer in group.layers) == list(range(len(specs)))
     assert all(specs[layer].kind == group.kind for group in groups for layer in group.layers)
     tokens = [spec for spec in specs if spec.kind == "tokens"]
     states = [spec for spec in specs if spec.kind == "state"]
     # Layers that keep tokens are grouped as if there were no others.
-    assert [g.numbers_per_token for g in groups if g.kind == "tokens"] == [
-        g.numbers_per_token for g in (cache_groups(tokens, block_size, element) if tokens else ())
+    assert [g.bytes_per_token for g in groups if g.kind == "tokens"] == [
+        g.bytes_per_token for g in (cache_groups(tokens, block_size, kv) if tokens else ())
     ]
-    block = kv_block_bytes(groups, block_size, element)
+    block = kv_block_bytes(groups, block_size)
     if not states:
         return
     group = groups[-1]

@@ -11,6 +11,7 @@ from typing import Any, Final, NamedTuple
 import pytest
 
 from stoker_engine.contract.sources import ModelSource
+from stoker_engine.sizing.kv_format import kv_format
 from stoker_engine.sizing.memory import model_cache_groups
 from stoker_operator.plan.model_shapes import Shape, shape_of
 from stoker_operator.plan.planner import Study
@@ -145,7 +146,8 @@ def test_what_is_known(studied: Callable[..., Study], fact: Fact) -> None:
 def test_bytes_that_a_token_keeps(model: str, bytes_per_token: int, why: str) -> None:
     shape = shape_of(ModelSource.parse(f"hf://{model}"), None, "vllm")
     assert isinstance(shape, Shape), why
-    assert 2 * sum(group.numbers_per_token for group in model_cache_groups(shape.config, 16, 2)) == bytes_per_token, why
+    groups = model_cache_groups(shape.config, 16, kv_format("auto", "bfloat16"))
+    assert sum(group.bytes_per_token for group in groups) == bytes_per_token, why
 
 
 @pytest.mark.parametrize(

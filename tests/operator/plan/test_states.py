@@ -9,6 +9,7 @@ import pytest
 from stoker_engine.architectures.cache_spec import LayerCache, StateSpec, StateTensor
 from stoker_engine.architectures.decoder_config import LayerConfig
 from stoker_engine.architectures.model_config import ModelConfig
+from stoker_engine.sizing.kv_format import kv_format
 from stoker_engine.sizing.memory import GIB, Device, Numbers, memory_use
 from stoker_engine.sizing.weight_sizes import ONE_DEVICE
 from stoker_operator.plan.engine_settings import EngineSettings
@@ -17,7 +18,7 @@ from stoker_operator.plan.model_shapes import Shape
 
 STATE = StateSpec((StateTensor("conv", (3, 512)), StateTensor("ssm", (512, 16), "float32")))
 STATE_BYTES = 3 * 512 * 2 + 512 * 16 * 4
-NUMBERS = Numbers(2, 2, 16, 2048, 256)
+NUMBERS = Numbers(2, kv_format("auto", "bfloat16"), 16, 2048, 256)
 SETTINGS = EngineSettings(0.9, 256, 2048, 16)
 
 

@@ -6,13 +6,16 @@
 // of it or each part is another's. So a row's result depends on its own sequence alone, bit for bit: not on the batch,
 // not on the chunk it is computed in, not on the number of threads.
 //
+// What is stored in 8 bits stands for itself times a scale: scores are multiplied by those of keys, and weights by those
+// of values, so that numbers are multiplied as they are stored.
+//
 // Work is shared by (sequence, key head, tile of queries); a lone query of a long sequence is shared by parts too.
 #include <algorithm>
 #include <limits>
 #include <vector>
 
 #include "attention.h"
-#include "rows.h"
+#include "stored_numbers.h"
 #include "threads.h"
 
 namespace {
@@ -59,16 +62,17 @@ void merge(const State& total, const State& part, long rows) {
   }
 }
 
-// Where a tile's keys and values lie in the cache.
-template <class T>
+inline long size_of(long stored) { return stored == FLOAT ? 4 : stored == BF16 ? 2 : 1; }
+
+// Where a tile's keys, values and scales lie in the cache.
 struct Tile {
-  const T *keys[TILE], *values[TILE];
+  const char *keys[TILE], *values[TILE];
+  const float *key_scales[TILE], *value_scales[TILE];
 };
 
-// Asks for `size` elements that are needed soon. Blocks lie apart, so the processor does not foresee them.
-template <class T>
-inline void fetch(const T* from, long size) {
-  for (long i = 0; i < size; i += 64 / (long)sizeof(T)) __builtin_prefetch(from + i, 0, 2);
+// Asks for `size` bytes that are needed soon. Blocks lie apart, so the processor does not foresee them.
+inline void fetch(const char* from, long size) {
+  for (long i = 0; i < size; i += 64) __builtin_prefetch(from + i, 0, 2);
 }
 
 // What a thread works on: an item's queries, and a tile brought into the form that rows are multiplied with.
@@ -77,6 +81,7 @@ struct Workspace {
   uint32_t* keys;          // [depth / numbers in a word][TILE]: a vector holds a word of LANES keys
   float* values;           // [TILE][width]
   const float* rows[TILE];  // of the values: here, or in the cache if that holds floats
+  float key_scales[TILE], value_scales[TILE];
 
   static long size(long rows, long depth, long width) { return rows * depth + TILE * (depth + width); }
   Workspace(float* memory, long rows, long depth)
@@ -91,9 +96,10 @@ inline Vec add_products(Vec scores, WordVec keys, const float* query, bf16) {
 }
 
 // Some consecutive queries of one sequence with all heads of one key head: rows are (query, head of the group).
-template <class T>
+// K: what keys are in the workspace, float or bf16.
+template <class K>
 struct Item {
-  static constexpr long WORD = 4 / sizeof(T);  // numbers in a word
+  static constexpr long WORD = 4 / sizeof(K);  // numbers in a word
 
   const AttentionCall& call;
   long sequence, kv_head, first, count;  // first query, as a row of the flat batch, and how many
@@ -109,7 +115,10 @@ struct Item {
   long head_of(long row) const { return kv_head * group + row % group; }
   long oldest_of(long row) const { return call.window ? std::max(0l, position_of(row) + 1 - call.window) : 0; }
 
-  void read_queries(float* to) const {
+  void read_queries(float* to) const { call.is_bf16 ? read_queries_of<bf16>(to) : read_queries_of<float>(to); }
+
+  template <class T>
+  void read_queries_of(float* to) const {
     for (long r = 0; r < rows; r++) {
       const T* from = (const T*)call.query + (first + r / group) * call.query_token + head_of(r) * call.query_head;
       for (long d = 0; d < depth; d += LANES) {
@@ -121,44 +130,65 @@ struct Item {
 
   // The keys from `start` to before `end`; those that are missing to a whole tile repeat the last. Tiles begin where they
   // do for every row, also below the window: keys that it has left repeat its oldest, since their blocks are others'.
-  void locate(long start, long end, Tile<T>& tile) const {
+  void locate(long start, long end, Tile& tile) const {
     const int32_t* table = call.tables + sequence * call.table_stride;
-    const long oldest = oldest_of(0);
+    const long oldest = oldest_of(0), size = size_of(call.stored);
+    const char *keys = (const char*)call.keys + kv_head * call.key_head * size;
+    const char *values = (const char*)call.values + kv_head * call.value_head * size;
+    const float *key_scales = call.key_scales + kv_head * call.key_scale_head;
+    const float *value_scales = call.value_scales + kv_head * call.value_scale_head;
     for (long j = 0; j < TILE; j++) {
       const long at = std::min(std::max(start + j, oldest), end - 1);
       const long block = table[at / call.block_size], slot = at % call.block_size;
-      tile.keys[j] = (const T*)call.keys + block * call.key_block + slot * call.key_slot + kv_head * call.key_head;
-      tile.values[j] =
-          (const T*)call.values + block * call.value_block + slot * call.value_slot + kv_head * call.value_head;
+      tile.keys[j] = keys + (block * call.key_block + slot * call.key_slot) * size;
+      tile.values[j] = values + (block * call.value_block + slot * call.value_slot) * size;
+      if (!call.key_scales) continue;
+      tile.key_scales[j] = key_scales + block * call.key_scale_block + slot * call.key_scale_slot;
+      tile.value_scales[j] = value_scales + block * call.value_scale_block + slot * call.value_scale_slot;
     }
   }
 
   // Brings `keys` of the tile into the workspace, and meanwhile fetches the next tile.
-  void rearrange(const Tile<T>& tile, const Tile<T>* next, long keys, Workspace& work) const {
+  void rearrange(const Tile& tile, const Tile* next, long keys, Workspace& work) const {
+    if constexpr (sizeof(K) == sizeof(float)) return rearrange_stored<float>(tile, next, keys, work);
+    switch (call.stored) {
+      case BF16: return rearrange_stored<bf16>(tile, next, keys, work);
+      case E4M3: return rearrange_stored<e4m3>(tile, next, keys, work);
+      case E5M2: return rearrange_stored<e5m2>(tile, next, keys, work);
+      case INT8: return rearrange_stored<int8>(tile, next, keys, work);
+    }
+  }
+
+  template <class S>
+  void rearrange_stored(const Tile& tile, const Tile* next, long keys, Workspace& work) const {
     for (long j = 0; j < keys; j += LANES) {
       if (next)
-        for (long k = j; k < j + LANES; k++) fetch(next->keys[k], call.head_dim);
+        for (long k = j; k < j + LANES; k++) fetch(next->keys[k], call.head_dim * sizeof(S));
       for (long d = 0; d < depth; d += LANES * WORD) {
-        WordVec words[LANES];
+        WordVec taken[LANES];
         const long left = call.head_dim - d;
         for (int k = 0; k < LANES; k++) {
-          words[k] = WordVec{};
-          if (left >= LANES * WORD)
-            memcpy(&words[k], tile.keys[j + k] + d, sizeof(WordVec));
-          else
-            memcpy(&words[k], tile.keys[j + k] + d, left * sizeof(T));
+          const S* from = (const S*)tile.keys[j + k] + d;
+          taken[k] = left >= LANES * WORD ? words(from) : words_part(from, left);
         }
-        transpose(words);
-        for (int i = 0; i < LANES; i++) memcpy(work.keys + (d / WORD + i) * TILE + j, &words[i], sizeof(WordVec));
+        transpose(taken);
+        for (int i = 0; i < LANES; i++) memcpy(work.keys + (d / WORD + i) * TILE + j, &taken[i], sizeof(WordVec));
       }
     }
     for (long j = 0; j < keys; j++) {
-      if (next) fetch(next->values[j], call.value_dim);
-      work.rows[j] = (const float*)tile.values[j];
-      if (sizeof(T) == sizeof(float) && call.value_dim % LANES == 0) continue;
+      const S* from = (const S*)tile.values[j];
+      if (next) fetch(next->values[j], call.value_dim * sizeof(S));
+      work.rows[j] = (const float*)from;
+      if (sizeof(S) == sizeof(float) && call.value_dim % LANES == 0) continue;
       work.rows[j] = work.values + j * width;
       for (long d = 0; d < call.value_dim; d += LANES)
-        store(work.values + j * width + d, load_up_to(tile.values[j] + d, call.value_dim - d));
+        store(work.values + j * width + d, load_up_to(from + d, call.value_dim - d));
+    }
+    if (!call.key_scales) return;
+    for (long j = 0; j < TILE; j++) {
+      if (next) fetch((const char*)next->key_scales[j], 4), fetch((const char*)next->value_scales[j], 4);
+      work.key_scales[j] = *tile.key_scales[j];
+      work.value_scales[j] = *tile.value_scales[j];
     }
   }
 
@@ -171,15 +201,16 @@ struct Item {
         for (int v = 0; v < VECTORS; v++) {
           WordVec words;
           memcpy(&words, work.keys + d * TILE + j + v * LANES, sizeof words);
-          for (int i = 0; i < R; i++) sums[i][v] = add_products(sums[i][v], words, query + i * depth + d * WORD, T());
+          for (int i = 0; i < R; i++) sums[i][v] = add_products(sums[i][v], words, query + i * depth + d * WORD, K());
         }
       for (int i = 0; i < R; i++)
         for (int v = 0; v < VECTORS; v++) store(scores[i] + j + v * LANES, sums[i][v]);
     }
   }
 
-  // Scores of row `r` for the keys from `start` → weights, 0 where it sees none; returns the correction.
-  float weigh(long r, float* scores, long start, const State& state) const {
+  // Scores of row `r` for the keys from `start` → weights, 0 where it sees none, times the values' scales; returns the
+  // correction.
+  float weigh(const Workspace& work, long r, float* scores, long start, const State& state) const {
     const float at = (float)position_of(r), oldest = (float)oldest_of(r);
     const float slope = call.alibi_slopes ? call.alibi_slopes[head_of(r)] : 0.0f;
     const bool all_seen = start + TILE - 1 <= position_of(r) && start >= oldest_of(r);
@@ -188,6 +219,7 @@ struct Item {
     Vec most = broadcast(NOTHING);
     for (long j = 0; j < TILE; j += LANES) {
       Vec s = load(scores + j) * call.scale;
+      if (call.key_scales) s *= load(work.key_scales + j);
       if (call.soft_cap != 0) s = tanh_of(s / call.soft_cap) * call.soft_cap;
       if (!all_seen || slope != 0) {
         // Positions are small next to 2²⁴, so floats hold them exactly.
@@ -207,7 +239,7 @@ struct Item {
     Vec sum = {};
     for (long j = 0; j < TILE; j += LANES) {
       const Vec p = ::exp_of(load(scores + j) - largest);
-      store(scores + j, p);
+      store(scores + j, call.key_scales ? p * load(work.value_scales + j) : p);
       sum += p;
     }
     const float factor = correction(before, largest);
@@ -251,7 +283,7 @@ struct Item {
     if (first[0] > last[R - 1]) return;
     float scores[R][TILE] = {}, factors[R];
     score<R>(work, r, scores, last[R - 1] + 1);
-    for (int i = 0; i < R; i++) factors[i] = weigh(r + i, scores[i], start, state);
+    for (int i = 0; i < R; i++) factors[i] = weigh(work, r + i, scores[i], start, state);
     float* to = state.values + r * width;
     if (first[0] == first[R - 1] && last[0] == last[R - 1]) {
       add_values<R>(work, to, scores, factors, first[0], last[0]);
@@ -272,10 +304,10 @@ struct Item {
     state.clear(rows);
     const long end = std::min((part + 1) * PART, position_of(rows - 1) + 1);
     const long begin = std::max(part * PART, oldest_of(0) / TILE * TILE);
-    Tile<T> tiles[2];
+    Tile tiles[2];
     if (begin < end) locate(begin, end, tiles[0]);
     for (long start = begin, turn = 0; start < end; start += TILE, turn ^= 1) {
-      Tile<T>* next = start + TILE < end ? &tiles[turn ^ 1] : nullptr;
+      Tile* next = start + TILE < end ? &tiles[turn ^ 1] : nullptr;
       if (next) locate(start + TILE, end, *next);
       rearrange(tiles[turn], next, std::min(TILE, rounded_up(end - start, LANES)), work);
       for (long r = 0; r < rows; r += ROWS) {
@@ -292,7 +324,10 @@ struct Item {
     }
   }
 
-  void put(const State& state) const {
+  void put(const State& state) const { call.is_bf16 ? put_as<bf16>(state) : put_as<float>(state); }
+
+  template <class T>
+  void put_as(const State& state) const {
     for (long r = 0; r < rows; r++) {
       T* to = (T*)call.out + ((first + r / group) * call.heads + head_of(r)) * call.value_dim;
       const float share = 1.0f / state.weight[r];
@@ -304,7 +339,7 @@ struct Item {
 
 inline long parts_until(long position) { return position / PART + 1; }
 
-template <class T>
+template <class K>
 void attend(const AttentionCall& call) {
   struct Work {
     long sequence, first, count, position;
@@ -314,7 +349,7 @@ void attend(const AttentionCall& call) {
   std::vector<Work> work;
   const long group = call.heads / call.kv_heads;
   const long queries = std::max(1l, 32 / group);  // enough rows that keys are read rarely, few enough to share out
-  const long depth = Item<T>::depth_of(call), width = Item<T>::width_of(call);
+  const long depth = Item<K>::depth_of(call), width = Item<K>::width_of(call);
   const long state_size = State::size(queries * group, width), part_size = State::size(group, width);
   const long work_size = Workspace::size(queries * group, depth, width);
   long scratch = 0;
@@ -348,7 +383,7 @@ void attend(const AttentionCall& call) {
     for (long piece; pieces.take(piece);) {
       const Work& w = work[total - 1 - piece / heads];  // a sequence's last queries first: they see the most keys
       const long head = piece % heads;
-      const Item<T> item{call, w.sequence, head, w.first, w.count, w.position};
+      const Item<K> item{call, w.sequence, head, w.first, w.count, w.position};
       item.read_queries(space.queries);
       if (w.part >= 0) {
         item.run_part(w.part, space, state_of(w, head));
@@ -370,7 +405,7 @@ void attend(const AttentionCall& call) {
       const long i = piece / heads, head = piece % heads;
       const Work& w = work[i];
       if (w.part < 0 || (i > 0 && work[i - 1].part >= 0 && work[i - 1].sequence == w.sequence)) continue;
-      const Item<T> item{call, w.sequence, head, w.first, w.count, w.position};
+      const Item<K> item{call, w.sequence, head, w.first, w.count, w.position};
       sum.clear(group);
       for (long j = i; j < total && work[j].part >= 0 && work[j].sequence == w.sequence; j++)
         merge(sum, state_of(work[j], head), group);
@@ -379,32 +414,87 @@ void attend(const AttentionCall& call) {
   });
 }
 
+// Where new keys or values come from, and where they go.
+struct Rows {
+  const void* from;
+  long token, head;  // strides
+  void* to;
+  long block, slot, to_head;
+  float* scales;
+  long scale_block, scale_slot, scale_head;
+  long width;
+};
+
+// The scale of a vector whose numbers are to be no larger than `largest`; not-a-number if one of them is none.
 template <class T>
-void store_rows(const AttentionCall& call, const void* from, long token, long head, void* to, long block, long slot,
-                long to_head, long width) {
+inline float scale_of(const T* from, long width, float largest) {
+  Vec most{}, nothing{};
+  for (long d = 0; d < width; d += LANES) {
+    const Vec v = load_up_to(from + d, width - d);
+    most = larger(most, larger(v, -v));
+    nothing += v - v;  // 0, or not-a-number
+  }
+  const float scale = max_of(most) / largest + sum_of(nothing);
+  return scale == 0 ? 1 : scale;
+}
+
+template <class S, class T>
+inline void store_scaled(S* to, const T* from, float scale, long width) {
+  const Vec largest = broadcast(S::LARGEST), divisor = broadcast(scale);
+  for (long d = 0; d < width; d += LANES) {
+    const Vec x = load_up_to(from + d, width - d);
+    Vec v = x / divisor;
+    v = v > largest ? largest : v;
+    v = v < -largest ? -largest : v;
+    store_up_to(to + d, v + (x - x), width - d);
+  }
+}
+
+template <class T, class S>
+void store_rows(const AttentionCall& call, const Rows& rows) {
   parallel_for(call.tokens >= 128, call.tokens, [&](long t) {
+    const long block = call.slots[t] / call.block_size, slot = call.slots[t] % call.block_size;
     for (long h = 0; h < call.kv_heads; h++) {
-      T* row = (T*)to + call.slots[t] / call.block_size * block + call.slots[t] % call.block_size * slot + h * to_head;
-      memcpy((void*)row, (const T*)from + t * token + h * head, width * sizeof(T));
+      const T* from = (const T*)rows.from + t * rows.token + h * rows.head;
+      S* to = (S*)rows.to + block * rows.block + slot * rows.slot + h * rows.to_head;
+      if constexpr (sizeof(S) == 1) {
+        float* scale = rows.scales + block * rows.scale_block + slot * rows.scale_slot + h * rows.scale_head;
+        if (call.scales_of_tokens) *scale = scale_of(from, rows.width, S::LARGEST);
+        store_scaled(to, from, *scale, rows.width);
+      } else if constexpr (sizeof(S) == sizeof(T)) {
+        memcpy((void*)to, from, rows.width * sizeof(T));
+      } else {
+        for (long d = 0; d < rows.width; d += LANES)
+          store_up_to(to + d, load_up_to(from + d, rows.width - d), rows.width - d);
+      }
     }
   });
 }
 
 template <class T>
-void run(const AttentionCall& c) {
-  store_rows<T>(c, c.new_keys, c.new_key_token, c.new_key_head, c.keys, c.key_block, c.key_slot, c.key_head,
-                c.head_dim);
+void store_all(const AttentionCall& c, const Rows& rows) {
+  switch (c.stored) {
+    case FLOAT: return store_rows<T, float>(c, rows);
+    case BF16: return store_rows<T, bf16>(c, rows);
+    case E4M3: return store_rows<T, e4m3>(c, rows);
+    case E5M2: return store_rows<T, e5m2>(c, rows);
+    case INT8: return store_rows<T, int8>(c, rows);
+  }
+}
+
+template <class T>
+void store_new(const AttentionCall& c) {
+  store_all<T>(c, {c.new_keys, c.new_key_token, c.new_key_head, c.keys, c.key_block, c.key_slot, c.key_head,
+                   c.key_scales, c.key_scale_block, c.key_scale_slot, c.key_scale_head, c.head_dim});
   if (c.new_values)
-    store_rows<T>(c, c.new_values, c.new_value_token, c.new_value_head, c.values, c.value_block, c.value_slot,
-                  c.value_head, c.value_dim);
-  attend<T>(c);
+    store_all<T>(c, {c.new_values, c.new_value_token, c.new_value_head, c.values, c.value_block, c.value_slot,
+                     c.value_head, c.value_scales, c.value_scale_block, c.value_scale_slot, c.value_scale_head,
+                     c.value_dim});
 }
 
 }  // namespace
 
 extern "C" void stoker_attention(const AttentionCall* call) {
-  if (call->is_bf16)
-    run<bf16>(*call);
-  else
-    run<float>(*call);
+  call->is_bf16 ? store_new<bf16>(*call) : store_new<float>(*call);
+  call->stored == FLOAT ? attend<float>(*call) : attend<bf16>(*call);
 }

@@ -4,7 +4,7 @@
 #include <cstdint>
 
 struct AttentionCall {
-  long is_bf16;
+  long is_bf16;  // queries, new keys and values, and the result; else they are floats
   // What is fixed for a layer.
   long heads, kv_heads, head_dim, value_dim, window;  // window 0: none
   float scale, soft_cap;                              // soft_cap 0: none
@@ -18,11 +18,19 @@ struct AttentionCall {
   const void* new_values;
   long new_value_token, new_value_head;
   void* out;
-  // The cache [blocks, block_size, kv_heads, …].
+  // The cache [blocks, block_size, kv_heads, …]; `stored` is a Stored of stored_numbers.h.
+  long stored;
   void* keys;
   long key_block, key_slot, key_head;
   void* values;
   long value_block, value_slot, value_head;
+  // What numbers of 8 bits are multiplied by [blocks, block_size, kv_heads]; null for others. Those of tokens are made as
+  // tokens are stored, others are there already.
+  long scales_of_tokens;
+  float* key_scales;
+  long key_scale_block, key_scale_slot, key_scale_head;
+  float* value_scales;
+  long value_scale_block, value_scale_slot, value_scale_head;
   long block_size;
   // The step.
   long tokens, sequences;

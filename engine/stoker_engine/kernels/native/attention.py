@@ -7,6 +7,12 @@ from dataclasses import dataclass
 
 import torch
 
+#: stored_numbers.h's Stored.
+_STORED = {
+    dtype: code
+    for code, dtype in enumerate((torch.float32, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2, torch.int8))
+}
+
 _POINTER, _LONG, _FLOAT = ctypes.c_void_p, ctypes.c_long, ctypes.c_float
 
 
@@ -28,6 +34,7 @@ class _Call(ctypes.Structure):
         ("new_value_token", _LONG),
         ("new_value_head", _LONG),
         ("out", _POINTER),
+        ("stored", _LONG),
         ("keys", _POINTER),
         ("key_block", _LONG),
         ("key_slot", _LONG),
@@ -36,6 +43,15 @@ class _Call(ctypes.Structure):
         ("value_block", _LONG),
         ("value_slot", _LONG),
         ("value_head", _LONG),
+        ("scales_of_tokens", _LONG),
+        ("key_scales", _POINTER),
+        ("key_scale_block", _LONG),
+        ("key_scale_slot", _LONG),
+        ("key_scale_head", _LONG),
+        ("value_scales", _POINTER),
+        ("value_scale_block", _LONG),
+        ("value_scale_slot", _LONG),
+        ("value_scale_head", _LONG),
         ("block_size", _LONG),
         ("tokens", _LONG),
         ("sequences", _LONG),
@@ -90,6 +106,9 @@ def attention(
     value: torch.Tensor | None,
     key_cache: torch.Tensor,
     value_cache: torch.Tensor,
+    key_scales: torch.Tensor | None,
+    value_scales: torch.Tensor | None,
+    scales_of_tokens: bool,
     step: Step,
     scale: float,
     sliding_window: int | None,
@@ -104,7 +123,8 @@ def attention(
     tokens, heads, head_dim = query.shape
     kv_heads, value_dim = key_cache.shape[2], value_cache.shape[3]
     out = torch.empty(tokens, heads * value_dim, dtype=query.dtype)
-    assert query.dtype == key.dtype == key_cache.dtype == value_cache.dtype
+    assert query.dtype == key.dtype and key_cache.dtype == value_cache.dtype
+    assert key_cache.dtype in (query.dtype, torch.bfloat16) or (key_scales is not None and value_scales is not None)
     assert query.stride(2) == key.stride(2) == key_cache.stride(3) == value_cache.stride(3) == 1
     assert value is None or (value.dtype == query.dtype and value.stride(2) == 1)
     assert alibi_slopes is None or (alibi_slopes.dtype == torch.float32 and alibi_slopes.is_contiguous())
@@ -124,11 +144,24 @@ def attention(
         *key.stride()[:2],
         *((None, 0, 0) if value is None else (value.data_ptr(), *value.stride()[:2])),
         out.data_ptr(),
+        _STORED[key_cache.dtype],
         key_cache.data_ptr(),
         *key_cache.stride()[:3],
         value_cache.data_ptr(),
         *value_cache.stride()[:3],
+        scales_of_tokens,
+        *_place(key_scales),
+        *_place(value_scales),
         *step.words,
     )
     library.stoker_attention(ctypes.byref(call))
     return out
+
+
+def _place(scales: torch.Tensor | None) -> tuple[int | None, int, int, int]:
+    """Where scales [blocks, block_size, kv_heads] lie, and their strides."""
+    if scales is None:
+        return None, 0, 0, 0
+    assert scales.dtype == torch.float32
+    block, slot, head = scales.stride()
+    return scales.data_ptr(), block, slot, head

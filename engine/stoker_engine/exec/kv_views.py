@@ -1,0 +1,47 @@
+"""One layer's keys, values and scales within its part of the blocks.
+
+    part of a block      scales of keys │ of values │ keys │ values │ up to 3 bytes unused
+
+Keys and values are [block_size, kv_heads, d], scales [kv_heads, block_size] float32: those of a head lie beside each
+other, as attention reads them. There are scales in blocks only where `KVFormat.scale_bytes` says so.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from stoker_engine.architectures.cache_spec import CacheSpec
+from stoker_engine.attention.backend import KVCache
+from stoker_engine.models.kv_scales import LayerScales
+from stoker_engine.sizing.kv_format import KVFormat
+
+
+def layer_view(
+    part: torch.Tensor, spec: CacheSpec, block_size: int, group: int, kv: KVFormat, own: LayerScales | None
+) -> KVCache:
+    """A layer's view of the cache.
+
+    Args:
+        part: uint8 [blocks, bytes], the layer's part of each block.
+        group: of the block tables that it goes by.
+        own: its scales, where they are not each token's; None: 1.
+    """
+    shape = len(part), block_size, spec.num_kv_heads
+    key_scales = value_scales = None
+    start = 0
+    if kv.scale_bytes:
+        start = block_size * kv.num_scales(spec) * kv.scale_bytes
+        each = part[:, :start].view(torch.float32).unflatten(1, (-1, spec.num_kv_heads, block_size)).transpose(2, 3)
+        key_scales, value_scales = each[:, 0], each[:, -1]  # a latent vector has one, which is both
+    elif kv.is_quantized:
+        one = torch.ones(1)
+        key_scales, value_scales = (scale.to(part.device).expand(shape) for scale in own or (one, one))
+    numbers = part[:, start : start + block_size * spec.numbers_per_token * kv.element_bytes]
+    numbers = numbers.view(getattr(torch, kv.dtype))
+    keys = block_size * spec.num_kv_heads * spec.head_dim
+    key = numbers[:, :keys].unflatten(1, (*shape[1:], spec.head_dim))
+    if spec.latent:
+        value, value_scales = key[..., : spec.value_head_dim], key_scales
+    else:
+        value = numbers[:, keys:].unflatten(1, (*shape[1:], spec.value_head_dim))
+    return KVCache(key, value, group, key_scales, value_scales, scales_of_tokens=kv.scale_bytes > 0)
