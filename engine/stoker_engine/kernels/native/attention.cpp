@@ -181,8 +181,7 @@ struct Item {
       work.rows[j] = (const float*)from;
       if (sizeof(S) == sizeof(float) && call.value_dim % LANES == 0) continue;
       work.rows[j] = work.values + j * width;
-      for (long d = 0; d < call.value_dim; d += LANES)
-        store(work.values + j * width + d, load_up_to(from + d, call.value_dim - d));
+      to_floats(work.values + j * width, from, call.value_dim);
     }
     if (!call.key_scales) return;
     for (long j = 0; j < TILE; j++) {

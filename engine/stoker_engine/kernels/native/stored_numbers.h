@@ -29,7 +29,6 @@ struct int8 {
 };
 
 typedef uint8_t ByteVec __attribute__((vector_size(LANES)));
-typedef int8_t SignedByteVec __attribute__((vector_size(LANES)));
 typedef uint8_t TwoByteVecs __attribute__((vector_size(LANES * 2)));
 typedef uint16_t TwoHalfVecs __attribute__((vector_size(LANES * 4)));
 
@@ -54,28 +53,12 @@ inline Halves bf16_of(Halves codes) {
     for (unsigned i = 0; i < sizeof(Halves) / 2; i++) table[i] = bf16_of_small<Float8>(i % SMALL);
     small = __builtin_shuffle(table, code);  // by the code modulo the number of lanes
   } else {
-    small = code - code;
-    for (int i = 1; i < SMALL; i++) small = code == i ? small - small + bf16_of_small<Float8>(i) : small;
+    small = Halves{};
+    for (uint16_t i = 1; i < SMALL; i++) small = code == i ? Halves{} + bf16_of_small<Float8>(i) : small;
   }
   bits = code < SMALL ? small : bits;
-  bits = code > Float8::LARGEST_CODE ? bits - bits + 0x7fc0 : bits;
+  bits = code > Float8::LARGEST_CODE ? Halves{} + 0x7fc0 : bits;
   return bits | ((codes & 0x80) << 8);
-}
-
-template <class Float8>
-inline Vec load_float8(const Float8* from) {
-  ByteVec codes;
-  memcpy(&codes, from, sizeof codes);
-  const HalfVec halves = bf16_of<Float8>(__builtin_convertvector(codes, HalfVec));
-  return (Vec)(__builtin_convertvector(halves, WordVec) << 16);
-}
-
-inline Vec load(const e4m3* from) { return load_float8(from); }
-inline Vec load(const e5m2* from) { return load_float8(from); }
-inline Vec load(const int8* from) {
-  SignedByteVec codes;
-  memcpy(&codes, from, sizeof codes);
-  return __builtin_convertvector(codes, Vec);
 }
 
 // Rounded to the nearest, ties to even; v is no larger than LARGEST.
@@ -144,4 +127,20 @@ inline WordVec words_part(const S* from, long count) {
   S padded[LANES * 2] = {};
   memcpy((void*)padded, from, count * sizeof(S));
   return words(padded);
+}
+
+// `count` numbers as floats, and 0 up to a multiple of LANES.
+template <class S>
+inline void to_floats(float* to, const S* from, long count) {
+  if constexpr (sizeof(S) == 1) {
+    for (long d = 0; d < count; d += 2 * LANES) {
+      const WordVec pairs = count - d >= 2 * LANES ? words(from + d) : words_part(from + d, count - d);
+      bf16 numbers[2 * LANES];
+      memcpy(numbers, &pairs, sizeof numbers);
+      store(to + d, load(numbers));
+      if (count - d > LANES) store(to + d + LANES, load(numbers + LANES));
+    }
+  } else {
+    for (long d = 0; d < count; d += LANES) store(to + d, load_up_to(from + d, count - d));
+  }
 }
