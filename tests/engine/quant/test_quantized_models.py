@@ -16,8 +16,6 @@ from safetensors.torch import load_file, save_file
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 from stoker_engine import LLM, SamplingParams
-from stoker_engine.contract.errors import ModelError, WeightsError
-from stoker_engine.kernels import select
 
 from .compressed import Compressed
 
