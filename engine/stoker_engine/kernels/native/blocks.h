@@ -79,6 +79,7 @@ struct Blocks {
 
     void rest(const Place& place, long count, typename P::Type* to) {
       T numbers[UNIT] = {};
+      begin(place);
       copy_rest(place, count, numbers);
       for (int s = 0; s < UNIT_PACKS<T>; s++) to[s] = P::load(numbers + s * P::SIZE);
     }

@@ -7,10 +7,8 @@ import ctypes
 import torch
 
 from stoker_engine.architectures.stored_formats import GGUFFormat, StoredFormat
-from stoker_engine.kernels import blocks as reference
 from stoker_engine.kernels.bundle import Operation
-from stoker_engine.kernels.native import gguf_blocks
-from stoker_engine.kernels.native.linear import product as plain_product
+from stoker_engine.kernels.native import gguf_blocks, group_blocks
 
 
 def product(
@@ -24,7 +22,7 @@ def product(
     """See `kernels.blocks.block_linear`. Rows of `blocks` may lie apart."""
     if isinstance(stored, GGUFFormat):
         return gguf_blocks.product(library, blocks, stored, dtype, bias)
-    return lambda x: plain_product(library, reference.dequantize(blocks, stored, inner, dtype), bias)(x)
+    return group_blocks.product(library, blocks, stored, inner, dtype, bias)
 
 
 def rows(
@@ -33,4 +31,4 @@ def rows(
     """See `kernels.blocks.block_rows`."""
     if isinstance(stored, GGUFFormat):
         return gguf_blocks.dequantize(library, blocks.index_select(0, ids), stored, dtype)
-    return reference.block_rows(blocks, stored, inner, ids, dtype)
+    return group_blocks.dequantize(library, blocks.index_select(0, ids), stored, inner, dtype)

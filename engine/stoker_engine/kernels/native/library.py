@@ -23,6 +23,14 @@ _ARGUMENTS = {
     "stoker_linear": (_INT, _POINTER, _LONG, _POINTER, _LONG, _POINTER, _POINTER, _LONG, _LONG, _LONG),
     "stoker_gguf_product": (_INT, _INT, _POINTER, _LONG, _POINTER, _LONG, _POINTER, _POINTER, _LONG, _LONG, _LONG),
     "stoker_gguf_dequantize": (_INT, _INT, _POINTER, _LONG, _POINTER, _LONG, _LONG),
+    "stoker_group_product": (
+        *(_INT, _INT, _INT, _INT, _LONG),
+        *(_INT, _POINTER, _LONG, _POINTER, _LONG, _POINTER, _POINTER, _LONG, _LONG, _LONG),
+    ),
+    "stoker_group_dequantize": (
+        *(_INT, _INT, _INT, _INT, _LONG),
+        *(_INT, _POINTER, _LONG, _POINTER, _LONG, _LONG),
+    ),
     "stoker_argmax": (_POINTER, _LONG, _POINTER, _POINTER, _LONG, _LONG),
     "stoker_attention": (_POINTER,),
     "stoker_rms_norm": (_INT, _INT, _POINTER, _LONG, _LONG, _POINTER, _FLOAT, _POINTER, _LONG, _LONG),

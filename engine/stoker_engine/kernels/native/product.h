@@ -14,11 +14,12 @@
 //   row(n)         an object for row n; what it has are
 //     begin(place)   told of each place before its numbers are asked for
 //     load(place)    the numbers there, into registers
-//     rest(place, count)   the last `count`, fewer than STEP; zeros follow
+//     rest(place, count)   the last `count`, fewer than STEP; zeros follow. It is all that this object is asked for
 //   numbers(n, n_end, inner)   rows n … n_end as they are multiplied, for as long as this thread asks for no others
 #pragma once
 
 #include <algorithm>
+#include <utility>
 #include <vector>
 
 #include "simd.h"
@@ -60,6 +61,35 @@ struct Product {
   }
 };
 
+// Calls `f` with 0 … N - 1, each a constant: what they index stays in registers.
+template <class F, int... I>
+inline void with_each(std::integer_sequence<int, I...>, F f) {
+  (f(std::integral_constant<int, I>{}), ...);
+}
+template <int N, class F>
+inline void with_each(F f) {
+  with_each(std::make_integer_sequence<int, N>{}, f);
+}
+
+// What a tile's rows have left from k on, added to its sums.
+template <int M, class T, class W>
+__attribute__((noinline)) void add_rest(const Product<T, W>& p, long m, long n, long k, Vec* sums) {
+  constexpr int N = LANES / M, PACKS = W::STEP / Pack<T>::SIZE;
+  using P = Pack<T>;
+  const long count = p.inner - k;
+  const auto place = p.w.place(k);
+  for (int j = 0; j < N; j++) {
+    typename P::Type b[PACKS];
+    p.w.row(std::min(n + j, p.outputs - 1)).rest(place, count, b);
+    for (int s = 0; s * P::SIZE < count; s++)
+      for (int i = 0; i < M; i++) {
+        const T* x = p.x + (m + i) * p.x_stride + k + s * P::SIZE;
+        const auto a = pack_part(x, std::min<long>(count - s * P::SIZE, P::SIZE));
+        sums[i * N + j] = P::multiply_add(sums[i * N + j], a, b[s]);
+      }
+  }
+}
+
 // Rows m … m + M of x with rows n … n + LANES / M of W: one register for each sum.
 template <int M, class T, class W>
 inline void tile(const Product<T, W>& p, long m, long n) {
@@ -68,39 +98,29 @@ inline void tile(const Product<T, W>& p, long m, long n) {
   const T* x[M];
   typename W::Row w[N];
   for (int i = 0; i < M; i++) x[i] = p.x + (m + i) * p.x_stride;
-  for (int j = 0; j < N; j++) w[j] = p.w.row(std::min(n + j, p.outputs - 1));
+  with_each<N>([&](auto j) { w[j] = p.w.row(std::min(n + j, p.outputs - 1)); });
   Vec sums[M * N] = {};
   long k = 0;
   for (; k + W::STEP <= p.inner; k += W::STEP) {
     const auto place = p.w.place(k);
-    for (int j = 0; j < N; j++) w[j].begin(place);
+    with_each<N>([&](auto j) { w[j].begin(place); });
     typename P::Type a[M * PACKS];
-    for (int i = 0; i < M; i++)
-      for (int s = 0; s < PACKS; s++) a[i * PACKS + s] = P::load(x[i] + k + s * P::SIZE);
-#pragma GCC unroll 16
-    for (int j = 0; j < N; j++) {
+    with_each<M * PACKS>([&](auto i) { a[i] = P::load(x[i / PACKS] + k + i % PACKS * P::SIZE); });
+    with_each<N>([&](auto j) {
       typename P::Type b[PACKS];
       w[j].load(place, b);
-#pragma GCC unroll 16
-      for (int s = 0; s < PACKS; s++)
-        for (int i = 0; i < M; i++) sums[i * N + j] = P::multiply_add(sums[i * N + j], a[i * PACKS + s], b[s]);
-    }
+      with_each<PACKS>([&](auto s) {
+        with_each<M>([&](auto i) {
+          sums[i * N + j] = P::multiply_add(sums[i * N + j], a[i * PACKS + s], b[s]);
+        });
+      });
+    });
   }
+  Vec all[M * N];
+  with_each<M * N>([&](auto i) { all[i] = sums[i]; });
   if constexpr (W::HAS_REST)
-    if (const long count = p.inner - k; count > 0) {
-      const auto place = p.w.place(k);
-      for (int j = 0; j < N; j++) {
-        typename P::Type b[PACKS];
-        w[j].begin(place);
-        w[j].rest(place, count, b);
-        for (int s = 0; s * P::SIZE < count; s++)
-          for (int i = 0; i < M; i++) {
-            const auto a = pack_part(x[i] + k + s * P::SIZE, std::min<long>(count - s * P::SIZE, P::SIZE));
-            sums[i * N + j] = P::multiply_add(sums[i * N + j], a, b[s]);
-          }
-      }
-    }
-  Vec result = sums_of(sums);
+    if (k < p.inner) add_rest<M>(p, m, n, k, all);
+  Vec result = sums_of(all);
   const long count = std::min<long>(N, p.outputs - n);
   if (p.bias) {
     T bias[LANES];
@@ -135,10 +155,12 @@ void with_vectors(const Product<T, W>& p) {
     for (long piece; pieces.take(piece);) {
       const long n = piece % n_blocks * n_block, n_end = std::min(n + n_block, p.outputs);
       const long m = piece / n_blocks * m_block, m_end = std::min(m + m_block, p.rows);
-      if (p.rows <= W::DIRECT_ROWS)
-        block(p, m, m_end, n, n_end);
-      else
-        block(p.part(p.w.numbers(n, n_end, p.inner), n, n_end), m, m_end, 0, n_end - n);
+      if constexpr (W::DIRECT_ROWS > 0)
+        if (p.rows <= W::DIRECT_ROWS) {
+          block(p, m, m_end, n, n_end);
+          continue;
+        }
+      block(p.part(p.w.numbers(n, n_end, p.inner), n, n_end), m, m_end, 0, n_end - n);
     }
   });
 }
