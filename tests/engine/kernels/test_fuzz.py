@@ -31,7 +31,7 @@ from stoker_engine.kernels.native.linear import product
 from stoker_engine.kernels.native.rms_norm import rms_norm
 
 from ..attention.conftest import Sequences, run
-from .gguf_random import random_blocks
+from ..gguf_random import random_blocks
 
 ACTIVATIONS = {
     "silu": (native_activation.SILU, functional.silu),

@@ -17,7 +17,7 @@ from stoker_engine.kernels.native.levels import usable_levels
 from stoker_engine.kernels.native.library import load
 from stoker_engine.kernels.native.linear import product as dense_product
 
-from .gguf_random import SCALES, numbers, random_blocks, same
+from ..gguf_random import SCALES, numbers, random_blocks, same
 
 DTYPES = (torch.float32, torch.bfloat16)
 

@@ -89,6 +89,7 @@ def write(
     architecture: str | None = None,
     stored: Callable[[str], gguf.GGMLQuantizationType] = lambda name: gguf.GGMLQuantizationType.F32,
     dequantized: bool = False,
+    quantize: Callable[[np.ndarray[Any, Any], gguf.GGMLQuantizationType], np.ndarray[Any, Any]] = gguf.quants.quantize,
 ) -> Path:
     """Writes `model`.
 
@@ -98,6 +99,7 @@ def write(
         architecture: GGUF's, if not that of the model's type.
         stored: the type of each matrix, by GGUF's name. What llama.cpp does not quantize is float32 anyway.
         dequantized: write numbers as float32, but those that are left of them in their type.
+        quantize: makes the blocks of a type.
     """
     config = model.config
     arch = architecture or ARCHITECTURES[config.model_type]
@@ -115,7 +117,7 @@ def write(
         assert theirs is not None, f"GGUF has no name for {name}"
         values = np.ascontiguousarray(tensor.float().numpy())
         kind = gguf.GGMLQuantizationType.F32 if _is_plain(theirs, values) else stored(theirs)
-        packed = gguf.quants.quantize(values, kind)
+        packed = quantize(values, kind)
         if dequantized:
             writer.add_tensor(theirs, gguf.quants.dequantize(packed, kind).reshape(values.shape))
         else:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import torch
 from gguf import GGMLQuantizationType
-from gguf.quants import dequantize
+from gguf.quants import dequantize, quantize
 
-from stoker_engine.architectures.stored_formats import GGUFFormat
+from stoker_engine.architectures.stored_formats import GGUF_FORMATS, GGUFFormat
 
 #: Where float16 numbers lie in a block: its scale, and the scale of its offsets.
 SCALES: Final = {
@@ -50,6 +50,22 @@ def numbers(blocks: torch.Tensor, format: GGUFFormat, dtype: torch.dtype) -> tor
     with np.errstate(all="ignore"):
         exact = dequantize(blocks.contiguous().numpy(), GGMLQuantizationType[format.name])
     return torch.from_numpy(np.asarray(exact, dtype=np.float32)).to(dtype)
+
+
+def quantized(values: np.ndarray[Any, Any], kind: GGMLQuantizationType) -> np.ndarray[Any, Any]:
+    """`values` in that type; where the gguf library cannot, other numbers of about their size."""
+    try:
+        return quantize(values, kind)
+    except NotImplementedError:
+        format = GGUF_FORMATS[kind.name]
+    rows = values.size // values.shape[-1]
+    blocks = random_blocks(format, rows, values.shape[-1] // format.numbers, seed=values.size)
+    factor = float(values.std() / numbers(blocks, format, torch.float32).std())
+    parts = blocks.view(rows, -1, format.bytes)
+    for place in SCALES[format.name]:
+        scales = parts[..., place : place + 2].contiguous().view(torch.float16).float() * factor
+        parts[..., place : place + 2] = scales.to(torch.float16).view(torch.uint8)
+    return blocks.view(*values.shape[:-1], -1).numpy()
 
 
 def same(got: torch.Tensor, wanted: torch.Tensor) -> bool:

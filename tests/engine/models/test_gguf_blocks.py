@@ -1,9 +1,10 @@
-"""GGUF's Q8_0 computed from its blocks: of every family the same bits as of a file with the same numbers in float32."""
+"""GGUF's types computed from their blocks: of every family the same bits as of a file with the same numbers in float32."""
 
 from __future__ import annotations
 
 import importlib.util
 import os
+import random
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ import pytest
 import torch
 from gguf import GGMLQuantizationType, GGUFReader
 
+from stoker_engine.architectures.stored_formats import GGUF_FORMATS
 from stoker_engine.attention.select import attention_backend
 from stoker_engine.contract.engine_args import EngineArgs
 from stoker_engine.contract.errors import ModelError, WeightsError
@@ -31,6 +33,8 @@ from stoker_engine.parallel.ranks import Alone, Ranks
 from stoker_engine.quant.blocks import BlockMatrix
 from stoker_engine.quant.slot import Slot
 from stoker_engine.sizing.weight_sizes import weight_bytes
+
+from ..gguf_random import quantized
 
 
 def _beside(name: str) -> ModuleType:
@@ -56,16 +60,16 @@ _WIDTHS = ("hidden_size", "intermediate_size", "moe_intermediate_size", "n_embd"
 _FURTHER = ("kv_lora_rank", "q_lora_rank", "qk_nope_head_dim", "shared_expert_intermediate_size")
 
 
-def _in_blocks(options: dict[str, Any]) -> dict[str, Any]:
-    """`options` with rows that are whole blocks."""
+def _in_blocks(options: dict[str, Any], size: int = 32) -> dict[str, Any]:
+    """`options` with rows that are whole blocks of `size` numbers."""
     wider = dict(options)
     for key, value in options.items():
         if isinstance(value, dict):
-            wider[key] = _in_blocks(value)
+            wider[key] = _in_blocks(value, size)
         elif key in (*_WIDTHS, *_FURTHER) and value is not None:
-            wider[key] = -(-value // 32) * 32
-        elif key == "v_head_dim":  # 4 heads make whole blocks
-            wider[key] = 16
+            wider[key] = -(-value // size) * size
+        elif key == "v_head_dim" or (key == "head_dim" and size > 32):  # 4 heads make whole blocks
+            wider[key] = max(size // 4, 16)
     return wider
 
 
@@ -96,16 +100,14 @@ def _write(
     name: str,
     folder: Path,
     stored: Callable[[str], GGMLQuantizationType] = lambda name: _Q8,
-    *,
-    ranks: int = 1,
+    size: int = 32,
 ) -> tuple[Path, Path]:
     """A file in blocks, and one of the same numbers in float32."""
     kind, options = gguf_models.MODELS[name]
-    options = _in_blocks(options)
-    theirs = gguf_models.tiny(kind, options)
+    theirs = gguf_models.tiny(kind, _in_blocks(options, size))
     paths = folder / "blocks.gguf", folder / "float32.gguf"
     for path, dequantized in zip(paths, (False, True), strict=True):
-        llama_cpp.write(theirs, path, stored=stored, dequantized=dequantized)
+        llama_cpp.write(theirs, path, stored=stored, dequantized=dequantized, quantize=quantized)
     return paths
 
 
@@ -139,6 +141,46 @@ def test_every_family(name: str, dtype: torch.dtype, tmp_path: Path, paged_run: 
     matrices = {key for key, slot in blocks.slots().items() if len(slot.full_shape) > 1}
     left = {key for key in matrices - held if not any(part in key for part in ("router", "_gate", "positions", "k_b"))}
     assert not left and held
+
+
+#: Types by the rows that they fit: whole blocks of 32, or of 256.
+_TYPES = {
+    size: [GGMLQuantizationType[format.name] for format in GGUF_FORMATS.values() if format.numbers <= size]
+    for size in (32, 256)
+}
+
+
+@pytest.mark.parametrize(
+    "name, size, seed",
+    [
+        ("bloom", 32, 1),
+        ("deepseek_v3", 32, 2),
+        ("falcon 40b", 32, 3),
+        ("gpt2", 32, 4),
+        ("phi3", 32, 5),
+        ("qwen2_moe", 32, 6),
+        ("gemma3", 256, 7),
+        ("llama biases", 256, 8),
+        ("llama head_dim", 256, 9),
+        ("mixtral", 256, 10),
+        ("olmo2", 256, 11),
+        ("qwen3_moe", 256, 12),
+    ],
+)
+def test_types_are_mixed(name: str, size: int, seed: int, tmp_path: Path, paged_run: Any) -> None:
+    """Each matrix of a file in a type that is drawn."""
+    drawn = dict[str, GGMLQuantizationType]()
+
+    def stored(name: str) -> GGMLQuantizationType:
+        return drawn.setdefault(name, random.Random(f"{seed} {name}").choice(_TYPES[size]))
+
+    paths = _write(name, tmp_path, stored, size=size)
+    dtype = (torch.float32, torch.bfloat16)[seed % 2]
+    blocks, plain = (_model(path, dtype) for path in paths)
+    ran = [paged_run(model, [list(range(2, 40))], new_tokens=4, dtype=dtype) for model in (blocks, plain)]
+    assert torch.equal(*(torch.stack(run.sequences[0].logits) for run in ran))
+    assert _held(blocks) == _predicted(paths[0], blocks, dtype)
+    assert len({slot.stored for slot in blocks.slots().values()}) > 4
 
 
 def test_a_head_that_is_tied_is_one_copy(tmp_path: Path) -> None:
