@@ -82,3 +82,21 @@ class Compressed:
         config = QuantizationConfig(config_groups={"group_0": self.scheme}, format=self.format, ignore=["lm_head"])
         given: dict[str, Any] = json.loads(json.dumps(config.model_dump(), default=str))
         return given | changes
+
+
+def with_columns_shuffled(case: Compressed, group: int, seed: int = 5) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+    """As the library stored weights quantized in order of activations until version 0.17: groups of any columns.
+
+    Args:
+        case: 4-bit integers, whose columns lie in the order of their groups.
+
+    Returns:
+        Its tensors with ``weight_g_idx``, and the column at each position of its order, int64 [inner].
+    """
+    group_of = torch.randperm(case.inner, generator=torch.Generator().manual_seed(seed)) // group
+    order = group_of.sort(stable=True).indices
+    codes = case.tensors["weight_packed"].view(torch.uint8)
+    shuffled = torch.empty(case.outputs, case.inner, dtype=torch.uint8)
+    shuffled[:, order] = torch.stack([codes & 15, codes >> 4], -1).flatten(-2)
+    packed = (shuffled[:, 0::2] | shuffled[:, 1::2] << 4).contiguous().view(torch.int32)
+    return {**case.tensors, "weight_packed": packed, "weight_g_idx": group_of.int()}, order

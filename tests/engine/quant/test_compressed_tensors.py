@@ -13,7 +13,7 @@ from stoker_engine.contract.errors import ModelError, WeightsError
 from stoker_engine.kernels.group_blocks import dequantize
 from stoker_engine.quant.checkpoints.compressed_tensors import find_modules
 
-from .compressed import Compressed
+from .compressed import Compressed, with_columns_shuffled
 from .stored_tensors import StoredTensors, whole
 
 _NAME = "model.layers.0.mlp.up_proj"
@@ -138,28 +138,17 @@ def test_parts_are_those_of_the_whole_and_read_no_more(case: Compressed) -> None
 
 
 def test_columns_in_order_of_their_groups() -> None:
-    """What the library wrote until its version 0.17: packed in the matrix's order, groups by ``weight_g_idx``."""
     case = Compressed({"num_bits": 4, "group_size": 32, "symmetric": False})
-    order = torch.randperm(case.inner, generator=torch.Generator().manual_seed(5))
-    stored = _stored(case)
-    sorted_numbers = case.decompressed()
-    group_of = torch.empty(case.inner, dtype=torch.int32)
-    group_of[order] = torch.arange(case.inner, dtype=torch.int32) // 32
-    stable = group_of.sort(stable=True).indices
-    codes = case.tensors["weight_packed"].view(torch.uint8)
-    nibbles = torch.stack([codes & 15, codes >> 4], -1).flatten(-2)
-    unsorted = torch.empty_like(nibbles)
-    unsorted[:, stable] = nibbles
-    stored.tensors[f"{_NAME}.weight_packed"] = (unsorted[:, 0::2] | unsorted[:, 1::2] << 4).view(torch.int32)
-    stored.tensors[f"{_NAME}.weight_g_idx"] = group_of
+    tensors, order = with_columns_shuffled(case, 32)
+    stored = StoredTensors({f"{_NAME}.{name}": tensor for name, tensor in tensors.items()})
     config = _config(case, config_groups=_with(case, actorder="group"))
     (module,) = find_modules(config, stored).values()
     assert module.format == config.format_of(_NAME, *module.shape)
     assert module.format.in_order_of == "groups"
     columns = module.columns()
-    assert columns is not None and torch.equal(columns, stable)
+    assert columns is not None and torch.equal(columns, order)
     rows = module.rows(whole(module))
-    assert torch.equal(dequantize(rows, module.format, case.inner, torch.float32), sorted_numbers)
+    assert torch.equal(dequantize(rows, module.format, case.inner, torch.float32), case.decompressed())
     with pytest.raises(WeightsError, match="cannot be cut"):
         module.rows((slice(0, 8), slice(0, 64)))
     with pytest.raises(WeightsError, match="g_idx"):
