@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import re
 import struct
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +22,7 @@ from tqdm import tqdm
 
 from stoker_engine.contract.errors import ModelError, WeightsError
 from stoker_engine.export.output import new_output
-from stoker_engine.models.gguf import GGUFFile
+from stoker_engine.models.gguf import FLOATING, GGUFFile
 from stoker_engine.models.gguf_header import GGUFHeader
 
 #: The types that can be written, with llama.cpp's number for a file of them.
@@ -36,9 +35,6 @@ FILE_TYPES: Final = {
     GGMLQuantizationType.BF16: LlamaFileType.MOSTLY_BF16,
     GGMLQuantizationType.F16: LlamaFileType.MOSTLY_F16,
 }
-_FLOATING: Final = (
-    GGMLQuantizationType.F64, GGMLQuantizationType.F32, GGMLQuantizationType.F16, GGMLQuantizationType.BF16,
-)  # fmt: skip
 _ENDS: Final = ("token_embd.weight", "output.weight")
 _STAYS: Final = re.compile(r"norm|ffn_gate_inp|position_embd|token_types|^rope_|altup|laurel|per_layer_model_proj")
 #: Numbers quantized at a time, about.
@@ -81,8 +77,8 @@ def export(path: Path, kind: GGMLQuantizationType, target: Path) -> None:
     """
     source = GGUFFile(path)
     stored = source.kinds()
-    main = main_kind(source)
-    if main not in _FLOATING and kind not in _FLOATING:
+    main = source.main_kind()
+    if main not in FLOATING and kind not in FLOATING:
         raise ModelError(
             f"{path} is quantized by {main.name} already, and {kind.name} is asked for; give a file of F16 or BF16 "
             "(stoker quantize --to bf16 makes one of this, without what was lost)"
@@ -103,22 +99,14 @@ def export(path: Path, kind: GGMLQuantizationType, target: Path) -> None:
                 _write(source, tensor, file)
 
 
-def main_kind(source: GGUFFile) -> GGMLQuantizationType:
-    """What most numbers of the file's matrices are stored as."""
-    numbers = Counter[GGMLQuantizationType]()
-    for name, kind in source.kinds().items():
-        numbers[kind] += math.prod(source.shape(name)) * (len(source.shape(name)) > 1)
-    return numbers.most_common(1)[0][0]
-
-
 def _kind_of(
     name: str, shape: tuple[int, ...], stored: GGMLQuantizationType, wanted: GGMLQuantizationType
 ) -> GGMLQuantizationType:
     if len(shape) < 2 or not name.endswith(".weight") or _STAYS.search(name):
-        return stored if stored in _FLOATING else GGMLQuantizationType.F32
-    kind = GGMLQuantizationType.Q8_0 if name in _ENDS and wanted not in _FLOATING else wanted
+        return stored if stored in FLOATING else GGMLQuantizationType.F32
+    kind = GGMLQuantizationType.Q8_0 if name in _ENDS and wanted not in FLOATING else wanted
     if shape[-1] % GGML_QUANT_SIZES[kind][0]:
-        return stored if stored in _FLOATING else GGMLQuantizationType.F16
+        return stored if stored in FLOATING else GGMLQuantizationType.F16
     return kind
 
 

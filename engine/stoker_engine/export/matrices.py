@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from stoker_engine.architectures.model_config import ModelConfig
-from stoker_engine.architectures.quantization.on_load import is_quantizable
+from stoker_engine.architectures.quantization.on_load import is_quantized
 from stoker_engine.contract.errors import ModelError
 from stoker_engine.models.weight_names import WeightNames
 
@@ -37,7 +37,7 @@ def modules_of(name: str, shape: tuple[int, ...], spelling: WeightNames, config:
     """
     canonical = spelling.canonical(name)
     place = None if spelling.is_ignored(canonical, config) else spelling.place(canonical, _EVERY_SLOT, config)
-    if place is None or not all(map(is_quantizable, place.slots)):
+    if place is None or not all(map(is_quantized, place.slots)):
         return []
     if not spelling.makes(canonical):
         if name.endswith(".weight") and len(shape) == 2:

@@ -8,10 +8,11 @@ from dataclasses import dataclass, replace
 import torch
 
 from stoker_engine.architectures.model_config import ModelConfig
-from stoker_engine.architectures.stored_formats import StoredFormat
+from stoker_engine.architectures.stored_formats import GroupFormat, StoredFormat
 from stoker_engine.layers.build import Build
 from stoker_engine.models.decoder import Decoder
 from stoker_engine.models.kv_scales import LayerScales, kv_scales
+from stoker_engine.models.quantized_on_load import QuantizedOnLoad
 from stoker_engine.models.stored_weights import stored_weights, with_formats
 from stoker_engine.models.weight_names import WeightNames
 from stoker_engine.models.weight_source import Part, WeightSource
@@ -22,10 +23,15 @@ from stoker_engine.sizing.weight_formats import WeightFormats
 
 @dataclass(frozen=True)
 class DecoderLoader:
-    """Weights, and how their file spells them."""
+    """Weights, and how their file spells them.
+
+    Attributes:
+        on_load: what matrices are quantized into when they are loaded; None: they stay as they are stored.
+    """
 
     spelling: WeightNames
     weights: WeightSource
+    on_load: GroupFormat | None = None
 
     def load(
         self,
@@ -41,12 +47,14 @@ class DecoderLoader:
         with torch.inference_mode():
             with device:
                 model = Decoder(config, build, max_model_len)
-            load_weights(model, _Watched(self.weights, on_progress), self.spelling)
+            weights = self.weights if self.on_load is None else QuantizedOnLoad(self.weights)
+            load_weights(model, _Watched(weights, on_progress), self.spelling)
         return model
 
     def weight_formats(self, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> WeightFormats:
         """See `models.checkpoint.Loader`."""
-        return stored_weights(self.weights, self.spelling, config, dtype, device)
+        formats = stored_weights(self.weights, self.spelling, config, dtype, device)
+        return formats if self.on_load is None else formats.quantized_on_load(len(config.layers), self.on_load)
 
     def kv_scales(self, kv_cache_dtype: str, config: ModelConfig, build: Build) -> dict[int, LayerScales]:
         """See `models.checkpoint.Loader`."""

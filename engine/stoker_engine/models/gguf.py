@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -27,6 +28,9 @@ from stoker_engine.quant.slot import Slot
 
 #: ggml's types that are numbers, but those of 16 bits.
 _PLAIN: Final = ("F32", "F64", "I8", "I16", "I32", "I64")
+
+#: ggml's types of numbers that are not quantized.
+FLOATING: Final = tuple(GGMLQuantizationType[name] for name in ("F64", "F32", "F16", "BF16"))
 
 
 @contextmanager
@@ -111,6 +115,13 @@ class GGUFFile:
     def kinds(self) -> dict[str, GGMLQuantizationType]:
         """ggml's type of each tensor, by name."""
         return {name: tensor.kind for name, tensor in self._tensors.items()}
+
+    def main_kind(self) -> GGMLQuantizationType:
+        """ggml's type of most numbers of its matrices."""
+        numbers = Counter[GGMLQuantizationType]()
+        for tensor in self._tensors.values():
+            numbers[tensor.kind] += math.prod(tensor.shape) if len(tensor.shape) > 1 else 0
+        return numbers.most_common(1)[0][0]
 
     def shape(self, name: str) -> torch.Size:
         """See `WeightSource`."""

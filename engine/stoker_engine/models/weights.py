@@ -13,9 +13,11 @@ import torch
 from tqdm import tqdm
 
 from stoker_engine.architectures.model_config import ModelConfig
+from stoker_engine.architectures.stored_formats import GroupFormat
 from stoker_engine.contract.errors import WeightsError
 from stoker_engine.kernels.blocks import all_finite
 from stoker_engine.models.kv_scales import is_kv_scale
+from stoker_engine.models.quantized_on_load import quantized
 from stoker_engine.models.row_slices import read_rows
 from stoker_engine.models.weight_names import Make, Place, Split, Transposed, WeightNames, moves_rows
 from stoker_engine.models.weight_source import WeightSource, check_shape, some
@@ -121,13 +123,14 @@ def _fill(
         except (IndexError, RuntimeError, TypeError, ValueError) as error:
             raise WeightsError(f"{name} has shape {tuple(source.shape(name))}, which cannot be: {error}") from error
 
-    if split is None and all(isinstance(make, Transposed) for make in makes):
+    in_blocks = any(slot.stored for slot in slots)
+    if split is None and all(isinstance(make, Transposed) for make in makes) and not (makes and in_blocks):
         (slot,) = slots
         for make in reversed(makes):
             assert isinstance(make, Transposed)
             slot = slot.transpose(make.first, make.second)
         source.read_into(name, slot)
-    elif any(slot.shard or slot.stored for slot in slots) and moves_rows(makes, split):
+    elif (in_blocks or any(slot.shard for slot in slots)) and moves_rows(makes, split):
         read_rows(source, name, parts_of, slots)
     else:
         parts = parts_of(source.read(name))
@@ -135,7 +138,10 @@ def _fill(
             raise WeightsError(f"{name} holds {len(parts)} weights, the model needs {len(slots)}")
         for slot, part in zip(slots, parts, strict=True):
             check_shape(name, part.shape, slot)
-            slot.tensor.copy_(slot.part_of(part))
+            numbers = slot.part_of(part)
+            # Rows that the files do not have as such stay in no blocks of theirs; they are quantized here.
+            assert slot.stored is None or isinstance(slot.stored, GroupFormat)
+            slot.tensor.copy_(numbers if slot.stored is None else quantized(name, numbers, slot.stored))
 
 
 #: The order of a quantized matrix's columns.

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from stoker_engine.architectures.quantization.on_load import MATRICES
 from stoker_engine.architectures.stored_formats import StoredFormat
 
 #: Weights by their names within a layer (``q``, ``down``, ``experts.gate``, ``shared.up``), or outside (``embed``).
@@ -47,6 +48,13 @@ class WeightFormats:
         """How the weight of that slot is stored; None: as numbers."""
         layer, part = _part(slot)
         return dict(self.ends if layer is None else self.layer(layer)).get(part)
+
+    def quantized_on_load(self, layers: int, stored: StoredFormat) -> WeightFormats:
+        """The same, but for the matrices of all `layers` that are quantized into `stored` when they are loaded."""
+        matrices = dict.fromkeys(MATRICES, stored)
+        return WeightFormats(
+            self.ends, tuple(frozenset((dict(self.layer(index)) | matrices).items()) for index in range(layers))
+        )
 
     def layer(self, index: int) -> Formats:
         """Those of one layer."""

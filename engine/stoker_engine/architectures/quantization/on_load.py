@@ -19,11 +19,16 @@ ON_LOAD: Final = {
     "fp8": GroupFormat("fp8_e4m3", 32, "float16"),
 }
 
-_MATRIX: Final = re.compile(
-    r"layers\.\d{1,9}\.(q|k|v|o|q_a|q_b|kv_a|gate|up|down|experts\.\d{1,9}\.(gate|up|down)|shared\.(gate|up|down))\.weight"
+#: The matrices of a layer that are quantized, by the names of their weights in it.
+MATRICES: Final = frozenset(
+    {"q", "k", "v", "o", "q_a", "q_b", "kv_a"}
+    | {f"{mlp}{part}" for mlp in ("", "experts.", "shared.") for part in ("gate", "up", "down")}
 )
 
+_WEIGHT: Final = re.compile(r"layers\.\d{1,9}\.(.*)\.weight")
 
-def is_quantizable(slot: str) -> bool:
-    """Whether the weight of that name (see `models.decoder`) is one of the matrices that are quantized."""
-    return _MATRIX.fullmatch(slot) is not None
+
+def is_quantized(slot: str) -> bool:
+    """Whether the weight of that slot (``layers.3.experts.7.gate.weight``, see `models.decoder`) is one of them."""
+    match = _WEIGHT.fullmatch(slot)
+    return match is not None and re.sub(r"\.\d+\.", ".", match[1]) in MATRICES
