@@ -32,7 +32,9 @@ class EngineArgs:
         "auto",
         choices=names.DTYPES,
     )
-    quantization: str | None = flag("how weights are stored; default: as the checkpoint says", None)
+    quantization: str | None = flag(
+        "how weights are stored; int8, int4 and fp8 quantize when loading; default: as the checkpoint says", None
+    )
     trust_remote_code: bool = flag("let a model run Python code of its own", False)
     tokenizer: str | None = flag("a folder or hub id whose tokenizer is taken instead of the model's", None)
     generation_config: str = flag(

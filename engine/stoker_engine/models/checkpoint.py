@@ -18,12 +18,13 @@ from stoker_engine.contract.engine_args import EngineArgs
 from stoker_engine.contract.errors import ArgumentError, ModelError, WeightsError
 from stoker_engine.layers.build import Build
 from stoker_engine.models.decoder_loader import DecoderLoader
-from stoker_engine.models.gguf import GGUFFile
+from stoker_engine.models.gguf import FLOATING, GGUFFile
 from stoker_engine.models.kv_scales import LayerScales
 from stoker_engine.models.locate import locate_model
 from stoker_engine.models.model import Model
 from stoker_engine.models.model_card import ModelCard, card_of_folder, card_of_gguf
 from stoker_engine.models.quantized_folder import QuantizedFolder
+from stoker_engine.models.quantized_on_load import format_on_load
 from stoker_engine.models.registry import FAMILIES
 from stoker_engine.models.safetensors_folder import SafetensorsFolder
 from stoker_engine.quant.checkpoints.registry import FIND_MODULES
@@ -102,10 +103,10 @@ def find_checkpoint(args: EngineArgs) -> Checkpoint:
 
     Raises:
         ModelError: it cannot be found, read or served.
-        ArgumentError: a revision of something that has none.
+        ArgumentError: a revision of something that has none, or ``--quantization`` of what is quantized otherwise.
     """
     path = locate_model(args)
-    checkpoint = _gguf(path) if path.is_file() else _folder(path, args.trust_remote_code)
+    checkpoint = _gguf(path, args.quantization) if path.is_file() else _folder(path, args)
     if args.batch_invariant and not isinstance(checkpoint.loader, DecoderLoader):
         raise ArgumentError(
             "--batch-invariant",
@@ -114,16 +115,18 @@ def find_checkpoint(args: EngineArgs) -> Checkpoint:
     return checkpoint
 
 
-def _gguf(path: Path) -> Checkpoint:
+def _gguf(path: Path, asked: str | None) -> Checkpoint:
     gguf = GGUFFile(path)
+    kind = gguf.main_kind()
+    on_load = None if asked == "gguf" else format_on_load(asked, None if kind in FLOATING else kind.name)
     config = gguf.config()
     if others := gguf.other_types():
         counts = ", ".join(f"{count} of type {name}" for name, count in sorted(others.items()))
         logger.info("there is no kernel for the types of these tensors, which are dequantized: %s", counts)
-    return Checkpoint(path, config, card_of_gguf(gguf.field), DecoderLoader(gguf.spelling(), gguf))
+    return Checkpoint(path, config, card_of_gguf(gguf.field), DecoderLoader(gguf.spelling(), gguf, on_load))
 
 
-def _folder(path: Path, trust_remote_code: bool) -> Checkpoint:
+def _folder(path: Path, args: EngineArgs) -> Checkpoint:
     if (path / "adapter_config.json").is_file() and not (path / "config.json").is_file():
         raise ModelError(
             f"{path} holds an adapter (adapter_config.json), not a model; "
@@ -136,19 +139,25 @@ def _folder(path: Path, trust_remote_code: bool) -> Checkpoint:
         raise ModelError(f'{path}/config.json names no architectures; it must say, for example, ["LlamaForCausalLM"]')
     if any(name in FAMILIES for name in architectures):
         quantization = read_quantization(given)
+        on_load = format_on_load(args.quantization, quantization.method if quantization else None)
         config = ModelConfig.from_dict(given)
         spelling, weights = FAMILIES[config.architecture], _safetensors(path)
         if quantization is None:
-            return Checkpoint(path, config, card, DecoderLoader(spelling, weights))
+            return Checkpoint(path, config, card, DecoderLoader(spelling, weights, on_load))
         modules = FIND_MODULES[quantization.method](quantization, weights.tensors)
         return Checkpoint(path, config, card, DecoderLoader(spelling, QuantizedFolder(weights, modules)))
     if reason := why_no_decoder(given):
         raise ModelError(f"architecture {', '.join(architectures)} is not supported: {reason}")
+    if args.quantization is not None:
+        raise ArgumentError(
+            "--quantization",
+            f"{', '.join(architectures)} runs by transformers' own modules, which are not quantized here; leave it out",
+        )
     # Imported when needed: transformers' model classes take seconds.
     from stoker_engine.models.transformers_backend import TransformersLoader
 
     _safetensors(path)
-    loader = TransformersLoader.of(path, given, trust_remote_code)
+    loader = TransformersLoader.of(path, given, args.trust_remote_code)
     return Checkpoint(path, loader.model_config(), card, loader)
 
 

@@ -4,11 +4,38 @@ from __future__ import annotations
 
 import torch
 
+from stoker_engine.architectures.quantization.on_load import ON_LOAD
 from stoker_engine.architectures.stored_formats import GroupFormat, StoredFormat
-from stoker_engine.contract.errors import WeightsError
+from stoker_engine.contract.errors import ArgumentError, WeightsError
 from stoker_engine.kernels.group_blocks import quantize
 from stoker_engine.models.weight_source import Part, WeightSource, check_shape
 from stoker_engine.quant.slot import Slot
+from stoker_engine.sizing.quantized_weights import canonical_method
+
+
+def format_on_load(asked: str | None, stated: str | None) -> GroupFormat | None:
+    """What matrices are quantized into when they are loaded; None: they stay as they are.
+
+    Args:
+        asked: ``--quantization``.
+        stated: by what the checkpoint is quantized; None: by nothing.
+
+    Raises:
+        ArgumentError: it is quantized otherwise, or what is asked for is nothing that is done when loading.
+    """
+    if asked is None or (stated is not None and canonical_method(asked) == canonical_method(stated)):
+        return None
+    if stated is not None:
+        raise ArgumentError(
+            "--quantization", f"{asked} is asked for, and the checkpoint is quantized by {stated} already; leave it out"
+        )
+    if asked not in ON_LOAD:
+        raise ArgumentError(
+            "--quantization",
+            f"{asked} is asked for, and the checkpoint is not quantized; when it is loaded it can be, to "
+            f"{', '.join(ON_LOAD)}",
+        )
+    return ON_LOAD[asked]
 
 
 class QuantizedOnLoad:

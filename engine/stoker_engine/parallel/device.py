@@ -36,12 +36,6 @@ def resolve_device(args: EngineArgs) -> torch.device:
             )
     if args.enable_expert_parallel:
         raise ArgumentError("--enable-expert-parallel", "this engine version drives one device; leave it out")
-    if args.quantization is not None:
-        raise ArgumentError(
-            "--quantization",
-            f"{args.quantization} is not supported by this engine version, which reads quantized GGUF files only; "
-            "leave it out",
-        )
     name = args.device
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"

@@ -1,0 +1,208 @@
+"""``--quantization int8|int4|fp8``: the model is the one whose matrices were quantized and written down as numbers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+import torch
+from gguf import GGMLQuantizationType
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM
+
+from stoker_engine.architectures.quantization.on_load import ON_LOAD, is_quantized
+from stoker_engine.attention.select import attention_backend
+from stoker_engine.contract.engine_args import EngineArgs
+from stoker_engine.contract.errors import ArgumentError, WeightsError
+from stoker_engine.core.sampling_params import SamplingParams
+from stoker_engine.kernels import blocks
+from stoker_engine.kernels.group_blocks import dequantize, quantize
+from stoker_engine.kernels.select import select_kernels
+from stoker_engine.layers.build import Build
+from stoker_engine.llm import LLM
+from stoker_engine.models.checkpoint import Checkpoint, find_checkpoint
+from stoker_engine.models.decoder import Decoder
+from stoker_engine.models.quantized_on_load import format_on_load
+from stoker_engine.parallel.ranks import Alone, Ranks
+from stoker_engine.quant.slot import Slot
+from stoker_engine.sizing.weight_sizes import weight_bytes
+
+from ..conftest import save_model
+from . import gguf_models, llama_cpp
+
+#: Rows that groups of 32 do not divide; GPT-2 and DBRX have theirs transposed, others several matrices in a tensor.
+FAMILIES = (
+    "llama", "llama biases", "gpt2", "gpt_neox", "phi3", "falcon 7b", "mixtral", "qwen2_moe", "deepseek_v2 groups",
+    "deepseek_v3", "dbrx", "granitemoe",
+)  # fmt: skip
+_STAYS: Final = ("embed", "wte", "wpe", "lm_head", "gate.weight", "shared_expert_gate", "kv_b_proj")
+CPU: Final = torch.device("cpu")
+
+
+def _load(checkpoint: Checkpoint, ranks: Ranks | None = None) -> Decoder:
+    dtype = torch.float32
+    build = Build(dtype, attention_backend(CPU, dtype), select_kernels(CPU, dtype), ranks or Alone())
+    model = checkpoint.load(build, CPU, 128)
+    assert isinstance(model, Decoder)
+    return model
+
+
+def _resident(model: Decoder) -> int:
+    storages = {each.untyped_storage().data_ptr(): each.untyped_storage() for each in model.parameters()}
+    return sum(storage.nbytes() for storage in storages.values())
+
+
+def _numbers(slot: Slot) -> torch.Tensor:
+    if slot.stored is None:
+        return slot.tensor
+    return blocks.dequantize(slot.tensor, slot.stored, slot.inner, torch.float32)
+
+
+@pytest.mark.parametrize("method", ON_LOAD)
+@pytest.mark.parametrize("name", FAMILIES)
+def test_the_matrices_of_a_family_are_quantized_and_nothing_else(name: str, method: str, tmp_path: Path) -> None:
+    gguf_models.tiny(*gguf_models.MODELS[name]).save_pretrained(tmp_path)
+    plain = find_checkpoint(EngineArgs(model=str(tmp_path)))
+    checkpoint = find_checkpoint(EngineArgs(model=str(tmp_path), quantization=method))
+    before, model = _load(plain).slots(), _load(checkpoint)
+    formats = checkpoint.weight_formats(torch.float32, CPU)
+    quantized = 0
+    for slot, found in model.slots().items():
+        if is_quantized(slot):
+            quantized += 1
+            assert found.stored == ON_LOAD[method] == formats.stored(slot)
+            assert torch.equal(found.tensor, quantize(before[slot].tensor, ON_LOAD[method])), slot
+        else:
+            assert found.stored is None and formats.stored(slot) is None
+            assert torch.equal(found.tensor, before[slot].tensor), slot
+    assert quantized >= 2 * 4
+    assert _resident(model) == weight_bytes(checkpoint.config, 4, formats=formats)
+
+
+@pytest.mark.parametrize("method", ON_LOAD)
+@pytest.mark.parametrize("name", ["llama", "llama biases", "gpt2", "qwen2_moe", "deepseek_v3"])
+def test_it_is_the_dequantized_model(name: str, method: str, tmp_path: Path, paged_run: Any, assert_run: Any) -> None:
+    theirs = gguf_models.tiny(*gguf_models.MODELS[name])
+    theirs.save_pretrained(tmp_path)
+    model = _load(find_checkpoint(EngineArgs(model=str(tmp_path), quantization=method)))
+    stored = ON_LOAD[method]
+    with torch.inference_mode():
+        for parameter, weights in theirs.named_parameters():
+            if weights.dim() < 2 or any(part in parameter for part in _STAYS):
+                continue
+            rows = weights.data.T if "attn.c_" in parameter or "mlp.c_" in parameter else weights.data
+            rows.copy_(dequantize(quantize(rows.contiguous(), stored), stored, rows.shape[-1], torch.float32))
+
+    def reference(tokens: list[int]) -> torch.Tensor:
+        with torch.inference_mode():
+            return theirs(torch.tensor([tokens])).logits[0]  # type: ignore[no-any-return]
+
+    prompts = [
+        torch.randint(2, 128, (size,), generator=torch.Generator().manual_seed(size)).tolist() for size in (37, 5)
+    ]
+    assert_run(paged_run(model, prompts, new_tokens=16), reference)
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2", "qwen2_moe", "deepseek_v3"])
+def test_ranks_hold_parts_of_the_same_matrices(name: str, tmp_path: Path) -> None:
+    kind, options = gguf_models.MODELS[name]
+    wide = {"hidden_size": 64, "n_embd": 64, "intermediate_size": 96, "moe_intermediate_size": 96, "v_head_dim": 16}
+    options = {**options, **{key: value for key, value in wide.items() if key in options}}
+    gguf_models.tiny(kind, options).save_pretrained(tmp_path)
+    before = _load(find_checkpoint(EngineArgs(model=str(tmp_path)))).slots()
+    checkpoint, stored = find_checkpoint(EngineArgs(model=str(tmp_path), quantization="int4")), ON_LOAD["int4"]
+    largest, cut = 0, 0
+    for rank in range(2):
+        model = _load(checkpoint, ranks=Rank(rank))
+        largest = max(largest, _resident(model))
+        for slot, found in model.slots().items():
+            whole = before[slot].tensor
+            part = found.part_of(whole)
+            cut += is_quantized(slot) and part.shape[-1] < whole.shape[-1]
+            assert torch.equal(found.tensor, quantize(part, stored) if is_quantized(slot) else part), slot
+    assert cut >= 2 * 2 * 2
+    assert largest == weight_bytes(checkpoint.config, 4, 2, formats=checkpoint.weight_formats(torch.float32, CPU))
+
+
+@dataclass(frozen=True)
+class Rank(Alone):
+    """One of two, which only loads."""
+
+    rank: int
+    size: int = 2
+
+
+@pytest.mark.parametrize("method", ON_LOAD)
+def test_an_engine_in_bfloat16(method: str, tmp_path: Path) -> None:
+    """The outputs are those of a checkpoint that holds what was rounded."""
+    theirs = gguf_models.tiny("llama", {**gguf_models.SIZES, "vocab_size": 512}).bfloat16()
+    save_model(tmp_path / "model", theirs)
+    stored = ON_LOAD[method]
+    with torch.inference_mode():
+        for parameter, weights in theirs.named_parameters():
+            if "_proj" in parameter:
+                weights.copy_(dequantize(quantize(weights, stored), stored, weights.shape[-1], torch.bfloat16))
+    save_model(tmp_path / "rounded", theirs)
+    prompts = [[7, 8, 9] * 5, [300]]
+    outputs = [
+        LLM(str(folder), num_gpu_blocks_override=64, **given).generate(
+            prompts, SamplingParams(max_tokens=20, temperature=0.0)
+        )
+        for folder, given in ((tmp_path / "model", {"quantization": method}), (tmp_path / "rounded", {}))
+    ]
+    tokens = [[each.outputs[0].token_ids for each in output] for output in outputs]
+    assert tokens[0] == tokens[1]
+
+
+@pytest.mark.parametrize("kind", ["F32", "F16", "BF16"])
+def test_gguf_of_numbers(kind: str, tmp_path: Path) -> None:
+    theirs = gguf_models.tiny(*gguf_models.MODELS["qwen2_moe"])
+    path = llama_cpp.write(theirs, tmp_path / "model.gguf", stored=lambda name: GGMLQuantizationType[kind])
+    before = _load(find_checkpoint(EngineArgs(model=str(path)))).slots()
+    checkpoint = find_checkpoint(EngineArgs(model=str(path), quantization="int8"))
+    model = _load(checkpoint)
+    for slot, found in model.slots().items():
+        if is_quantized(slot):
+            assert torch.equal(found.tensor, quantize(_numbers(before[slot]), ON_LOAD["int8"])), slot
+        else:
+            assert found.stored == before[slot].stored
+            assert torch.equal(found.tensor, before[slot].tensor), slot
+    formats = checkpoint.weight_formats(torch.float32, CPU)
+    assert _resident(model) == weight_bytes(checkpoint.config, 4, formats=formats)
+
+
+def test_what_is_quantized_already_is_not_quantized_again(tiny_llama: Path, demo_gguf: Path, tmp_path: Path) -> None:
+    def refused(model: Path, method: str, message: str) -> None:
+        with pytest.raises(ArgumentError, match=message):
+            find_checkpoint(EngineArgs(model=str(model), quantization=method))
+
+    refused(demo_gguf, "int8", "int8 is asked for, and the checkpoint is quantized by Q")
+    assert find_checkpoint(EngineArgs(model=str(demo_gguf), quantization="gguf")).loader.on_load is None
+    refused(tiny_llama, "fp8_per_tensor", "fp8_per_tensor is asked for.*can be, to int8, int4, fp8")
+    refused(tiny_llama, "gptq", "gptq is asked for, and the checkpoint is not quantized")
+    assert format_on_load("gptq_marlin", "gptq") is None
+    assert format_on_load("fp8", "fp8") is None
+    with pytest.raises(ArgumentError, match="int8 is asked for, and the checkpoint is quantized by awq already"):
+        format_on_load("int8", "awq")
+
+
+def test_a_foreign_architecture_is_not_quantized(tmp_path: Path) -> None:
+    config = CONFIG_MAPPING["persimmon"](
+        vocab_size=64, hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2
+    )
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    find_checkpoint(EngineArgs(model=str(tmp_path)))
+    with pytest.raises(ArgumentError, match="PersimmonForCausalLM runs by transformers' own modules"):
+        find_checkpoint(EngineArgs(model=str(tmp_path), quantization="int8"))
+
+
+@pytest.mark.parametrize(
+    "name, tensor", [("llama", "model.layers.1.mlp.up_proj.weight"), ("gpt2", "transformer.h.1.mlp.c_fc.weight")]
+)
+def test_no_number_is_no_weight(name: str, tensor: str, tmp_path: Path) -> None:
+    theirs = gguf_models.tiny(*gguf_models.MODELS[name])
+    theirs.get_parameter(tensor).data[3, 4] = torch.nan
+    theirs.save_pretrained(tmp_path)
+    with pytest.raises(WeightsError, match=rf"{tensor} holds nan or infinity: the file is damaged"):
+        _load(find_checkpoint(EngineArgs(model=str(tmp_path), quantization="int4")))
