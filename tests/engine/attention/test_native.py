@@ -10,10 +10,14 @@ import torch
 from stoker_engine.attention.backend import AttentionShape
 from stoker_engine.attention.native import NativeBackend
 from stoker_engine.attention.sdpa import SdpaBackend
+from stoker_engine.contract import names
 from stoker_engine.kernels.native.levels import usable_levels
 from stoker_engine.kernels.native.library import load
+from stoker_engine.models.kv_scales import LayerScales
 
 from .conftest import Sequences, run
+
+KV_CACHE_DTYPES = [name for name in names.KV_CACHE_DTYPES if name not in ("auto", "fp8_e4m3")]
 
 PLAIN = AttentionShape(num_heads=6, num_kv_heads=2, head_dim=64, value_head_dim=64, scale=0.125)
 SHAPES = {
@@ -94,3 +98,72 @@ def test_the_reference_backend_agrees(name: str) -> None:
     sequences = Sequences.random(SHAPES[name], LENGTHS, torch.float32)
     for index, rows in enumerate(run(SdpaBackend(), sequences, whole(sequences))):
         torch.testing.assert_close(rows.double(), sequences.expected(index), rtol=2e-6, atol=2e-6)
+
+
+def own_scales(name: str, shape: AttentionShape) -> LayerScales | None:
+    """One of all keys, and one for each head's values; where a layer's scales are asked for."""
+    return (torch.tensor([0.013]), torch.linspace(0.007, 0.02, shape.num_kv_heads)) if name == "fp8" else None
+
+
+@pytest.mark.parametrize("dtype", EXACT, ids=str)
+@pytest.mark.parametrize("kv_cache_dtype", KV_CACHE_DTYPES)
+@pytest.mark.parametrize("name", ["grouped", "window", "odd sizes", "tiny"])
+def test_caches_of_other_dtypes(backend: NativeBackend, name: str, kv_cache_dtype: str, dtype: torch.dtype) -> None:
+    """Both backends attend to what must have been stored, and store the same bytes."""
+    stored = []
+    for each in (backend, SdpaBackend()):
+        own = own_scales(kv_cache_dtype, SHAPES[name])
+        sequences = Sequences.random(SHAPES[name], LENGTHS, dtype, kv_cache_dtype=kv_cache_dtype, own=own)
+        for index, rows in enumerate(run(each, sequences, whole(sequences))):
+            torch.testing.assert_close(rows.double(), sequences.expected(index), rtol=EXACT[dtype], atol=EXACT[dtype])
+        cache = sequences.cache
+        stored.append([part[1:].view(torch.uint8).clone() for part in (cache.key, cache.value)])
+    assert all(torch.equal(ours, theirs) for ours, theirs in zip(*stored, strict=True))
+
+
+@pytest.mark.parametrize("kv_cache_dtype", KV_CACHE_DTYPES)
+def test_a_latent_vector_has_one_scale(backend: NativeBackend, kv_cache_dtype: str) -> None:
+    shape = AttentionShape(num_heads=40, num_kv_heads=1, head_dim=96, value_head_dim=64, scale=0.1)
+    own = (torch.tensor([0.013]),) * 2 if kv_cache_dtype == "fp8" else None
+    for each in (backend, SdpaBackend()):
+        sequences = Sequences.random(shape, LENGTHS, torch.float32, True, kv_cache_dtype=kv_cache_dtype, own=own)
+        for index, rows in enumerate(run(each, sequences, whole(sequences))):
+            torch.testing.assert_close(rows.double(), sequences.expected(index), rtol=2e-6, atol=2e-6)
+
+
+@pytest.mark.parametrize("kv_cache_dtype", KV_CACHE_DTYPES)
+def test_bits_of_other_caches_do_not_depend_on_batch_or_chunks(backend: NativeBackend, kv_cache_dtype: str) -> None:
+    """And what a token stored never changes: blocks that are full have the same bytes after every later step."""
+    shape = SHAPES["window" if kv_cache_dtype == "bfloat16" else "grouped"]
+
+    def made() -> Sequences:
+        own = own_scales(kv_cache_dtype, shape)
+        return Sequences.random(shape, [2100, 33, 1], torch.bfloat16, kv_cache_dtype=kv_cache_dtype, own=own)
+
+    sequences = made()
+    together = run(backend, sequences, [(2, 0, 1), (0, 0, 2100), (1, 0, 33)])
+    later, seen = made(), dict[int, bytes]()
+    results: list[list[torch.Tensor]] = [[], [], []]
+    for spans in (
+        [(0, 0, 700)],
+        [(1, 0, 32), (0, 700, 1039)],
+        [(1, 32, 33), (2, 0, 1), (0, 1039, 2099)],
+        [(0, 2099, 2100)],
+    ):
+        for rows, part in zip(results, run(backend, later, spans), strict=True):
+            rows.append(part)
+        for sequence, _, end in spans:
+            for block in later.blocks[sequence][: end // 16]:
+                assert seen.setdefault(block, bytes_of(later, block)) == bytes_of(later, block)
+        assert all(bytes_of(later, block) == content for block, content in seen.items())
+    for one, parts in zip(together, results, strict=True):
+        assert torch.equal(one, torch.cat([part for part in parts if len(part)]))
+
+
+def bytes_of(sequences: Sequences, block: int) -> bytes:
+    """All that a layer keeps in a block, scales of tokens included."""
+    cache = sequences.cache
+    parts = [cache.key[block], cache.value[block]]
+    if cache.scales_of_tokens and cache.key_scales is not None and cache.value_scales is not None:
+        parts += [cache.key_scales[block], cache.value_scales[block]]
+    return b"".join(part.contiguous().view(torch.uint8).numpy().tobytes() for part in parts)

@@ -19,6 +19,7 @@ from torch.nn import functional
 from stoker_engine.architectures.stored_formats import GGUF_FORMATS
 from stoker_engine.attention.backend import AttentionShape
 from stoker_engine.attention.native import NativeBackend
+from stoker_engine.contract.names import KV_CACHE_DTYPES
 from stoker_engine.kernels import rotary
 from stoker_engine.kernels.native import activation as native_activation
 from stoker_engine.kernels.native import gguf_blocks
@@ -242,17 +243,23 @@ def attentions(draw: st.DrawFn) -> tuple[AttentionShape, list[int], int, bool]:
 
 
 @drawn
-@given(attentions(), st.data(), dtypes, seeds)
+@given(attentions(), st.data(), dtypes, st.sampled_from(KV_CACHE_DTYPES), st.booleans(), seeds)
 def test_attention(
     kernels: ctypes.CDLL,
     what: tuple[AttentionShape, list[int], int, bool],
     data: st.DataObject,
     dtype: torch.dtype,
+    kv_cache_dtype: str,
+    scaled: bool,
     seed: int,
 ) -> None:
     """In steps of chunks of any size. What is not a sequence's own is nan or inaccessible."""
     shape, lengths, block_size, latent = what
-    sequences = Sequences.random(shape, lengths, dtype, latent, seed, block_size)
+    own = None
+    if scaled and kv_cache_dtype in ("fp8", "fp8_e4m3"):
+        numbers = torch.rand(shape.num_kv_heads + 1, generator=torch.Generator().manual_seed(seed)) / 20 + 0.001
+        own = numbers[1:].clone(), numbers[:1].clone()
+    sequences = Sequences.random(shape, lengths, dtype, latent, seed, block_size, kv_cache_dtype, own)
     steps, done = [], [0] * len(lengths)
     while any(at < length for at, length in zip(done, lengths, strict=True)):
         spans = []
