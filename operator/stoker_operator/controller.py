@@ -149,7 +149,7 @@ class Controller:
     async def _reconcile(self, key: Key) -> Outcome:
         began, epoch = time.monotonic(), self._process.epoch()
         writer = Writer(self._kube, self._store, lambda: epoch is not None and self._process.epoch() == epoch)
-        cluster = Cluster(self._kube, self._store, writer, self._holders.now, self._engines.kv_blocks)
+        cluster = Cluster(self._kube, self._store, writer, self._holders.now, self._engines.reported)
         try:
             outcome = await asyncio.to_thread(reconcile, cluster, self._knowledge(key), key, datetime.now(UTC))
         except NotLeading:

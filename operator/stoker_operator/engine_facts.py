@@ -1,8 +1,9 @@
 """What a running engine reports that was only predicted before: one request to one pod after a roll-out, and
 some more where that is not answered.
 
-The number of KV-cache blocks is in vLLM's metric ``vllm:cache_config_info``, which Stoker's engine has as well. Where
-it cannot be reached, for example because a policy keeps the operator from pods, only the number is missing.
+The number of KV-cache blocks is in vLLM's metric ``vllm:cache_config_info``, which Stoker's engine has as well; how its
+weights and its cache are stored is in ``stoker:model_info``, which only Stoker's has. Where an engine cannot be reached,
+for example because a policy keeps the operator from pods, only these facts are missing.
 
 A tenant chooses the image, so the answer is not trusted. Requests are made in a thread and an event loop of their
 own, so many at a time, and nothing waits for them: results are reported when they arrive. Each is bounded in bytes, as
@@ -21,9 +22,13 @@ from typing import Any, Final
 
 import aiohttp
 
-from stoker_operator.facts import Key
+from stoker_operator.facts import Key, Reported
 
-_BLOCKS: Final = re.compile(rb'^vllm:cache_config_info\{(?:[^\n]*,)?num_gpu_blocks="(\d{1,12})"', re.MULTILINE)
+_CACHE: Final = re.compile(rb"^vllm:cache_config_info\{([^\n]*)\}", re.MULTILINE)
+_MODEL: Final = re.compile(rb"^stoker:model_info\{([^\n]*)\}", re.MULTILINE)
+_LABEL: Final = re.compile(rb'(?:^|,)([a-z_]{1,64})="([^"\\\n]{0,256})"')
+#: What is told of formats: their names, and nothing that could be more than names.
+_WORDS: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9 _,:.()×-]{0,255}")
 #: Metrics of an engine with many data-parallel ranks are some hundred kilobytes.
 _MOST_BYTES: Final = 2 << 20
 _TIMEOUT_SECONDS: Final = 2.0
@@ -40,9 +45,8 @@ def metrics_url(container: Mapping[str, Any], address: str) -> str:
     return f"{probe.get('scheme', 'HTTP').lower()}://{host}:{port}/metrics"
 
 
-async def kv_blocks(url: str, seconds: float) -> int | None:
-    """The blocks of the KV cache of the engine whose metrics are at `url`; None where it does not answer
-    within so many seconds."""
+async def ask(url: str, seconds: float) -> Reported | None:
+    """What the engine reports whose metrics are at `url`; None where it does not answer within so many seconds."""
     try:
         async with asyncio.timeout(seconds), aiohttp.ClientSession(auto_decompress=False) as session:
             # The certificate of a pod is not made for its address, and the number is no secret.
@@ -57,8 +61,25 @@ async def kv_blocks(url: str, seconds: float) -> int | None:
                         return None
     except (aiohttp.ClientError, TimeoutError, OSError, ValueError):
         return None
-    found = _BLOCKS.search(body)
-    return int(found[1]) if found else None
+    return _read(bytes(body))
+
+
+def _read(metrics: bytes) -> Reported | None:
+    cache, model = (_labels(pattern.search(metrics)) for pattern in (_CACHE, _MODEL))
+    blocks = cache.get("num_gpu_blocks", "")
+    if not (blocks.isascii() and blocks.isdigit() and len(blocks) <= 12):
+        return None
+    told = model.get("kv_cache_dtype") or cache.get("cache_dtype", "")
+    return Reported(int(blocks), _words(told), _words(model.get("weights", "")))
+
+
+def _labels(line: re.Match[bytes] | None) -> dict[str, str]:
+    pairs = _LABEL.findall(line[1]) if line else ()
+    return {name.decode(): value.decode(errors="replace") for name, value in pairs}
+
+
+def _words(value: str) -> str:
+    return value if _WORDS.fullmatch(value) else ""
 
 
 @dataclass
@@ -66,7 +87,7 @@ class _Asked:
     """What is known of a workload's engine: of which pod, its answer, and when the next request may go."""
 
     pod: str
-    blocks: int | None = None
+    reported: Reported | None = None
     asking: bool = False
     again_at: float = 0.0
 
@@ -87,18 +108,18 @@ class EngineFacts:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._turns = asyncio.Semaphore(_MOST_AT_A_TIME)
 
-    def kv_blocks(self, key: Key, workload: str, pod: str, url: str) -> int | None:
-        """The blocks that the engine of a pod of the endpoint's workload has, whose metrics are at `url`; None: not
+    def reported(self, key: Key, workload: str, pod: str, url: str) -> Reported | None:
+        """What the engine of a pod of the endpoint's workload reports, whose metrics are at `url`; None: nothing is
         known, or not yet. Never waits."""
         with self._lock:
             workloads = self._asked.setdefault(key, {})
             asked = workloads.get(workload)
             if asked is None or asked.pod != pod:
                 asked = workloads[workload] = _Asked(pod)
-            if asked.blocks is None and not asked.asking and self._clock() >= asked.again_at:
+            if asked.reported is None and not asked.asking and self._clock() >= asked.again_at:
                 asked.asking = True
                 self._run(self._ask(key, asked, url))
-            return asked.blocks
+            return asked.reported
 
     def forget(self, key: Key) -> None:
         """There is no such endpoint any more."""
@@ -107,10 +128,10 @@ class EngineFacts:
 
     async def _ask(self, key: Key, asked: _Asked, url: str) -> None:
         async with self._turns:
-            blocks = await kv_blocks(url, _TIMEOUT_SECONDS)
+            reported = await ask(url, _TIMEOUT_SECONDS)
         with self._lock:
-            asked.blocks, asked.asking, asked.again_at = blocks, False, self._clock() + _PAUSE_SECONDS
-        if blocks is not None:
+            asked.reported, asked.asking, asked.again_at = reported, False, self._clock() + _PAUSE_SECONDS
+        if reported is not None:
             self._told(key)
 
     def _run(self, work: Coroutine[Any, Any, None]) -> None:

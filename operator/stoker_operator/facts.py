@@ -147,3 +147,18 @@ class Node:
     allocatable: Mapping[str, int]
     ready: bool = True
     unschedulable: bool = False
+
+
+@dataclass(frozen=True)
+class Reported:
+    """What a running engine reports.
+
+    Attributes:
+        kv_blocks: blocks of its KV cache.
+        kv_cache_dtype: how that is stored; empty: it does not say.
+        weights: how its weights are stored; empty: it does not say.
+    """
+
+    kv_blocks: int
+    kv_cache_dtype: str = ""
+    weights: str = ""

@@ -18,7 +18,7 @@ from stoker_operator.apply import MANAGER, Writer
 from stoker_operator.decide import Decision, decide, is_held, is_ours, refuse
 from stoker_operator.diagnosis import Diagnosis, diagnose
 from stoker_operator.engine_facts import metrics_url
-from stoker_operator.facts import Child, Endpoint, Key, Pod, Rollout
+from stoker_operator.facts import Child, Endpoint, Key, Pod, Reported, Rollout
 from stoker_operator.judge import Judgement, Knowledge, judge
 from stoker_operator.kube import Kube
 from stoker_operator.manifests.owner import Owner
@@ -56,14 +56,14 @@ class Cluster:
         store: what has been seen.
         writer: who writes.
         holders: who holds accelerators; listed on call.
-        kv_blocks: what an engine has, where it reported that; by endpoint, workload, pod and the URL of its metrics.
+        reported: what an engine reports, where it did; by endpoint, workload, pod and the URL of its metrics.
     """
 
     kube: Kube
     store: Store
     writer: Writer
     holders: Callable[[], Sequence[Holder]] = tuple
-    kv_blocks: Callable[[Key, str, str, str], int | None] = lambda _key, _workload, _pod, _url: None
+    reported: Callable[[Key, str, str, str], Reported | None] = lambda _key, _workload, _pod, _url: None
 
 
 def reconcile(cluster: Cluster, knowledge: Knowledge, key: Key, now: datetime) -> Outcome:
@@ -127,8 +127,8 @@ def _workload(
     # Before the Deployment has taken the newest spec up, its pods' troubles may be those that it mends.
     troubled = rollout.current and not rollout.complete
     trouble = _trouble(cluster, decision, endpoint.key, rollout, pods, now) if troubled else None
-    blocks = _kv_blocks(cluster, decision, endpoint, name, pods, moving=not rollout.complete)
-    return SeenWorkload(rollout, trouble, blocks, silent=blocks is None and any(pod.ready for pod in pods))
+    reported = _reported(cluster, decision, endpoint, name, pods, moving=not rollout.complete)
+    return SeenWorkload(rollout, trouble, reported, silent=reported is None and any(pod.ready for pod in pods))
 
 
 def _access_modes(cluster: Cluster, key: Key, judgement: Judgement) -> tuple[str, ...] | None:
@@ -152,20 +152,20 @@ def _trouble(
     return diagnose(pods, rollout, room)
 
 
-def _kv_blocks(
+def _reported(
     cluster: Cluster, decision: Decision, endpoint: Endpoint, workload: str, pods: tuple[Pod, ...], *, moving: bool
-) -> int | None:
-    """What the engine was found to have allocated: requested, until it answers, for each way it is started."""
+) -> Reported | None:
+    """What the engine was found to have: requested, until it answers, for each way it is started."""
     if workload not in decision.pinned:
         return None
     container = engine(decision.pinned[workload].deployment)
     before = (reported_workload(endpoint, workload) or {}).get("engine") or {}
     if before.get("args") == told_args(container) and "kvBlocks" in before:
-        return int(before["kvBlocks"])
+        return Reported(int(before["kvBlocks"]), before.get("kvCacheDtype", ""), before.get("weights", ""))
     pod = next((pod for pod in pods if pod.ready and pod.address), None)
     if moving or pod is None:
         return None
-    return cluster.kv_blocks(endpoint.key, workload, pod.name, metrics_url(container, pod.address))
+    return cluster.reported(endpoint.key, workload, pod.name, metrics_url(container, pod.address))
 
 
 def _became_ready(told: dict[str, Any]) -> datetime:

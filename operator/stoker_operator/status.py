@@ -19,7 +19,7 @@ from typing import Any, Final, NamedTuple
 
 from stoker_operator.decide import Decision, is_ours
 from stoker_operator.diagnosis import Diagnosis, quota_exceeded
-from stoker_operator.facts import MAIN, Child, Endpoint, Object, Rollout
+from stoker_operator.facts import MAIN, Child, Endpoint, Object, Reported, Rollout
 from stoker_operator.manifests.service import url
 from stoker_operator.pinning import engine, image
 from stoker_operator.plan.planner import Plan
@@ -47,13 +47,13 @@ class SeenWorkload:
     Attributes:
         rollout: how far its Deployment has got.
         trouble: why its pods do not serve.
-        kv_blocks: blocks of the KV cache that its engine allocated, where it has reported them.
-        silent: a pod is ready, and its engine has not reported how many.
+        reported: what its engine reports, where it has.
+        silent: a pod is ready, and its engine has not reported.
     """
 
     rollout: Rollout
     trouble: Diagnosis | None = None
-    kv_blocks: int | None = None
+    reported: Reported | None = None
     silent: bool = False
 
 
@@ -147,9 +147,10 @@ def _workloads(endpoint: Endpoint, decision: Decision, seen: Seen) -> dict[str, 
     reported = []
     for name, pinned in decision.pinned.items():
         told: dict[str, Any] = {"args": told_args(engine(pinned.deployment))}
-        blocks = seen.workloads[name].kv_blocks if name in seen.workloads else None
-        if blocks is not None:
-            told["kvBlocks"] = blocks
+        found = seen.workloads[name].reported if name in seen.workloads else None
+        if found is not None:
+            facts = {"kvBlocks": found.kv_blocks, "kvCacheDtype": found.kv_cache_dtype, "weights": found.weights}
+            told |= {field: value for field, value in facts.items() if value != ""}
         earlier = reported_workload(endpoint, name)
         # Where other pods run than would be made today, the numbers are theirs.
         numbers = earlier["plan"] if pinned.differs and earlier else _plan(judgement.plan)

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from stoker_engine.contract.names import KV_CACHE_DTYPES
 from stoker_operator.api.reference import reference
 from stoker_operator.api.v1alpha1.crd import crd
 from stoker_operator.cli.crd import main
@@ -100,5 +101,5 @@ def test_rules_use_only_functions_that_kubernetes_1_31_has() -> None:
 
 def test_the_engines_words_are_the_schemas() -> None:
     engine = schema()["properties"]["spec"]["properties"]["engine"]["properties"]
-    assert engine["kvCacheDtype"]["enum"] == ["auto", "fp8", "fp8_e5m2", "fp8_e4m3"]
+    assert engine["kvCacheDtype"]["enum"] == list(KV_CACHE_DTYPES)
     assert engine["dtype"]["enum"] == ["auto", "float32", "bfloat16", "float16"]

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from stoker_operator import engine_facts
-from stoker_operator.engine_facts import EngineFacts, kv_blocks, metrics_url
-from stoker_operator.facts import Key
+from stoker_operator.engine_facts import EngineFacts, metrics_url
+from stoker_operator.facts import Key, Reported
 
 KEY = Key("ns", "demo")
 METRICS = b"""# HELP vllm:cache_config_info Information of the LLMEngine CacheConfig
@@ -85,14 +85,35 @@ def serve() -> Iterator[Callable[[Talk], Server]]:
         server.close()
 
 
-def ask(server: Server, seconds: float = 10) -> int | None:
-    return asyncio.run(kv_blocks(server.url, seconds))
+def ask(server: Server, seconds: float = 10) -> Reported | None:
+    return asyncio.run(engine_facts.ask(server.url, seconds))
 
 
 def test_an_engine_tells_its_blocks(serve: Any) -> None:
     server = serve(answer())
-    assert ask(server) == 1234
+    assert ask(server) == Reported(1234)
     assert b"Accept-Encoding: identity" in server.requests[0]
+
+
+MODEL = (
+    'stoker:model_info{dtype="float32",engine="0",kv_cache_dtype="fp8_e4m3",model_name="m",weights="gptq (uint4 in '
+    'groups of 128)"} 1.0\n'
+).encode()
+
+
+def test_an_engine_tells_how_weights_and_cache_are_stored(serve: Any) -> None:
+    metrics = METRICS.replace(b"{block_size", b'{cache_dtype="fp8",block_size')
+    assert ask(serve(answer(metrics))) == Reported(1234, "fp8"), "as vLLM does"
+    assert ask(serve(answer(metrics + MODEL))) == Reported(1234, "fp8_e4m3", "gptq (uint4 in groups of 128)")
+
+
+@pytest.mark.parametrize(
+    ("good", "bad"),
+    [(b"fp8_e4m3", b"x" * 300), (b"fp8_e4m3", b"<script>"), (b"fp8_e4m3", b"\xff\xfe"), (b"fp8_e4m3", b"\\n")],
+)
+def test_what_is_no_name_is_not_passed_on(serve: Any, good: bytes, bad: bytes) -> None:
+    told = ask(serve(answer(METRICS + MODEL.replace(good, bad))))
+    assert told == Reported(1234, "", "gptq (uint4 in groups of 128)")
 
 
 def test_where_metrics_are() -> None:
@@ -177,15 +198,15 @@ def test_nobody_waits_and_a_hostile_server_costs_only_itself(serve: Any, monkeyp
     for number in range(10):
         hostile = Key("ns", f"hostile-{number}")
         for _ in range(100):
-            assert facts.kv_blocks(hostile, "main", "pod", hung.url) is None
-    assert facts.kv_blocks(KEY, "main", "pod-1", honest.url) is None
+            assert facts.reported(hostile, "main", "pod", hung.url) is None
+    assert facts.reported(KEY, "main", "pod-1", honest.url) is None
     assert came.wait(30)
     assert told == [KEY]
-    assert facts.kv_blocks(KEY, "main", "pod-1", honest.url) == 1234
+    assert facts.reported(KEY, "main", "pod-1", honest.url) == Reported(1234)
     assert len(honest.requests) == 1
     assert len(hung.requests) <= 10, "one request at a time to each"
-    assert facts.kv_blocks(KEY, "main", "pod-2", honest.url) is None, "another pod is asked anew"
-    assert facts.kv_blocks(KEY, "prefill", "pod-9", honest.url) is None, "and another workload for itself"
+    assert facts.reported(KEY, "main", "pod-2", honest.url) is None, "another pod is asked anew"
+    assert facts.reported(KEY, "prefill", "pod-9", honest.url) is None, "and another workload for itself"
     facts.forget(KEY)
     assert KEY not in facts._asked
 
@@ -195,10 +216,10 @@ def test_one_that_does_not_tell_is_asked_again_after_a_pause(serve: Any) -> None
     facts = EngineFacts(lambda key: None, lambda: clock)
     server = serve(answer(b""))
     for attempts in (1, 2):
-        facts.kv_blocks(KEY, "main", "pod", server.url)
+        facts.reported(KEY, "main", "pod", server.url)
         while facts._asked[KEY]["main"].asking:
             threading.Event().wait(0.01)
-        facts.kv_blocks(KEY, "main", "pod", server.url)
+        facts.reported(KEY, "main", "pod", server.url)
         assert not facts._asked[KEY]["main"].asking
         assert len(server.requests) == attempts
         clock += 2

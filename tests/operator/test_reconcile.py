@@ -13,7 +13,7 @@ import pytest
 
 from stoker_operator.api.v1alpha1 import KIND
 from stoker_operator.apply import MANAGER, NotLeading, Writer
-from stoker_operator.facts import Key
+from stoker_operator.facts import Key, Reported
 from stoker_operator.informer import Informer
 from stoker_operator.judge import Knowledge
 from stoker_operator.kube import KubeError, Listing
@@ -101,7 +101,7 @@ class World:
         self.kube: Any = FakeKube()
         self.document = document
         self.leading = True
-        self.blocks: int | None = None
+        self.reported: Reported | None = None
         self.now = NOON
         self.knowledge = Knowledge(Catalogue.load())
         self.kube.seen({**document, "metadata": {**document["metadata"], "uid": "u"}})
@@ -111,7 +111,7 @@ class World:
         self.store = Store(MANAGER, INSTANCE)
         Informer(self.kube, self.store).relist()
         writer = Writer(self.kube, self.store, lambda: self.leading)
-        self.cluster = Cluster(self.kube, self.store, writer, kv_blocks=lambda *_: self.blocks)
+        self.cluster = Cluster(self.kube, self.store, writer, reported=lambda *_: self.reported)
         self.kube.asked.clear()
 
     def reconcile(self) -> tuple[Outcome, list[str]]:
@@ -179,9 +179,13 @@ def test_an_engine_that_does_not_tell_its_blocks_is_asked_again_for_a_while(worl
     assert world.reconcile()[0] is Outcome.MOVING
     world.now += timedelta(minutes=3)
     assert world.reconcile()[0] is Outcome.SETTLED
-    world.blocks = 1234
-    assert world.reconcile()[0] is Outcome.SETTLED
-    assert world.kube.objects[KIND, "demo"]["status"]["workloads"][0]["engine"]["kvBlocks"] == 1234
+    world.reported = Reported(1234, "fp8_e4m3", "Q8_0, F16")
+    for _ in range(2):
+        assert world.reconcile()[0] is Outcome.SETTLED
+        told = world.kube.objects[KIND, "demo"]["status"]["workloads"][0]["engine"]
+        assert (told["kvBlocks"], told["kvCacheDtype"], told["weights"]) == (1234, "fp8_e4m3", "Q8_0, F16")
+        world.restart()
+        world.reported = None  # what was reported once stays in the status
 
 
 def test_what_is_wrong_with_pods_of_an_older_spec_is_not_told_of_the_new_one(world: World) -> None:

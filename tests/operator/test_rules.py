@@ -43,7 +43,8 @@ def refusal(document: Any, before: Any = None) -> list[str]:
         ),
         (
             {"engine": {"kvCacheDtype": "int3"}},
-            "spec.engine.kvCacheDtype: input should be 'auto', 'fp8', 'fp8_e5m2' or 'fp8_e4m3', not 'int3'",
+            "spec.engine.kvCacheDtype: input should be 'auto', 'bfloat16', 'fp8', 'fp8_e4m3', 'fp8_e5m2', "
+            "'fp8_per_token_head' or 'int8_per_token_head', not 'int3'",
         ),
         ({"replicas": -1}, "spec.replicas: input should be greater than or equal to 0, not -1"),
         ({"replicas": "3"}, "spec.replicas: input should be a valid integer, not '3'"),

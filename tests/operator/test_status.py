@@ -9,7 +9,7 @@ import pytest
 
 from stoker_operator.decide import Decision, decide
 from stoker_operator.diagnosis import Diagnosis
-from stoker_operator.facts import MAIN, Child, Endpoint, Key, Rollout
+from stoker_operator.facts import MAIN, Child, Endpoint, Key, Reported, Rollout
 from stoker_operator.judge import Knowledge, judge
 from stoker_operator.manifests.owner import Owner
 from stoker_operator.observe import rollout as observe_rollout
@@ -48,13 +48,13 @@ def report(
     live: Any = None,
     before: Any = None,
     now: datetime = NOON,
-    kv_blocks: int | None = None,
+    told: Reported | None = None,
     access_modes: Any = None,
 ) -> dict[str, Any]:
     endpoint = facts(document, **(before or {}))
     live = {Child("Service"): ours("Service")} if live is None else live
     decision = decided(endpoint, live, catalogue, access_modes)
-    workloads = {MAIN: SeenWorkload(rollout, trouble, kv_blocks)} if rollout else {}
+    workloads = {MAIN: SeenWorkload(rollout, trouble, told)} if rollout else {}
     return status(endpoint, decision, Seen(live, refusal, workloads), now)
 
 
@@ -70,7 +70,8 @@ def message(reported: dict[str, Any], kind: str = "Ready") -> str:
 
 
 def test_an_endpoint_that_serves(document: Any, catalogue: Catalogue) -> None:
-    reported = report(document(replicas=2), catalogue, kv_blocks=1234)
+    told = Reported(1234, "fp8_e4m3", "int8 in groups of 128")
+    reported = report(document(replicas=2), catalogue, told=told)
     assert [each["type"] for each in reported["conditions"]] == [
         "Accepted", "Planned", "Available", "Progressing", "Stalled", "Ready",
     ]  # fmt: skip
@@ -91,6 +92,8 @@ def test_an_endpoint_that_serves(document: Any, catalogue: Catalogue) -> None:
     assert workload["plan"]["weightBytesPerGpu"] > 0
     assert workload["engine"]["args"][:2] == ["serve", "demo://gemma-3-270m"]
     assert workload["engine"]["kvBlocks"] == 1234
+    assert workload["engine"]["kvCacheDtype"] == "fp8_e4m3"
+    assert workload["engine"]["weights"] == "int8 in groups of 128"
     assert reported["selector"].startswith("app.kubernetes.io/name=stoker-engine,app.kubernetes.io/instance=demo")
 
 

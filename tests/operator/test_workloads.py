@@ -11,7 +11,7 @@ import pytest
 from stoker_operator import observe
 from stoker_operator.decide import Decision, decide
 from stoker_operator.diagnosis import Diagnosis
-from stoker_operator.facts import MAIN, Child, Endpoint, Key, Rollout
+from stoker_operator.facts import MAIN, Child, Endpoint, Key, Reported, Rollout
 from stoker_operator.judge import Knowledge, judge
 from stoker_operator.manifests.owner import INSTANCE, Owner
 from stoker_operator.plan.catalogue import Catalogue
@@ -92,7 +92,7 @@ def test_a_workload_that_is_no_longer_wanted_goes_but_for_its_claim(document: An
 def test_ready_means_every_workload(document: Any) -> None:
     decision = decided(document(), {}, PREFILL)
     trouble = Diagnosis("Unschedulable", "no node takes pod demo-prefill-x")
-    workloads = {MAIN: SeenWorkload(DONE, kv_blocks=7), "prefill": SeenWorkload(HALF, trouble, kv_blocks=8)}
+    workloads = {MAIN: SeenWorkload(DONE, reported=Reported(7)), "prefill": SeenWorkload(HALF, trouble, reported=Reported(8))}
     reported = status(facts(document()), decision, Seen({}, "", workloads), datetime(2026, 1, 1, tzinfo=UTC))
     conditions = {each["type"]: (each["status"], each["reason"]) for each in reported["conditions"]}
     assert conditions["Ready"] == ("False", "Unschedulable")

@@ -79,6 +79,8 @@ RIGHT: dict[str, Spec] = {
         hardware={**CPU, "count": 1, "nodes": 1}, parallelism={"tensor": 1, "data": 1, "pipeline": 1, "expert": 1}
     ),
     "fp8 keys and values on a cpu by another runtime": spec(engine={"runtime": "vllm", "kvCacheDtype": "fp8"}),
+    "keys and values with a scale for each token and head": spec(engine={"kvCacheDtype": "int8_per_token_head"}),
+    "weights that are quantized when they are loaded": spec(engine={"quantization": "int8", "kvCacheDtype": "fp8"}),
     "a claim": spec(model={"source": "pvc://claim"}),
     "a file of a claim": spec(model={"source": "pvc://claim/folder/file.gguf"}),
     "a template in a config map": spec(
@@ -350,12 +352,6 @@ RULE_BREAKERS = (
         spec(hardware={**CPU, "nodes": 2}),
         "spec.hardware.nodes",
         "accelerator cpu does not span nodes; remove nodes, and use spec.replicas",
-    ),
-    Wrong(
-        "fp8 keys and values on a cpu",
-        spec(engine={"kvCacheDtype": "fp8"}),
-        "spec.engine.kvCacheDtype",
-        "the engine has no fp8 key-value cache on accelerator cpu; use auto, or remove the field",
     ),
     Wrong(
         "a bucket", spec(model={"source": "s3://bucket"}), "spec.model.source", "this is no model source; use hf://ORG/"

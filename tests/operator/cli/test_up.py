@@ -109,11 +109,11 @@ def test_the_environment_is_passed_on(run: Any, monkeypatch: Any) -> None:
             "spec.engine.env[NOPE].valueFrom: there is no cluster to take it from; set the environment variable NOPE",
         ),
         (
-            {"hardware": {"accelerator": "nvidia-l4"}, "engine": {"kvCacheDtype": "fp8"}},
+            {"hardware": {"accelerator": "nvidia-l4"}, "engine": {"quantization": "experts_int8"}},
             ["--accelerator", "cpu"],
-            "spec.engine.kvCacheDtype: the engine has no fp8 key-value cache on accelerator cpu; use auto",
+            "spec.engine.quantization: runtime stoker has no experts_int8 on cpu; ",
         ),
-        ({"engine": {"kvCacheDtype": "int3"}}, [], "spec.engine.kvCacheDtype: input should be 'auto', 'fp8'"),
+        ({"engine": {"kvCacheDtype": "int3"}}, [], "spec.engine.kvCacheDtype: input should be 'auto', 'bfloat16'"),
         ({"engine": {"args": ["--nonsense"]}}, [], "spec.engine.args: there is no flag --nonsense; see `stoker serve"),
         (
             {"hardware": {"accelerator": "nvidia-l4", "count": 4}, "parallelism": {"tensor": 2, "data": 4}},

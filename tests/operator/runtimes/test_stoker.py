@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from stoker_engine.contract.names import KV_CACHE_DTYPES
 from stoker_engine.contract.serve_args import ServeArgs
 from stoker_operator.api.schema import structural
 from stoker_operator.api.v1alpha1 import Spec
@@ -23,7 +24,7 @@ engines = st.fixed_dictionaries(
     {},
     optional={
         "dtype": st.sampled_from(["auto", "float32", "bfloat16", "float16"]),
-        "kvCacheDtype": st.sampled_from(["auto", "fp8", "fp8_e5m2", "fp8_e4m3"]),
+        "kvCacheDtype": st.sampled_from(KV_CACHE_DTYPES),
         "maxNumSeqs": positive,
         "maxNumBatchedTokens": positive,
         "maxModelLen": positive,

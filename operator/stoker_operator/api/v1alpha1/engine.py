@@ -29,10 +29,13 @@ class Engine(Part):
     quantization: (
         Annotated[str, Field(min_length=1, max_length=63, pattern=r"^[a-z]([-_a-z0-9]*[a-z0-9])?$")] | None
     ) = None
-    """How weights are quantized, in vLLM's words: awq, gptq, fp8, compressed-tensors, bitsandbytes and the like. The
-    runtime and the accelerator must support it. Absent: as the checkpoint says."""
+    """How weights are stored, in vLLM's words: awq, gptq, fp8, compressed-tensors, bitsandbytes and the like. The
+    runtime and the accelerator must support it. int8, int4 and fp8 also quantize a checkpoint that is not quantized, while
+    runtime stoker loads it. Absent: as the checkpoint says."""
     kv_cache_dtype: KVCacheDtype | None = None
-    """Type of the key-value cache. auto, or absent: that of the model."""
+    """Type of the key-value cache. fp8, which is fp8_e4m3, and fp8_e5m2 take the scales of the checkpoint, else 1;
+    fp8_per_token_head and int8_per_token_head keep a scale for each token and head. auto, or absent: that of the
+    model."""
     max_num_seqs: Positive | None = None
     """The most sequences in one step."""
     max_num_batched_tokens: Positive | None = None

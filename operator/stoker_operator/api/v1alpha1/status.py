@@ -65,6 +65,10 @@ class EngineStatus(Part):
     """Words of the engine's command line."""
     kv_blocks: Int64 | None = None
     """Blocks of the key-value cache that the engine allocated, as it reports them."""
+    kv_cache_dtype: Annotated[str, Field(max_length=256)] | None = None
+    """How the engine stores keys and values, as it reports it."""
+    weights: Annotated[str, Field(max_length=256)] | None = None
+    """How the engine stores the model's weights, as it reports it."""
 
 
 class WorkloadStatus(Part):

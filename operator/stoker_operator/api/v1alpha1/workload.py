@@ -10,7 +10,7 @@ from stoker_operator.api.rule import Rule
 from stoker_operator.api.v1alpha1 import parallelism as parallelism_rules
 from stoker_operator.api.v1alpha1.base import NOT_IN_PODS, Part
 from stoker_operator.api.v1alpha1.engine import Engine
-from stoker_operator.api.v1alpha1.hardware import CPU, Hardware
+from stoker_operator.api.v1alpha1.hardware import Hardware
 from stoker_operator.api.v1alpha1.parallelism import Parallelism, Sizes, resolve
 from stoker_operator.api.v1alpha1.template import PodTemplate
 
@@ -36,21 +36,7 @@ class Workload(Part):
     template: PodTemplate = PodTemplate()
     """What is added to the pods: node selectors, tolerations, affinity, volumes, pull secrets, sidecars …"""
 
-    RULES: ClassVar[tuple[Rule, ...]] = (
-        *parallelism_rules.RULES,
-        Rule(
-            field="engine.kvCacheDtype",
-            holds=lambda it: (
-                it.hardware.accelerator != CPU
-                or it.engine.runtime != "stoker"
-                or it.engine.kv_cache_dtype in (None, "auto")
-            ),
-            cel=f"self.hardware.accelerator != '{CPU}' || !has(self.engine) || !has(self.engine.kvCacheDtype)"
-            " || self.engine.kvCacheDtype == 'auto' || (has(self.engine.runtime) && self.engine.runtime != 'stoker')",
-            message="the engine has no fp8 key-value cache on accelerator cpu",
-            remedy="use auto, or remove the field",
-        ),
-    )
+    RULES: ClassVar[tuple[Rule, ...]] = parallelism_rules.RULES
 
     @property
     def sizes(self) -> Sizes:
