@@ -92,7 +92,10 @@ def test_a_workload_that_is_no_longer_wanted_goes_but_for_its_claim(document: An
 def test_ready_means_every_workload(document: Any) -> None:
     decision = decided(document(), {}, PREFILL)
     trouble = Diagnosis("Unschedulable", "no node takes pod demo-prefill-x")
-    workloads = {MAIN: SeenWorkload(DONE, reported=Reported(7)), "prefill": SeenWorkload(HALF, trouble, reported=Reported(8))}
+    workloads = {
+        MAIN: SeenWorkload(DONE, reported=Reported(7)),
+        "prefill": SeenWorkload(HALF, trouble, reported=Reported(8)),
+    }
     reported = status(facts(document()), decision, Seen({}, "", workloads), datetime(2026, 1, 1, tzinfo=UTC))
     conditions = {each["type"]: (each["status"], each["reason"]) for each in reported["conditions"]}
     assert conditions["Ready"] == ("False", "Unschedulable")

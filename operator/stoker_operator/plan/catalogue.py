@@ -87,11 +87,14 @@ class Release(_Entry):
 
     Attributes:
         devices: the most accelerators of a pod.
+        quantized_on: the archs on which it has kernels for quantized weights; elsewhere it dequantizes them in every
+            step.
     """
 
     devices: int | None = None
     kv_cache_dtypes: list[str] | None = None
     quantizations: list[str] | None = None
+    quantized_on: list[str] | None = None
 
 
 class Catalogue(BaseModel):

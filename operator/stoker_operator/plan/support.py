@@ -102,6 +102,12 @@ def warnings(workload: Workload, method: str, catalogue: Catalogue) -> Iterator[
     others = " or ".join(sorted(other for other in catalogue.runtimes if other != engine.runtime))
     for lack in lacks:
         yield f"the {engine.runtime} engine of this release {lack}, and will refuse to start; use runtime {others}"
+    key = workload.hardware.accelerator
+    if asked and release.quantized_on is not None and catalogue.accelerator(key).arch not in release.quantized_on:
+        yield (
+            f"the {engine.runtime} engine of this release has no kernels for weights quantized by {asked} on {key}: it "
+            f"dequantizes them in every step, which is slow; use runtime {others}"
+        )
 
 
 def can_quantize(catalogue: Catalogue, runtime: str, key: str, method: str) -> bool:
