@@ -2,8 +2,8 @@
 some more where that is not answered.
 
 The number of KV-cache blocks is in vLLM's metric ``vllm:cache_config_info``, which Stoker's engine has as well; how its
-weights and its cache are stored is in ``stoker:model_info``, which only Stoker's has. Where an engine cannot be reached,
-for example because a policy keeps the operator from pods, only these facts are missing.
+weights and its cache are stored is in ``stoker:model_info``, which only Stoker's has. Where an engine cannot be
+reached, for example because a policy keeps the operator from pods, only these facts are missing.
 
 A tenant chooses the image, so the answer is not trusted. Requests are made in a thread and an event loop of their
 own, so many at a time, and nothing waits for them: results are reported when they arrive. Each is bounded in bytes, as

@@ -96,9 +96,9 @@ def test_an_engine_tells_its_blocks(serve: Any) -> None:
 
 
 MODEL = (
-    'stoker:model_info{dtype="float32",engine="0",kv_cache_dtype="fp8_e4m3",model_name="m",weights="gptq (uint4 in '
-    'groups of 128)"} 1.0\n'
-).encode()
+    b'stoker:model_info{dtype="float32",engine="0",kv_cache_dtype="fp8_e4m3",model_name="m",weights="gptq (uint4 in '
+    b'groups of 128)"} 1.0\n'
+)
 
 
 def test_an_engine_tells_how_weights_and_cache_are_stored(serve: Any) -> None:

@@ -1,7 +1,8 @@
 """What checkpoints call the matrices of a model: the names of transformers' modules, by ours.
 
-Ours (slots, see `models.decoder`) are the same in all families. What loads a checkpoint knows more (`models.weight_names`:
-wrappers, tensors, changes); these names say which modules a ``quantization_config`` speaks of, before there are files.
+Ours (slots, see `models.decoder`) are the same in all families. What loads a checkpoint knows more: wrappers, tensors,
+changes (`models.weight_names`). These names say which modules a ``quantization_config`` speaks of, before there are
+files.
 """
 
 from __future__ import annotations
@@ -69,7 +70,8 @@ _FAMILIES: Final = {
         "transformer.blocks.{i}.",
         {
             **_all("norm_attn_norm.attn.Wqkv", "q", "k", "v"), "o": "norm_attn_norm.attn.out_proj",
-            "experts.gate": "ffn.experts.mlp.w1", "experts.up": "ffn.experts.mlp.v1", "experts.down": "ffn.experts.mlp.w2",
+            "experts.gate": "ffn.experts.mlp.w1", "experts.up": "ffn.experts.mlp.v1",
+            "experts.down": "ffn.experts.mlp.w2",
         },
         {"embed": "transformer.wte"},
     ),

@@ -20,7 +20,7 @@ _SLOTS = (
 @pytest.mark.parametrize("architecture", sorted(FAMILIES))
 def test_modules_have_the_names_that_are_loaded(architecture: str) -> None:
     spelling = FAMILIES[architecture]
-    names = {ours: theirs for ours, theirs in spelling.names.items()}
+    names = dict(spelling.names)
     for theirs, fused in spelling.fused.items():
         if not callable(fused.parts):
             names |= dict.fromkeys(fused.parts, theirs)

@@ -30,8 +30,8 @@ class Engine(Part):
         Annotated[str, Field(min_length=1, max_length=63, pattern=r"^[a-z]([-_a-z0-9]*[a-z0-9])?$")] | None
     ) = None
     """How weights are stored, in vLLM's words: awq, gptq, fp8, compressed-tensors, bitsandbytes and the like. The
-    runtime and the accelerator must support it. int8, int4 and fp8 also quantize a checkpoint that is not quantized, while
-    runtime stoker loads it. Absent: as the checkpoint says."""
+    runtime and the accelerator must support it. With runtime stoker int8, int4 and fp8 quantize a checkpoint that is
+    not quantized, while it is loaded. Absent: as the checkpoint says."""
     kv_cache_dtype: KVCacheDtype | None = None
     """Type of the key-value cache. fp8, which is fp8_e4m3, and fp8_e5m2 take the scales of the checkpoint, else 1;
     fp8_per_token_head and int8_per_token_head keep a scale for each token and head. auto, or absent: that of the
