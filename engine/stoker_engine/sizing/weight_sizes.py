@@ -137,6 +137,20 @@ def weight_sizes(config: ModelConfig) -> Iterator[WeightSize]:
     return stage_sizes(config, 0, 1)
 
 
+def matrices(config: ModelConfig) -> Iterator[tuple[str, MatrixSize]]:
+    """The matrices of the model that may be stored in blocks, by the names of `models.decoder` without ``.weight``;
+    of experts, those of the first one."""
+    for size in _end_sizes(config, 0, 1):
+        if size.matrix is not None:
+            yield size.matrix.weight, size.matrix
+    kinds = {_kind(layer): list(_layer_sizes(config, layer)) for layer in config.layers}
+    for index, layer in enumerate(config.layers):
+        for size in kinds[_kind(layer)]:
+            if size.matrix is not None:
+                part = size.matrix.weight.replace("experts.", "experts.0.")
+                yield f"layers.{index}.{part}", size.matrix
+
+
 def stage_sizes(config: ModelConfig, stage: int, stages: int) -> Iterator[WeightSize]:
     """The sizes of the tensors of one pipeline stage."""
     yield from _end_sizes(config, stage, stages)

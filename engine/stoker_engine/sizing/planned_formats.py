@@ -1,0 +1,44 @@
+"""How a model's weights will be stored, known from its config.json before there are files.
+
+The engine asks the files (`models.stored_weights`); what it finds there is what config.json says, and so are these.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from stoker_engine.architectures.model_config import ModelConfig
+from stoker_engine.architectures.module_names import module_name
+from stoker_engine.architectures.quantization.on_load import ON_LOAD, is_quantizable
+from stoker_engine.architectures.quantization.quantization_config import QuantizationConfig
+from stoker_engine.sizing.weight_formats import ALL_NUMBERS, WeightFormats
+from stoker_engine.sizing.weight_sizes import matrices
+
+#: Latent attention computes with these transposed, so they are dequantized when they are loaded.
+_NUMBERS: Final = (".k_b", ".v_b")
+
+#: Architectures whose files hold matrices transposed, which blocks do not bear.
+_TRANSPOSED: Final = ("GPT2LMHeadModel",)
+
+
+def stated_formats(config: ModelConfig, quantization: QuantizationConfig) -> WeightFormats:
+    """Of a checkpoint that is quantized.
+
+    Raises:
+        ModelError: a matrix is stored in a way that is not computed.
+    """
+    if config.architecture in _TRANSPOSED:
+        return ALL_NUMBERS
+    return WeightFormats.of(
+        {
+            slot: quantization.format_of(module_name(config.architecture, slot), matrix.rows, matrix.inner)
+            for slot, matrix in matrices(config)
+            if not slot.endswith(_NUMBERS)
+        }
+    )
+
+
+def on_load_formats(config: ModelConfig, method: str) -> WeightFormats:
+    """Of one that `method` of `ON_LOAD` quantizes when it is loaded."""
+    slots = (slot for slot, _ in matrices(config))
+    return WeightFormats.of({slot: ON_LOAD[method] for slot in slots if is_quantizable(f"{slot}.weight")})
