@@ -7,6 +7,7 @@ together (queries, keys and values; gates and up projections) need not be stored
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
@@ -59,6 +60,12 @@ class WeightFormats:
     def layer(self, index: int) -> Formats:
         """Those of one layer."""
         return self.layers[index] if index < len(self.layers) else frozenset()
+
+    @property
+    def names(self) -> str:
+        """Those that there are, for people: first the one that most weights have. Empty: there are none."""
+        counts = Counter(stored.name for formats in (self.ends, *self.layers) for _, stored in formats)
+        return ", ".join(sorted(counts, key=lambda name: (-counts[name], name)))
 
 
 def _formats(parts: Mapping[str, StoredFormat | None]) -> Formats:

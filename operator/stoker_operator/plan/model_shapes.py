@@ -18,9 +18,11 @@ import yaml
 from stoker_engine.architectures.config_fields import Fields
 from stoker_engine.architectures.model_config import ModelConfig
 from stoker_engine.architectures.no_decoder import why_no_decoder
+from stoker_engine.architectures.quantization.read import read_quantization
 from stoker_engine.architectures.stored_formats import GGUF_FORMATS, StoredFormat
 from stoker_engine.contract.errors import ModelError
 from stoker_engine.contract.sources import ModelSource
+from stoker_engine.sizing.planned_formats import stated_formats
 from stoker_engine.sizing.quantized_weights import QuantizedWeights, quantization_method, quantized_weights
 from stoker_engine.sizing.weight_formats import ALL_NUMBERS, WeightFormats
 from stoker_engine.sizing.weight_sizes import weight_sizes
@@ -40,14 +42,16 @@ class Shape:
     Attributes:
         config: its parts.
         method: how the checkpoint says its weights are quantized; empty: they are not.
-        quantized: how it stores matrices; None where it stores them as all other weights.
-        formats: how our engine stores the weights of a GGUF file, on devices that it computes with its blocks on.
+        quantized: how other engines store its matrices; None where they store them as all other weights.
+        formats: how our engine stores its weights; those of a GGUF file on devices that it computes with its blocks on.
+        is_gguf: whether it is such a file.
     """
 
     config: ModelConfig
     method: str = ""
     quantized: QuantizedWeights | None = None
     formats: WeightFormats = ALL_NUMBERS
+    is_gguf: bool = False
 
     @property
     def experts(self) -> int:
@@ -94,7 +98,8 @@ def _known(name: str, runtime: str) -> Shape | str | None:
     config = table().get(name)
     try:
         shape = None if config is None else _read(config, runtime)
-        return replace(shape, formats=_formats()[name]) if isinstance(shape, Shape) and name in _formats() else shape
+        gguf = _formats().get(name)
+        return shape if gguf is None or not isinstance(shape, Shape) else replace(shape, formats=gguf, is_gguf=True)
     except ModelError as error:
         return str(error)
 
@@ -118,12 +123,17 @@ def _read(config: Mapping[str, Any], runtime: str) -> Shape | str:
             )
         )
     method = quantization_method(config)
+    plain = {key: value for key, value in config.items() if key != "quantization_config"}
+    _bounded(Fields(text_of(plain), {}))
+    if runtime == "stoker":
+        quantization = read_quantization(config)
+        shape = Shape(ModelConfig.from_dict(plain), method)
+        _positive(shape.config)
+        return shape if quantization is None else replace(shape, formats=stated_formats(shape.config, quantization))
     stored = quantized_weights(config) if method else None
     if method and stored is None:
         return f"how large weights are that {method} quantizes is not known"
-    plain = {key: value for key, value in config.items() if key != "quantization_config"}
-    _bounded(Fields(text_of(plain), {}))
-    shape = Shape(ModelConfig.from_dict(plain) if runtime == "stoker" else foreign_config(plain), method, stored)
+    shape = Shape(foreign_config(plain), method, stored)
     _positive(shape.config)
     return shape
 

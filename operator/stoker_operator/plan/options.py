@@ -252,20 +252,20 @@ def _structure(layout: Layout, sizes: Sizes) -> Problem | None:
     if sizes.pipeline > layers:
         return Problem("TooFewLayers", f"pipeline {sizes.pipeline} is more than the model's {layers} layers")
     experts = 1 if layout.whole_experts else sizes.tensor * (sizes.data if layout.joint_experts else 1)
-    split = uneven(shape, layout.bench.numbers.quantized, sizes.tensor, experts)
+    numbers = layout.bench.numbers
+    split = uneven(shape, numbers.quantized, numbers.formats, sizes.tensor, experts)
     return None if split is None else _parted(split, sizes, layout.bench)
 
 
 def _parted(split: Split, sizes: Sizes, bench: Bench) -> Problem:
     """What is said of shards that are not whole."""
-    quantized = bench.numbers.quantized
     by = f"tensor {sizes.tensor}"
     if split.shards != sizes.tensor:
         by = f"tensor {sizes.tensor} × data {sizes.data}"
     message = f"{by} splits {split.what}, {split.size:,}, into {split.shards} parts"
-    if split.size % split.shards == 0 and quantized is not None:
+    if split.size % split.shards == 0 and split.stored:
         size = split.size // split.shards
-        message += f" of {size:,}, which are not whole blocks of {split.block} as {quantized.method} stores them"
+        message += f" of {size:,}, which are not whole blocks of {split.block} as {split.stored} stores them"
     else:
         message += " that are not whole"
     whole = [n for n in range(1, split.shards) if bench.shape.heads % n == 0 and split._replace(shards=n).even]

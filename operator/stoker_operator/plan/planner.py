@@ -11,12 +11,15 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from stoker_engine.architectures.compute_dtype import compute_dtype
+from stoker_engine.architectures.quantization.on_load import ON_LOAD
 from stoker_engine.contract.sources import ModelSource
 from stoker_engine.sizing.dtype_sizes import element_bytes
 from stoker_engine.sizing.kv_format import kv_format
 from stoker_engine.sizing.memory import Numbers
-from stoker_engine.sizing.quantized_weights import usual_weights
-from stoker_engine.sizing.weight_formats import ALL_NUMBERS, BLOCK_DTYPES
+from stoker_engine.sizing.planned_formats import on_load_formats
+from stoker_engine.sizing.quantized_weights import quantization_method, usual_weights
+from stoker_engine.sizing.weight_formats import ALL_NUMBERS, BLOCK_DTYPES, WeightFormats
 from stoker_operator.api.quantity import amount
 from stoker_operator.api.v1alpha1 import Spec
 from stoker_operator.api.v1alpha1.hardware import CPU
@@ -28,7 +31,7 @@ from stoker_operator.plan.estimate import FOREIGN_MARGIN, MARGIN, Bench, Estimat
 from stoker_operator.plan.model_shapes import Shape, shape_of
 from stoker_operator.plan.options import MIN_CONCURRENCY, Advice, Layout, Option, advise, judge, options
 from stoker_operator.plan.placement import Placement, place
-from stoker_operator.plan.support import mismatched, unsupported, warnings
+from stoker_operator.plan.support import mismatched, not_loaded, unsupported, warnings
 from stoker_operator.plan.unplannable import Unplannable as Unplannable
 
 _MIB = 1024**2
@@ -150,6 +153,7 @@ def _study(spec: Spec, catalogue: Catalogue, config: Mapping[str, Any] | None, *
     unknown, bench = shape, None
     if isinstance(shape, Shape):
         unknown, bench = _bench(spec, shape, settings, memory)
+    method = shape.method if isinstance(shape, Shape) else quantization_method(config or {})
     layout = _layout(spec, placement, shape, bench)
     chosen = judge(layout, placement.sizes)
     automatic = spec.parallelism is not None and spec.parallelism.mode == "Auto"
@@ -165,7 +169,8 @@ def _study(spec: Spec, catalogue: Catalogue, config: Mapping[str, Any] | None, *
     against = [
         *devices.unusable(spec, placement),
         *unsupported(spec, catalogue),
-        *(mismatched(spec, shape, catalogue) if isinstance(shape, Shape) else ()),
+        *(mismatched(spec, shape) if isinstance(shape, Shape) else ()),
+        *not_loaded(spec, method, catalogue),
         *_experts(spec, shape),
         *_length(shape, settings),
     ]
@@ -175,7 +180,7 @@ def _study(spec: Spec, catalogue: Catalogue, config: Mapping[str, Any] | None, *
         *remedies.shortfalls(spec, layout, chosen, advice),
         *([remedies.apart(advice)] if automatic and advice is not None and advice.apart else []),
         *devices.warnings(spec, placement),
-        *warnings(spec, shape.method if isinstance(shape, Shape) else "", catalogue),
+        *warnings(spec, method, catalogue),
     ]
     return Study(
         placement,
@@ -225,30 +230,38 @@ def _memory_bytes(spec: Spec, placement: Placement) -> int | None:
 def _bench(spec: Spec, shape: Shape, settings: EngineSettings, memory: int | None) -> tuple[str, Bench | None]:
     """What a copy is measured on; or why it cannot be measured."""
     engine = spec.engine
+    on_cpu = spec.hardware.accelerator == CPU
+    ours = engine.runtime == "stoker"
     quantized = shape.quantized
-    if engine.quantization and not shape.method:
+    if engine.quantization and not shape.method and not ours:
         quantized = usual_weights(engine.quantization)
         if quantized is None:
             return f"how large weights are that {engine.quantization} quantizes is not known", None
-    dtype = engine.dtype if engine.dtype not in (None, "auto") else shape.config.dtype
-    computed = dtype or "bfloat16"
-    if engine.runtime != "stoker" and engine.dtype in (None, "auto") and element_bytes(computed) > 2:
-        computed = "bfloat16"  # vLLM loads float32 checkpoints in 16 bits, unless ``--dtype`` is another
-    on_cpu = spec.hardware.accelerator == CPU
-    kernels = engine.runtime == "stoker" and on_cpu and (dtype or "").removeprefix("torch.") in BLOCK_DTYPES
+    is_quantized = bool(shape.method or engine.quantization) and ours
+    dtype = compute_dtype(engine.dtype, shape.config.dtype or "bfloat16", quantized=is_quantized, on_cpu=on_cpu)
+    if not ours and engine.dtype in (None, "auto") and element_bytes(dtype) > 2:
+        dtype = "bfloat16"  # vLLM loads float32 checkpoints in 16 bits, unless ``--dtype`` is another
     numbers = Numbers(
-        element_bytes=element_bytes(computed),
-        kv=kv_format(engine.kv_cache_dtype or "auto", computed),
+        element_bytes=element_bytes(dtype),
+        kv=kv_format(engine.kv_cache_dtype or "auto", dtype),
         block_size=settings.block_size,
         max_num_batched_tokens=settings.max_num_batched_tokens,
         max_num_seqs=settings.max_num_seqs,
         quantized=quantized,
         kv_cache_memory_bytes=settings.kv_cache_memory_bytes,
         num_blocks=settings.num_blocks,
-        formats=shape.formats if kernels else ALL_NUMBERS,
+        formats=_formats(engine.quantization, shape, dtype, on_cpu) if ours else ALL_NUMBERS,
     )
-    margin = MARGIN if engine.runtime == "stoker" else FOREIGN_MARGIN
-    return "", Bench(shape, numbers, settings, memory, on_cpu, margin)
+    return "", Bench(shape, numbers, settings, memory, on_cpu, MARGIN if ours else FOREIGN_MARGIN)
+
+
+def _formats(asked: str | None, shape: Shape, dtype: str, on_cpu: bool) -> WeightFormats:
+    """How our engine stores the weights of a model that it computes in `dtype`."""
+    if shape.is_gguf:
+        return shape.formats if on_cpu and dtype in BLOCK_DTYPES else ALL_NUMBERS
+    if not shape.method and asked in ON_LOAD:
+        return on_load_formats(shape.config, asked)
+    return shape.formats
 
 
 def _experts(spec: Spec, shape: Shape | str) -> Iterator[Violation]:

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from stoker_engine.sizing.memory import GIB
 from stoker_engine.sizing.quantized_weights import usual_weights
+from stoker_engine.sizing.weight_formats import ALL_NUMBERS
 from stoker_operator.api.v1alpha1 import Spec
 from stoker_operator.api.v1alpha1.hardware import CPU
 from stoker_operator.api.v1alpha1.parallelism import Sizes
@@ -153,7 +154,7 @@ def _other_machines(spec: Spec, layout: Layout) -> list[str]:
 def _fewer_bits(spec: Spec, catalogue: Catalogue, layout: Layout) -> list[str]:
     """fp8 weights, where they would fit on what is there; whichever runtime has them."""
     bench = layout.bench
-    if bench is None or bench.numbers.quantized is not None:
+    if bench is None or bench.numbers.quantized is not None or bench.numbers.formats != ALL_NUMBERS:
         return []
     smaller = replace(bench, numbers=replace(bench.numbers, quantized=usual_weights("fp8")))
     if not could_hold(smaller, layout.gpus):

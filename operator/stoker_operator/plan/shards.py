@@ -4,6 +4,8 @@ share a scale where weights are quantized.
     column-parallel (q, k, v, gate, up)     columns ÷ shards   must be whole, and whole blocks of the scale's columns
     row-parallel    (o, down)               rows ÷ shards      must be whole, and whole blocks of the scale's rows
 
+Our engine gives each column (each output) scales of its own when it loads a matrix, so that only rows are in blocks.
+
 An engine finds that out when it loads the weights, minutes after a pod was started: vLLM's
 ``validate_fp8_block_shape``, ``Fp8MoEMethod`` (its issue 25292: experts of 768 columns in four parts, by blocks of
 128) and the group-size checks of AWQ, GPTQ and compressed-tensors. Only what is split is judged: one shard is the
@@ -13,10 +15,13 @@ checkpoint's own matter.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from stoker_engine.architectures.decoder_config import AttentionConfig, LayerConfig
+from stoker_engine.architectures.stored_formats import GroupFormat
 from stoker_engine.sizing.quantized_weights import QuantizedWeights
+from stoker_engine.sizing.weight_formats import ALL_NUMBERS, WeightFormats
+from stoker_engine.sizing.weight_sizes import matrices
 from stoker_operator.plan.model_shapes import Shape
 
 
@@ -29,6 +34,7 @@ class Split(NamedTuple):
         shards: into how many parts they are split.
         block: so many share a scale.
         of_experts: they are the routed experts', which could be dealt whole instead.
+        stored: how they are stored; empty: as numbers.
     """
 
     what: str
@@ -36,6 +42,7 @@ class Split(NamedTuple):
     shards: int
     block: int = 1
     of_experts: bool = False
+    stored: str = ""
 
     @property
     def even(self) -> bool:
@@ -43,18 +50,25 @@ class Split(NamedTuple):
         return self.shards == 1 or (self.size % self.shards == 0 and self.size // self.shards % self.block == 0)
 
 
-def uneven(shape: Shape, quantized: QuantizedWeights | None, tensor: int, expert_shards: int) -> Split | None:
+def uneven(
+    shape: Shape, quantized: QuantizedWeights | None, formats: WeightFormats, tensor: int, expert_shards: int
+) -> Split | None:
     """The first matrices whose shards are not whole; None where all are.
 
     Args:
         shape: the model.
         quantized: how its matrices are stored; None: as all other weights.
+        formats: those that are stored in blocks by our engine.
         tensor: devices each layer is split over.
         expert_shards: parts that each routed expert is split into; 1: experts stay whole.
     """
     kinds = {(id(layer.attention), id(layer.mlp), id(layer.moe)): layer for layer in shape.config.layers}
     found = (split for layer in kinds.values() for split in _splits(layer, quantized, tensor, expert_shards))
-    return next((split for split in found if not split.even), None)
+    uneven = next((split for split in found if not split.even), None)
+    if uneven is not None:
+        return uneven._replace(stored=quantized.method if quantized else "")
+    in_blocks = _in_blocks(shape, formats, tensor, expert_shards) if formats != ALL_NUMBERS else ()
+    return next((split for split in in_blocks if not split.even), None)
 
 
 def _splits(layer: LayerConfig, quantized: QuantizedWeights | None, tensor: int, expert_shards: int) -> Iterator[Split]:
@@ -72,6 +86,33 @@ def _splits(layer: LayerConfig, quantized: QuantizedWeights | None, tensor: int,
         yield from (
             Split("the shared experts' inner size", layer.moe.shared_intermediate_size, tensor, b) for b in inner
         )
+
+
+def _in_blocks(shape: Shape, formats: WeightFormats, tensor: int, expert_shards: int) -> Iterator[Split]:
+    """Matrices whose rows are cut, in blocks of our engine's."""
+    for slot, matrix in matrices(shape.config):
+        stored = formats.stored(slot)
+        if matrix.cut_by_rows or matrix.shared_out or stored is None:
+            continue
+        of_experts = matrix.weight.startswith("experts.")
+        # Where the numbers of a group do not follow each other, no cut is between groups.
+        in_order = not isinstance(stored, GroupFormat) or stored.in_order_of == "columns"
+        yield Split(
+            _ROWS[matrix.weight],
+            matrix.inner,
+            expert_shards if of_experts else tensor,
+            stored.column_multiple if in_order else matrix.inner,
+            of_experts,
+            stored.name,
+        )
+
+
+_ROWS: Final = {
+    "o": "the attention output's rows",
+    "down": "the MLP's inner size",
+    "experts.down": "each expert's inner size",
+    "shared.down": "the shared experts' inner size",
+}
 
 
 def _attention(attention: AttentionConfig, block: tuple[int, int], tensor: int) -> Iterator[Split]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Final
 
+from stoker_engine.architectures.quantization.on_load import ON_LOAD
 from stoker_engine.sizing.quantized_weights import canonical_method
 from stoker_operator.api.v1alpha1.hardware import CPU
 from stoker_operator.api.v1alpha1.workload import Workload
@@ -43,9 +44,9 @@ def unsupported(workload: Workload, catalogue: Catalogue) -> Iterator[Violation]
     yield from judge("quantization", engine.quantization, known.quantizations, "UnsupportedQuantization")
 
 
-def mismatched(workload: Workload, shape: Shape, catalogue: Catalogue) -> Iterator[Violation]:
-    """What the spec, or the runtime, makes of a checkpoint that is quantized in another way, or not at all."""
-    engine, key = workload.engine, workload.hardware.accelerator
+def mismatched(workload: Workload, shape: Shape) -> Iterator[Violation]:
+    """What the spec makes of a checkpoint that is quantized in another way, or not at all."""
+    engine = workload.engine
     asked = canonical_method(engine.quantization) if engine.quantization else ""
     stored = canonical_method(shape.method)
     if asked and stored and asked != stored:
@@ -55,27 +56,50 @@ def mismatched(workload: Workload, shape: Shape, catalogue: Catalogue) -> Iterat
             "remove it, or name another model",
             reason="QuantizationMismatch",
         )
-    if asked in _NEEDS_CHECKPOINT and not stored:
+    elif asked and shape.is_gguf:
+        yield Violation(
+            "spec.engine.quantization",
+            f"{engine.quantization} is requested, and the file is quantized: its weights are {shape.formats.names}",
+            "remove it, or name a model whose weights are not",
+            reason="QuantizationMismatch",
+        )
+    elif asked and not stored and (asked not in ON_LOAD if engine.runtime == "stoker" else asked in _NEEDS_CHECKPOINT):
+        on_load = " or ".join(ON_LOAD) if engine.runtime == "stoker" else "such as fp8"
         yield Violation(
             "spec.engine.quantization",
             f"{engine.quantization} needs a checkpoint that was quantized so, and this one is not",
-            "remove it, name a model whose weights are, or use a method that quantizes when it loads, such as fp8",
+            f"remove it, name a model whose weights are, or use a method that quantizes when it loads, {on_load}",
             reason="QuantizationMismatch",
         )
+
+
+def not_loaded(workload: Workload, method: str, catalogue: Catalogue) -> Iterator[Violation]:
+    """A checkpoint that is quantized in a way that the runtime does not load on the accelerator.
+
+    Args:
+        workload: what is planned.
+        method: how it is quantized; empty: it is not.
+        catalogue: what runtimes load.
+    """
+    engine, key = workload.engine, workload.hardware.accelerator
     allowed = catalogue.support(engine.runtime, key).quantizations
-    if stored and not asked and allowed is not None and stored not in {canonical_method(each) for each in allowed}:
-        others = [
-            other
-            for other in catalogue.runtimes
-            if stored in {canonical_method(each) for each in _allowed(catalogue, other, key, "quantization") or ()}
-        ]
-        remedy = " or ".join(["use the unquantized model", *(f"runtime: {other}" for other in others)])
-        yield Violation(
-            "spec.model.source",
-            f"the checkpoint is quantized by {shape.method}, which runtime {engine.runtime} does not load on {key}",
-            remedy,
-            reason="UnsupportedQuantization",
-        )
+    stored = canonical_method(method)
+    if not stored or allowed is None or stored in {canonical_method(each) for each in allowed}:
+        return
+    if engine.quantization and canonical_method(engine.quantization) != stored:
+        return  # that is what is wrong first
+    others = [
+        other
+        for other in catalogue.runtimes
+        if stored in {canonical_method(each) for each in _allowed(catalogue, other, key, "quantization") or ()}
+    ]
+    models = f"use the unquantized model, or one by {', '.join(allowed)}" if allowed else "use the unquantized model"
+    yield Violation(
+        "spec.model.source",
+        f"the checkpoint is quantized by {method}, which runtime {engine.runtime} does not load on {key}",
+        ", or ".join([models, *(f"runtime: {other}" for other in others)]),
+        reason="UnsupportedQuantization",
+    )
 
 
 def warnings(workload: Workload, method: str, catalogue: Catalogue) -> Iterator[str]:

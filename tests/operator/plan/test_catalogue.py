@@ -151,7 +151,7 @@ def test_a_file_extends_and_overrides_the_catalogue(endpoint: Any, tmp_path: Pat
     assert catalogue.accelerators["nvidia-l4"].memory_mib == 1
     assert catalogue.accelerators["nvidia-l4"].resource == "nvidia.com/gpu"
     assert catalogue.support("stoker", "cpu").dtypes == ["float32"]
-    assert catalogue.support("stoker", "cpu").kv_cache_dtypes == ["auto"]
+    assert catalogue.support("stoker", "cpu").kv_cache_dtypes == list(KV_CACHE_DTYPES)
     assert catalogue.support("stoker", "my-gpu").dtypes is None  # nothing is known, and nothing is judged
     assert plan(endpoint().spec, catalogue).image == "stoker/engine-cpu:0.1.0"
 

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from transformers import CONFIG_MAPPING
 
+from stoker_engine.architectures.stored_formats import GroupFormat
 from stoker_engine.contract.sources import DEMO_MODELS, ModelSource
 from stoker_engine.sizing.weight_sizes import weight_bytes, weight_sizes
 from stoker_operator.plan.model_shapes import Shape, shape_of, table
@@ -161,12 +162,19 @@ def test_a_demo_model_has_the_shape_of_the_file_that_the_image_carries() -> None
     ],
 )
 def test_a_checkpoint_that_is_quantized_says_so(name: str, method: str, bits: int) -> None:
-    shape = shape_of(source(name), None)
+    shape = shape_of(source(name), None, "vllm")
     assert isinstance(shape, Shape)
     assert shape.method == method
     assert shape.quantized is not None and shape.quantized.bits == bits
+    ours = shape_of(source(name), None)
+    assert isinstance(ours, Shape)
+    stored = ours.formats.stored("layers.5.o")
+    assert ours.method == method
+    assert isinstance(stored, GroupFormat) and stored.bits == bits
 
 
 def test_a_method_whose_size_cannot_be_told_is_not_known() -> None:
     config = {**table()["Qwen/Qwen3-8B"], "quantization_config": {"quant_method": "torchao"}}
-    assert shape_of(source("org/model"), config) == "how large weights are that torchao quantizes is not known"
+    assert shape_of(source("org/model"), config, "vllm") == "how large weights are that torchao quantizes is not known"
+    told = shape_of(source("org/model"), config)
+    assert isinstance(told, str) and told.startswith("the checkpoint is quantized by 'torchao', which is not computed")

@@ -9,15 +9,20 @@ import pytest
 
 from stoker_operator.api.v1alpha1 import Spec
 from stoker_operator.api.violation import Refused, Violation
-from stoker_operator.plan.catalogue import Catalogue
+from stoker_operator.plan.catalogue import Catalogue, Release
+from stoker_operator.plan.model_shapes import table
 from stoker_operator.plan.planner import Study, Unplannable, plan
 
 from .conftest import LLAMA_8B, LLAMA_70B, MISTRAL_7B
 
 QWEN_05B = "hf://Qwen/Qwen2.5-0.5B-Instruct"  # 14 heads, 2 of keys and values
 QWEN_MOE = "hf://Qwen/Qwen3-30B-A3B"
+QWEN_FP8 = "hf://Qwen/Qwen3-8B-FP8"
 QWEN_AWQ = "hf://Qwen/Qwen2.5-72B-Instruct-AWQ"
 LLAMA_31_8B = "hf://meta-llama/Llama-3.1-8B-Instruct"
+
+#: Bytes of all tensors of the demo model's file, by the gguf library. Its norms are float32, and Gemma's always are.
+DEMO_BYTES = 246_587_904
 
 SpecOf = Callable[..., Spec]
 
@@ -118,12 +123,33 @@ def test_what_the_runtime_does_not_do_there(
     assert found[reason].remedy.startswith(remedy)
 
 
-def test_cpu_has_no_quantized_weights_in_our_engine_and_says_who_may(spec: SpecOf) -> None:
-    (violation,) = refused(spec(QWEN_05B, "cpu", runtime="stoker", quantization="fp8"))
-    assert violation.message == "runtime stoker has no fp8 on cpu"
-    (violation,) = refused(spec(QWEN_AWQ, "cpu", runtime="stoker"))
+def test_a_checkpoint_that_a_runtime_does_not_load_says_what_it_does_and_who_may(spec: SpecOf) -> None:
+    config = {**table()["Qwen/Qwen3-8B"], "quantization_config": {"quant_method": "torchao"}}
+    (violation,) = refused(spec("hf://org/model", "cpu", runtime="stoker"), config)
     assert (violation.field, violation.reason) == ("spec.model.source", "UnsupportedQuantization")
-    assert violation.remedy.startswith("use the unquantized model")
+    assert violation.message == "the checkpoint is quantized by torchao, which runtime stoker does not load on cpu"
+    assert violation.remedy.startswith("use the unquantized model, or one by awq, gptq, compressed-tensors, fp8, ")
+    config["quantization_config"]["quant_method"] = "bitsandbytes"
+    (violation,) = refused(spec("hf://org/model", "nvidia-h100-80gb", 1), config)
+    assert violation.remedy.endswith(", or runtime: stoker")
+
+
+@pytest.mark.parametrize(
+    ("model", "asked", "message", "remedy"),
+    [
+        (QWEN_05B, "gptq", "gptq needs a checkpoint that was quantized so", "or use a method that quantizes when it"),
+        (QWEN_05B, "bitsandbytes", "bitsandbytes needs a checkpoint", "loads, int8 or int4 or fp8"),
+        (QWEN_FP8, "int8", "int8 is requested, and the checkpoint is quantized by fp8", "remove it, or name another"),
+        ("demo://gemma-3-270m", "int4", "int4 is requested, and the file is quantized: its weights are Q5_0", "remove"),
+    ],
+)
+def test_what_cannot_be_quantized_when_it_is_loaded(
+    spec: SpecOf, model: str, asked: str, message: str, remedy: str
+) -> None:
+    (violation,) = refused(spec(model, "cpu", runtime="stoker", quantization=asked))
+    assert (violation.field, violation.reason) == ("spec.engine.quantization", "QuantizationMismatch")
+    assert violation.message.startswith(message)
+    assert remedy in violation.remedy
 
 
 def test_a_checkpoint_that_is_quantized_otherwise(spec: SpecOf) -> None:
@@ -222,27 +248,22 @@ def test_without_a_limit_nothing_is_known_of_the_memory(spec: SpecOf) -> None:
     resources = {"resources": {"requests": {"memory": "1Gi"}}}
     planned = plan(spec("demo://gemma-3-270m", "cpu", hardware=resources, runtime="stoker"), Catalogue.load())
     assert planned.estimate is not None
-    # float32, but for the embedding in its blocks of 34 bytes for 32 numbers.
-    embedding = 262_144 * 640
-    assert planned.estimate.weight_bytes_per_gpu == 1_072_392_704 - embedding * 4 + embedding // 32 * 34
+    assert planned.estimate.weight_bytes_per_gpu == DEMO_BYTES
     assert (planned.estimate.kv_blocks, planned.max_model_len) == (None, None)
 
 
 def test_blocks_are_counted_where_the_engine_computes_with_them(spec: SpecOf) -> None:
-    embedding = 262_144 * 640
-    for accelerator, dtype, saved in (
-        ("cpu", "float32", embedding * 4 - embedding // 32 * 34),
-        ("cpu", "bfloat16", embedding * 2 - embedding // 32 * 34),
-        ("cpu", "float16", 0),
-        ("nvidia-l4", "float32", 0),
-    ):
+    for dtype in ("float32", "bfloat16"):
+        found = plan(spec("demo://gemma-3-270m", "cpu", 1, dtype=dtype, runtime="stoker"), Catalogue.load())
+        assert found.estimate is not None
+        assert found.estimate.weight_bytes_per_gpu == DEMO_BYTES
+    for accelerator, dtype in (("cpu", "float16"), ("nvidia-l4", "float32")):
         engine = {"dtype": dtype, "runtime": "stoker", "image": "registry.example/engine:1"}
         estimates = [
             plan(spec(model, accelerator, 1, **engine), Catalogue.load()).estimate
             for model in ("hf://google/gemma-3-270m", "demo://gemma-3-270m")
         ]
-        plain, blocks = (estimate.weight_bytes_per_gpu for estimate in estimates if estimate is not None)
-        assert plain - blocks == saved
+        assert estimates[0] == estimates[1] is not None
 
 
 # What is not known, and what is no decoder
@@ -304,16 +325,20 @@ def test_what_the_catalogue_lacks_is_refused_before(spec: SpecOf) -> None:
 
 def test_what_the_release_does_not_do_yet_is_said(spec: SpecOf) -> None:
     asked = spec(LLAMA_8B, "nvidia-h100-80gb", 4, runtime="stoker", image="x", kvCacheDtype="fp8", quantization="fp8")
-    warnings = plan(asked, Catalogue.load()).warnings
-    assert warnings == tuple(
-        f"the stoker engine of this release {lack}, and will refuse to start; use runtime vllm"
-        for lack in (
-            "drives 1 accelerator, not 4",
-            "has no key-value cache of fp8",
-            "loads no weights quantized by fp8",
-        )
+    assert plan(asked, Catalogue.load()).warnings == (
+        "the stoker engine of this release drives 1 accelerator, not 4, and will refuse to start; use runtime vllm",
+        "the stoker engine of this release has no kernels for weights quantized by fp8 on nvidia-h100-80gb: it "
+        "dequantizes them in every step, which is slow; use runtime vllm",
     )
+    older = Release.model_validate({"devices": 1, "kvCacheDtypes": ["auto"], "quantizations": []})
+    catalogue = Catalogue.load().model_copy(update={"releases": {"stoker": older}})
+    assert [warning.partition("release ")[2].partition(",")[0] for warning in plan(asked, catalogue).warnings] == [
+        "drives 1 accelerator",
+        "has no key-value cache of fp8",
+        "loads no weights quantized by fp8",
+    ]
     assert not plan(spec(LLAMA_8B, "nvidia-h100-80gb", 4, kvCacheDtype="fp8"), Catalogue.load()).warnings
+    assert not plan(spec(QWEN_05B, "cpu", runtime="stoker", quantization="int8"), Catalogue.load()).warnings
     assert not plan(spec("demo://gemma-3-270m", "cpu", runtime="stoker"), Catalogue.load()).warnings
 
 
