@@ -22,8 +22,8 @@ _LONGEST: Final = 1000
 #: What a pattern may hold of ``*``, ``+`` and ``{2,}``: matching takes up to the name's length to their power.
 _MOST_REPEATS: Final = 6
 
-#: A repeated group that repeats something itself, for which matching may take for ever.
-_NESTED: Final = re.compile(r"[*+}][^()]*\)[*+{]")
+#: A repeated group, which may match the same in so many ways that trying them takes for ever.
+_REPEATED_GROUP: Final = re.compile(r"\)[*+{]")
 
 #: Last words of the names of embeddings, as families spell them; all other matrices are linear layers.
 _EMBEDDINGS: Final = ("embed_tokens", "embed_in", "wte", "wpe", "word_embeddings", "tok_embeddings", "embed_positions")
@@ -83,7 +83,7 @@ def _pattern(name: str, field: str) -> re.Pattern[str]:
     if name.startswith("re:"):
         expression = name.removeprefix("re:")
         repeats = len(re.findall(r"[*+{]", expression))
-        if len(expression) > _LONGEST or repeats > _MOST_REPEATS or _NESTED.search(expression):
+        if len(expression) > _LONGEST or repeats > _MOST_REPEATS or _REPEATED_GROUP.search(expression):
             raise ModelError(
                 f"config.json: {field} holds {reprlib.repr(name)}, a pattern that could take too long to match; "
                 "name the modules more simply"

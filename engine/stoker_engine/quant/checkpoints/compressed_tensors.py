@@ -32,6 +32,7 @@ from stoker_engine.quant.checkpoints.grouped_matrix import (
     dtype_name,
     is_integer,
     scale_of,
+    scale_of_all,
 )
 from stoker_engine.quant.checkpoints.module import Tensors
 from stoker_engine.quant.checkpoints.packed_integers import words_of
@@ -83,7 +84,7 @@ def _matrix(name: str, parts: dict[str, str], scheme: Scheme, tensors: Tensors) 
     scales = Grid.of(tensors, scale_name, shape, scheme.rows, groups)
     row_scale = None
     if format.row_scale:
-        row_scale = Grid.of(tensors, needed(name, parts, "weight_global_scale"), shape, 0, 1)
+        row_scale = scale_of_all(tensors, needed(name, parts, "weight_global_scale"), shape)
     zeros = _zeros(name, parts, scheme, shape, tensors)
     return GroupedMatrix(name, shape, format, frozenset(parts.values()), codes, scales, zeros, row_scale, True, order)
 

@@ -209,6 +209,8 @@ class GroupedMatrix:
         if self.row_scale is not None:
             whole = (*others[:-1], slice(0, self.shape[-2]), slice(0, 1))
             row_scales = self.row_scale.read(whole)[..., :1, 0].float()
+            if not bool(row_scales.isfinite().all()):
+                raise WeightsError(f"{self.name} has a scale that is no finite number; fetch the model again")
             row_scales = (row_scales.reciprocal() if self.row_scale_divides else row_scales).expand(leading)
         return encode(codes, scales, zeros, self.format, row_scales)
 
@@ -239,6 +241,17 @@ def scale_of(tensors: Tensors, name: str) -> Scale:
     if dtype is None or dtype not in SCALES:
         raise WeightsError(f"{name} holds {dtype_name(dtype)}, which scales cannot be; fetch the file again")
     return SCALES[dtype]
+
+
+def scale_of_all(tensors: Tensors, name: str, shape: Sequence[int]) -> Grid:
+    """The scale that all numbers of a matrix of `shape` have besides their groups'; one for each matrix of a stack.
+
+    Raises:
+        WeightsError: the tensor has another shape, or holds what is no scale.
+    """
+    if (dtype := tensors.dtype(name)) not in (torch.float32, torch.float16, torch.bfloat16):
+        raise WeightsError(f"{name} holds {dtype_name(dtype)}, which scales cannot be; fetch the file again")
+    return Grid.of(tensors, name, shape, 0, 1)
 
 
 def is_integer(tensors: Tensors, name: str) -> bool:

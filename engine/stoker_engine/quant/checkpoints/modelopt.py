@@ -18,7 +18,14 @@ from stoker_engine.architectures.quantization.modelopt import NVFP4
 from stoker_engine.contract.errors import WeightsError
 from stoker_engine.quant.checkpoints import fp8
 from stoker_engine.quant.checkpoints.components import OF_ACTIVATIONS, components, needed
-from stoker_engine.quant.checkpoints.grouped_matrix import Grid, GroupedMatrix, Pairs, check_sizes, scale_of
+from stoker_engine.quant.checkpoints.grouped_matrix import (
+    Grid,
+    GroupedMatrix,
+    Pairs,
+    check_sizes,
+    scale_of,
+    scale_of_all,
+)
 from stoker_engine.quant.checkpoints.module import Tensors
 
 logger = logging.getLogger(__name__)
@@ -59,5 +66,5 @@ def _matrix(name: str, config: NVFP4, parts: dict[str, str], tensors: Tensors) -
         frozenset(parts.values()),
         Pairs(tensors, parts["weight"]),
         Grid.of(tensors, scale, shape, 1, format.groups(shape[-1])),
-        row_scale=Grid.of(tensors, second, shape, 0, 1),
+        row_scale=scale_of_all(tensors, second, shape),
     )
