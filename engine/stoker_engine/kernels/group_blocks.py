@@ -283,10 +283,9 @@ def _pack(units: torch.Tensor, bits: int) -> torch.Tensor:
     if bits == 4:
         return units[..., :16] | units[..., 16:] << 4
     # Different bits, so their sum has them all.
-    low = (units & 3).unflatten(-1, (4, 8)) << torch.arange(0, 8, 2, dtype=torch.uint8, device=units.device).unsqueeze(
-        -1
-    )
-    packed = low.sum(-2, dtype=torch.uint8)
+    shifts = torch.arange(0, 8, 2, dtype=torch.uint8, device=units.device).unsqueeze(-1)
+    low = (units & 3).unflatten(-1, (4, 8)) << shifts
+    packed: torch.Tensor = low.sum(-2, dtype=torch.uint8)
     if bits == 3:
         high = (units >> 2).unflatten(-1, (4, 8)) << torch.arange(8, dtype=torch.uint8, device=units.device)
         packed = torch.cat([packed, high.sum(-1, dtype=torch.uint8)], dim=-1)

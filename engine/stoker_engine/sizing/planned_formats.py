@@ -9,7 +9,7 @@ from typing import Final
 
 from stoker_engine.architectures.model_config import ModelConfig
 from stoker_engine.architectures.module_names import module_name
-from stoker_engine.architectures.quantization.on_load import ON_LOAD, is_quantizable
+from stoker_engine.architectures.quantization.on_load import ON_LOAD, is_quantized
 from stoker_engine.architectures.quantization.quantization_config import QuantizationConfig
 from stoker_engine.sizing.weight_formats import ALL_NUMBERS, WeightFormats
 from stoker_engine.sizing.weight_sizes import matrices
@@ -41,4 +41,4 @@ def stated_formats(config: ModelConfig, quantization: QuantizationConfig) -> Wei
 def on_load_formats(config: ModelConfig, method: str) -> WeightFormats:
     """Of one that `method` of `ON_LOAD` quantizes when it is loaded."""
     slots = (slot for slot, _ in matrices(config))
-    return WeightFormats.of({slot: ON_LOAD[method] for slot in slots if is_quantizable(f"{slot}.weight")})
+    return WeightFormats.of({slot: ON_LOAD[method] for slot in slots if is_quantized(f"{slot}.weight")})
