@@ -1,4 +1,4 @@
-"""GGUF's types computed from their blocks: the same bits of every family as of a file with the same numbers as float32."""
+"""GGUF's types computed from their blocks: the bits of the same numbers in float32, of every family."""
 
 from __future__ import annotations
 
