@@ -1,13 +1,15 @@
-// What formats of blocks are decoded with: sixteen codes at a time, in bytes, become numbers.
+// What formats of blocks are decoded with: a unit's codes, in bytes, become numbers.
 #pragma once
 
-#include "simd.h"
+#include "blocks.h"
 
-typedef uint8_t Codes __attribute__((vector_size(16)));
+// A unit's codes, or the bytes that hold some bits of them.
+typedef uint8_t Codes __attribute__((vector_size(32)));
+typedef uint8_t HalfCodes __attribute__((vector_size(16)));
 typedef int8_t SmallIntegers __attribute__((vector_size(16)));
 
-// So many vectors hold the numbers of sixteen codes.
-constexpr int CODE_VECS = 16 / LANES;
+// Vectors that hold the numbers of half a unit.
+constexpr int HALF_VECS = UNIT_VECS / 2;
 
 inline Codes load_codes(const uint8_t* from) {
   Codes codes;
@@ -15,8 +17,46 @@ inline Codes load_codes(const uint8_t* from) {
   return codes;
 }
 
-// Sixteen bytes as signed integers; codes of fewer than eight bits are none below 0.
-inline void to_floats(Codes codes, Vec* out) {
+// Some bits of each byte: those that `mask` leaves when all are moved down by `shift`, at most 8 - shift.
+inline Codes bits_of(Codes bytes, long shift, uint8_t mask) {
+  typedef uint16_t Shorts __attribute__((vector_size(32)));  // processors have no shift of bytes
+  return (Codes)((Shorts)bytes >> (uint16_t)shift) & mask;
+}
+
+// Codes that have room for it, moved up.
+inline Codes moved_up(Codes codes, int shift) {
+  typedef uint16_t Shorts __attribute__((vector_size(32)));
+  return (Codes)((Shorts)codes << (uint16_t)shift);
+}
+
+// The low halves of sixteen bytes, then the high ones.
+inline Codes halves(const uint8_t* from) {
+#if defined(__AVX2__)
+  const __m128i bytes = _mm_loadu_si128((const __m128i*)from);
+  return (Codes)_mm256_inserti128_si256(_mm256_castsi128_si256(bytes), _mm_srli_epi16(bytes, 4), 1) & 15;
+#else
+  uint64_t words[4];
+  memcpy(words, from, 16);
+  words[2] = words[0] >> 4, words[3] = words[1] >> 4;
+  return load_codes((const uint8_t*)words) & 15;
+#endif
+}
+
+// 32 bits, the lowest first, each as a byte `one` or 0.
+inline Codes spread(const uint8_t* bits, uint8_t one) {
+#if defined(__AVX512BW__) && defined(__AVX512VL__)
+  uint32_t mask;
+  memcpy(&mask, bits, sizeof mask);
+  return (Codes)_mm256_maskz_set1_epi8(mask, one);
+#else
+  uint64_t words[4];
+  for (int i = 0; i < 4; i++) words[i] = bits[i] * 0x0101010101010101u & 0x8040201008040201u;
+  return (Codes)(load_codes((const uint8_t*)words) != 0) & one;
+#endif
+}
+
+// Bytes as signed integers; codes of fewer than eight bits are none below 0.
+inline void to_floats(HalfCodes codes, Vec* out) {
 #if defined(__AVX512F__)
   out[0] = (Vec)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32((__m128i)codes));
 #elif defined(__AVX2__)
@@ -25,52 +65,50 @@ inline void to_floats(Codes codes, Vec* out) {
 #else
   typedef int16_t Shorts __attribute__((vector_size(LANES * 2)));
   typedef int8_t Bytes __attribute__((vector_size(LANES)));
-  Bytes parts[CODE_VECS];
+  Bytes parts[HALF_VECS];
   memcpy(parts, &codes, sizeof parts);
-  for (int s = 0; s < CODE_VECS; s++)
+  for (int s = 0; s < HALF_VECS; s++)
     out[s] = __builtin_convertvector(__builtin_convertvector(__builtin_convertvector(parts[s], Shorts), IntVec), Vec);
+#endif
+}
+
+inline void to_floats(Codes codes, Vec* out) {
+#if defined(__AVX2__)
+  to_floats((HalfCodes)_mm256_castsi256_si128((__m256i)codes), out);
+  to_floats((HalfCodes)_mm256_extracti128_si256((__m256i)codes, 1), out + HALF_VECS);
+#else
+  HalfCodes parts[2];
+  memcpy(parts, &codes, sizeof parts);
+  to_floats(parts[0], out);
+  to_floats(parts[1], out + HALF_VECS);
 #endif
 }
 
 // code × scale
 inline void scaled(Codes codes, Vec scale, Vec* out) {
   to_floats(codes, out);
-  for (int s = 0; s < CODE_VECS; s++) out[s] *= scale;
+  for (int s = 0; s < UNIT_VECS; s++) out[s] *= scale;
 }
 
 // code × scale + offset; the product is exact, so it does not matter whether that is one instruction.
 inline void scaled(Codes codes, Vec scale, Vec offset, Vec* out) {
   to_floats(codes, out);
-  for (int s = 0; s < CODE_VECS; s++) out[s] = out[s] * scale + offset;
+  for (int s = 0; s < UNIT_VECS; s++) out[s] = out[s] * scale + offset;
 }
 
-// Some bits of each byte: those that `mask` leaves when all are moved down by `shift`, at most 8 - shift.
-inline Codes bits_of(Codes bytes, long shift, uint8_t mask) {
-  typedef uint16_t Shorts __attribute__((vector_size(16)));  // processors have no shift of bytes
-  return (Codes)((Shorts)bytes >> (uint16_t)shift) & mask;
+// Likewise, where each half of the unit has a scale of its own, and maybe an offset.
+inline void scaled_by_halves(Codes codes, const float* scales, Vec* out) {
+  to_floats(codes, out);
+  for (int s = 0; s < UNIT_VECS; s++) out[s] *= broadcast(scales[s * LANES / 16]);
 }
 
-inline Codes low_halves(Codes bytes) { return bytes & 15; }
-inline Codes high_halves(Codes bytes) { return bits_of(bytes, 4, 15); }
-
-// Sixteen bits, the lowest first, each as a byte `one` or 0.
-inline Codes spread(const uint8_t* bits, uint8_t one) {
-#if defined(__AVX512BW__) && defined(__AVX512VL__)
-  uint16_t mask;
-  memcpy(&mask, bits, sizeof mask);
-  return (Codes)_mm_maskz_set1_epi8(mask, one);
-#else
-  const Codes place = {1, 2, 4, 8, 16, 32, 64, 128, 1, 2, 4, 8, 16, 32, 64, 128};
-  const uint64_t first = bits[0] * 0x0101010101010101u, second = bits[1] * 0x0101010101010101u;
-  Codes bytes;
-  memcpy(&bytes, &first, 8);
-  memcpy((char*)&bytes + 8, &second, 8);
-  return (Codes)((bytes & place) != 0) & one;
-#endif
+inline void scaled_by_halves(Codes codes, const float* scales, const float* offsets, Vec* out) {
+  to_floats(codes, out);
+  for (int s = 0; s < UNIT_VECS; s++)
+    out[s] = out[s] * broadcast(scales[s * LANES / 16]) + broadcast(offsets[s * LANES / 16]);
 }
 
-// Sixteen integers, the values of codes of four bits; the numbers of a unit of such codes are value × scale + offset.
-// The low halves of bytes are the codes of the first sixteen numbers.
+// The values of codes of four bits. A unit of such codes has its first sixteen in the low halves of bytes.
 struct Table {
   SmallIntegers values;
 
@@ -84,23 +122,24 @@ struct Table {
   Vec floats() const { return (Vec)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32((__m128i)values)); }
 
   static void look_up(const uint8_t* from, Vec table, Vec* out) {  // by the low four bits of an integer
-    const __m512i codes = _mm512_cvtepu8_epi32((__m128i)load_codes(from));
+    const __m512i codes = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)from));
     out[0] = (Vec)_mm512_permutexvar_ps(codes, (__m512)table);
     out[1] = (Vec)_mm512_permutexvar_ps(_mm512_srli_epi32(codes, 4), (__m512)table);
   }
 #else
   void decode(const uint8_t* from, Vec scale, Vec* out) const {
-    const Codes codes = load_codes(from);
-    scaled(looked_up(low_halves(codes)), scale, out);
-    scaled(looked_up(high_halves(codes)), scale, out + CODE_VECS);
+    scaled(looked_up(halves(from)), scale, out);
   }
   void decode(const uint8_t* from, Vec scale, Vec offset, Vec* out) const {
-    const Codes codes = load_codes(from);
-    scaled(looked_up(low_halves(codes)), scale, offset, out);
-    scaled(looked_up(high_halves(codes)), scale, offset, out + CODE_VECS);
+    scaled(looked_up(halves(from)), scale, offset, out);
   }
 
-  Codes looked_up(Codes codes) const { return (Codes)__builtin_shuffle(values, (SmallIntegers)codes); }
+  Codes looked_up(Codes codes) const {
+    SmallIntegers parts[2];
+    memcpy(parts, &codes, sizeof parts);
+    for (SmallIntegers& part : parts) part = __builtin_shuffle(values, part);
+    return load_codes((const uint8_t*)parts);
+  }
 #endif
 };
 

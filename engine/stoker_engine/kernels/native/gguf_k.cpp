@@ -13,10 +13,17 @@ struct ScalesAndOffsets {
 };
 
 // Sixteen small integers × scale.
-inline void put_scales(Codes integers, Vec scale, float* to) {
-  Vec scales[CODE_VECS];
-  scaled(integers, scale, scales);
+inline void put_scales(HalfCodes integers, Vec scale, float* to) {
+  Vec scales[HALF_VECS];
+  to_floats(integers, scales);
+  for (Vec& each : scales) each *= scale;
   memcpy(to, scales, sizeof scales);
+}
+
+inline HalfCodes load_sixteen(const uint8_t* from) {
+  HalfCodes codes;
+  memcpy(&codes, from, sizeof codes);
+  return codes;
 }
 
 struct Q2_K : LargeBlocks<84> {
@@ -25,18 +32,15 @@ struct Q2_K : LargeBlocks<84> {
   void begin(const uint8_t* row, const Place& place, Header& header) const {
     if (place.unit) return;
     const uint8_t* block = row + place.block;
-    const Codes both = load_codes(block);
-    put_scales(low_halves(both), half_of(block + 80), header.scales);
-    put_scales(high_halves(both), -half_of(block + 82), header.offsets);
+    const HalfCodes both = load_sixteen(block);
+    put_scales(both & 15, half_of(block + 80), header.scales);
+    put_scales(both >> 4, -half_of(block + 82), header.offsets);
   }
 
   void decode(const uint8_t* row, const Place& place, const Header& header, Vec* out) const {
     const uint8_t* codes = row + place.block + 16 + place.unit / 4 * 32;
-    for (int h = 0; h < 2; h++) {
-      const Vec scale = broadcast(header.scales[place.unit * 2 + h]);
-      const Vec offset = broadcast(header.offsets[place.unit * 2 + h]);
-      scaled(bits_of(load_codes(codes + h * 16), place.unit % 4 * 2, 3), scale, offset, out + h * CODE_VECS);
-    }
+    scaled_by_halves(bits_of(load_codes(codes), place.unit % 4 * 2, 3), header.scales + place.unit * 2,
+                     header.offsets + place.unit * 2, out);
   }
 };
 
@@ -55,17 +59,16 @@ struct Q3_K : LargeBlocks<110> {
     constexpr uint32_t TWOS = 0x03030303;
     const uint64_t first = (high & TWOS) | (uint64_t)(high >> 2 & TWOS) << 32;
     const uint64_t second = (high >> 4 & TWOS) | (uint64_t)(high >> 6 & TWOS) << 32;
-    const uint64_t integers[2] = {(low & FOURS) | first << 4, (low >> 4 & FOURS) | second << 4};
-    put_scales(load_codes((const uint8_t*)integers) - 32, half_of(block + 108), header.scales);
+    typedef uint64_t Words __attribute__((vector_size(16)));
+    const Words integers = {(low & FOURS) | first << 4, (low >> 4 & FOURS) | second << 4};
+    put_scales((HalfCodes)integers - 32, half_of(block + 108), header.scales);
   }
 
   void decode(const uint8_t* row, const Place& place, const Header& header, Vec* out) const {
     const uint8_t *block = row + place.block, *codes = block + 32 + place.unit / 4 * 32;
-    for (int h = 0; h < 2; h++) {
-      const Codes low = bits_of(load_codes(codes + h * 16), place.unit % 4 * 2, 3);
-      const Codes high = bits_of(load_codes(block + h * 16), place.unit, 1) << 2;
-      scaled((low | high) - 4, broadcast(header.scales[place.unit * 2 + h]), out + h * CODE_VECS);
-    }
+    const Codes low = bits_of(load_codes(codes), place.unit % 4 * 2, 3);
+    const Codes high = moved_up(bits_of(load_codes(block), place.unit, 1), 2);
+    scaled_by_halves((low | high) - 4, header.scales + place.unit * 2, out);
   }
 };
 
@@ -75,10 +78,11 @@ inline void six_bits(const uint8_t* block, ScalesAndOffsets& header) {
   uint32_t words[3];
   memcpy(words, block + 4, sizeof words);
   constexpr uint32_t SIXES = 0x3f3f3f3f, FOURS = 0x0f0f0f0f, TWOS = 0x03030303;
-  const uint32_t integers[4] = {words[0] & SIXES, (words[2] & FOURS) | (words[0] >> 6 & TWOS) << 4, words[1] & SIXES,
-                                (words[2] >> 4 & FOURS) | (words[1] >> 6 & TWOS) << 4};
-  Vec both[CODE_VECS];
-  to_floats(load_codes((const uint8_t*)integers), both);
+  typedef uint32_t Words __attribute__((vector_size(16)));
+  const Words integers = {words[0] & SIXES, (words[2] & FOURS) | (words[0] >> 6 & TWOS) << 4, words[1] & SIXES,
+                          (words[2] >> 4 & FOURS) | (words[1] >> 6 & TWOS) << 4};
+  Vec both[HALF_VECS];
+  to_floats((HalfCodes)integers, both);
   float numbers[16];
   memcpy(numbers, both, sizeof numbers);
   const float scale = half_at(block), offset = -half_at(block + 2);
@@ -89,8 +93,8 @@ inline void six_bits(const uint8_t* block, ScalesAndOffsets& header) {
 }
 
 // Four bits of each of a unit's codes: pairs of units lie in the low and the high halves of 32 bytes.
-inline Codes four_bits(const uint8_t* codes, long unit, int h) {
-  return bits_of(load_codes(codes + unit / 2 * 32 + h * 16), unit % 2 * 4, 15);
+inline Codes four_bits(const uint8_t* codes, long unit) {
+  return bits_of(load_codes(codes + unit / 2 * 32), unit % 2 * 4, 15);
 }
 
 struct Q4_K : LargeBlocks<144> {
@@ -102,8 +106,7 @@ struct Q4_K : LargeBlocks<144> {
 
   void decode(const uint8_t* row, const Place& place, const Header& header, Vec* out) const {
     const Vec scale = broadcast(header.scales[place.unit]), offset = broadcast(header.offsets[place.unit]);
-    for (int h = 0; h < 2; h++)
-      scaled(four_bits(row + place.block + 16, place.unit, h), scale, offset, out + h * CODE_VECS);
+    scaled(four_bits(row + place.block + 16, place.unit), scale, offset, out);
   }
 };
 
@@ -117,10 +120,8 @@ struct Q5_K : LargeBlocks<176> {
   void decode(const uint8_t* row, const Place& place, const Header& header, Vec* out) const {
     const uint8_t* block = row + place.block;
     const Vec scale = broadcast(header.scales[place.unit]), offset = broadcast(header.offsets[place.unit]);
-    for (int h = 0; h < 2; h++) {
-      const Codes fifth = bits_of(load_codes(block + 16 + h * 16), place.unit, 1) << 4;
-      scaled(four_bits(block + 48, place.unit, h) | fifth, scale, offset, out + h * CODE_VECS);
-    }
+    const Codes fifth = moved_up(bits_of(load_codes(block + 16), place.unit, 1), 4);
+    scaled(four_bits(block + 48, place.unit) | fifth, scale, offset, out);
   }
 };
 
@@ -129,18 +130,16 @@ struct Q6_K : LargeBlocks<210> {
 
   void begin(const uint8_t* row, const Place& place, Header& header) const {
     const uint8_t* block = row + place.block;
-    if (!place.unit) put_scales(load_codes(block + 192), half_of(block + 208), header.scales);
+    if (!place.unit) put_scales(load_sixteen(block + 192), half_of(block + 208), header.scales);
   }
 
   void decode(const uint8_t* row, const Place& place, const Header& header, Vec* out) const {
     const long half = place.unit / 4, quarter = place.unit % 4;
     const uint8_t* low = row + place.block + half * 64 + quarter % 2 * 32;
     const uint8_t* high = row + place.block + 128 + half * 32;
-    for (int h = 0; h < 2; h++) {
-      const Codes four = bits_of(load_codes(low + h * 16), quarter / 2 * 4, 15);
-      const Codes two = bits_of(load_codes(high + h * 16), quarter * 2, 3) << 4;
-      scaled((four | two) - 32, broadcast(header.scales[place.unit * 2 + h]), out + h * CODE_VECS);
-    }
+    const Codes four = bits_of(load_codes(low), quarter / 2 * 4, 15);
+    const Codes two = moved_up(bits_of(load_codes(high), quarter * 2, 3), 4);
+    scaled_by_halves((four | two) - 32, header.scales + place.unit * 2, out);
   }
 };
 

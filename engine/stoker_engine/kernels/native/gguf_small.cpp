@@ -9,8 +9,7 @@ constexpr Table FROM_ZERO = {{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 
 struct Q4_0 : SmallBlocks<18> {
   void decode(const uint8_t* row, const Place& place, const Header&, Vec* out) const {
     const uint8_t* block = row + place.at;
-    const Vec scale = half_of(block);
-    AROUND_ZERO.decode(block + 2, scale, out);
+    AROUND_ZERO.decode(block + 2, half_of(block), out);
   }
 };
 
@@ -24,29 +23,21 @@ struct Q4_1 : SmallBlocks<20> {
 struct Q5_0 : SmallBlocks<22> {
   void decode(const uint8_t* row, const Place& place, const Header&, Vec* out) const {
     const uint8_t* block = row + place.at;
-    const Vec scale = half_of(block);
-    const Codes codes = load_codes(block + 6);
-    scaled((low_halves(codes) | spread(block + 2, 16)) - 16, scale, out);
-    scaled((high_halves(codes) | spread(block + 4, 16)) - 16, scale, out + CODE_VECS);
+    scaled((halves(block + 6) | spread(block + 2, 16)) - 16, half_of(block), out);
   }
 };
 
 struct Q5_1 : SmallBlocks<24> {
   void decode(const uint8_t* row, const Place& place, const Header&, Vec* out) const {
     const uint8_t* block = row + place.at;
-    const Vec scale = half_of(block), offset = half_of(block + 2);
-    const Codes codes = load_codes(block + 8);
-    scaled(low_halves(codes) | spread(block + 4, 16), scale, offset, out);
-    scaled(high_halves(codes) | spread(block + 6, 16), scale, offset, out + CODE_VECS);
+    scaled(halves(block + 8) | spread(block + 4, 16), half_of(block), half_of(block + 2), out);
   }
 };
 
 struct Q8_0 : SmallBlocks<34> {
   void decode(const uint8_t* row, const Place& place, const Header&, Vec* out) const {
     const uint8_t* block = row + place.at;
-    const Vec scale = half_of(block);
-    scaled(load_codes(block + 2), scale, out);
-    scaled(load_codes(block + 18), scale, out + CODE_VECS);
+    scaled(load_codes(block + 2), half_of(block), out);
   }
 };
 
