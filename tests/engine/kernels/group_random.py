@@ -1,0 +1,61 @@
+"""Matrices in groups that share a scale, drawn: every code, scales of many sizes, zero points of every value."""
+
+from __future__ import annotations
+
+import random
+from typing import NamedTuple
+
+import torch
+
+from stoker_engine.architectures.stored_formats import Code, GroupFormat, Scale
+from stoker_engine.kernels.group_blocks import SCALE_DTYPES, encode
+
+CODES: tuple[Code, ...] = ("uint2", "uint3", "uint4", "uint8", "int8", "fp8_e4m3", "fp8_e5m2", "fp4", "nf4")
+SCALES: tuple[Scale, ...] = tuple(SCALE_DTYPES)
+#: Sizes of groups: what checkpoints have, what is no whole number of units, and rows.
+GROUPS = (16, 32, 48, 64, 128, 0)
+
+
+def some_formats(count: int, seed: int) -> list[GroupFormat]:
+    """`count` of each code, of all that there are; each size of groups and kind of scale is among them."""
+    draw = random.Random(seed)
+    formats = []
+    for index, code in enumerate(CODES):
+        for turn in range(count):
+            zero = code.startswith("uint") and draw.random() < 0.5
+            group, scale = GROUPS[(index + turn) % len(GROUPS)], SCALES[(index + 2 * turn) % len(SCALES)]
+            formats.append(GroupFormat(code, group, scale, zero, draw.random() < 0.3))
+    return formats
+
+
+def name_of(format: GroupFormat) -> str:
+    """For tests' ids."""
+    return f"{format.name}, {format.scale}{' zero' * format.zero}{' row_scale' * format.row_scale}"
+
+
+class Drawn(NamedTuple):
+    """The parts of a matrix, and the matrix."""
+
+    codes: torch.Tensor
+    scales: torch.Tensor
+    zeros: torch.Tensor | None
+    row_scales: torch.Tensor | None
+    blocks: torch.Tensor
+
+
+def random_groups(format: GroupFormat, rows: int, inner: int, seed: int) -> Drawn:
+    """A matrix whose numbers are finite, in memory of its own size."""
+    generator = torch.Generator().manual_seed(seed)
+    codes = torch.randint(0, 1 << format.bits, (rows, inner), generator=generator, dtype=torch.uint8)
+    if format.code.startswith("fp8"):  # no infinity, nothing that is no number
+        codes[codes & 0x7F >= (0x7C if format.code == "fp8_e5m2" else 0x7F)] ^= 0x30
+    shape = (rows, format.groups(inner))
+    scales = torch.randn(shape, generator=generator) / 64
+    scales *= 2.0 ** torch.randint(-4, 3, shape, generator=generator)
+    scales = (scales.abs() if format.scale == "e8m0" else scales).to(SCALE_DTYPES[format.scale])
+    zeros = row_scales = None
+    if format.zero:
+        zeros = torch.randint(0, 1 << format.bits, shape, generator=generator, dtype=torch.uint8)
+    if format.row_scale:
+        row_scales = torch.rand(rows, generator=generator) + 0.5
+    return Drawn(codes, scales, zeros, row_scales, encode(codes, scales, zeros, format, row_scales))

@@ -1,0 +1,287 @@
+"""Weights in groups that share a scale: against their parts by hand, torch's own small floats and the gguf library's
+MXFP4; and products with them against products with those numbers."""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from gguf import GGMLQuantizationType
+from gguf.quants import dequantize as gguf_dequantize
+
+from stoker_engine.architectures.stored_formats import Code, GroupFormat
+from stoker_engine.kernels import group_blocks
+from stoker_engine.kernels.bundle import Kernels
+from stoker_engine.kernels.native import group_blocks as native
+from stoker_engine.kernels.native.bundle import native_kernels
+from stoker_engine.kernels.native.levels import usable_levels
+from stoker_engine.kernels.native.library import load
+from stoker_engine.kernels.native.linear import product as dense_product
+from stoker_engine.kernels.reference import REFERENCE
+
+from .group_random import CODES, GROUPS, SCALES, Drawn, name_of, random_groups, some_formats
+
+DTYPES = (torch.float32, torch.bfloat16)
+
+each_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
+
+
+@pytest.fixture(
+    params=[
+        pytest.param(level, id=level.name, marks=[pytest.mark.slow] * (n > 0))
+        for n, level in enumerate(usable_levels())
+    ]
+)
+def kernels(request: pytest.FixtureRequest) -> ctypes.CDLL:
+    """The kernels of one level; all but this processor's best take a compilation more."""
+    return load(request.param)
+
+
+@pytest.fixture(params=["reference", "native"])
+def operations(request: pytest.FixtureRequest) -> Kernels:
+    """Both sets of kernels."""
+    return REFERENCE if request.param == "reference" else native_kernels(load(usable_levels()[0]))
+
+
+def meaning(code: Code, byte: int) -> float:
+    """What one code stands for, from its description."""
+    if code == "int8":
+        return byte - 256 if byte > 127 else byte
+    if code == "fp4":
+        exponent, fraction = byte >> 1 & 3, byte & 1
+        magnitude = (1 + fraction / 2) * 2.0 ** (exponent - 1) if exponent else fraction / 2
+        return -magnitude if byte & 8 else magnitude
+    if code.startswith("fp8"):
+        dtype = torch.float8_e4m3fn if code == "fp8_e4m3" else torch.float8_e5m2
+        return torch.tensor([byte], dtype=torch.uint8).view(dtype).double().item()
+    if code == "nf4":
+        return quantiles()[byte]
+    return byte
+
+
+def quantiles() -> list[float]:
+    """QLoRA's: of a normal distribution, seven below 0, 0, and eight above, such that the outermost are ±1."""
+    largest = 0.9677083
+    below = -torch.special.ndtri(torch.linspace(largest, 0.5, 8, dtype=torch.float64)[:-1])
+    above = torch.special.ndtri(torch.linspace(largest, 0.5, 9, dtype=torch.float64)[:-1])
+    all_of_them = torch.cat([below, torch.zeros(1, dtype=torch.float64), above.flip(0)])
+    return list(all_of_them / all_of_them.abs().max())
+
+
+def by_hand(drawn: Drawn, format: GroupFormat) -> torch.Tensor:
+    """The numbers of a matrix in float64, one after the other."""
+    rows, inner = drawn.codes.shape
+    numbers = torch.empty(rows, inner, dtype=torch.float64)
+    for row in range(rows):
+        for at in range(inner):
+            group = at // format.group if format.group else 0
+            zero = 1 << (format.bits - 1) if format.code.startswith("uint") else 0
+            if drawn.zeros is not None:
+                zero = int(drawn.zeros[row, group])
+            scale = float(drawn.scales[row, group].float())
+            if drawn.row_scales is not None:
+                scale *= float(drawn.row_scales[row])
+            numbers[row, at] = scale * (meaning(format.code, int(drawn.codes[row, at])) - zero)
+    return numbers
+
+
+@pytest.mark.parametrize("format", some_formats(7, seed=1), ids=name_of)
+def test_numbers_are_those_of_their_parts(format: GroupFormat) -> None:
+    for inner in (1, 33, 80):
+        drawn = random_groups(format, 2, inner, seed=inner)
+        assert drawn.blocks.shape == (2, format.row_bytes(inner)) and drawn.blocks.dtype == torch.uint8
+        got = group_blocks.dequantize(drawn.blocks, format, inner, torch.float32)
+        # Roundings of float32; of nf4, the distribution is known to seven digits.
+        tolerance = 1e-6 if format.code == "nf4" else 2.5e-7
+        torch.testing.assert_close(got.double(), by_hand(drawn, format), rtol=tolerance, atol=1e-9)
+        rounded = group_blocks.dequantize(drawn.blocks, format, inner, torch.bfloat16)
+        assert torch.equal(rounded, got.bfloat16())
+        assert group_blocks.is_finite(drawn.blocks, format, inner)
+
+
+def test_mxfp4_is_that_of_gguf() -> None:
+    """Whose blocks have the same codes in the same places behind a scale each."""
+    generator = torch.Generator().manual_seed(3)
+    theirs = torch.randint(0, 256, (7, 5, 17), generator=generator, dtype=torch.uint8)
+    theirs[..., 0] = theirs[..., 0].clamp(1, 253)
+    codes = torch.cat([theirs[..., 1:] & 15, theirs[..., 1:] >> 4], dim=-1).flatten(1)
+    format = GroupFormat("fp4", 32, "e8m0")
+    blocks = group_blocks.encode(codes, theirs[..., 0].contiguous(), None, format)
+    wanted = gguf_dequantize(theirs.flatten(1).numpy().astype(np.uint8), GGMLQuantizationType.MXFP4)
+    assert torch.equal(group_blocks.dequantize(blocks, format, 160, torch.float32), torch.from_numpy(wanted))
+
+
+@pytest.mark.parametrize("format", some_formats(4, seed=2), ids=name_of)
+def test_matrices_of_matrices_and_parts_of_wider_ones(format: GroupFormat) -> None:
+    drawn = random_groups(format, 12, 50, seed=9)
+    wide = torch.cat([drawn.blocks, drawn.blocks], dim=-1).view(3, 4, -1)
+    part = wide[:, 1:3, : format.row_bytes(50)]
+    flat = group_blocks.dequantize(drawn.blocks, format, 50, torch.float32)
+    assert torch.equal(group_blocks.dequantize(part, format, 50, torch.float32), flat.view(3, 4, 50)[:, 1:3])
+    assert group_blocks.dequantize(part[:0], format, 50, torch.float16).shape == (0, 2, 50)
+
+
+@pytest.mark.parametrize("format", some_formats(6, seed=4), ids=name_of)
+def test_numbers_are_rounded_to_the_nearest(format: GroupFormat) -> None:
+    """None of a group's numbers is closer to what was given than the one that was chosen; zeros stay zeros."""
+    generator = torch.Generator().manual_seed(4)
+    weights = torch.randn(3, 2, 100, generator=generator) * 2.0 ** torch.randint(-3, 3, (3, 2, 1), generator=generator)
+    weights[1, 0, :60] = 0
+    blocks = group_blocks.quantize(weights.bfloat16(), format)
+    assert blocks.shape == (3, 2, format.row_bytes(100))
+    got = group_blocks.dequantize(blocks, format, 100, torch.float32)
+    _, scales, zeros = group_blocks.decode(blocks, format, 100)
+    size = format.group or 100
+    spread = [each.repeat_interleave(size, -1)[..., :100].unsqueeze(-1) for each in (scales, zeros)]
+    values = group_blocks.values(format.code)
+    possible = spread[0] * (values[values.isfinite()] - spread[1])
+    nearest = (possible - weights.bfloat16().float().unsqueeze(-1)).abs().amin(-1)
+    error = (got - weights.bfloat16().float()).abs()
+    assert (error <= nearest * 1.001 + 1e-6).all()
+    assert (got[1, 0, : 60 // size * size if format.group else 0] == 0).all()
+
+
+def test_rounding_costs_what_the_bits_cost() -> None:
+    """Relative errors of normal numbers, which nobody can make much smaller in groups of 32 (4 bits: about 0.08)."""
+    weights = torch.randn(64, 1024, generator=torch.Generator().manual_seed(5))
+
+    def error(format: GroupFormat) -> float:
+        got = group_blocks.dequantize(group_blocks.quantize(weights, format), format, 1024, torch.float32)
+        return float((got - weights).norm() / weights.norm())
+
+    bounds: dict[Code, float] = {
+        "uint2": 0.42, "uint3": 0.19, "uint4": 0.09, "uint8": 0.006, "int8": 0.006, "fp8_e4m3": 0.027,
+        "fp8_e5m2": 0.053, "fp4": 0.105, "nf4": 0.09,
+    }  # fmt: skip
+    for code in CODES:
+        format = GroupFormat(code, 32, "float16")
+        assert bounds[code] / 2 < error(format) < bounds[code], code
+        if code.startswith("uint"):
+            assert error(replace(format, zero=True)) < bounds[code]
+            assert error(replace(format, row_scale=True, scale="fp8_e4m3")) < bounds[code] + 0.02
+    # The scale of one of few codes may have either sign.
+    lopsided = torch.tensor([[-8.0, 7, 3, 1] * 8, [8.0, -7, 3, 1] * 8, [7.0, -7, 3, 1] * 8])
+    format = GroupFormat("uint4", 32, "float16")
+    assert torch.equal(
+        group_blocks.dequantize(group_blocks.quantize(lopsided, format), format, 32, torch.float32), lopsided
+    )
+
+
+@pytest.mark.parametrize("scale", SCALES)
+def test_what_is_no_number_is_seen(scale: str) -> None:
+    for code in CODES:
+        format = GroupFormat(code, 32, scale, row_scale=code == "fp4")  # type: ignore[arg-type]
+        drawn = random_groups(format, 4, 96, seed=6)
+        at = 4 * format.row_scale + format.header_bytes  # of the second scale
+        for bad in (torch.nan, torch.inf, 3e38):
+            blocks, dtype = drawn.blocks.clone(), group_blocks.SCALE_DTYPES[format.scale]
+            stored = torch.tensor([bad]).to(dtype)
+            if not bool(stored.float().isfinite()) or (bad == 3e38 and code not in ("nf4", "fp4")):
+                if scale in ("float16", "fp8_e4m3") and bool(stored.float().isfinite()):
+                    continue
+                blocks[2, at : at + dtype.itemsize] = stored.view(torch.uint8)
+                assert not group_blocks.is_finite(blocks, format, 96), (code, bad)
+        if format.row_scale:
+            blocks = drawn.blocks.clone()
+            blocks[1, :4] = torch.tensor([torch.inf]).view(torch.uint8)
+            assert not group_blocks.is_finite(blocks, format, 96)
+        if code.startswith("fp8"):
+            for byte in (0x7F, 0xFF) if code == "fp8_e4m3" else (0x7C, 0x7D, 0xFE):
+                blocks = drawn.blocks.clone()
+                blocks[3, -1] = byte
+                assert not group_blocks.is_finite(blocks, format, 96), byte
+
+
+def every_scale(format: GroupFormat) -> Drawn:
+    """[scales, 32]: every scale that is a byte, or some of those there are, subnormal ones too; all codes' extremes."""
+    drawn = random_groups(format, 254, 32, seed=7)
+    dtype = group_blocks.SCALE_DTYPES[format.scale]
+    if dtype.itemsize == 1:
+        scales = torch.arange(254, dtype=torch.uint8)
+        scales[127] = 126  # e4m3's is no number
+        scales = scales.view(dtype).unsqueeze(-1)
+    else:
+        scales = (2.0 ** torch.linspace(-149 if dtype != torch.float16 else -24, 15, 254)).unsqueeze(-1).to(dtype)
+    return drawn._replace(
+        scales=scales, blocks=group_blocks.encode(drawn.codes, scales, drawn.zeros, format, drawn.row_scales)
+    )
+
+
+@pytest.mark.parametrize("code", CODES)
+def test_every_level_reads_what_torch_does(kernels: ctypes.CDLL, code: Code) -> None:
+    for scale in SCALES:
+        for group in GROUPS:
+            for zero in (False, True)[: 1 + code.startswith("uint")]:
+                for row_scale in (False, True):
+                    format = GroupFormat(code, group, scale, zero, row_scale)
+                    drawn = [(random_groups(format, 19, inner, seed=inner).blocks, inner) for inner in (1, 17, 176)]
+                    if group == 32:
+                        drawn.append((every_scale(format).blocks, 32))
+                    for blocks, inner in drawn:
+                        if not group_blocks.is_finite(blocks, format, inner):
+                            continue
+                        for dtype in DTYPES:
+                            got = native.dequantize(kernels, blocks, format, inner, dtype)
+                            wanted = group_blocks.dequantize(blocks, format, inner, dtype)
+                            assert torch.equal(got, wanted), (format, inner, dtype)
+
+
+#: Around the sizes of tiles and of pieces.
+OUTPUTS = (1, 15, 16, 17, 31, 33, 100)
+#: Around where matrices are unpacked first, and where threads share them by rows as well.
+ROWS = (1, 2, 3, 4, 5, 7, 8, 16, 17, 33, 65, 257, 300)
+#: Within a unit, around units, and around groups.
+WIDTHS = (1, 16, 31, 32, 33, 63, 64, 97, 128, 160, 288, 576)
+
+
+@each_dtype
+@pytest.mark.parametrize("format", some_formats(6, seed=8), ids=name_of)
+def test_a_product_has_the_bits_of_one_with_plain_numbers(
+    kernels: ctypes.CDLL, format: GroupFormat, dtype: torch.dtype
+) -> None:
+    """Rows of wider tensors, each row of x alone or among others."""
+    for index, outputs in enumerate(OUTPUTS):
+        inner = WIDTHS[(index + CODES.index(format.code) + GROUPS.index(format.group)) % len(WIDTHS)]
+        drawn = random_groups(format, outputs + 3, inner, seed=outputs)
+        part = torch.cat([drawn.blocks[:, :5], drawn.blocks], dim=-1)[2:-1, 5:]
+        generator = torch.Generator().manual_seed(outputs)
+        bias = torch.randn(outputs, generator=generator).to(dtype) if index % 2 else None
+        plain = group_blocks.dequantize(part, format, inner, dtype)
+        packed = native.product(kernels, part, format, inner, dtype, bias)
+        dense = dense_product(kernels, plain, bias)
+        every = torch.randn(300, inner + 7, generator=generator).to(dtype)[:, :inner]
+        for rows in ROWS if outputs < 100 else ROWS[:-3]:
+            got = packed(every[:rows])
+            assert torch.equal(got, dense(every[:rows])), (outputs, inner, rows)
+            assert torch.equal(got[-1:], packed(every[rows - 1 : rows])), (outputs, inner, rows)
+
+
+@each_dtype
+@pytest.mark.parametrize("code", CODES)
+def test_a_product_is_about_that_of_what_was_quantized(operations: Kernels, code: Code, dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(10)
+    weight, x = torch.randn(48, 160, generator=generator), torch.randn(2, 3, 160, generator=generator)
+    bias = torch.randn(48, generator=generator)
+    format = GroupFormat(code, 32, "float16")
+    blocks = group_blocks.quantize(weight, format)
+    got = operations.block_product(blocks, format, 160, dtype, bias.to(dtype))(x.to(dtype))
+    assert got.shape == (2, 3, 48) and got.dtype == dtype
+    exact = x.double() @ weight.double().T + bias.double()
+    error = float((got - exact).square().mean().sqrt() / weight.std() / 160**0.5)
+    assert error < {2: 0.5, 3: 0.25, 4: 0.13, 8: 0.06}[format.bits], error
+
+
+@each_dtype
+def test_rows_are_looked_up(operations: Kernels, dtype: torch.dtype) -> None:
+    for format in some_formats(1, seed=11):
+        drawn = random_groups(format, 50, 150, seed=11)
+        ids = torch.tensor([49, 0, 7, 7, 23])
+        got = operations.block_rows(drawn.blocks, format, 150, ids, dtype)
+        assert torch.equal(got, group_blocks.dequantize(drawn.blocks, format, 150, dtype)[ids])
+        assert operations.block_rows(drawn.blocks, format, 150, ids[:0], dtype).shape == (0, 150)
+        for missing in (50, -51):
+            with pytest.raises(IndexError):
+                operations.block_rows(drawn.blocks, format, 150, torch.tensor([1, missing]), dtype)
