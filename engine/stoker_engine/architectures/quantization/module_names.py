@@ -39,9 +39,14 @@ def class_of(module: str) -> str:
     return "Embedding" if module.rpartition(".")[2] in _EMBEDDINGS else "Linear"
 
 
+def is_head(module: str) -> bool:
+    """Whether the module of that name makes logits."""
+    return module.rpartition(".")[2] in _HEADS
+
+
 def is_usually_numbers(module: str) -> bool:
     """Whether the module of that name is an embedding, a head or a router."""
-    return class_of(module) == "Embedding" or module.rpartition(".")[2] in _HEADS + _ROUTERS
+    return class_of(module) == "Embedding" or is_head(module) or module.rpartition(".")[2] in _ROUTERS
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import reprlib
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from stoker_engine.architectures.quantization import compressed_tensors, fp8, modelopt, mxfp4
+from stoker_engine.architectures.quantization import awq, bitsandbytes, compressed_tensors, fp8, gptq, modelopt, mxfp4
 from stoker_engine.architectures.quantization.quantization_config import QuantizationConfig
 from stoker_engine.contract.errors import ModelError
 
@@ -14,9 +14,12 @@ from stoker_engine.contract.errors import ModelError
 Read = Callable[[Mapping[str, Any]], QuantizationConfig]
 
 _METHODS: Final[dict[str, Read]] = {
+    "awq": awq.parse,
+    "bitsandbytes": bitsandbytes.parse,
     "compressed-tensors": compressed_tensors.parse,
     "fbgemm_fp8": fp8.parse,
     "fp8": fp8.parse,
+    "gptq": gptq.parse,
     "modelopt": modelopt.parse,
     "modelopt_fp4": modelopt.parse,
     "modelopt_mxfp8": modelopt.parse,

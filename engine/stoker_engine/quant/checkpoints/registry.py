@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from stoker_engine.quant.checkpoints import compressed_tensors, fp8, modelopt, mxfp4
+from stoker_engine.quant.checkpoints import awq, bitsandbytes, compressed_tensors, fp8, gptq, modelopt, mxfp4
 from stoker_engine.quant.checkpoints.module import StoredModule, Tensors
 
 #: A checkpoint's quantized matrices, by the names of their modules; of the method's own reading of config.json.
@@ -13,9 +13,12 @@ FindModules = Callable[[Any, Tensors], Mapping[str, StoredModule]]
 
 #: By `QuantizationConfig.method`.
 FIND_MODULES: Final[dict[str, FindModules]] = {
+    "awq": awq.find_modules,
+    "bitsandbytes": bitsandbytes.find_modules,
     "compressed-tensors": compressed_tensors.find_modules,
     "fbgemm_fp8": fp8.find_modules,
     "fp8": fp8.find_modules,
+    "gptq": gptq.find_modules,
     "modelopt": modelopt.find_modules,
     "modelopt_fp4": modelopt.find_modules,
     "modelopt_mxfp8": modelopt.find_modules,

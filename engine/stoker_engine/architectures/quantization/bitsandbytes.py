@@ -1,0 +1,89 @@
+"""bitsandbytes: LLM.int8() (Dettmers et al., 2022) and QLoRA's nf4 (Dettmers et al., 2023); fields are
+those of transformers' ``BitsAndBytesConfig``.
+
+With 8 bits every row has a scale. With 4, the matrix is one sequence of numbers, row after row, and each block of 64
+has one. Where blocks do not end with rows, rows are cut into smaller groups, each within one block.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from stoker_engine.architectures.config_fields import Fields
+from stoker_engine.architectures.quantization.module_names import ModuleNames, class_of
+from stoker_engine.architectures.stored_formats import GroupFormat
+from stoker_engine.contract.errors import ModelError
+
+METHOD: Final = "bitsandbytes"
+
+#: Numbers that share a scale, where the checkpoint's tensors do not say otherwise.
+BLOCK: Final = 64
+
+_FIELD: Final = "config.json: quantization_config"
+
+
+@dataclass(frozen=True)
+class BitsAndBytes:
+    """See `QuantizationConfig`.
+
+    Attributes:
+        bits: 8 or 4.
+        unquantized: modules that are not quantized.
+    """
+
+    bits: int
+    unquantized: ModuleNames
+    method: str = METHOD
+
+    def format_of(self, module: str, outputs: int, inner: int) -> GroupFormat | None:
+        """See `QuantizationConfig`."""
+        if class_of(module) == "Embedding" or self.unquantized.mean(module):
+            return None
+        if self.bits == 8:
+            return GroupFormat("int8", 0, "float32")
+        format = nf4_format(inner, BLOCK)
+        if format is None:
+            raise ModelError(f"{module} has rows of {inner} numbers, {unfit(BLOCK)}")
+        return format
+
+
+def nf4_format(inner: int, block: int) -> GroupFormat | None:
+    """Of rows of `inner` numbers in blocks of `block` that pay no heed to where rows end; None: too small pieces."""
+    group = math.gcd(inner, block)
+    if group % 16:
+        return None
+    return GroupFormat("nf4", group if group < inner else 0, "float32")
+
+
+def unfit(block: int) -> str:
+    """Why `nf4_format` has none, as the end of a sentence."""
+    return (
+        f"which blocks of {block} cut into pieces that are no multiple of 16; quantize the model again to 8 bits "
+        "(load_in_8bit)"
+    )
+
+
+def parse(config: Mapping[str, Any]) -> BitsAndBytes:
+    """What a parsed config.json says in its ``quantization_config``.
+
+    Raises:
+        ModelError: something that is not computed, or that cannot be.
+    """
+    stated = Fields(config, {}).object("quantization_config")
+    names = {"load_in_8bit": "_load_in_8bit", "load_in_4bit": "_load_in_4bit"}
+    fields = Fields(stated, {"bnb_4bit_quant_type": "fp4"}, names, file=_FIELD)
+    eight, four = fields.flag("load_in_8bit"), fields.flag("load_in_4bit")
+    if eight == four:
+        raise ModelError(f"{_FIELD} must say either load_in_8bit or load_in_4bit, as bitsandbytes' checkpoints do")
+    kind = fields.text("bnb_4bit_quant_type")
+    if four and kind != "nf4":
+        raise ModelError(
+            f"{_FIELD}: bnb_4bit_quant_type {kind!r} is not supported; quantize the model again to nf4 or 8 bits"
+        )
+    # Where nothing is said, transformers leaves out the head.
+    skipped = ["lm_head"] if fields.get("llm_int8_skip_modules") is None else fields.items("llm_int8_skip_modules", str)
+    unquantized = ModuleNames.of(skipped, "quantization_config's llm_int8_skip_modules")
+    return BitsAndBytes(8 if eight else 4, unquantized)

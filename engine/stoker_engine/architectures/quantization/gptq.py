@@ -1,0 +1,164 @@
+"""GPTQ (Frantar et al., 2022), as AutoGPTQ, GPTQModel and optimum write it; fields are those of GPTQModel.
+
+With ``desc_act``, columns of a group are those that were quantized one after the other, not those that follow each
+other in the matrix; with ``static_groups`` besides, they follow each other again. Files say it of each column.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Final, Literal
+
+from stoker_engine.architectures.config_fields import Fields
+from stoker_engine.architectures.quantization.module_names import ModuleNames, is_head, is_usually_numbers
+from stoker_engine.architectures.stored_formats import Code, GroupFormat, Scale
+from stoker_engine.contract.errors import ModelError
+
+METHOD: Final = "gptq"
+
+_CODES: Final[dict[int, Code]] = {2: "uint2", 3: "uint3", 4: "uint4", 8: "uint8"}
+_FIELD: Final = "config.json: quantization_config"
+_AGAIN: Final = "quantize the model again with GPTQModel, format gptq or gptq_v2"
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How the matrix of a module is stored.
+
+    Attributes:
+        bits: of a number.
+        group: numbers of a row that share a scale; -1: all.
+        symmetric: whether every zero point is half of the codes' range.
+        act_order: whether groups may be in another order than columns.
+    """
+
+    bits: int
+    group: int
+    symmetric: bool
+    act_order: bool
+
+    def format(self, inner: int, scale: Scale = "float16", ordered: bool = True) -> GroupFormat:
+        """Of rows of `inner` numbers.
+
+        Args:
+            scale: what scales are stored as.
+            ordered: whether groups are in the order of columns.
+        """
+        group = self.group if 0 < self.group < inner else 0
+        order: Literal["columns", "groups"] = "columns" if ordered or not group else "groups"
+        return GroupFormat(_CODES[self.bits], group, scale, not self.symmetric, in_order_of=order)
+
+
+@dataclass(frozen=True)
+class GPTQ:
+    """See `QuantizationConfig`.
+
+    Attributes:
+        settings: of modules of which nothing else is said.
+        overrides: what is said of some; None: that they are not quantized. The first one counts.
+        parts: names of which one is part of a quantized module's; empty: all matrices of layers are.
+        head: whether the language-model head is quantized.
+        zeros_less_one: whether zero points are stored less by one, as the first version of the format does.
+        zeros_by_word: whether that was subtracted from whole words, so that a zero point of 0 borrows from the next.
+    """
+
+    settings: Settings
+    overrides: tuple[tuple[ModuleNames, Settings | None], ...] = ()
+    parts: tuple[str, ...] = ()
+    head: bool = False
+    zeros_less_one: bool = True
+    zeros_by_word: bool = False
+    method: str = METHOD
+
+    def settings_of(self, module: str) -> Settings | None:
+        """Of a module that is quantized, unless an override says that it is not: None."""
+        return next((settings for names, settings in self.overrides if names.name(module)), self.settings)
+
+    def format_of(self, module: str, outputs: int, inner: int) -> GroupFormat | None:
+        """See `QuantizationConfig`."""
+        if is_head(module):
+            quantized = self.head
+        else:
+            named = not self.parts or any(part in module for part in self.parts)
+            quantized = named and not is_usually_numbers(module)
+        settings = self.settings_of(module) if quantized else None
+        return None if settings is None else settings.format(inner, ordered=not settings.act_order)
+
+
+def parse(config: Mapping[str, Any]) -> GPTQ:
+    """What a parsed config.json says in its ``quantization_config``.
+
+    Raises:
+        ModelError: something that is not computed, or that cannot be.
+    """
+    stated = Fields(config, {}).object("quantization_config")
+    fields = Fields(stated, {"format": METHOD}, {"format": "checkpoint_format"}, file=_FIELD)
+    version = fields.text("format")
+    if fields.flag("is_marlin_format"):
+        version = "marlin"
+    if version.lower() not in ("gptq", "gptq_v2"):
+        raise ModelError(f"{_FIELD}: GPTQ's format {version!r} is not supported; {_AGAIN}")
+    words = fields.get("pack_dtype") or "int32"
+    if words not in ("int32", "torch.int32"):
+        raise ModelError(f"{_FIELD}: pack_dtype {words!r:.50} is not supported; {_AGAIN} and pack_dtype int32")
+    settings = _settings(fields, Settings(0, 128, True, False))
+    quantizers = fields.object("meta").get("quantizer")
+    return GPTQ(
+        settings,
+        tuple(_override(pattern, said, settings) for pattern, said in fields.object("dynamic").items()),
+        tuple(_words(fields.get("modules_in_block_to_quantize"))),
+        fields.flag("lm_head"),
+        version.lower() == "gptq",
+        any(word.startswith("gptqmodel:") for word in _words(quantizers)),
+    )
+
+
+def group_size(fields: Fields) -> int:
+    """Numbers of a row that share a scale; -1: all.
+
+    Raises:
+        ModelError: it is one that is not computed.
+    """
+    group = fields.integer("group_size", -1)
+    if group == 0 or (group > 0 and group % 16):
+        raise ModelError(
+            f"{_FIELD}: a group_size of {group} is not supported; quantize the model again with -1 or a multiple of 16"
+        )
+    return group
+
+
+def _override(pattern: str, said: Any, settings: Settings) -> tuple[ModuleNames, Settings | None]:
+    """An entry of ``dynamic``; modules that ``-:pattern`` means are not quantized."""
+    names = ModuleNames.of(["re:" + re.sub(r"^[+-]:", "", pattern)], "quantization_config's dynamic")
+    if pattern.startswith("-:"):
+        return names, None
+    if not isinstance(said, Mapping):
+        raise ModelError(f"{_FIELD}: dynamic must hold an object for each pattern, not {said!r:.50}")
+    return names, _settings(Fields(said, {}, file=f"{_FIELD}: dynamic"), settings)
+
+
+def _settings(fields: Fields, otherwise: Settings) -> Settings:
+    """What `fields` say, and `otherwise` of what they do not; bits of 0 must be said."""
+    bits = otherwise.bits if otherwise.bits and fields.get("bits") is None else fields.integer("bits")
+    if bits not in _CODES:
+        raise ModelError(
+            f"{_FIELD}: GPTQ with {bits} bits is not supported; quantize the model again with 2, 3, 4 or 8"
+        )
+    group = otherwise.group if fields.get("group_size") is None else group_size(fields)
+    told = {
+        name: fields.flag(field)
+        for name, field in (("symmetric", "sym"), ("act_order", "desc_act"))
+        if fields.get(field) is not None
+    }
+    if fields.flag("static_groups"):
+        told["act_order"] = False
+    return replace(otherwise, bits=bits, group=group, **told)
+
+
+def _words(listed: Any) -> list[str]:
+    """All words in a list, or a list of lists; of anything else, none."""
+    if isinstance(listed, str):
+        return [listed]
+    return [word for each in listed for word in _words(each)] if isinstance(listed, list) else []

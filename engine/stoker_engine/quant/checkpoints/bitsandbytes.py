@@ -1,0 +1,192 @@
+"""bitsandbytes' matrices: 8 bits with a scale a row, or 4 with one for each block of numbers.
+
+M.weight           int8 [outputs, inner]
+M.SCB              float32 [outputs]     127 × the scale of each row
+M.weight_format    uint8                 0: by rows. May be missing
+
+M.weight           [n, 1]: codes of 4 bits, row after row, the first of two in the high half of a byte; the bytes may
+                   be those of another dtype
+M.weight.absmax    float32 [blocks]      scales; or uint8, quantized themselves:
+                                         nested_quant_map[absmax] × nested_absmax of the block + nested_offset
+M.weight.quant_map, .nested_absmax, .nested_quant_map
+M.weight.quant_state.bitsandbytes__nf4   JSON: shape, blocksize, nested_blocksize, nested_offset …
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+
+from stoker_engine.architectures.config_fields import Fields
+from stoker_engine.architectures.quantization.bitsandbytes import BitsAndBytes, nf4_format, unfit
+from stoker_engine.architectures.stored_formats import GroupFormat
+from stoker_engine.contract.errors import ModelError, WeightsError
+from stoker_engine.kernels.group_blocks import values
+from stoker_engine.quant.checkpoints.components import components, needed
+from stoker_engine.quant.checkpoints.grouped_matrix import Bytes, GroupedMatrix, check_sizes
+from stoker_engine.quant.checkpoints.module import Part, Tensors
+from stoker_engine.quant.checkpoints.tensor_checks import check_dimensions, check_tensor
+
+_STATE: Final = ".weight.quant_state.bitsandbytes__"
+_STORAGES: Final = (torch.uint8, torch.int8, torch.bfloat16, torch.float16, torch.float32, torch.float64)
+
+#: JSON of a few numbers; what is longer is none.
+_LONGEST_STATE: Final = 4096
+
+
+def find_modules(config: BitsAndBytes, tensors: Tensors) -> dict[str, GroupedMatrix]:
+    """All quantized matrices of a checkpoint, by the names of their modules.
+
+    Raises:
+        WeightsError: their tensors are missing, or do not fit together.
+    """
+    names = frozenset(tensors.names())
+    of_rows = components(names, ("weight", "SCB", "weight_format"))
+    found = {module: _rows(module, parts, tensors) for module, parts in of_rows.items() if "SCB" in parts}
+    for name in names:
+        module, is_state, kind = name.partition(_STATE)
+        if is_state:
+            known = ("", ".absmax", ".quant_map", ".nested_absmax", ".nested_quant_map")
+            parts = {f"weight{end}": full for end in known if (full := f"{module}.weight{end}") in names}
+            found[module] = _blocks(module, parts, name, kind, tensors)
+    return found
+
+
+@dataclass(frozen=True)
+class _RowScales:
+    """Of 8 bits; see `Values`."""
+
+    tensors: Tensors
+    name: str
+
+    def read(self, part: Part) -> torch.Tensor:
+        """See `Values`."""
+        return (self.tensors.read(self.name, (part[0],)) / 127).unsqueeze(-1)
+
+
+@dataclass(frozen=True)
+class _Halves:
+    """Codes of 4 bits of rows of `inner` numbers; of cut rows, whole ones are read. See `Values`."""
+
+    tensors: Tensors
+    name: str
+    inner: int
+    in_element: int
+
+    def read(self, part: Part) -> torch.Tensor:
+        """See `Values`."""
+        outputs, columns = part
+        size = self.in_element
+        first, last = outputs.start * self.inner, outputs.stop * self.inner
+        elements = self.tensors.read(self.name, (slice(first // size, -(-last // size)), slice(0, 1)))
+        octets = elements.contiguous().view(torch.uint8).flatten()
+        codes = torch.stack((octets >> 4, octets & 15), dim=-1).flatten()[first % size :][: last - first]
+        return codes.view(-1, self.inner)[:, columns]
+
+
+@dataclass(frozen=True)
+class _BlockScales:
+    """Scales of groups, each a block or part of one; see `Values`.
+
+    Attributes:
+        name: of the codes.
+        inner: numbers in a row.
+        group: in a group.
+        block: in a block.
+        nested: blocks whose scales share one, where they are quantized themselves; 0: they are not.
+        offset: that is added to those.
+    """
+
+    tensors: Tensors
+    name: str
+    inner: int
+    group: int
+    block: int
+    nested: int
+    offset: float
+
+    def read(self, part: Part) -> torch.Tensor:
+        """See `Values`."""
+        outputs, groups = part
+        first, last = outputs.start * self.inner, outputs.stop * self.inner
+        blocks = torch.arange(first, last, self.group).view(-1, self.inner // self.group)[:, groups] // self.block
+        start = first // self.block
+        return self._of_blocks(start, -(-last // self.block))[blocks - start]
+
+    def _of_blocks(self, first: int, last: int) -> torch.Tensor:
+        """float32: those of blocks `first` … `last - 1`."""
+        scales = self.tensors.read(f"{self.name}.absmax", (slice(first, last),))
+        if not self.nested:
+            return scales
+        shared = slice(first // self.nested, -(-last // self.nested))
+        of_blocks = self.tensors.read(f"{self.name}.nested_absmax", (shared,))
+        which = torch.arange(first, last) // self.nested - shared.start
+        return self.tensors.read(f"{self.name}.nested_quant_map")[scales.long()] * of_blocks[which] + self.offset
+
+
+def _rows(name: str, parts: dict[str, str], tensors: Tensors) -> GroupedMatrix:
+    weight, scales = needed(name, parts, "weight"), parts["SCB"]
+    check_dimensions(tensors, weight, 2)
+    shape = tensors.shape(weight)
+    check_sizes(name, shape)
+    check_tensor(tensors, weight, shape, torch.int8)
+    check_tensor(tensors, scales, shape[:1], torch.float32)
+    layout = parts.get("weight_format")
+    if layout is not None and bool(tensors.read(layout).any()):
+        raise WeightsError(f"{layout} is not 0: weights that are not stored by rows are not supported; save them again")
+    format = GroupFormat("int8", 0, "float32")
+    codes, of_rows = Bytes(tensors, weight), _RowScales(tensors, scales)
+    return GroupedMatrix(name, shape, format, frozenset(parts.values()), codes, of_rows)
+
+
+def _blocks(name: str, parts: dict[str, str], state_name: str, kind: str, tensors: Tensors) -> GroupedMatrix:
+    if kind != "nf4":
+        raise WeightsError(f"{name} is stored as {kind[:20]!r}, not as nf4; quantize the model again to nf4 or 8 bits")
+    weight, nested = needed(name, parts, "weight"), "weight.nested_absmax" in parts
+    state = Fields(_state(state_name, tensors), {}, file=state_name)
+    try:
+        shape = torch.Size(state.items("shape", int))
+        block = state.integer("blocksize", 32, 1 << 16)
+        shared = state.integer("nested_blocksize", 1, 1 << 16) if nested else 0
+        offset = state.number("nested_offset") if nested else 0.0
+    except ModelError as error:
+        raise WeightsError(str(error)) from None
+    if len(shape) != 2 or min(shape) < 1 or max(shape) > 1 << 31:
+        raise WeightsError(
+            f"{state_name} has a shape of {tuple(shape)!r:.50}, which is no matrix; fetch the file again"
+        )
+    inner, numbers = shape[1], shape.numel()
+    if (format := nf4_format(inner, block)) is None:
+        raise WeightsError(f"{name} has rows of {inner} numbers, {unfit(block)}")
+    check_tensor(tensors, weight, tensors.shape(weight), *_STORAGES)
+    in_element = 2 * (tensors.dtype(weight) or torch.uint8).itemsize
+    check_tensor(tensors, weight, (-(-numbers // in_element), 1), *_STORAGES)
+    blocks = -(-numbers // block)
+    scales = needed(name, parts, "weight.absmax")
+    check_tensor(tensors, scales, (blocks,), torch.uint8 if nested else torch.float32)
+    check_tensor(tensors, needed(name, parts, "weight.quant_map"), (16,), torch.float32)
+    if not torch.allclose(tensors.read(parts["weight.quant_map"]), values("nf4"), rtol=0, atol=1e-6):
+        raise WeightsError(f"{parts['weight.quant_map']} is not that of nf4; fetch the file again")
+    if nested:
+        check_tensor(tensors, parts["weight.nested_absmax"], (-(-blocks // shared),), torch.float32)
+        check_tensor(tensors, needed(name, parts, "weight.nested_quant_map"), (256,), torch.float32)
+    codes = _Halves(tensors, weight, inner, in_element)
+    of_groups = _BlockScales(tensors, weight, inner, format.group or inner, block, shared, offset)
+    return GroupedMatrix(name, shape, format, frozenset({*parts.values(), state_name}), codes, of_groups)
+
+
+def _state(name: str, tensors: Tensors) -> Mapping[str, Any]:
+    stored = tensors.shape(name)
+    try:
+        if len(stored) != 1 or stored[0] > _LONGEST_STATE or tensors.dtype(name) != torch.uint8:
+            raise ValueError
+        state = json.loads(bytes(tensors.read(name).tolist()))
+    except (ValueError, RecursionError):
+        raise WeightsError(f"{name} holds no JSON; fetch the file again") from None
+    if not isinstance(state, Mapping):
+        raise WeightsError(f"{name} holds no JSON object; fetch the file again")
+    return state

@@ -1,0 +1,41 @@
+"""What the tensors of a quantized matrix must be, else one sentence says which is wrong. Only headers are looked at."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import torch
+
+from stoker_engine.contract.errors import WeightsError
+from stoker_engine.quant.checkpoints.grouped_matrix import dtype_name
+from stoker_engine.quant.checkpoints.module import Tensors
+
+#: What scales may be where they are numbers.
+NUMBERS: Final = (torch.float32, torch.float16, torch.bfloat16)
+
+
+def check_tensor(tensors: Tensors, name: str, shape: Sequence[int], *dtypes: torch.dtype) -> None:
+    """That the tensor of that name has that shape, and one of these dtypes.
+
+    Raises:
+        WeightsError: it has another.
+    """
+    found, dtype = tensors.shape(name), tensors.dtype(name)
+    if dtype not in dtypes:
+        known = " or ".join(map(dtype_name, dtypes))
+        raise WeightsError(f"{name} holds {dtype_name(dtype)}, its matrix needs {known}; fetch the file again")
+    if tuple(found) != tuple(shape):
+        raise WeightsError(
+            f"{name} has shape {tuple(found)}; its matrix, quantized as config.json says, needs {tuple(shape)}"
+        )
+
+
+def check_dimensions(tensors: Tensors, name: str, count: int) -> None:
+    """That it has so many.
+
+    Raises:
+        WeightsError: it has not.
+    """
+    if len(shape := tensors.shape(name)) != count:
+        raise WeightsError(f"{name} has shape {tuple(shape)}, its matrix needs {count} dimensions")
