@@ -62,6 +62,9 @@ def load_weights(model: Loadable, source: WeightSource, spelling: WeightNames) -
             continue
         else:
             unused.append(name)
+    zeros = [name for name in unused if _is_bias_of_zeros(name, source)]
+    ignored += zeros
+    unused = [name for name in unused if name not in zeros]
     missing = sorted(set(slots) - set(filled))
     if missing:
         raise WeightsError(f"weights lack {len(missing)} tensors the model needs: {some(missing)}")
@@ -146,6 +149,13 @@ def _fill(
 
 #: The order of a quantized matrix's columns.
 _COLUMNS: Final = ".columns"
+
+
+def _is_bias_of_zeros(name: str, source: WeightSource) -> bool:
+    """Whether it is what AutoGPTQ gave to each quantized matrix, also of models without biases."""
+    weight = f"{name.removesuffix('.bias')}.weight"
+    of_blocks = name.endswith(".bias") and weight in source.names() and source.stored(weight) is not None
+    return of_blocks and not bool(source.read(name).any())
 
 
 def _is_tied_head(name: str, spelling: WeightNames, config: ModelConfig) -> bool:
