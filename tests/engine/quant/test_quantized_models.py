@@ -20,9 +20,11 @@ from stoker_engine.attention.select import attention_backend
 from stoker_engine.contract.engine_args import EngineArgs
 from stoker_engine.contract.errors import ModelError, WeightsError
 from stoker_engine.kernels import select
+from stoker_engine.kernels.blocks import dequantize
 from stoker_engine.layers.build import Build
 from stoker_engine.models.checkpoint import find_checkpoint
 from stoker_engine.models.decoder import Decoder
+from stoker_engine.parallel.ranks import Alone, Ranks
 from stoker_engine.sizing.weight_sizes import weight_bytes
 
 from .compressed import Compressed, with_columns_shuffled
@@ -42,6 +44,7 @@ _SIZES: dict[str, Any] = {
 }
 FAMILIES: dict[str, dict[str, Any]] = {
     "llama": _SIZES,
+    "llama wide": {**_SIZES, "intermediate_size": 128},
     "llama tied": {**_SIZES, "tie_word_embeddings": True},
     "qwen2": _SIZES,
     "phi3": _SIZES,
@@ -281,10 +284,10 @@ def test_answers_are_those_of_transformers_with_the_numbers(
         assert_greedy(pair.numbers, prompt, tokens)
 
 
-def _decoder(folder: Path) -> tuple[Decoder, int]:
-    """The model, and how many bytes its weights were to take."""
+def _decoder(folder: Path, ranks: Ranks | None = None) -> tuple[Decoder, int]:
+    """The model, or one rank's part of it, and how many bytes the weights of the model were to take."""
     checkpoint, cpu, dtype = find_checkpoint(EngineArgs(str(folder))), torch.device("cpu"), torch.float32
-    build = Build(dtype, attention_backend(cpu, dtype), select.select_kernels(cpu, dtype))
+    build = Build(dtype, attention_backend(cpu, dtype), select.select_kernels(cpu, dtype), ranks or Alone())
     model = checkpoint.load(build, cpu, 128)
     assert isinstance(model, Decoder)
     formats = checkpoint.weight_formats(dtype, cpu)
@@ -309,6 +312,49 @@ def test_weights_take_the_bytes_that_files_have(family: str, method: str, pair_o
         assert held == pair.codes + 4 * groups
     else:
         assert held == pair.codes + pair.scales
+
+
+@dataclass
+class _Rank(Alone):
+    """One of two that never speak to each other."""
+
+    rank: int = 0
+    size: int = 2
+
+
+@pytest.mark.parametrize(
+    ("family", "method"),
+    [
+        *((family, method) for family in ("llama wide", "phi3") for method in ("W4A16 asymmetric", "MXFP4")),
+        *((family, method) for family in ("mixtral", "deepseek_v3") for method in ("FP8 rows", "FP8 blocks")),
+    ],
+)
+def test_ranks_hold_their_shares(family: str, method: str, pair_of: Callable[[str, str], Pair]) -> None:
+    pair = pair_of(family, method)
+    whole = _decoder(pair.numbers)[0].slots()
+    for rank in (0, 1):
+        shares = _decoder(pair.quantized, _Rank(rank))[0].slots()
+        matrices = {name: slot for name, slot in shares.items() if slot.stored is not None}
+        assert any(slot.shard is not None for slot in matrices.values())
+        for name, slot in matrices.items():
+            assert slot.stored is not None
+            numbers = dequantize(slot.tensor, slot.stored, slot.inner, torch.float32)
+            assert torch.equal(numbers, slot.part_of(whole[name].tensor)), name
+
+
+@pytest.mark.parametrize(
+    ("family", "method", "said"),
+    [
+        ("llama wide", "FP8 large blocks", "blocks of 128 columns"),
+        ("llama wide", "W4A16 in order of groups", "act order"),
+        ("deepseek_v3", "W4A16", "multiples of 32"),
+    ],
+)
+def test_what_ranks_cannot_share_is_refused(
+    family: str, method: str, said: str, pair_of: Callable[[str, str], Pair]
+) -> None:
+    with pytest.raises(ModelError, match=said):
+        _decoder(pair_of(family, method).quantized, _Rank(1))
 
 
 @pytest.mark.parametrize(
