@@ -1,0 +1,120 @@
+"""A checkpoint's scales of keys and values: under every name that files have for them, used, unused and refused."""
+
+from __future__ import annotations
+
+import logging
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
+
+from stoker_engine import LLM, SamplingParams
+from stoker_engine.contract.errors import ArgumentError, WeightsError
+from stoker_engine.core.engine_request import EngineRequest
+
+KEY, VALUE = 0.031, 0.0042
+SPELLINGS = {
+    "compressed-tensors": {"self_attn.k_scale": KEY, "self_attn.v_scale": VALUE},
+    "vllm": {"self_attn.attn.k_scale": KEY, "self_attn.attn.v_scale": VALUE},
+    "modelopt": {"self_attn.k_proj.k_scale": KEY, "self_attn.v_proj.v_scale": VALUE},
+    "older": {"self_attn.k_proj.output_scale": KEY, "self_attn.v_proj.output_scale": VALUE},
+    "with what is not needed": {
+        "self_attn.k_scale": KEY,
+        "self_attn.v_scale": VALUE,
+        "self_attn.q_scale": 0.5,
+        "self_attn.prob_scale": 0.5,
+    },
+    "of both": {"self_attn.kv_scale": KEY},
+    "of keys alone": {"self_attn.k_scale": KEY},
+}
+
+
+def with_scales(source: Path, folder: Path, scales: dict[str, torch.Tensor | float], layers: int = 2) -> Path:
+    """A copy of a model that states scales in its first layers."""
+    shutil.copytree(source, folder)
+    tensors = load_file(folder / "model.safetensors")
+    for layer in range(layers):
+        tensors |= {f"model.layers.{layer}.{name}": torch.as_tensor(scale).clone() for name, scale in scales.items()}
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    return folder
+
+
+def stated(llm: LLM) -> list[tuple[float, float]]:
+    """The scales of each layer's first head."""
+    caches = llm.engine.executor.runner._pool.caches  # type: ignore[attr-defined]
+    return [(float(cache.key_scales[3, 1, 0]), float(cache.value_scales[3, 1, 0])) for cache in caches]
+
+
+@pytest.mark.parametrize("spelling", SPELLINGS)
+def test_names(tiny_llama: Path, tmp_path: Path, spelling: str) -> None:
+    llm = LLM(str(with_scales(tiny_llama, tmp_path / "m", SPELLINGS[spelling])), kv_cache_dtype="fp8")
+    value = KEY if spelling in ("of both", "of keys alone") else VALUE
+    assert stated(llm) == [(pytest.approx(KEY), pytest.approx(value))] * 2
+
+
+def test_keys_are_stored_by_them(tiny_llama: Path, tmp_path: Path) -> None:
+    """transformers' own keys, divided by the scale, as torch's float8 has them."""
+    folder = with_scales(tiny_llama, tmp_path / "m", SPELLINGS["compressed-tensors"])
+    llm = LLM(str(folder), kv_cache_dtype="fp8_e4m3", num_gpu_blocks_override=8)
+    prompt = [7, 300, 41, 5, 6, 90, 8]
+    llm.engine.add(EngineRequest("one", prompt, SamplingParams(), 2, 0, frozenset()))
+    llm.engine.step()
+    [[block]] = llm.engine.scheduler.running[0].blocks
+    cache = llm.engine.executor.runner._pool.caches[0]  # type: ignore[attr-defined]
+    theirs = AutoModelForCausalLM.from_pretrained(tiny_llama, dtype=torch.float32)
+    with torch.inference_mode():
+        layer = theirs(torch.tensor([prompt]), use_cache=True).past_key_values.layers[0]
+    for kind, scale in (("key", KEY), ("value", VALUE)):
+        whole = getattr(layer, f"{kind}s")[0].transpose(0, 1)
+        wanted = (whole / scale).clamp(-448, 448).to(torch.float8_e4m3fn).float()
+        stored = getattr(cache, kind)[block, : len(prompt)].float()
+        # Numbers that lie between two codes may become either.
+        assert (stored != wanted).float().mean() < 0.02
+        torch.testing.assert_close(stored, wanted, rtol=0.13, atol=0.002)
+    while llm.engine.has_work:
+        llm.engine.step()
+
+
+def test_other_dtypes_do_not_need_them(tiny_llama: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    folder = with_scales(tiny_llama, tmp_path / "m", SPELLINGS["vllm"])
+    with caplog.at_level(logging.INFO):
+        for name in ("auto", "int8_per_token_head"):
+            LLM(str(folder), kv_cache_dtype=name)
+            assert f"which --kv-cache-dtype {name} does not use" in caplog.text
+
+
+def test_without_them_it_is_one(tiny_llama: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    assert stated(LLM(str(tiny_llama), kv_cache_dtype="fp8")) == [(1.0, 1.0)] * 2
+    assert caplog.text.count("the checkpoint states no scales for keys and values in fp8: 1.0 is used") == 1
+    some = with_scales(tiny_llama, tmp_path / "m", SPELLINGS["of both"], layers=1)
+    assert stated(LLM(str(some), kv_cache_dtype="fp8")) == [(pytest.approx(KEY), pytest.approx(KEY)), (1.0, 1.0)]
+    assert "no scales for 1 layers" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("scale", "why"),
+    [
+        (0.0, "k_scale holds 0.0; a scale is a positive number"),
+        (-1.0, "k_scale holds -1.0; a scale is a positive number"),
+        (torch.nan, "k_scale holds nan; a scale is a positive number"),
+        (torch.inf, "k_scale holds inf; a scale is a positive number"),
+        (torch.ones(3), "k_scale holds 3 scales; a layer has one, or one for each of its heads of keys"),
+        (torch.ones(0), "k_scale holds 0 scales; "),
+        (torch.ones(1, dtype=torch.int32), "k_scale holds int32"),
+    ],
+    ids=str,
+)
+def test_scales_that_are_none(tiny_llama: Path, tmp_path: Path, scale: torch.Tensor | float, why: str) -> None:
+    folder = with_scales(tiny_llama, tmp_path / "m", {"self_attn.k_scale": scale, "self_attn.v_scale": 1.0})
+    with pytest.raises(WeightsError, match=re.escape(why)):
+        LLM(str(folder), kv_cache_dtype="fp8")
+
+
+def test_e5m2_has_none(tiny_llama: Path, tmp_path: Path) -> None:
+    folder = with_scales(tiny_llama, tmp_path / "m", SPELLINGS["vllm"])
+    with pytest.raises(ArgumentError, match="fp8_e5m2 has no scales, and the checkpoint states scales for fp8_e4m3"):
+        LLM(str(folder), kv_cache_dtype="fp8_e5m2")
