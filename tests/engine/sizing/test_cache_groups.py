@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -67,3 +68,26 @@ def test_beams_share_their_prompt() -> None:
     groups = cache_groups([FULL] * 4, 16, BF16)
     assert blocks_for_beams(groups, 160, 176, 2048, 16, width=1) == 11
     assert blocks_for_beams(groups, 160, 176, 2048, 16, width=4) == 11 + 3 * 2
+
+
+@pytest.mark.parametrize(
+    ("name", "numbers", "scale"),
+    [
+        ("auto", 2, 0),
+        ("bfloat16", 2, 0),
+        ("fp8", 1, 0),
+        ("fp8_e4m3", 1, 0),
+        ("fp8_e5m2", 1, 0),
+        ("fp8_per_token_head", 1, 4),
+        ("int8_per_token_head", 1, 4),
+    ],
+)
+def test_bytes_of_a_token(name: str, numbers: int, scale: int) -> None:
+    """float32 scales: of each head's key and value, and one of a latent vector (vLLM's sizes)."""
+    kv = kv_format(name, "bfloat16")
+    assert kv.token_bytes(CacheSpec(8, 128, 128)) == 8 * (256 * numbers + 2 * scale)
+    assert kv.token_bytes(CacheSpec(1, 576, 512, latent=True)) == 576 * numbers + scale
+    assert kv.token_bytes(CacheSpec(3, 5, 2)) == 21 * numbers + (24 + 3 if scale else 0)  # whole scales
+    assert (kv.state_bytes, kv_format(name, "torch.float32").state_bytes) == (2, 4)
+    [group] = cache_groups([CacheSpec(8, 128, 128)] * 4, 16, kv)
+    assert group.bytes_per_token == 4 * kv.token_bytes(CacheSpec(8, 128, 128))

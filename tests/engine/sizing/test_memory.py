@@ -98,6 +98,12 @@ def test_a_tensor_shard_holds_its_share_and_replicates_scarce_kv_heads() -> None
     assert per_token == [2 * 32 * 2 * 8 * 128, 2 * 32 * 2 * 128, 2 * 32 * 2 * 128]
 
 
+@pytest.mark.parametrize("tensor", [1, 2, 8, 16])
+def test_shards_keep_the_scales_of_their_heads(tensor: int) -> None:
+    groups = model_cache_groups(ModelConfig.from_dict(LLAMA), 16, kv_format("int8_per_token_head", "bfloat16"), tensor)
+    assert sum(group.bytes_per_token for group in groups) == 32 * max(8 // tensor, 1) * 2 * (128 + 4)
+
+
 def test_experts_are_spread_whole() -> None:
     config = ModelConfig.from_dict(MOE)
     experts = 4 * 8 * 3 * 64 * 128 * 2
