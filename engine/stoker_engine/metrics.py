@@ -72,6 +72,7 @@ class EngineMetrics:
         tokens = list(itertools.takewhile(lambda bound: bound <= info.max_model_len, _one_two_five()))
 
         self._show_cache_config(args, info)
+        self._show_model(info)
 
         self._running = self._gauge("num_requests_running", "Requests in the batch.")
         self._waiting = self._gauge("num_requests_waiting", "Requests waiting for a place in the batch.")
@@ -233,6 +234,12 @@ class EngineMetrics:
             "num_gpu_blocks_override": args.num_gpu_blocks_override,
         }
         gauge = Gauge("vllm:cache_config_info", "The KV cache's configuration.", list(labels), registry=self._registry)
+        gauge.labels(**labels).set(1)
+
+    def _show_model(self, info: EngineInfo) -> None:
+        """What vLLM has no metric for: in which dtype the model is computed, and how it is stored."""
+        labels = {**self._labels, "dtype": info.dtype, "weights": info.weights, "kv_cache_dtype": info.kv_cache_dtype}
+        gauge = Gauge("stoker:model_info", "How the model is stored.", list(labels), registry=self._registry)
         gauge.labels(**labels).set(1)
 
     def _gauge(self, name: str, help: str) -> Gauge:

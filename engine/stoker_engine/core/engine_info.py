@@ -22,6 +22,10 @@ class EngineInfo:
         sampling_defaults: parameters that the model's makers recommend (generation_config.json), by the names of
             `SamplingParams`; for requests that leave them out.
         licence, model_card: what the model comes with, as it says it.
+        dtype: in which it is computed.
+        quantization: by which method its weights are quantized, as ``--quantization`` takes it; empty: they are not,
+            or are those of a GGUF file.
+        weights, kv_cache_dtype: how its weights, and keys and values, are stored; for people.
     """
 
     max_model_len: int
@@ -37,6 +41,10 @@ class EngineInfo:
     seed: int
     licence: str | None = None
     model_card: str | None = None
+    dtype: str = ""
+    quantization: str = ""
+    weights: str = ""
+    kv_cache_dtype: str = ""
 
     @property
     def usable_blocks(self) -> int:

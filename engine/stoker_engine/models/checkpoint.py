@@ -72,12 +72,14 @@ class Checkpoint:
     Attributes:
         path: a Hugging Face folder, or a GGUF file.
         card: what the model says about itself.
+        method: how its weights are quantized, as config.json says; empty: they are not, or it is a GGUF file.
     """
 
     path: Path
     config: ModelConfig
     card: ModelCard
     loader: Loader
+    method: str = ""
 
     def load(
         self,
@@ -92,6 +94,11 @@ class Checkpoint:
     def weight_formats(self, dtype: torch.dtype, device: torch.device) -> WeightFormats:
         """See `Loader.weight_formats`."""
         return self.loader.weight_formats(self.config, dtype, device)
+
+    def weights_stored_as(self, dtype: torch.dtype, device: torch.device) -> str:
+        """The formats of matrices for people, with the method they come from; or `dtype`, of all weights."""
+        names = self.weight_formats(dtype, device).names or str(dtype).removeprefix("torch.")
+        return f"{self.method} ({names})" if self.method else names
 
     def kv_scales(self, kv_cache_dtype: str, build: Build) -> dict[int, LayerScales]:
         """See `Loader.kv_scales`."""
@@ -145,7 +152,8 @@ def _folder(path: Path, args: EngineArgs) -> Checkpoint:
         if quantization is None:
             return Checkpoint(path, config, card, DecoderLoader(spelling, weights, on_load))
         modules = FIND_MODULES[quantization.method](quantization, weights.tensors)
-        return Checkpoint(path, config, card, DecoderLoader(spelling, QuantizedFolder(weights, modules)))
+        loader = DecoderLoader(spelling, QuantizedFolder(weights, modules))
+        return Checkpoint(path, config, card, loader, quantization.method)
     if reason := why_no_decoder(given):
         raise ModelError(f"architecture {', '.join(architectures)} is not supported: {reason}")
     if args.quantization is not None:

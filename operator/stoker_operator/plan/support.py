@@ -56,14 +56,14 @@ def mismatched(workload: Workload, shape: Shape) -> Iterator[Violation]:
             "remove it, or name another model",
             reason="QuantizationMismatch",
         )
-    elif asked and shape.is_gguf:
+    elif shape.is_gguf and asked not in ("", "gguf"):
         yield Violation(
             "spec.engine.quantization",
             f"{engine.quantization} is requested, and the file is quantized: its weights are {shape.formats.names}",
             "remove it, or name a model whose weights are not",
             reason="QuantizationMismatch",
         )
-    elif asked and not stored and (asked not in ON_LOAD if engine.runtime == "stoker" else asked in _NEEDS_CHECKPOINT):
+    elif asked and not stored and not shape.is_gguf and not _is_done_on_load(engine.runtime, engine.quantization):
         on_load = " or ".join(ON_LOAD) if engine.runtime == "stoker" else "such as fp8"
         yield Violation(
             "spec.engine.quantization",
@@ -71,6 +71,10 @@ def mismatched(workload: Workload, shape: Shape) -> Iterator[Violation]:
             f"remove it, name a model whose weights are, or use a method that quantizes when it loads, {on_load}",
             reason="QuantizationMismatch",
         )
+
+
+def _is_done_on_load(runtime: str, method: str | None) -> bool:
+    return method in ON_LOAD if runtime == "stoker" else canonical_method(method or "") not in _NEEDS_CHECKPOINT
 
 
 def not_loaded(workload: Workload, method: str, catalogue: Catalogue) -> Iterator[Violation]:

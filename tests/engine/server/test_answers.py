@@ -138,6 +138,14 @@ def test_models(client: TestClient) -> None:
     assert client.get("/v1/models/tiny").json() == card
 
 
+def test_models_tell_how_they_are_stored(make_client: MakeClient, engine: FakeEngine) -> None:
+    told = {"dtype": "bfloat16", "quantization": "gptq", "weights": "gptq (uint4 in groups of 128)"}
+    engine.info = replace(engine.info, **told, kv_cache_dtype="fp8")
+    card = make_client().get("/v1/models/tiny").json()
+    assert {key: card[key] for key in told} == told
+    assert card["kv_cache_dtype"] == "fp8"
+
+
 def test_models_tell_their_licence(make_client: MakeClient, engine: FakeEngine) -> None:
     engine.info = replace(engine.info, licence="apache-2.0", model_card="https://example.com/card")
     card = make_client().get("/v1/models/tiny").json()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from prometheus_client import CollectorRegistry, Metric, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
@@ -143,6 +145,20 @@ def test_cache_config(metrics: EngineMetrics, registry: CollectorRegistry) -> No
         "38 blocks hold 600 tokens, and one is the null block"
     )
     assert sample.labels["kv_cache_size_tokens"] == str(76 * 600 // 38)
+
+
+def test_how_the_model_is_stored(registry: CollectorRegistry) -> None:
+    info = replace(INFO, dtype="float32", weights="Q5_0, Q8_0", kv_cache_dtype="int8_per_token_head")
+    EngineMetrics(registry, "a-model", EngineArgs(model="m", kv_cache_dtype="int8_per_token_head"), info)
+    (sample,) = families(registry)["stoker:model_info"].samples
+    assert sample.value == 1
+    assert {name: sample.labels[name] for name in ("dtype", "weights", "kv_cache_dtype")} == {
+        "dtype": "float32",
+        "weights": "Q5_0, Q8_0",
+        "kv_cache_dtype": "int8_per_token_head",
+    }
+    (sample,) = families(registry)["vllm:cache_config_info"].samples
+    assert sample.labels["cache_dtype"] == "int8_per_token_head"
 
 
 def test_what_the_scheduler_says(metrics: EngineMetrics, registry: CollectorRegistry) -> None:

@@ -128,7 +128,7 @@ def test_a_checkpoint_that_a_runtime_does_not_load_says_what_it_does_and_who_may
     (violation,) = refused(spec("hf://org/model", "cpu", runtime="stoker"), config)
     assert (violation.field, violation.reason) == ("spec.model.source", "UnsupportedQuantization")
     assert violation.message == "the checkpoint is quantized by torchao, which runtime stoker does not load on cpu"
-    assert violation.remedy.startswith("use the unquantized model, or one by awq, gptq, compressed-tensors, fp8, ")
+    assert violation.remedy.startswith("use the unquantized model, or one by awq, auto_awq, ")
     config["quantization_config"]["quant_method"] = "bitsandbytes"
     (violation,) = refused(spec("hf://org/model", "nvidia-h100-80gb", 1), config)
     assert violation.remedy.endswith(", or runtime: stoker")

@@ -20,6 +20,10 @@ def routes(service: Service) -> APIRouter:
             created=service.created,
             root=service.args.engine.model,
             max_model_len=info.max_model_len,
+            dtype=info.dtype or None,
+            quantization=info.quantization or None,
+            weights=info.weights or None,
+            kv_cache_dtype=info.kv_cache_dtype or None,
             license=info.licence,
             model_card=info.model_card,
         )

@@ -148,6 +148,10 @@ class ModelCard(BaseModel):
     root: str
     parent: None = None
     max_model_len: int
+    dtype: Extra[str] = None
+    quantization: Extra[str] = None
+    weights: Extra[str] = None
+    kv_cache_dtype: Extra[str] = None
     license: Extra[str] = None
     model_card: Extra[str] = None
 
