@@ -1,0 +1,307 @@
+"""Quantized checkpoints are others' work, or damaged: each either loads or is refused with a sentence.
+
+Every format is damaged in its config.json, in each of its tensors, and, drawn by a seed, in several places at once.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import resource
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from stoker_engine.contract.engine_args import EngineArgs
+from stoker_engine.contract.errors import ArgumentError, ModelError
+from stoker_engine.engine import Engine
+
+from ..conftest import save_tokenizer
+from .quantized_folders import FORMATS, Folder, folder
+
+#: A module's tensors that may be absent, or that are not computed with.
+OPTIONAL = ("g_idx", "weight_format", "input_scale", "weight_shape", "weight_zero_point", "quant_map")
+ODD: list[Any] = [
+    *(None, True, False, 0, 1, -1, -5, 3, 5, 7, 128, 10**9, 10**30, 0.5, -0.5, float("nan"), float("inf")),
+    *("", "x", "128", "marlin", "a" * 10_000, [], [None], ["x"], [[]], {}, {"x": 1}, {"+:(": {}}, ["re:("]),
+    *([0, 0], [-1, 128], [10**9, 10**9], {"bits": 5}, {"group_0": None}, {"group_0": {"targets": 5}}),
+]
+MODULE = "model.layers.0.mlp.up_proj"
+
+Load = Callable[[Folder], str | None]
+
+
+@pytest.fixture(autouse=True)
+def memory() -> Iterator[None]:
+    """No damage makes it take gigabytes."""
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    yield
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 1 << 20, "KiB"
+
+
+@pytest.fixture
+def load(tmp_path: Path) -> Load:
+    """What is said against a checkpoint; None: it loads."""
+
+    def read(checkpoint: Folder) -> str | None:
+        path = checkpoint.write(tmp_path)
+        try:
+            Engine.from_args(EngineArgs(str(path), num_gpu_blocks_override=8, max_num_batched_tokens=64))
+        except (ArgumentError, ModelError) as error:
+            assert 20 < len(str(error)) < 3000 and "\n" not in str(error), "a sentence"
+            return str(error)
+        return None
+
+    return read
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_undamaged(load: Load, name: str) -> None:
+    assert load(folder(name)) is None
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_each_field_of_the_config(load: Load, name: str) -> None:
+    rng = random.Random(name)
+    for path in _paths(folder(name).quantization):
+        for value in rng.sample(ODD, 3):
+            checkpoint = folder(name)
+            _set(checkpoint.quantization, path, value)
+            load(checkpoint)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("value", [5, 0, -5, 10**9, "128x", [], 0.5])
+def test_bits_and_groups_that_no_format_has(load: Load, name: str, value: Any) -> None:
+    for path in _paths(folder(name).quantization):
+        if path[-1] in ("bits", "num_bits", "weight_block_size", "bnb_4bit_quant_type") or path[-1:] == _group(name):
+            checkpoint = folder(name)
+            harmless = (path[-1] == "weight_block_size" and value == []) or (name == "int-quantized" and value == 5)
+            if not harmless:
+                _set(checkpoint.quantization, path, value)
+                assert load(checkpoint) is not None, f"{path[-1]} {value!r}"
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_tensors_without_a_config(load: Load, name: str) -> None:
+    checkpoint = folder(name)
+    checkpoint.quantization = None
+    assert load(checkpoint) is not None
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_config_of_another_format(load: Load, name: str) -> None:
+    for other in FORMATS:
+        checkpoint = folder(name)
+        checkpoint.quantization = folder(other).quantization
+        load(checkpoint)
+
+
+@pytest.mark.parametrize("value", [5, [], "gptq", {}, {"quant_method": 5}, {"quant_method": "x"}, {"bits": 4}])
+def test_a_config_that_is_none(load: Load, value: Any) -> None:
+    checkpoint = folder("gptq")
+    checkpoint.quantization = value
+    assert load(checkpoint) is not None
+
+
+@pytest.mark.parametrize("pattern", ["((a+)b?)+x", "(a|a)+x", "(.*)*x", ".*" * 50, "(" * 500, "a{1,60000}{1,60000}"])
+def test_patterns_that_could_take_for_ever(load: Load, pattern: str) -> None:
+    checkpoint = folder("pack-quantized")
+    assert checkpoint.quantization is not None
+    checkpoint.quantization["ignore"] = [f"re:{pattern}"]
+    checkpoint.tensors["a" * 200 + ".weight"] = torch.zeros(1)
+    assert load(checkpoint) is not None
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_missing_tensors(load: Load, name: str) -> None:
+    for component in _components(name):
+        checkpoint = folder(name)
+        del checkpoint.tensors[f"{MODULE}.{component}"]
+        said = load(checkpoint)
+        if not component.endswith((*OPTIONAL, "qzeros") if name == "gptq" else OPTIONAL):
+            # Without its codes, a module is one of numbers, which are missing.
+            assert said is not None and (MODULE in said or "layers.0.up" in said), f"{component}: {said}"
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_misshapen_tensors(load: Load, name: str) -> None:
+    for component in _components(name):
+        tensor = folder(name).tensors[f"{MODULE}.{component}"]
+        for what, other in _other_shapes(tensor).items():
+            checkpoint = folder(name)
+            checkpoint.tensors[f"{MODULE}.{component}"] = other
+            said = load(checkpoint)
+            is_of_all = name == "fp8 blocks" and other.numel() == 1  # a scale of a whole matrix
+            if not (component.endswith((*OPTIONAL, "nf4")) or is_of_all) and other.numel() != tensor.numel():
+                assert said is not None and MODULE in said, f"{component}, {what}: {said}"
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_tensors_of_other_dtypes(load: Load, name: str) -> None:
+    for component in _components(name):
+        key = f"{MODULE}.{component}"
+        for dtype in (torch.bool, torch.int64, torch.float64, torch.complex64, torch.float8_e5m2):
+            checkpoint = folder(name)
+            checkpoint.tensors[key] = checkpoint.tensors[key].to(dtype)
+            said = load(checkpoint)
+            if component in ("qweight", "weight_packed", "qzeros"):
+                assert said is not None and MODULE in said, f"{component} as {dtype}: {said}"
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_scales_that_are_no_numbers(load: Load, name: str, value: float) -> None:
+    """In one place of a tensor; e8m0 and e4m3 have no infinity, and what e5m2 or e4m3 cannot hold is nan."""
+    for component in _components(name):
+        tensor = folder(name).tensors[f"{MODULE}.{component}"]
+        is_e8m0 = name == "mxfp4" and component == "weight_scale"
+        if component.endswith(OPTIONAL) or not (tensor.is_floating_point() or is_e8m0):
+            continue
+        checkpoint = folder(name)
+        damaged = checkpoint.tensors[f"{MODULE}.{component}"]
+        flat = damaged.view(torch.uint8).flatten() if damaged.element_size() == 1 else damaged.view(-1)
+        flat[len(flat) // 2] = (255 if is_e8m0 else 0x7F) if damaged.element_size() == 1 else value
+        said = load(checkpoint)
+        assert said is not None and MODULE in said, f"{component}: {said}"
+
+
+@pytest.mark.parametrize("value", [-1, 4, 2**31 - 1, -(2**31)])
+@pytest.mark.parametrize(
+    ("name", "component"), [("gptq", "g_idx"), ("gptq 3 bits", "g_idx"), ("pack-quantized order", "weight_g_idx")]
+)
+def test_groups_that_do_not_exist(load: Load, name: str, component: str, value: int) -> None:
+    checkpoint = folder(name)
+    checkpoint.tensors[f"{MODULE}.{component}"][7] = value
+    said = load(checkpoint)
+    assert said is not None and MODULE in said
+
+
+@pytest.mark.parametrize("value", [[0, 0], [-1, 128], [10**12, 10**12], [256, 64], [256], [2**62, 4]])
+def test_shapes_that_are_stated_wrongly(load: Load, value: list[int]) -> None:
+    checkpoint = folder("pack-quantized")
+    checkpoint.tensors[f"{MODULE}.weight_shape"] = torch.tensor(value)
+    said = load(checkpoint)
+    assert said is not None and MODULE in said
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"",
+        b"\xff\xfe",
+        b"[" * 10_000,
+        b"{}",
+        b"5",
+        b'{"quant_type": "nf4", "blocksize": 0, "dtype": "bfloat16", "shape": [256, 128]}',
+        b'{"quant_type": "nf4", "blocksize": -64, "dtype": "bfloat16", "shape": [256, 128]}',
+        b'{"quant_type": "nf4", "blocksize": 1000000000, "dtype": "bfloat16", "shape": [256, 128]}',
+        b'{"quant_type": "nf4", "blocksize": "64", "dtype": "bfloat16", "shape": [1000000000, 1000000000]}',
+        b'{"quant_type": "nf4", "blocksize": 64, "dtype": "bfloat16", "shape": [-256, -128]}',
+        b'{"quant_type": "nf4", "blocksize": 64, "dtype": "bfloat16", "shape": "x"}',
+        b'{"quant_type": "nf4", "blocksize": 64, "dtype": "bfloat16", "shape": [128, 256, 1]}',
+    ],
+)
+def test_states_of_bitsandbytes(load: Load, text: bytes) -> None:
+    checkpoint = folder("bitsandbytes nf4")
+    key = f"{MODULE}.weight.quant_state.bitsandbytes__nf4"
+    checkpoint.tensors[key] = torch.frombuffer(bytearray(text), dtype=torch.uint8) if text else torch.empty(0).byte()
+    assert load(checkpoint) is not None
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_damage_in_several_places(load: Load, seed: int) -> None:
+    rng = random.Random(seed)
+    for _ in range(20):
+        checkpoint = folder(name := rng.choice(list(FORMATS)))
+        for _ in range(rng.randint(1, 3)):
+            _damage(checkpoint, name, rng)
+        load(checkpoint)
+
+
+def test_serve_ends_with_a_sentence(tmp_path: Path) -> None:
+    checkpoint = folder("gptq")
+    checkpoint.tensors[f"{MODULE}.scales"].fill_(math.nan)
+    path = checkpoint.write(tmp_path)
+    save_tokenizer(path)
+    run = "import sys; from stoker_engine.cli.serve import main; sys.exit(main(sys.argv[1:]))"
+    command = [sys.executable, "-c", run, str(path), "--port=0", "--num-gpu-blocks-override=8"]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert ended.returncode == 2
+    assert "Traceback" not in ended.stderr and MODULE in ended.stderr
+
+
+def _group(name: str) -> tuple[str, ...]:
+    """Names of the field that says how large groups are, where there are groups."""
+    return () if name in ("int-quantized", "float-quantized") else ("group_size",)
+
+
+def _components(name: str) -> list[str]:
+    """A module's, by the ends of their names."""
+    return [each.removeprefix(f"{MODULE}.") for each in folder(name).tensors if each.startswith(f"{MODULE}.")]
+
+
+def _paths(value: Any, above: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """To each field of a nest of dictionaries."""
+    if isinstance(value, dict):
+        for key, its in value.items():
+            yield (*above, key)
+            yield from _paths(its, (*above, key))
+
+
+def _set(config: Any, path: tuple[Any, ...], value: Any) -> None:
+    for key in path[:-1]:
+        config = config[key]
+    config[path[-1]] = value
+
+
+def _other_shapes(tensor: torch.Tensor) -> dict[str, torch.Tensor]:
+    flat = tensor.flatten()
+    found = {
+        "one number": flat[:1],
+        "no dimension": flat[0],
+        "none": flat[:0],
+        "flat": flat,
+        "a stack": tensor[None],
+    }
+    if tensor.dim():
+        found |= {"half": tensor[: len(tensor) // 2], "twice": torch.cat([tensor, tensor])}
+    if tensor.dim() == 2:
+        found |= {"transposed": tensor.T, "narrow": tensor[:, : tensor.shape[1] // 2], "a row more": _and_a_row(tensor)}
+    return found
+
+
+def _and_a_row(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.cat([tensor, tensor[:1]])
+
+
+def _damage(checkpoint: Folder, name: str, rng: random.Random) -> None:
+    """In one place, in place."""
+    key = rng.choice([each for each in checkpoint.tensors if ".layers." in each])
+    match rng.choice(["config", "missing", "renamed", "shape", "dtype", "bytes"]):
+        case "config":
+            path = rng.choice(list(_paths(folder(name).quantization)))
+            try:
+                _set(checkpoint.quantization, path, rng.choice(ODD))
+            except (KeyError, TypeError, IndexError):
+                return  # what is above it is damaged already
+        case "missing":
+            del checkpoint.tensors[key]
+        case "renamed":
+            checkpoint.tensors[rng.choice([key + "x", "x" + key, key.replace("0", "9")])] = checkpoint.tensors.pop(key)
+        case "shape":
+            checkpoint.tensors[key] = rng.choice(list(_other_shapes(checkpoint.tensors[key]).values()))
+        case "dtype":
+            dtypes = [torch.uint8, torch.int32, torch.int64, torch.float16, torch.float32, torch.float8_e4m3fn]
+            checkpoint.tensors[key] = checkpoint.tensors[key].to(rng.choice(dtypes))
+        case "bytes":
+            flat = checkpoint.tensors[key].contiguous().flatten().view(torch.uint8)
+            if len(flat):
+                flat[rng.randrange(len(flat)) :][:8] = rng.choice([0, 127, 128, 255])
+            shape = checkpoint.tensors[key].shape
+            checkpoint.tensors[key] = flat.view(checkpoint.tensors[key].dtype).view(shape)
