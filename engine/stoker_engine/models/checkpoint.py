@@ -152,8 +152,8 @@ def _folder(path: Path, args: EngineArgs) -> Checkpoint:
         if quantization is None:
             return Checkpoint(path, config, card, DecoderLoader(spelling, weights, on_load))
         modules = FIND_MODULES[quantization.method](quantization, weights.tensors)
-        loader = DecoderLoader(spelling, QuantizedFolder(weights, modules))
-        return Checkpoint(path, config, card, loader, quantization.method)
+        quantized = DecoderLoader(spelling, QuantizedFolder(weights, modules))
+        return Checkpoint(path, config, card, quantized, quantization.method)
     if reason := why_no_decoder(given):
         raise ModelError(f"architecture {', '.join(architectures)} is not supported: {reason}")
     if args.quantization is not None:

@@ -21,8 +21,8 @@ from stoker_engine.quant.checkpoints.module import Part
 
 from .stored_tensors import StoredTensors, whole
 
-#: Recorded with bitsandbytes 0.50: its tensors, and what its code for any device makes of them. (That for CPUs misses the
-#: scales of rows that are no multiple of a block.)
+#: Recorded with bitsandbytes 0.50: its tensors, and what its code for any device makes of them. (That for CPUs misses
+#: the scales of rows that are no multiple of a block.)
 _RECORDED = Path(__file__).parent / "recorded" / "bitsandbytes.safetensors"
 _STATE = "quant_state.bitsandbytes__nf4"
 
