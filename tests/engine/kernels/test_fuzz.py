@@ -16,13 +16,13 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from torch.nn import functional
 
-from stoker_engine.architectures.stored_formats import GGUF_FORMATS
+from stoker_engine.architectures.stored_formats import GGUF_FORMATS, GroupFormat
 from stoker_engine.attention.backend import AttentionShape
 from stoker_engine.attention.native import NativeBackend
 from stoker_engine.contract.names import KV_CACHE_DTYPES
 from stoker_engine.kernels import rotary
 from stoker_engine.kernels.native import activation as native_activation
-from stoker_engine.kernels.native import gguf_blocks
+from stoker_engine.kernels.native import gguf_blocks, group_blocks
 from stoker_engine.kernels.native import rotary as native_rotary
 from stoker_engine.kernels.native.argmax import argmax
 from stoker_engine.kernels.native.bundle import native_kernels
@@ -33,6 +33,7 @@ from stoker_engine.kernels.native.rms_norm import rms_norm
 
 from ..attention.conftest import Sequences, run
 from ..gguf_random import random_blocks
+from .group_random import random_groups, some_formats
 
 ACTIVATIONS = {
     "silu": (native_activation.SILU, functional.silu),
@@ -128,6 +129,28 @@ def test_gguf_blocks(
         plain = gguf_blocks.dequantize(kernels, weight, format, dtype)
         got = gguf_blocks.product(kernels, weight, format, dtype, bias)(x)
         assert torch.equal(got, product(kernels, plain, bias)(x)), format
+
+
+@drawn
+@given(
+    rows, widths, st.integers(1, 130), st.integers(0, 9), st.booleans(), dtypes,
+    st.sampled_from(some_formats(6, seed=1)), seeds,
+)  # fmt: skip
+def test_group_blocks(
+    kernels: ctypes.CDLL, count: int, width: int, outputs: int, more: int, biased: bool, dtype: torch.dtype,
+    format: GroupFormat, seed: int,
+) -> None:  # fmt: skip
+    """As `test_linear`; and the bits of a product with what the blocks stand for."""
+    draw = Numbers(seed, dtype)
+    x, bias = draw.rows_of_wider(count, width, more), draw(outputs) if biased else None
+    row_bytes = format.row_bytes(width)
+    weight = torch.empty((outputs - 1) * (row_bytes + more) + row_bytes, dtype=torch.uint8)
+    weight = weight.as_strided((outputs, row_bytes), (row_bytes + more, 1))
+    weight.copy_(random_groups(format, outputs, width, seed).blocks)
+    plain = group_blocks.dequantize(kernels, weight, format, width, dtype)
+    got = group_blocks.product(kernels, weight, format, width, dtype, bias)(x)
+    assert torch.equal(got, product(kernels, plain, bias)(x))
+    close(got, (x.double() @ plain.double().T + (0 if bias is None else bias.double())).to(dtype))
 
 
 @drawn
