@@ -31,10 +31,7 @@ class QuantizedFolder:
 
     def __init__(self, plain: SafetensorsFolder, modules: Mapping[str, StoredModule]) -> None:
         self._plain = plain
-        # A stack of experts has the name of its tensor, a module's matrix is its weight.
-        self._matrices = {
-            name if len(module.shape) > 2 else f"{name}.weight": module for name, module in modules.items()
-        }
+        self._matrices = {_tensor_name(name, module): module for name, module in modules.items()}
         orders = {name: module for name, module in modules.items() if module.format.in_order_of == "groups"}
         self._columns = {f"{name}.columns": module for name, module in orders.items()}
         parts = {tensor for module in modules.values() for tensor in module.tensors}
@@ -81,3 +78,9 @@ class QuantizedFolder:
             slot.tensor.copy_(columns)
         else:
             slot.tensor.copy_(self.read(name, slot.shard, slot.stored))
+
+
+def _tensor_name(name: str, module: StoredModule) -> str:
+    """A module's matrix is its weight; a stack of experts has the name of its tensor, which may be that."""
+    weight = f"{name}.weight"
+    return weight if len(module.shape) == 2 or weight in module.tensors else name
