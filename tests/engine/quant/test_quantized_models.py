@@ -50,6 +50,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "qwen2": _SIZES,
     "phi3": _SIZES,
     "mixtral": {**_SIZES, "num_local_experts": 4},
+    "granitemoe": {**_SIZES, "num_local_experts": 4},  # stacks, by the names of modules
     "deepseek_v3": {
         **_SIZES,
         "num_key_value_heads": 4,
@@ -81,6 +82,15 @@ def _compressed(**case: Any) -> Callable[[torch.Tensor], Quantized]:
         return made.tensors, made.decompressed(), stated
 
     return quantized
+
+
+def _each(method: Callable[[torch.Tensor], Quantized], weight: torch.Tensor) -> Quantized:
+    """Of a matrix, or of each of a stack."""
+    if weight.dim() == 2:
+        return method(weight)
+    made = [method(matrix) for matrix in weight]
+    parts = {end: torch.stack([tensors[end] for tensors, _, _ in made]) for end in made[0][0]}
+    return parts, torch.stack([numbers for _, numbers, _ in made]), made[0][2]
 
 
 def _in_order_of_groups(weight: torch.Tensor) -> Quantized:
@@ -173,7 +183,7 @@ CASES = [
     *((family, method) for family in ("phi3", "mixtral") for method in ("W4A16 asymmetric", "FP8 tensors")),
     *(("deepseek_v3", method) for method in ("FP8 blocks", "FP8 large blocks", "W4A16")),
     *(("llama tied", "W4A16"), ("llama tied", "embedding and head"), ("qwen2", "W8A8")),
-    ("mixtral", "W4A16 in order of groups"),
+    *(("mixtral", "W4A16 in order of groups"), ("granitemoe", "FP8 blocks")),
 ]
 
 
@@ -214,10 +224,10 @@ def pair_of(tmp_path_factory: pytest.TempPathFactory, tiny_llama: Path) -> Calla
         numbers, quantized, stated = dict[str, torch.Tensor](), dict[str, torch.Tensor](), {}
         codes, scales = 0, 0
         for name, tensor in load_file(sources[family] / "model.safetensors").items():
-            if tensor.dim() != 2 or (_NUMBERS.search(name) and method != "embedding and head"):
+            if tensor.dim() == 1 or (_NUMBERS.search(name) and method != "embedding and head"):
                 numbers[name] = quantized[name] = tensor
                 continue
-            parts, numbers[name], stated = METHODS[method](tensor)
+            parts, numbers[name], stated = _each(METHODS[method], tensor)
             module = name.removesuffix(".weight")
             quantized |= {f"{module}.{part}": found for part, found in parts.items()}
             codes += sum(part.nbytes for end, part in parts.items() if end in ("weight", "weight_packed"))
