@@ -16,7 +16,7 @@ from stoker_engine.architectures.stored_formats import GroupFormat
 ON_LOAD: Final = {
     "int8": GroupFormat("int8", 32, "float16"),
     "int4": GroupFormat("uint4", 32, "float16"),
-    "fp8": GroupFormat("fp8_e4m3", 32, "float16"),
+    "fp8": GroupFormat("fp8_e4m3", 32, "bfloat16"),
 }
 
 #: The matrices of a layer that are quantized, by the names of their weights in it.

@@ -1,0 +1,61 @@
+"""What ``stoker quantize`` writes is served here: the same model as transformers makes of the same files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, CompressedTensorsConfig
+
+from stoker_engine.contract.engine_args import EngineArgs
+from stoker_engine.contract.errors import ArgumentError, ModelError
+from stoker_engine.core.sampling_params import SamplingParams
+from stoker_engine.export.compressed_tensors import export
+from stoker_engine.export.schemes import SCHEMES, with_group_size
+from stoker_engine.llm import LLM
+from stoker_engine.models.checkpoint import find_checkpoint
+
+from ..conftest import save_model
+from ..models import gguf_models
+
+_SIZES: dict[str, Any] = {"vocab_size": 512, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2}
+
+
+#: transformers itself puts experts together of some schemes only.
+_EXPERTS = ("W4A16", "W8A16", "FP8_DYNAMIC")
+
+
+@pytest.mark.parametrize(
+    "kind, scheme", [*(("llama", scheme) for scheme in SCHEMES), *(("qwen3_moe", scheme) for scheme in _EXPERTS)]
+)
+def test_the_engine_computes_with_what_was_written(kind: str, scheme: str, tmp_path: Path) -> None:
+    options = {**gguf_models.MODELS[kind][1], **_SIZES, "moe_intermediate_size": 32}
+    save_model(tmp_path / "model", gguf_models.tiny(kind, options))
+    used = SCHEMES[scheme] if not SCHEMES[scheme].group_size else with_group_size(SCHEMES[scheme], 32)
+    export(tmp_path / "model", used, scheme, tmp_path / "new")
+    prompt = [7, 8, 9] * 5
+    llm = LLM(str(tmp_path / "new"), num_gpu_blocks_override=64)
+    (output,) = llm.generate([prompt], SamplingParams(max_tokens=24, temperature=0.0, ignore_eos=True))
+    tokens = output.outputs[0].token_ids
+    assert len(tokens) == 24
+    theirs = AutoModelForCausalLM.from_pretrained(
+        tmp_path / "new", quantization_config=CompressedTensorsConfig(dequantize=True), dtype=torch.float32
+    )
+    with torch.inference_mode():
+        logits = theirs(torch.tensor([prompt + tokens])).logits[0, len(prompt) - 1 : -1]
+    for row, token in zip(logits, tokens, strict=True):
+        assert row.max() - row[token] <= 1e-3
+        if int(row.argmax()) != token:
+            break  # a tie: what follows may differ
+
+
+def test_it_is_not_quantized_again(tmp_path: Path) -> None:
+    save_model(tmp_path / "model", gguf_models.tiny("llama", _SIZES))
+    export(tmp_path / "model", SCHEMES["W8A8"], "W8A8", tmp_path / "new")
+    with pytest.raises(ArgumentError, match="int4 is asked for, and the checkpoint is quantized by compressed-tensors"):
+        find_checkpoint(EngineArgs(model=str(tmp_path / "new"), quantization="int4"))
+    find_checkpoint(EngineArgs(model=str(tmp_path / "new"), quantization="compressed-tensors"))
+    with pytest.raises(ModelError, match="quantized by compressed-tensors already, and W8A8 is asked for"):
+        export(tmp_path / "new", SCHEMES["W8A8"], "W8A8", tmp_path / "newer")
