@@ -117,6 +117,8 @@ def test_main_job(cluster: Cluster, images: Images, chart: None, namespace: str,
     assert (workload["plan"]["tensor"], workload["plan"]["data"]) == (1, 1)
     measured = wait_for(lambda: endpoint.get()["status"]["workloads"][0]["engine"].get("kvBlocks"), "kvBlocks", 60)
     assert measured == workload["plan"]["kvBlocks"]
+    engine = endpoint.get()["status"]["workloads"][0]["engine"]
+    assert engine["weights"].startswith("Q5_0, ") and engine["kvCacheDtype"] == "float32"
 
     for user, key in KEYS.items():
         got = application(cluster, images.client, namespace, f"application-{user}", status["url"], key)

@@ -170,8 +170,15 @@ def test_longer_than_the_model(endpoint: Endpoint, hub: str, note: Note) -> None
     document["spec"]["engine"]["maxModelLen"] = 1_000_000
     endpoint.apply(document)
     note("maxModelLen beyond the model's", told(endpoint, "StartError", "1000000", "4096", timeout=90))
-    endpoint.patch(engine={"maxModelLen": 2048})
+    endpoint.patch(engine={"maxModelLen": 2048, "quantization": "int8", "kvCacheDtype": "int8_per_token_head"})
     mended(endpoint, "StartError")
+    engine = wait_for(lambda: _stored(endpoint), "the status names how the model is stored", 60)
+    assert engine == ("int8 in groups of 32", "int8_per_token_head")
+
+
+def _stored(endpoint: Endpoint) -> tuple[str, str] | None:
+    engine = endpoint.get()["status"]["workloads"][0]["engine"]
+    return (engine["weights"], engine["kvCacheDtype"]) if "weights" in engine else None
 
 
 def test_quota(endpoint: Endpoint, hub: str, note: Note) -> None:
