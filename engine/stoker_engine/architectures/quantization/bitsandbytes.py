@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from stoker_engine.architectures.config_fields import Fields
-from stoker_engine.architectures.quantization.module_names import ModuleNames, class_of
+from stoker_engine.architectures.quantization.listed_modules import ListedModules, class_of
 from stoker_engine.architectures.stored_formats import GroupFormat
 from stoker_engine.contract.errors import ModelError
 
@@ -35,7 +35,7 @@ class BitsAndBytes:
     """
 
     bits: int
-    unquantized: ModuleNames
+    unquantized: ListedModules
     method: str = METHOD
 
     def format_of(self, module: str, outputs: int, inner: int) -> GroupFormat | None:
@@ -85,5 +85,5 @@ def parse(config: Mapping[str, Any]) -> BitsAndBytes:
         )
     # Where nothing is said, transformers leaves out the head.
     skipped = ["lm_head"] if fields.get("llm_int8_skip_modules") is None else fields.items("llm_int8_skip_modules", str)
-    unquantized = ModuleNames.of(skipped, "quantization_config's llm_int8_skip_modules")
+    unquantized = ListedModules.of(skipped, "quantization_config's llm_int8_skip_modules")
     return BitsAndBytes(8 if eight else 4, unquantized)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from stoker_engine.architectures.config_fields import Fields
-from stoker_engine.architectures.quantization.module_names import ModuleNames
+from stoker_engine.architectures.quantization.listed_modules import ListedModules
 from stoker_engine.architectures.stored_formats import Code, GroupFormat, Scale
 from stoker_engine.contract.errors import ModelError
 
@@ -42,9 +42,9 @@ class Scheme:
         rows: that share a scale: of a block; 0: all of a tensor; 1: none.
     """
 
-    names: ModuleNames
-    patterns: ModuleNames
-    classes: ModuleNames
+    names: ListedModules
+    patterns: ListedModules
+    classes: ListedModules
     format: GroupFormat
     bits: int
     rows: int
@@ -61,7 +61,7 @@ class CompressedTensors:
     """
 
     schemes: tuple[Scheme, ...]
-    ignored: ModuleNames
+    ignored: ListedModules
     activations: str = ""
     method: str = METHOD
 
@@ -105,7 +105,7 @@ def parse(config: Mapping[str, Any]) -> CompressedTensors:
     activations = (_activations(Fields(group, {}, file=f"config.json: {name}")) for name, group in named.items())
     return CompressedTensors(
         tuple(_scheme(name, group, numbers) for name, group in named.items()),
-        ModuleNames.of(fields.items("ignore", str), "quantization_config's ignore", with_classes=True),
+        ListedModules.of(fields.items("ignore", str), "quantization_config's ignore", with_classes=True),
         next(filter(None, activations), ""),
     )
 
@@ -168,9 +168,9 @@ def _scheme(where: str, group: Mapping[str, Any], numbers: Scale) -> Scheme:
     )
     targets, place = fields.items("targets", str), f"{where}.targets"
     return Scheme(
-        ModuleNames.of((name for name in targets if not name.startswith("re:")), place),
-        ModuleNames.of((name for name in targets if name.startswith("re:")), place),
-        ModuleNames(classes=frozenset(targets)),
+        ListedModules.of((name for name in targets if not name.startswith("re:")), place),
+        ListedModules.of((name for name in targets if name.startswith("re:")), place),
+        ListedModules(classes=frozenset(targets)),
         format,
         bits,
         rows,

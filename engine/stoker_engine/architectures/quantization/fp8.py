@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from stoker_engine.architectures.config_fields import Fields
-from stoker_engine.architectures.quantization.module_names import ModuleNames, is_usually_numbers
+from stoker_engine.architectures.quantization.listed_modules import ListedModules, is_usually_numbers
 from stoker_engine.architectures.stored_formats import GroupFormat, Scale
 from stoker_engine.contract.errors import ModelError
 
@@ -30,7 +30,7 @@ class FP8:
     method: str
     format: GroupFormat
     rows: int
-    ignored: ModuleNames
+    ignored: ListedModules
     activations: str
 
     def format_of(self, module: str, outputs: int, inner: int) -> GroupFormat | None:
@@ -65,7 +65,7 @@ def parse(config: Mapping[str, Any]) -> FP8:
         method,
         GroupFormat("fp8_e5m2" if fields.get("fmt") == "e5m2" else "fp8_e4m3", group, scale),
         rows,
-        ModuleNames.of(ignored, "quantization_config's modules_to_not_convert"),
+        ListedModules.of(ignored, "quantization_config's modules_to_not_convert"),
         "fp8 by stored scales" if scheme == "static" else "fp8 for each token",
     )
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final, Literal
 
 from stoker_engine.architectures.config_fields import Fields
-from stoker_engine.architectures.quantization.module_names import ModuleNames, is_head, is_usually_numbers
+from stoker_engine.architectures.quantization.listed_modules import ListedModules, is_head, is_usually_numbers
 from stoker_engine.architectures.stored_formats import Code, GroupFormat, Scale
 from stoker_engine.contract.errors import ModelError
 
@@ -65,7 +65,7 @@ class GPTQ:
     """
 
     settings: Settings
-    overrides: tuple[tuple[ModuleNames, Settings | None], ...] = ()
+    overrides: tuple[tuple[ListedModules, Settings | None], ...] = ()
     parts: tuple[str, ...] = ()
     head: bool = False
     zeros_less_one: bool = True
@@ -129,9 +129,9 @@ def group_size(fields: Fields) -> int:
     return group
 
 
-def _override(pattern: str, said: Any, settings: Settings) -> tuple[ModuleNames, Settings | None]:
+def _override(pattern: str, said: Any, settings: Settings) -> tuple[ListedModules, Settings | None]:
     """An entry of ``dynamic``; modules that ``-:pattern`` means are not quantized."""
-    names = ModuleNames.of(["re:" + re.sub(r"^[+-]:", "", pattern)], "quantization_config's dynamic")
+    names = ListedModules.of(["re:" + re.sub(r"^[+-]:", "", pattern)], "quantization_config's dynamic")
     if pattern.startswith("-:"):
         return names, None
     if not isinstance(said, Mapping):

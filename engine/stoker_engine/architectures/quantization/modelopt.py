@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from stoker_engine.architectures.config_fields import Fields
 from stoker_engine.architectures.quantization.fp8 import FP8
-from stoker_engine.architectures.quantization.module_names import ModuleNames, is_usually_numbers
+from stoker_engine.architectures.quantization.listed_modules import ListedModules, is_usually_numbers
 from stoker_engine.architectures.stored_formats import GroupFormat
 from stoker_engine.contract.errors import ModelError
 
@@ -35,7 +35,7 @@ class NVFP4:
         ignored: modules that are stored as numbers.
     """
 
-    ignored: ModuleNames
+    ignored: ListedModules
     format: GroupFormat = _NVFP4
     activations: str = "fp4 for each token"
     method: str = "modelopt_fp4"
@@ -56,7 +56,7 @@ def parse(config: Mapping[str, Any]) -> FP8 | NVFP4:
     inner = fields.object("quantization")
     fields = Fields(inner, {}, file="config.json: quantization_config.quantization") if inner else fields
     algorithm = fields.text("quant_algo").upper()
-    ignored = ModuleNames.of(
+    ignored = ListedModules.of(
         [*fields.items("ignore", str), *fields.items("exclude_modules", str)], "quantization_config's exclude_modules"
     )
     if algorithm == "NVFP4":

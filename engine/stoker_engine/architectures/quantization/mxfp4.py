@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from stoker_engine.architectures.config_fields import Fields
-from stoker_engine.architectures.quantization.module_names import ModuleNames
+from stoker_engine.architectures.quantization.listed_modules import ListedModules
 from stoker_engine.architectures.stored_formats import GroupFormat
 
 _EXPERTS: Final = "experts"
@@ -22,7 +22,7 @@ class MXFP4:
         ignored: modules that are stored as numbers; those that are no experts are anyhow.
     """
 
-    ignored: ModuleNames
+    ignored: ListedModules
     format: GroupFormat = _FORMAT
     method: str = "mxfp4"
 
@@ -39,4 +39,4 @@ def parse(config: Mapping[str, Any]) -> MXFP4:
     """
     given = Fields(config, {}).object("quantization_config")
     names = Fields(given, {}, file="config.json: quantization_config").items("modules_to_not_convert", str)
-    return MXFP4(ModuleNames.of(names, "quantization_config's modules_to_not_convert"))
+    return MXFP4(ListedModules.of(names, "quantization_config's modules_to_not_convert"))

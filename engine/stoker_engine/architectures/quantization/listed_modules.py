@@ -50,7 +50,7 @@ def is_usually_numbers(module: str) -> bool:
 
 
 @dataclass(frozen=True)
-class ModuleNames:
+class ListedModules:
     """A list of names and patterns, understood.
 
     Attributes:
@@ -62,7 +62,7 @@ class ModuleNames:
     classes: frozenset[str] = frozenset()
 
     @classmethod
-    def of(cls, names: Iterable[str], field: str, with_classes: bool = False) -> ModuleNames:
+    def of(cls, names: Iterable[str], field: str, with_classes: bool = False) -> ListedModules:
         """Of what `field` of config.json lists.
 
         Args:
