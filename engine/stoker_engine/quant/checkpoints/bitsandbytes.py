@@ -80,11 +80,11 @@ class _Halves:
     def read(self, part: Part) -> torch.Tensor:
         """See `Values`."""
         outputs, columns = part
-        size = self.in_element
+        size = self.in_element  # rows are multiples of 16, and begin with one
         first, last = outputs.start * self.inner, outputs.stop * self.inner
         elements = self.tensors.read(self.name, (slice(first // size, -(-last // size)), slice(0, 1)))
         octets = elements.contiguous().view(torch.uint8).flatten()
-        codes = torch.stack((octets >> 4, octets & 15), dim=-1).flatten()[first % size :][: last - first]
+        codes = torch.stack((octets >> 4, octets & 15), dim=-1).flatten()[: last - first]
         return codes.view(-1, self.inner)[:, columns]
 
 
