@@ -150,6 +150,13 @@ def test_numbers_and_what_the_cache_is_scaled_by_are_left_alone() -> None:
     assert not _fp8(others)
 
 
+def test_scales_of_the_cache_are_no_part_of_a_module() -> None:
+    name = "model.layers.0.self_attn.k_proj"
+    tensors = {f"{name}.weight": _numbers(8, 8), f"{name}.weight_scale": _scales(1), f"{name}.input_scale": _scales(1)}
+    (module,) = _fp8(tensors | {f"{name}.output_scale": _scales(1), f"{name}.k_scale": _scales(1)}).values()
+    assert module.tensors == set(tensors)
+
+
 def test_what_is_no_fp8_is_known_from_the_config() -> None:
     config = fp8_config.parse(
         {
