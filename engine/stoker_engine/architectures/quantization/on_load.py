@@ -15,7 +15,7 @@ from stoker_engine.architectures.stored_formats import GroupFormat
 #: By the name that ``--quantization`` takes.
 ON_LOAD: Final = {
     "int8": GroupFormat("int8", 32, "float16"),
-    "int4": GroupFormat("uint4", 32, "float16"),
+    "int4": GroupFormat("uint4", 32, "float16", zero=True),
     "fp8": GroupFormat("fp8_e4m3", 32, "bfloat16"),
 }
 
