@@ -40,6 +40,9 @@ class Segments(nn.Module):
     def __init__(self, matrices: Sequence[Matrix], sizes: Sequence[int], kernels: Kernels) -> None:
         super().__init__()
         self.matrices, self._sizes, self._kernels = list(matrices), list(sizes), kernels
+        for index, matrix in enumerate(matrices):
+            if isinstance(matrix, nn.Module):
+                self.add_module(str(index), matrix)
 
     def slot(self, first: int, rows: Share, columns: Share, index: int | None = None) -> Slot:
         """See `Products`."""
