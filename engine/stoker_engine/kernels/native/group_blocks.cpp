@@ -193,9 +193,9 @@ template <class T, class Run>
 void with_codes(const Layout& layout, Run run) {
   switch (layout.code) {
     case UINT2:
-      return layout.splits() ? run(Looked<T, 2, true>{}) : run(Looked<T, 2, false>{});
+      return run(Looked<T, 2, true>{});
     case UINT3:
-      return layout.splits() ? run(Looked<T, 3, true>{}) : run(Looked<T, 3, false>{});
+      return run(Looked<T, 3, true>{});
     case UINT8:
       return run(UInt8<T>{});
     case INT8:
@@ -217,16 +217,15 @@ void product(const BlockProduct& p, const Layout& layout) {
   });
 }
 
-// By way of floats: those that are no normal numbers of T are kept.
-template <class T>
-void dequantize(const Layout& layout, const uint8_t* w, long w_stride, T* y, long rows, long inner) {
+// By way of floats: those that are no normal numbers of bfloat16 are kept.
+void dequantize(const Layout& layout, const uint8_t* w, long w_stride, void* y, bool is_bf16, long rows, long inner) {
   with_codes<float>(layout, [&](auto codes) {
     parallel_for(rows * inner > WORTH_SHARING, rows, [&](long row) {
-      thread_local std::vector<float> numbers;
-      if ((long)numbers.size() < inner) numbers.resize(inner);
-      Groups<float, decltype(codes)>{w, w_stride, layout}.unpack(row, numbers.data(), inner);
+      const Groups<float, decltype(codes)> groups{w, w_stride, layout};
+      if (!is_bf16) return groups.unpack(row, (float*)y + row * inner, inner);
+      const float* numbers = groups.numbers(row, row + 1, inner).at;
       for (long k = 0; k < inner; k += LANES)
-        store_up_to(y + row * inner + k, load_up_to(numbers.data() + k, inner - k), inner - k);
+        store_up_to((bf16*)y + row * inner + k, load_up_to(numbers + k, inner - k), inner - k);
     });
   });
 }
@@ -245,8 +244,5 @@ extern "C" void stoker_group_product(int code, int scale, int has_zeros, int has
 extern "C" void stoker_group_dequantize(int code, int scale, int has_zeros, int has_row_scale, long group, int is_bf16,
                                         const uint8_t* w, long w_stride, void* y, long rows, long inner) {
   const Layout layout(code, scale, has_zeros, has_row_scale, group, inner);
-  if (is_bf16)
-    dequantize(layout, w, w_stride, (bf16*)y, rows, inner);
-  else
-    dequantize(layout, w, w_stride, (float*)y, rows, inner);
+  dequantize(layout, w, w_stride, y, is_bf16, rows, inner);
 }
