@@ -94,7 +94,6 @@ def test_gemma_3_alternates_local_and_global_layers() -> None:
         ({**LLAMA, "hidden_size": None}, "hidden_size"),
         ({**LLAMA, "rope_scaling": {"rope_type": "mrope", "factor": 2}}, "mrope"),
         ({**GEMMA3, "use_bidirectional_attention": True}, "encoder"),
-        ({**LLAMA, "quantization_config": {"quant_method": "awq"}}, r"quantized \(awq\)"),
     ],
 )
 def test_what_cannot_be_served_is_refused(config: dict[str, Any], words: str) -> None:

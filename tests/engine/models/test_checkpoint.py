@@ -57,8 +57,8 @@ def test_a_folder_that_is_no_model(tmp_path: Path) -> None:
         _find(tmp_path / "nowhere" / "else")
 
 
-@pytest.mark.parametrize("quantized", [{"quant_method": "awq"}, {"quant_method": "fp8"}])
-def test_quantized_weights_are_refused(quantized: dict[str, str], tmp_path: Path) -> None:
+@pytest.mark.parametrize("quantized", [{"quant_method": "aqlm"}, {"quant_method": "spqr"}])
+def test_methods_that_nobody_reads_are_refused(quantized: dict[str, str], tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=quantized["quant_method"]):
         _find(_folder(tmp_path, quantization_config=quantized))
 
