@@ -21,7 +21,7 @@ FOREIGN_FLAGS: Final[dict[str, str]] = {
         ),
         _TEXT,
     ),
-    "-q": f"quantized computation {_UNBUILT}; GGUF files are dequantized at load",
+    "-q": "write --quantization",
     **dict.fromkeys(("--enable-lora", "--lora-modules", "--max-loras", "--max-lora-rank"), f"LoRA {_UNBUILT}"),
     **dict.fromkeys(("--speculative-config", "--speculative-model"), f"speculative decoding {_UNBUILT}"),
     **dict.fromkeys(
