@@ -107,10 +107,10 @@ def _attend(shape: AttentionShape, query: torch.Tensor, cache: KVCache, view: _V
 def _gather(rows: torch.Tensor, scales: torch.Tensor | None, dtype: torch.dtype, view: _View) -> torch.Tensor:
     """Keys or values [blocks, block_size, kv_heads, d] → [sequences, kv_heads, L, d], 0 where no query sees them.
 
-    In `dtype`; what has scales in float32, so that nothing of it is rounded away.
+    In `dtype`; what has scales, or a range that is not `dtype`'s, in float32, so that nothing of it is lost.
     """
     if scales is None:
-        numbers = rows[view.blocks].to(dtype)
+        numbers = rows[view.blocks].to(torch.promote_types(rows.dtype, dtype))
     else:
         stored = rows.view(torch.uint8)[view.blocks].view(rows.dtype)  # float8 cannot be indexed everywhere
         numbers = dequantized(stored, scales[view.blocks])

@@ -66,6 +66,9 @@ class Runner:
             limit_threads()
         self.config = checkpoint.config
         self.dtype = resolve_dtype(args, checkpoint, self.device)
+        own = self.config.dtype.removeprefix("torch.")
+        if args.dtype == "auto" and own != dtype_name(self.dtype):
+            logger.info("computing in %s: the kernels of CPUs have no %s", dtype_name(self.dtype), own)
         self._ranks = ranks or Alone()
         self._backend = attention_backend(self.device, self.dtype, args.batch_invariant)
         self._kernels = select_kernels(self.device, self.dtype)
@@ -249,8 +252,6 @@ def resolve_dtype(args: EngineArgs, checkpoint: Checkpoint, device: torch.device
     # It does not depend on the dtype which matrices of a folder are quantized.
     quantized = own == "float16" and bool(checkpoint.weight_formats(torch.float16, device).names)
     name = compute_dtype(args.dtype, own, quantized=quantized, on_cpu=device.type == "cpu")
-    if args.dtype == "auto" and name != own:
-        logger.info("computing in %s, since the kernels of CPUs have no %s; --dtype says otherwise", name, own)
     if name not in names.DTYPES:
         raise ModelError(f"the checkpoint's dtype is {name}; choose --dtype float32, bfloat16 or float16")
     dtype: torch.dtype = getattr(torch, name)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
@@ -13,7 +13,7 @@ import torch
 from stoker_engine.architectures.config_fields import Fields
 from stoker_engine.architectures.model_config import ModelConfig, read_config
 from stoker_engine.architectures.no_decoder import why_no_decoder
-from stoker_engine.architectures.quantization.read import read_quantization
+from stoker_engine.architectures.quantization.read import kv_cache_of, read_quantization
 from stoker_engine.contract.engine_args import EngineArgs
 from stoker_engine.contract.errors import ArgumentError, ModelError, WeightsError
 from stoker_engine.layers.build import Build
@@ -80,6 +80,7 @@ class Checkpoint:
     card: ModelCard
     loader: Loader
     method: str = ""
+    _formats: dict[tuple[torch.dtype, torch.device], WeightFormats] = field(default_factory=dict, compare=False)
 
     def load(
         self,
@@ -93,7 +94,10 @@ class Checkpoint:
 
     def weight_formats(self, dtype: torch.dtype, device: torch.device) -> WeightFormats:
         """See `Loader.weight_formats`."""
-        return self.loader.weight_formats(self.config, dtype, device)
+        known, key = self._formats, (dtype, device)
+        if key not in known:  # to go through the names of a large mixture takes seconds
+            known[key] = self.loader.weight_formats(self.config, dtype, device)
+        return known[key]
 
     def weights_stored_as(self, dtype: torch.dtype, device: torch.device) -> str:
         """The formats of matrices for people, with the method they come from; or `dtype`, of all weights."""
@@ -152,7 +156,7 @@ def _folder(path: Path, args: EngineArgs) -> Checkpoint:
         if quantization is None:
             return Checkpoint(path, config, card, DecoderLoader(spelling, weights, on_load))
         modules = FIND_MODULES[quantization.method](quantization, weights.tensors)
-        quantized = DecoderLoader(spelling, QuantizedFolder(weights, modules))
+        quantized = DecoderLoader(spelling, QuantizedFolder(weights, modules), kv_cache=kv_cache_of(given))
         return Checkpoint(path, config, card, quantized, quantization.method)
     if reason := why_no_decoder(given):
         raise ModelError(f"architecture {', '.join(architectures)} is not supported: {reason}")

@@ -27,11 +27,13 @@ class DecoderLoader:
 
     Attributes:
         on_load: what matrices are quantized into when they are loaded; None: they stay as they are stored.
+        kv_cache: see `architectures.quantization.read.kv_cache_of`.
     """
 
     spelling: WeightNames
     weights: WeightSource
     on_load: GroupFormat | None = None
+    kv_cache: str = ""
 
     def load(
         self,
@@ -58,7 +60,7 @@ class DecoderLoader:
 
     def kv_scales(self, kv_cache_dtype: str, config: ModelConfig, build: Build) -> dict[int, LayerScales]:
         """See `models.checkpoint.Loader`."""
-        return kv_scales(kv_cache_dtype, self.weights, config, build)
+        return kv_scales(kv_cache_dtype, self.weights, config, build, self.kv_cache)
 
 
 @dataclass(frozen=True)

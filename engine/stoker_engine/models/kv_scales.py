@@ -38,11 +38,17 @@ def is_kv_scale(name: str) -> bool:
     return bool(_SCALE.search(name) or _NOT_NEEDED.search(name))
 
 
-def kv_scales(kv_cache_dtype: str, source: WeightSource, config: ModelConfig, build: Build) -> dict[int, LayerScales]:
+def kv_scales(
+    kv_cache_dtype: str, source: WeightSource, config: ModelConfig, build: Build, stated: str = ""
+) -> dict[int, LayerScales]:
     """The scales that ``--kv-cache-dtype`` asks for, by layer; layers without any have 1.
 
+    Args:
+        stated: see `architectures.quantization.read.kv_cache_of`.
+
     Raises:
-        ArgumentError: fp8_e5m2 with a checkpoint that has scales (they are made for e4m3).
+        ArgumentError: fp8_e5m2 with a checkpoint that has scales (they are made for e4m3), or fp8 with scales that are
+            made for something else.
         WeightsError: a scale is no positive number, or not of one head or all.
     """
     names = _names(source.names(), config.num_hidden_layers)
@@ -57,6 +63,12 @@ def kv_scales(kv_cache_dtype: str, source: WeightSource, config: ModelConfig, bu
                 kv_cache_dtype,
             )
         return {}
+    if names and stated not in ("", "fp8"):
+        raise ArgumentError(
+            "--kv-cache-dtype",
+            f"{kv_cache_dtype} would take scales that the checkpoint has for keys and values as {stated}; "
+            "use fp8_per_token_head or int8_per_token_head, which make their own",
+        )
     found = {}
     for layer, its in names.items():
         key, value = (
@@ -65,8 +77,9 @@ def kv_scales(kv_cache_dtype: str, source: WeightSource, config: ModelConfig, bu
         either = key if key is not None else value
         assert either is not None
         found[layer] = (either if key is None else key, either if value is None else value)
-    if len(found) < config.num_hidden_layers:
-        what = f"{config.num_hidden_layers - len(found)} layers" if found else "keys and values"
+    without = sum(layer.cache.kind == "tokens" for layer in config.layers) - len(found)
+    if without:
+        what = f"{without} layers" if found else "keys and values"
         logger.warning("the checkpoint states no scales for %s in fp8: 1.0 is used", what)
     return found
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import logging
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,8 +15,15 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from stoker_engine import LLM, SamplingParams
+from stoker_engine.architectures.quantization.read import kv_cache_of
+from stoker_engine.attention.select import attention_backend
+from stoker_engine.contract.engine_args import EngineArgs
 from stoker_engine.contract.errors import ArgumentError, WeightsError
 from stoker_engine.core.engine_request import EngineRequest
+from stoker_engine.kernels.select import select_kernels
+from stoker_engine.layers.build import Build
+from stoker_engine.models.checkpoint import find_checkpoint
+from stoker_engine.models.decoder_loader import DecoderLoader
 
 KEY, VALUE = 0.031, 0.0042
 SPELLINGS = {
@@ -118,3 +127,30 @@ def test_e5m2_has_none(tiny_llama: Path, tmp_path: Path) -> None:
     folder = with_scales(tiny_llama, tmp_path / "m", SPELLINGS["vllm"])
     with pytest.raises(ArgumentError, match="fp8_e5m2 has no scales, and the checkpoint states scales for fp8_e4m3"):
         LLM(str(folder), kv_cache_dtype="fp8_e5m2")
+
+
+@pytest.mark.parametrize(
+    ("config", "stated"),
+    [
+        ({}, ""),
+        ({"kv_cache_scheme": None}, ""),
+        ({"kv_cache_scheme": {"type": "float", "num_bits": 8, "symmetric": True, "strategy": "tensor"}}, "fp8"),
+        ({"kv_cache_quant_algo": "FP8"}, "fp8"),
+        ({"kv_cache_quant_algo": "NVFP4"}, "nvfp4"),
+        ({"kv_cache_scheme": {"num_bits": 4, "symmetric": False}}, "{'num_bits': 4, 'symmetric': False}"),
+        ({"kv_cache_scheme": "garbage"}, "garbage"),
+    ],
+    ids=str,
+)
+def test_what_scales_are_made_for(config: dict[str, Any], stated: str, tiny_llama: Path, tmp_path: Path) -> None:
+    assert kv_cache_of({"quantization_config": config}) == stated
+    checkpoint = find_checkpoint(EngineArgs(str(with_scales(tiny_llama, tmp_path / "m", SPELLINGS["vllm"]))))
+    assert isinstance(checkpoint.loader, DecoderLoader)
+    loader, cpu = replace(checkpoint.loader, kv_cache=stated), torch.device("cpu")
+    build = Build(torch.float32, attention_backend(cpu, torch.float32), select_kernels(cpu, torch.float32))
+    assert not loader.kv_scales("int8_per_token_head", checkpoint.config, build)
+    if stated in ("", "fp8"):
+        assert len(loader.kv_scales("fp8", checkpoint.config, build)) == 2
+        return
+    with pytest.raises(ArgumentError, match=f"keys and values as {re.escape(stated)}; use fp8_per_token_head"):
+        loader.kv_scales("fp8", checkpoint.config, build)

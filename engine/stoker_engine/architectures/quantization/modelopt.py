@@ -46,7 +46,7 @@ class NVFP4:
 
 
 def parse(config: Mapping[str, Any]) -> FP8 | NVFP4:
-    """What a parsed config.json says in its ``quantization_config``, or what stands in hf_quant_config.json instead.
+    """What a parsed config.json says in its ``quantization_config``.
 
     Raises:
         ModelError: something that is not computed, or that cannot be.

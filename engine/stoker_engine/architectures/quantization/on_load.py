@@ -1,8 +1,8 @@
 """Which matrices are quantized, and into what, when a checkpoint of numbers is loaded with ``--quantization``.
 
 Matrices of attention, MLP and experts are; embedding, head, routers and norms are not, nor are latent attention's keys
-and values, which are computed with transposed. Groups are as small as a unit of codes, so that whatever tensor
-parallelism cuts out of a row is whole groups.
+and values, which are computed with transposed. Groups are as small as a unit of codes, so that tensor parallelism can
+cut most rows between them.
 """
 
 from __future__ import annotations

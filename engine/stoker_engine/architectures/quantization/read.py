@@ -52,3 +52,16 @@ def read_quantization(config: Mapping[str, Any]) -> QuantizationConfig | None:
             f"use one by {', '.join(METHODS)}, or the unquantized model with --quantization"
         )
     return _METHODS[method](config)
+
+
+def kv_cache_of(config: Mapping[str, Any]) -> str:
+    """What a checkpoint's scales of keys and values are made for: ``fp8`` (e4m3, symmetric), or another kind's
+    description; empty: config.json does not say."""
+    stated = config.get("quantization_config")
+    if not isinstance(stated, Mapping):
+        return ""
+    scheme = stated.get("kv_cache_scheme") or stated.get("kv_cache_quant_algo")
+    if not isinstance(scheme, Mapping):
+        return "" if not scheme else str(scheme)[:100].lower()
+    kind = scheme.get("type", "float"), scheme.get("num_bits", 8), scheme.get("symmetric", True)
+    return "fp8" if kind == ("float", 8, True) else reprlib.repr(dict(scheme))
