@@ -17,7 +17,7 @@ from stoker_engine.architectures.quantization import mxfp4 as mxfp4_config
 from stoker_engine.contract.errors import ModelError, WeightsError
 from stoker_engine.kernels.group_blocks import dequantize
 from stoker_engine.quant.checkpoints import fp8, modelopt, mxfp4
-from stoker_engine.quant.checkpoints.grouped_matrix import GroupedMatrix
+from stoker_engine.quant.checkpoints.grouped_matrix import GroupedMatrix, Pairs
 
 from .stored_tensors import StoredTensors, whole
 
@@ -269,6 +269,14 @@ def test_nvfp4_of_model_optimizer() -> None:
         less = {name: tensor for name, tensor in tensors.items() if name != f"{_UP}.{missing}"}
         with pytest.raises(WeightsError, match=_UP):
             modelopt.find_modules(config, StoredTensors(less))
+
+
+@pytest.mark.parametrize("shape", [(3, 32), (3, 2, 16)])
+def test_pairs_may_be_cut_between_any_columns(shape: tuple[int, ...]) -> None:
+    codes = torch.randint(0, 16, (3, 64), dtype=torch.uint8)
+    pairs = Pairs(StoredTensors({"codes": (codes[:, 0::2] | codes[:, 1::2] << 4).view(shape)}), "codes")
+    for start, stop in ((0, 64), (1, 64), (3, 4), (5, 32), (31, 33), (33, 63)):
+        assert torch.equal(pairs.read((slice(1, 3), slice(start, stop))), codes[1:3, start:stop])
 
 
 @pytest.mark.parametrize("algorithm", ["NVFP4_AWQ", "W4A8_AWQ", "MIXED_PRECISION", ""])

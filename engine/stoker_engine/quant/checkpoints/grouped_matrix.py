@@ -101,12 +101,15 @@ class Pairs:
     def read(self, part: Part) -> torch.Tensor:
         """See `Values`."""
         *others, columns = part
-        if len(self.tensors.shape(self.name)) > len(part):
+        in_blocks = len(self.tensors.shape(self.name)) > len(part)
+        if in_blocks:
             cut = slice(columns.start // 32, -(-columns.stop // 32)), slice(0, 16)
             found = self.tensors.read(self.name, (*others, *cut)).flatten(-2)
         else:
             found = self.tensors.read(self.name, (*others, slice(columns.start // 2, -(-columns.stop // 2))))
-        return torch.stack([found & 15, found >> 4], dim=-1).flatten(-2)[..., : columns.stop - columns.start]
+        first = columns.start % (32 if in_blocks else 2)
+        codes = torch.stack([found & 15, found >> 4], dim=-1).flatten(-2)
+        return codes[..., first : first + columns.stop - columns.start]
 
 
 @dataclass(frozen=True)
