@@ -6,7 +6,7 @@ A missing tensor is an error; so is one that nobody asked for, unless the family
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Final, Protocol
 
 import torch
@@ -45,6 +45,7 @@ def load_weights(model: Loadable, source: WeightSource, spelling: WeightNames) -
     slots, config = model.slots(), model.config
     plan, filled = dict[str, Place](), dict[str, str]()
     ignored, unused = list[str](), list[str]()
+    stored = frozenset(name for name in source.names() if source.stored(name) is not None)
     for name in source.names():
         canonical = spelling.canonical(name)
         place = spelling.place(canonical, slots, config)
@@ -58,11 +59,11 @@ def load_weights(model: Loadable, source: WeightSource, spelling: WeightNames) -
             continue
         elif spelling.is_ignored(canonical, config) or _is_tied_head(canonical, spelling, config):
             ignored.append(name)
-        elif canonical.endswith(_COLUMNS):  # of a matrix that is dequantized when it is loaded
+        elif _is_order_of(name, stored):  # of a matrix that is dequantized when it is loaded
             continue
         else:
             unused.append(name)
-    zeros = [name for name in unused if _is_bias_of_zeros(name, source)]
+    zeros = [name for name in unused if _is_bias_of_zeros(name, stored, source)]
     ignored += zeros
     unused = [name for name in unused if name not in zeros]
     missing = sorted(set(slots) - set(filled))
@@ -151,11 +152,16 @@ def _fill(
 _COLUMNS: Final = ".columns"
 
 
-def _is_bias_of_zeros(name: str, source: WeightSource) -> bool:
-    """Whether it is what AutoGPTQ gave to each quantized matrix, also of models without biases."""
-    weight = f"{name.removesuffix('.bias')}.weight"
-    of_blocks = name.endswith(".bias") and weight in source.names() and source.stored(weight) is not None
-    return of_blocks and not bool(source.read(name).any())
+def _is_order_of(name: str, stored: Collection[str]) -> bool:
+    """Whether it is the order of the columns of one of the `stored` matrices: of a module's weight, or of a stack."""
+    matrix = name.removesuffix(_COLUMNS)
+    return matrix != name and (f"{matrix}.weight" in stored or matrix in stored)
+
+
+def _is_bias_of_zeros(name: str, stored: Collection[str], source: WeightSource) -> bool:
+    """Whether it is what AutoGPTQ gave to each of the `stored` matrices, also of models without biases."""
+    matrix = name.removesuffix(".bias")
+    return matrix != name and f"{matrix}.weight" in stored and not bool(source.read(name).any())
 
 
 def _is_tied_head(name: str, spelling: WeightNames, config: ModelConfig) -> bool:

@@ -50,6 +50,13 @@ def test_an_unused_tensor_is_an_error(tiny_llama: Path, tmp_path: Path) -> None:
         LLM(model)
 
 
+def test_an_order_of_columns_that_no_matrix_has_is_an_error(tiny_llama: Path, tmp_path: Path) -> None:
+    name = "model.layers.1.mlp.up_proj.columns"
+    model = _changed(tiny_llama, tmp_path, lambda t: {**t, name: torch.zeros(64)})
+    with pytest.raises(WeightsError, match=re.escape(name)):
+        LLM(model)
+
+
 def test_a_misshapen_tensor_is_an_error(tiny_llama: Path, tmp_path: Path) -> None:
     model = _changed(tiny_llama, tmp_path, lambda t: {**t, "model.norm.weight": torch.ones(65)})
     with pytest.raises(WeightsError, match=r"model\.norm\.weight has shape"):
