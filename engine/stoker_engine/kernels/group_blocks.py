@@ -117,6 +117,13 @@ def encode(
 
 def decode(blocks: torch.Tensor, format: GroupFormat, inner: int) -> Parts:
     """What uint8 [..., row_bytes] consist of."""
+    scales, zeros, codes = _split(blocks, format, inner)
+    unpacked = _unpack(codes.unflatten(-1, (-1, UNIT * format.bits // 8)), format.bits).flatten(-2)[..., :inner]
+    return Parts(unpacked, scales, zeros)
+
+
+def _split(blocks: torch.Tensor, format: GroupFormat, inner: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Scales and zero points as of `Parts`, and the codes as they are packed."""
     assert blocks.dtype == torch.uint8 and blocks.shape[-1] == format.row_bytes(inner)
     groups, width = format.groups(inner), SCALE_DTYPES[format.scale].itemsize
     sizes = (4 * format.row_scale, groups * width, groups * format.zero)
@@ -124,11 +131,7 @@ def decode(blocks: torch.Tensor, format: GroupFormat, inner: int) -> Parts:
     numbers = _as(scales, SCALE_DTYPES[format.scale]).float()
     if format.row_scale:
         numbers = _as(row_scales, torch.float32) * numbers
-    return Parts(
-        _unpack(codes.unflatten(-1, (-1, UNIT * format.bits // 8)), format.bits).flatten(-2)[..., :inner],
-        numbers,
-        zeros.float() if format.zero else torch.full_like(numbers, implied_zero(format.code)),
-    )
+    return numbers, zeros.float() if format.zero else torch.full_like(numbers, implied_zero(format.code)), codes
 
 
 def dequantize(blocks: torch.Tensor, format: GroupFormat, inner: int, dtype: torch.dtype) -> torch.Tensor:
@@ -141,13 +144,24 @@ def dequantize(blocks: torch.Tensor, format: GroupFormat, inner: int, dtype: tor
 
 
 def is_finite(blocks: torch.Tensor, format: GroupFormat, inner: int) -> bool:
-    """Whether no scale and no code stands for what is no number, and none can become one when they are multiplied:
-    what the CPU's kernels rely on."""
-    codes, scales, _ = decode(blocks, format, inner)
-    largest = values(format.code)
-    if not bool((scales * largest[largest.isfinite()].abs().max().item()).isfinite().all()):
-        return False
-    return format.code not in _FP8 or bool(largest.isfinite().to(blocks.device)[codes.int()].all())
+    """Whether no scale and no code stands for what is no number, and none can become one when they are multiplied and
+    rounded to bfloat16: what the CPU's kernels rely on. Takes a few MB meanwhile."""
+    if blocks.dim() > 2:
+        return all(is_finite(each, format, inner) for each in blocks)
+    if not blocks.numel():
+        return True
+    meant = values(format.code)
+    numbers = meant[meant.isfinite()]
+    most = torch.finfo(torch.bfloat16).max
+    for rows in blocks.split(max(1, (1 << 20) // blocks.shape[-1])):
+        scales, zeros, codes = _split(rows, format, inner)
+        largest = torch.maximum(numbers.max().item() - zeros, zeros - numbers.min().item())
+        if not bool((scales.abs() * largest <= most).all()):
+            return False
+        # Of each sign the largest bytes are those that are no numbers.
+        if format.code in _FP8 and bool((codes[..., :inner] & 0x7F).max() >= len(numbers) // 2):
+            return False
+    return True
 
 
 def quantize(weights: torch.Tensor, format: GroupFormat) -> torch.Tensor:

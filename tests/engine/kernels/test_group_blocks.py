@@ -5,12 +5,14 @@ from __future__ import annotations
 
 import ctypes
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from gguf import GGMLQuantizationType
 from gguf.quants import dequantize as gguf_dequantize
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from stoker_engine.architectures.stored_formats import Code, GroupFormat
 from stoker_engine.kernels import group_blocks
@@ -193,6 +195,41 @@ def test_what_is_no_number_is_seen(scale: str) -> None:
                 blocks = drawn.blocks.clone()
                 blocks[3, -1] = byte
                 assert not group_blocks.is_finite(blocks, format, 96), byte
+
+
+@pytest.mark.parametrize("row_scale", [False, True])
+def test_numbers_that_zero_points_make_too_large_are_seen(row_scale: bool) -> None:
+    """1e37 × (c - z) is a number for any code of 4 bits, and any zero point of as many."""
+    format = GroupFormat("uint4", 32, "float32", zero=True, row_scale=row_scale)
+    codes, zeros = torch.zeros(2, 64, dtype=torch.uint8), torch.zeros(2, 2, dtype=torch.uint8)
+    scales, ones = torch.full((2, 2), -1e37), torch.ones(2) if row_scale else None
+    for zero, wanted in ((0, True), (15, True), (33, True), (35, False), (255, False)):
+        zeros[1, 1] = zero
+        blocks = group_blocks.encode(codes, scales, zeros, format, ones)
+        assert bool(group_blocks.dequantize(blocks, format, 64, torch.bfloat16).isfinite().all()) == wanted
+        assert group_blocks.is_finite(blocks, format, 64) == wanted, zero
+        assert group_blocks.is_finite(blocks.view(2, 1, -1), format, 64) == wanted, zero
+
+
+class _Largest(TorchDispatchMode):
+    """Sees how many bytes the largest tensor has that is made, not viewed."""
+
+    bytes = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = function(*args, **(kwargs or {}))
+        if isinstance(made, torch.Tensor) and not function.is_view:
+            self.bytes = max(self.bytes, made.nbytes)
+        return made
+
+
+@pytest.mark.parametrize("code", CODES)
+def test_to_see_it_takes_little_memory(code: Code) -> None:
+    format = GroupFormat(code, 16, "float32")
+    blocks = torch.zeros(4096, format.row_bytes(4096), dtype=torch.uint8)
+    with _Largest() as largest:
+        assert group_blocks.is_finite(blocks, format, 4096)
+    assert 0 < largest.bytes <= 1 << 20
 
 
 def every_scale(format: GroupFormat) -> Drawn:
