@@ -309,6 +309,16 @@ def test_integers_that_are_too_large_are_refused() -> None:
         module.rows(whole(module))
 
 
+@pytest.mark.parametrize("zero_point", [8, -9, 127])
+def test_zero_points_that_are_too_large_are_refused(zero_point: int) -> None:
+    case = Compressed({"num_bits": 4, "group_size": 32, "symmetric": False}, format="naive-quantized")
+    stored = _stored(case)
+    stored.tensors[f"{_NAME}.weight_zero_point"][3, 1] = zero_point
+    (module,) = find_modules(_config(case), stored).values()
+    with pytest.raises(WeightsError, match="weight_zero_point holds integers of more than 4 bits"):
+        module.rows(whole(module))
+
+
 def test_zero_points_of_symmetric_weights_must_be_none() -> None:
     case = Compressed({"num_bits": 8, "strategy": "channel"}, format="int-quantized")
     stored = _stored(case)

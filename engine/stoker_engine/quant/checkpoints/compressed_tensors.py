@@ -140,7 +140,7 @@ def _zeros(name: str, parts: dict[str, str], scheme: Scheme, shape: torch.Size, 
     *stack, outputs, inner = shape
     groups, dtype = scheme.format.groups(inner), tensors.dtype(zero_points)
     if dtype == torch.int8:
-        return Grid.of(tensors, zero_points, shape, scheme.rows, groups, shift=1 << (scheme.bits - 1))
+        return Grid.of(tensors, zero_points, shape, scheme.rows, groups, scheme.bits)
     wanted = (*stack, words_of(outputs, scheme.bits, False), groups)
     padded = tensors.shape(zero_points) != wanted
     if padded:

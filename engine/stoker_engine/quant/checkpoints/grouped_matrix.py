@@ -55,11 +55,20 @@ class Bytes:
 
     def read(self, part: Part) -> torch.Tensor:
         """See `Values`."""
-        found = self.tensors.read(self.name, part).view(torch.uint8)
-        found = found + self.shift if self.shift else found
-        if self.bits < 8 and found.numel() and int(found.max()) >> self.bits:
-            raise WeightsError(f"{self.name} holds integers of more than {self.bits} bits; fetch the file again")
-        return found
+        return _shifted(self.name, self.tensors.read(self.name, part), self.shift, self.bits)
+
+
+def _shifted(name: str, stored: torch.Tensor, shift: int, bits: int) -> torch.Tensor:
+    """Bytes, `shift` added to each modulo 256.
+
+    Raises:
+        WeightsError: one has more than so many bits then.
+    """
+    found = stored.view(torch.uint8)
+    found = found + shift if shift else found
+    if bits < 8 and found.numel() and int(found.max()) >> bits:
+        raise WeightsError(f"{name} holds integers of more than {bits} bits; fetch the file again")
+    return found
 
 
 @dataclass(frozen=True)
@@ -119,17 +128,17 @@ class Grid:
     Attributes:
         shape: of all of them. The tensor's own may leave out dimensions of 1, or have more of them.
         rows: so many of the matrix have the same.
-        shift: added to bytes, modulo 256.
+        zero_bits: 0, or they are zero points: signed integers of so many bits, half of their range to be added.
     """
 
     tensors: Tensors
     name: str
     shape: tuple[int, ...]
     rows: int = 1
-    shift: int = 0
+    zero_bits: int = 0
 
     @classmethod
-    def of(cls, tensors: Tensors, name: str, shape: Sequence[int], rows: int, groups: int, shift: int = 0) -> Grid:
+    def of(cls, tensors: Tensors, name: str, shape: Sequence[int], rows: int, groups: int, zero_bits: int = 0) -> Grid:
         """For a matrix of `shape`, of which each `rows` rows (0: all) share theirs, and each row has `groups`.
 
         Raises:
@@ -141,7 +150,7 @@ class Grid:
         stored = tensors.shape(name)
         if _without_ones(stored) != _without_ones(wanted):
             raise WeightsError(f"{name} has shape {tuple(stored)}, its matrix of {tuple(shape)} needs {wanted}")
-        return cls(tensors, name, wanted, rows, shift)
+        return cls(tensors, name, wanted, rows, zero_bits)
 
     def read(self, part: Part) -> torch.Tensor:
         """See `Values`; `part` is of rows and of groups."""
@@ -153,8 +162,8 @@ class Grid:
         longer = (cut for size, cut in zip(self.shape, wanted, strict=True) if size != 1)
         stored = tuple(slice(0, 1) if size == 1 else next(longer) for size in self.tensors.shape(self.name))
         found = self.tensors.read(self.name, stored or None).reshape([cut.stop - cut.start for cut in wanted])
-        if self.shift:
-            found = found.view(torch.uint8) + self.shift
+        if self.zero_bits:
+            found = _shifted(self.name, found, 1 << (self.zero_bits - 1), self.zero_bits)
         if self.rows > 1:
             found = found[..., torch.arange(rows.start, rows.stop) // self.rows - blocks.start, :]
         return found
