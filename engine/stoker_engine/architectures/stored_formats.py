@@ -9,7 +9,7 @@ code for each number. No block reaches into the next row, so rows can be moved a
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Literal
 
 
@@ -82,6 +82,9 @@ _SCALE_BYTES: Final[dict[Scale, int]] = {"float32": 4, "float16": 2, "bfloat16":
 #: Codes come in units of so many numbers; the last one of a row is filled up.
 UNIT: Final = 32
 
+#: More numbers than rows of matrices have. Kernels count with as many.
+LARGEST_GROUP: Final = 1_000_000
+
 
 @dataclass(frozen=True)
 class GroupFormat:
@@ -89,7 +92,7 @@ class GroupFormat:
 
     Attributes:
         code: what each number is stored as.
-        group: numbers that share a scale, a multiple of 16; 0: those of a row.
+        group: numbers that share a scale, a multiple of 16, at most `LARGEST_GROUP`; 0: those of a row.
         scale: what the scale is stored as.
         zero: whether each group has a zero point of its own, a byte.
         row_scale: whether each row begins with a float32 by which all its scales are multiplied (NVFP4).
@@ -103,6 +106,10 @@ class GroupFormat:
     zero: bool = False
     row_scale: bool = False
     in_order_of: Literal["columns", "groups"] = "columns"
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.group <= LARGEST_GROUP or self.group % 16:
+            raise ValueError(f"no format has groups of {self.group}")
 
     @property
     def name(self) -> str:
@@ -124,6 +131,10 @@ class GroupFormat:
     def column_multiple(self) -> int:
         """Rows can be cut at multiples of it."""
         return self.group or 1
+
+    def for_rows(self, inner: int) -> GroupFormat:
+        """The same, of rows of `inner` numbers: a group that would reach to a row's end or beyond is the row."""
+        return self if 0 < self.group < inner else replace(self, group=0, in_order_of="columns")
 
     def groups(self, inner: int) -> int:
         """Groups in a row of `inner` numbers; the last may be smaller."""

@@ -138,7 +138,7 @@ def dequantize(blocks: torch.Tensor, format: GroupFormat, inner: int, dtype: tor
     """uint8 [..., row_bytes] → [..., inner] in `dtype`."""
     codes, scales, zeros = decode(blocks, format, inner)
     meant = values(format.code).to(blocks.device)[codes.int()]
-    if format.group:
+    if (format := format.for_rows(inner)).group:
         scales, zeros = (each.repeat_interleave(format.group, dim=-1)[..., :inner] for each in (scales, zeros))
     return (scales * (meant - zeros)).to(dtype)
 
@@ -196,7 +196,7 @@ class _Rounded(NamedTuple):
 
 def _quantize(weights: torch.Tensor, format: GroupFormat) -> torch.Tensor:
     inner = weights.shape[-1]
-    size = format.group or inner
+    size = format.for_rows(inner).group or inner
     grouped = functional.pad(weights, (0, -inner % size)).unflatten(-1, (-1, size))
     wanted = _wanted_scales(grouped, format)
     row_scales = None

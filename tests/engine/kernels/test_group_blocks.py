@@ -14,7 +14,7 @@ from gguf import GGMLQuantizationType
 from gguf.quants import dequantize as gguf_dequantize
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from stoker_engine.architectures.stored_formats import Code, GroupFormat
+from stoker_engine.architectures.stored_formats import LARGEST_GROUP, Code, GroupFormat
 from stoker_engine.kernels import group_blocks
 from stoker_engine.kernels.bundle import Kernels
 from stoker_engine.kernels.native import group_blocks as native
@@ -230,6 +230,28 @@ def test_to_see_it_takes_little_memory(code: Code) -> None:
     with _Largest() as largest:
         assert group_blocks.is_finite(blocks, format, 4096)
     assert 0 < largest.bytes <= 1 << 20
+
+
+@pytest.mark.parametrize("code", CODES)
+def test_groups_longer_than_rows_are_rows(code: Code, operations: Kernels) -> None:
+    rows = GroupFormat(code, 0, "float32", zero=code.startswith("uint"))
+    weights = torch.randn(5, 80, generator=torch.Generator().manual_seed(8))
+    blocks = group_blocks.quantize(weights, rows)
+    wanted = operations.block_rows(blocks, rows, 80, torch.arange(5), torch.float32)
+    for group in (80, 96, LARGEST_GROUP):
+        format = replace(rows, group=group)
+        assert format.for_rows(80) == rows and format.for_rows(group + 1) == format
+        with _Largest() as largest:
+            assert torch.equal(group_blocks.quantize(weights, format), blocks)
+            assert torch.equal(operations.block_rows(blocks, format, 80, torch.arange(5), torch.float32), wanted)
+            operations.block_product(blocks, format, 80, torch.float32)(torch.ones(2, 80))
+        assert largest.bytes < 1 << 15
+
+
+@pytest.mark.parametrize("group", [-16, 24, LARGEST_GROUP + 16, 2**36])
+def test_groups_that_no_format_has(group: int) -> None:
+    with pytest.raises(ValueError, match="no format"):
+        GroupFormat("uint4", group, "float32")
 
 
 def every_scale(format: GroupFormat) -> Drawn:

@@ -235,6 +235,7 @@ def test_schemes_by_names_patterns_and_classes() -> None:
         ({"config_groups": {"a": {"targets": ["Linear"], "weights": {"num_bits": 16}}}}, "num_bits"),
         ({"config_groups": {"a": {"targets": ["Linear"], "weights": {"group_size": 8}}}}, "multiples of 16"),
         ({"config_groups": {"a": {"targets": ["Linear"], "weights": {"group_size": 0}}}}, "group_size"),
+        ({"config_groups": {"a": {"targets": ["Linear"], "weights": {"group_size": 2**30}}}}, "group_size"),
         ({"config_groups": {"a": {"targets": ["Linear"], "weights": {"strategy": "attn_head"}}}}, "attn_head"),
         ({"config_groups": {"a": {"targets": ["Linear"], "weights": {"strategy": "block"}}}}, "block_structure"),
         ({"config_groups": {"a": {"targets": ["Linear"], "weights": {"dynamic": True}}}}, "dynamic"),

@@ -61,7 +61,7 @@ def test_blocks_of_128(outputs: int, inner: int, dtype: torch.dtype) -> None:
     weight, scale = _numbers(outputs, inner), _scales(-(-outputs // 128), -(-inner // 128), dtype=dtype)
     tensors = {f"{_UP}.weight": weight, f"{_UP}.weight_scale_inv": scale}
     (module,) = _fp8(tensors, weight_block_size=[128, 128]).values()
-    assert module.format.group == 128
+    assert module.format.group == (128 if inner > 128 else 0)
     wanted = _by_transformers(weight, scale)
     assert torch.equal(_found(module), wanted)
     stored = StoredTensors(tensors)
@@ -165,8 +165,8 @@ def test_what_is_no_fp8_is_known_from_the_config() -> None:
             }
         }
     )  # fmt: skip
-    assert config.format_of("model.layers.0.self_attn.q_proj", 4, 4) == config.format
-    assert config.format_of("model.layers.11.self_attn.q_proj", 4, 4) == config.format
+    assert config.format_of("model.layers.0.self_attn.q_proj", 4, 256) == config.format
+    assert config.format_of("model.layers.11.self_attn.q_proj", 4, 256) == config.format
     for numbers in (
         *("lm_head", "model.embed_tokens", "model.layers.0.mlp.gate", "model.layers.1.self_attn.q_proj"),
         *("visual.blocks.0.qkv", "model.visual.merger", "model.layers.7.router"),
@@ -180,6 +180,8 @@ def test_what_is_no_fp8_is_known_from_the_config() -> None:
         ({"weight_block_size": [128]}, "weight_block_size"),
         ({"weight_block_size": [128, 24]}, "weight_block_size"),
         ({"weight_block_size": [0, 128]}, "weight_block_size"),
+        ({"weight_block_size": [128, 2**36]}, "weight_block_size"),
+        ({"weight_block_size": [2**70, 128]}, "weight_block_size"),
         ({"weight_block_size": "128x128"}, "weight_block_size"),
         ({"activation_scheme": "sometimes"}, "activation_scheme"),
         ({"expert_dtype": "fp4"}, "experts of fp4"),

@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 from stoker_engine import LLM, SamplingParams
-from stoker_engine.architectures.stored_formats import GroupFormat
+from stoker_engine.architectures.stored_formats import LARGEST_GROUP, GroupFormat
 from stoker_engine.attention.select import attention_backend
 from stoker_engine.contract.engine_args import EngineArgs
 from stoker_engine.contract.errors import ModelError, WeightsError
@@ -134,6 +134,13 @@ def _fp8_by_tensor(weight: torch.Tensor) -> Quantized:
     return tensors, numbers.float() * scale, stated
 
 
+def _fp8_in_one_block(weight: torch.Tensor) -> Quantized:
+    """Which is larger than any matrix."""
+    tensors, numbers, _ = _fp8_by_tensor(weight)
+    stated = {"quant_method": "fp8", "weight_block_size": [LARGEST_GROUP, LARGEST_GROUP]}
+    return {"weight": tensors["weight"], "weight_scale_inv": tensors["weight_scale"].view(1, 1)}, numbers, stated
+
+
 def _nvfp4_of_modelopt(weight: torch.Tensor) -> Quantized:
     made = Compressed(_NVFP4, format="nvfp4-pack-quantized", weight=weight)
     tensors = {
@@ -173,6 +180,7 @@ METHODS: dict[str, Callable[[torch.Tensor], Quantized]] = {
     "FP8 blocks": _fp8(32, 16),
     "FP8 large blocks": _fp8(128, 128),
     "FP8 tensors": _fp8_by_tensor,
+    "FP8 in one block": _fp8_in_one_block,
     "W4A16 in order of groups": _in_order_of_groups,
     "embedding and head": _everything,
 }

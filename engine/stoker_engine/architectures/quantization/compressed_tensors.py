@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from stoker_engine.architectures.config_fields import Fields
 from stoker_engine.architectures.quantization.listed_modules import ListedModules
-from stoker_engine.architectures.stored_formats import Code, GroupFormat, Scale
+from stoker_engine.architectures.stored_formats import LARGEST_GROUP, Code, GroupFormat, Scale
 from stoker_engine.contract.errors import ModelError
 
 METHOD: Final = "compressed-tensors"
@@ -81,7 +81,7 @@ class CompressedTensors:
     def format_of(self, module: str, outputs: int, inner: int) -> GroupFormat | None:
         """See `QuantizationConfig`."""
         scheme = self.scheme_of(module)
-        return None if scheme is None else scheme.format
+        return None if scheme is None else scheme.format.for_rows(inner)
 
 
 def parse(config: Mapping[str, Any]) -> CompressedTensors:
@@ -196,10 +196,10 @@ def _shared(weights: Fields, where: str) -> tuple[int, int]:
     if strategy == "tensor":
         rows = 0
     elif strategy in ("group", "tensor_group"):
-        group = weights.integer("group_size")
+        group = weights.integer("group_size", 1, LARGEST_GROUP)
     elif strategy == "block":
         shape = weights.items("block_structure", int)
-        if len(shape) != 2 or min(shape) < 1:
+        if len(shape) != 2 or min(shape) < 1 or max(shape) > LARGEST_GROUP:
             raise ModelError(f"config.json: {where}.weights.block_structure must be two sizes, [128, 128] for example")
         rows, group = shape
     elif strategy != "channel":

@@ -12,7 +12,7 @@ from typing import Any
 
 from stoker_engine.architectures.config_fields import Fields
 from stoker_engine.architectures.quantization.listed_modules import ListedModules, is_usually_numbers
-from stoker_engine.architectures.stored_formats import GroupFormat, Scale
+from stoker_engine.architectures.stored_formats import LARGEST_GROUP, GroupFormat, Scale
 from stoker_engine.contract.errors import ModelError
 
 
@@ -35,7 +35,7 @@ class FP8:
 
     def format_of(self, module: str, outputs: int, inner: int) -> GroupFormat | None:
         """See `QuantizationConfig`."""
-        return None if is_usually_numbers(module) or self.ignored.name(module) else self.format
+        return None if is_usually_numbers(module) or self.ignored.name(module) else self.format.for_rows(inner)
 
 
 def parse(config: Mapping[str, Any]) -> FP8:
@@ -75,7 +75,7 @@ def _block(fields: Fields) -> tuple[int, int]:
     size = fields.items("weight_block_size", int)
     if not size:
         return 1, 0
-    if len(size) != 2 or min(size) < 1 or size[1] % 16:
+    if len(size) != 2 or min(size) < 1 or max(size) > LARGEST_GROUP or size[1] % 16:
         raise ModelError(
             f"config.json: quantization_config has the weight_block_size {size[:4]}; computed are blocks of any number "
             "of rows and a multiple of 16 columns, [128, 128] for example"

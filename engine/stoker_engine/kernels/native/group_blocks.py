@@ -30,7 +30,7 @@ def product(
     """The product with a matrix uint8 [outputs, row_bytes], whose rows may lie apart: that with the numbers that
     `kernels.group_blocks.dequantize` makes of it, bit for bit."""
     _check(blocks, format, inner)
-    return product_by(partial(library.stoker_group_product, *_numbers(format)), blocks, inner, dtype, bias)
+    return product_by(partial(library.stoker_group_product, *_numbers(format, inner)), blocks, inner, dtype, bias)
 
 
 def dequantize(
@@ -40,7 +40,7 @@ def dequantize(
     _check(blocks, format, inner)
     out = torch.empty((len(blocks), inner), dtype=dtype)
     library.stoker_group_dequantize(
-        *_numbers(format), dtype == torch.bfloat16, blocks.data_ptr(), blocks.stride(0), out.data_ptr(), *out.shape
+        *_numbers(format, inner), dtype == torch.bfloat16, blocks.data_ptr(), blocks.stride(0), out.data_ptr(), *out.shape
     )
     return out
 
@@ -50,7 +50,8 @@ def _check(blocks: torch.Tensor, format: GroupFormat, inner: int) -> None:
     assert inner > 0 and format.group % 16 == 0
 
 
-def _numbers(format: GroupFormat) -> tuple[int, int, bool, bool, int]:
+def _numbers(format: GroupFormat, inner: int) -> tuple[int, int, bool, bool, int]:
     """What the functions of the library take first."""
+    format = format.for_rows(inner)
     code, scale = _CODES.index(format.code), _SCALES.index(format.scale)
     return code, scale, format.zero, format.row_scale, format.group

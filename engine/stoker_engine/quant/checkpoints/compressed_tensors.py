@@ -80,6 +80,7 @@ def _matrix(name: str, parts: dict[str, str], scheme: Scheme, tensors: Tensors) 
     shape, codes = _codes(name, parts, scheme, tensors)
     order = _order(name, parts, scheme.format, shape[-1], tensors)
     format = replace(scheme.format, scale=scale, in_order_of="columns" if order is None else "groups")
+    format = format.for_rows(shape[-1])
     groups = format.groups(shape[-1])
     scales = Grid.of(tensors, scale_name, shape, scheme.rows, groups)
     row_scale = None

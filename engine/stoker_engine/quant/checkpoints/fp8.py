@@ -74,7 +74,7 @@ def _matrix(name: str, config: FP8, parts: dict[str, str], scale: str, tensors: 
     shape = tensors.shape(weight)
     check_sizes(weight, shape)
     *stack, outputs, inner = shape
-    format = replace(config.format, code=_CODES[tensors.dtype(weight)], scale=scale_of(tensors, scale))
+    format = replace(config.format, code=_CODES[tensors.dtype(weight)], scale=scale_of(tensors, scale)).for_rows(inner)
     stored = [size for size in tensors.shape(scale) if size != 1]
     rows = config.rows
     blocks = [*stack, -(-outputs // rows), format.groups(inner)]
