@@ -237,6 +237,10 @@ def test_schemes_by_names_patterns_and_classes() -> None:
         ({"config_groups": {"a": {"targets": ["Linear"], "weights": {"group_size": 0}}}}, "group_size"),
         ({"config_groups": {"a": {"targets": ["Linear"], "weights": {"group_size": 2**30}}}}, "group_size"),
         ({"config_groups": {"a": {"targets": ["Linear"], "weights": {"strategy": "attn_head"}}}}, "attn_head"),
+        (
+            {"config_groups": {"a": {"weights": {"num_bits": 4, "strategy": "tensor_group", "group_size": 16}}}},
+            "int4 with the strategy 'tensor_group'",
+        ),
         ({"config_groups": {"a": {"targets": ["Linear"], "weights": {"strategy": "block"}}}}, "block_structure"),
         ({"config_groups": {"a": {"targets": ["Linear"], "weights": {"dynamic": True}}}}, "dynamic"),
         ({"config_groups": {"a": {"targets": ["Linear"]}}}, "quantizes no weights"),
@@ -308,6 +312,27 @@ def test_integers_that_are_too_large_are_refused() -> None:
     (module,) = find_modules(_config(case), _stored(case)).values()
     with pytest.raises(WeightsError, match="more than 4 bits"):
         module.rows(whole(module))
+
+
+@pytest.mark.parametrize(
+    ("case", "part"),
+    [
+        ("W4A16 float16", "weight"),
+        ("W4A16 float16", "weight_global_scale"),
+        ("W8A8", "weight_global_scale"),
+        ("FP8 rows", "weight_global_scale"),
+        ("MXFP4", "weight_global_scale"),
+        ("NVFP4", "weight"),
+    ],
+)
+def test_parts_that_would_not_be_computed_with_are_refused(case: str, part: str) -> None:
+    made = Compressed(**CASES[case])
+    stored = _stored(made)
+    stored.tensors[f"{_NAME}.input_scale"] = stored.tensors[f"{_NAME}.input_global_scale"] = torch.ones(1)
+    assert find_modules(_config(made), stored)
+    stored.tensors[f"{_NAME}.{part}"] = torch.ones(1)
+    with pytest.raises(WeightsError, match=rf"{_NAME}\.{part} is not used"):
+        find_modules(_config(made), stored)
 
 
 @pytest.mark.parametrize("zero_point", [8, -9, 127])

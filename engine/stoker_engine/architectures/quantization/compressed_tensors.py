@@ -160,6 +160,11 @@ def _scheme(where: str, group: Mapping[str, Any], numbers: Scale) -> Scheme:
         code = "fp4" if bits == 4 else "fp8_e4m3"
         scale, row_scale = _float_scale(weights, bits, columns, numbers)
     else:
+        if str(weights.get("strategy")).lower() == "tensor_group":
+            raise ModelError(
+                f"config.json: {where}.weights are int{bits} with the strategy 'tensor_group', which is not computed; "
+                f"{_AGAIN}"
+            )
         code = _INTEGERS.get(bits, "int8" if symmetric else "uint8")
         scale, row_scale = _SCALES.get(str(weights.get("scale_dtype")).removeprefix("torch."), numbers), False
     by_groups = weights.get("actorder") in ("group", "dynamic", True)

@@ -32,6 +32,18 @@ def components(names: Iterable[str], parts: Iterable[str], joint: str = ".") -> 
     return found
 
 
+def refuse_others(module: str, parts: dict[str, str], known: Iterable[str]) -> None:
+    """That the module has no part but those that are `known`, and those of activations.
+
+    Raises:
+        WeightsError: it has one that would not be computed with.
+    """
+    for part in sorted(parts.keys() - {*known, *OF_ACTIVATIONS}):
+        raise WeightsError(
+            f"{parts[part]} is not used as config.json says that {module} is quantized; fetch the model again"
+        )
+
+
 def needed(module: str, parts: dict[str, str], part: str) -> str:
     """The name of that part of the module.
 

@@ -20,7 +20,7 @@ from stoker_engine.architectures.quantization.compressed_tensors import Compress
 from stoker_engine.architectures.stored_formats import GroupFormat
 from stoker_engine.contract.errors import WeightsError
 from stoker_engine.kernels.group_blocks import implied_zero
-from stoker_engine.quant.checkpoints.components import OF_ACTIVATIONS, components, needed
+from stoker_engine.quant.checkpoints.components import OF_ACTIVATIONS, components, needed, refuse_others
 from stoker_engine.quant.checkpoints.grouped_matrix import (
     Bytes,
     Grid,
@@ -78,6 +78,9 @@ def _matrix(name: str, parts: dict[str, str], scheme: Scheme, tensors: Tensors) 
     if scale == "e8m0" and scheme.format.scale != "e8m0":
         raise WeightsError(f"{scale_name} holds uint8, which scales of {scheme.format.name} cannot be")
     shape, codes = _codes(name, parts, scheme, tensors)
+    used = ("weight_packed",) if "weight_packed" in parts else ("weight",)
+    used = (*used, "weight_global_scale") if scheme.format.row_scale else used
+    refuse_others(name, parts, (*used, "weight_shape", "weight_scale", "weight_zero_point", "weight_g_idx"))
     order = _order(name, parts, scheme.format, shape[-1], tensors)
     format = replace(scheme.format, scale=scale, in_order_of="columns" if order is None else "groups")
     format = format.for_rows(shape[-1])

@@ -20,7 +20,7 @@ import torch
 from stoker_engine.architectures.quantization.fp8 import FP8
 from stoker_engine.architectures.stored_formats import Code
 from stoker_engine.contract.errors import WeightsError
-from stoker_engine.quant.checkpoints.components import OF_ACTIVATIONS, components, needed
+from stoker_engine.quant.checkpoints.components import OF_ACTIVATIONS, components, needed, refuse_others
 from stoker_engine.quant.checkpoints.grouped_matrix import Bytes, Grid, GroupedMatrix, check_sizes, dtype_name, scale_of
 from stoker_engine.quant.checkpoints.module import Tensors
 
@@ -47,6 +47,7 @@ def find_modules(config: FP8, tensors: Tensors) -> dict[str, GroupedMatrix]:
                 f"{weight} has scales and holds {dtype_name(dtype)}; computed are float8_e4m3fn and float8_e5m2"
             )
         scale = next((scale for scale in _SCALES if scale in parts), _SCALES[0])
+        refuse_others(name, parts, ("weight", scale))
         found[name] = _matrix(name, config, parts, needed(name, parts, scale), tensors)
     if config.activations and found:
         logger.info("activations are not quantized (config.json: %s): products are exact in them", config.activations)
