@@ -8,11 +8,14 @@
 //   HAS_REST                 whether rows may end within a unit
 //   Header                   what units of a row share, kept from one to the next; `NoHeader` if there is nothing
 //   place(u)                 → Place: where unit u lies, in any row. Its `at`, a number of bytes, is what is prefetched
-//   begin(row, place, header)     called at every unit before it is decoded: reads the header where another begins
+//   begins(place)            where there is a Header: whether another one begins with this unit
+//   read(row, place, header) reads it
 //   decode(row, place, header, out)   the 32 numbers of a unit → Vec out[UNIT_VECS], not yet rounded
 //   decode_rest(row, place, header, count, out)   where HAS_REST: of the last unit, `count` < 32 numbers; out's others
 //                            may be anything, and no byte behind the row is read
 #pragma once
+
+#include <type_traits>
 
 #include "product.h"
 #include "rows.h"
@@ -67,9 +70,16 @@ struct Blocks {
     Format format;
     typename Format::Header header;
 
-    void begin(const Place& place) { format.begin(at, place, header); }
+    void begin(const Place& place) {
+      if constexpr (!std::is_same_v<typename Format::Header, NoHeader>)
+        if (format.begins(place)) read_header(place);
+    }
 
-    void load(const Place& place, typename P::Type* to) {
+    // Not a part of the tile, which would have it for each of its rows.
+    __attribute__((noinline)) void read_header(const Place& place) { format.read(at, place, header); }
+
+    // A part of the tile even where it is large: what a call would cost is half of what decoding does.
+    __attribute__((always_inline)) void load(const Place& place, typename P::Type* to) {
       // Many short streams are more than processors foresee.
       __builtin_prefetch(at + place.at + ahead, 0, 2);
       Vec numbers[UNIT_VECS];

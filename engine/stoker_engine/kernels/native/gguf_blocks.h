@@ -40,7 +40,6 @@ struct SmallBlocks {
     long at;
   };
   Place place(long u) const { return {u * BYTES}; }
-  void begin(const uint8_t*, const Place&, Header&) const {}
 };
 
 // Eight units a block.
@@ -51,4 +50,5 @@ struct LargeBlocks {
     long at, block, unit;
   };
   Place place(long u) const { return {u * BYTES / 8, u / 8 * BYTES, u % 8}; }
+  bool begins(const Place& place) const { return place.unit == 0; }
 };

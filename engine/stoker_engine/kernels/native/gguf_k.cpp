@@ -29,8 +29,7 @@ inline HalfCodes load_sixteen(const uint8_t* from) {
 struct Q2_K : LargeBlocks<84> {
   using Header = ScalesAndOffsets;
 
-  void begin(const uint8_t* row, const Place& place, Header& header) const {
-    if (place.unit) return;
+  void read(const uint8_t* row, const Place& place, Header& header) const {
     const uint8_t* block = row + place.block;
     const HalfCodes both = load_sixteen(block);
     put_scales(both & 15, half_of(block + 80), header.scales);
@@ -48,8 +47,7 @@ struct Q3_K : LargeBlocks<110> {
   using Header = Scales;
 
   // Of 6 bits each: 4 in the first 8 bytes, 2 in the next 4.
-  void begin(const uint8_t* row, const Place& place, Header& header) const {
-    if (place.unit) return;
+  void read(const uint8_t* row, const Place& place, Header& header) const {
     const uint8_t* block = row + place.block;
     uint64_t low;
     uint32_t high;
@@ -100,8 +98,8 @@ inline Codes four_bits(const uint8_t* codes, long unit) {
 struct Q4_K : LargeBlocks<144> {
   using Header = ScalesAndOffsets;
 
-  void begin(const uint8_t* row, const Place& place, Header& header) const {
-    if (!place.unit) six_bits(row + place.block, header);
+  void read(const uint8_t* row, const Place& place, Header& header) const {
+    six_bits(row + place.block, header);
   }
 
   void decode(const uint8_t* row, const Place& place, const Header& header, Vec* out) const {
@@ -113,8 +111,8 @@ struct Q4_K : LargeBlocks<144> {
 struct Q5_K : LargeBlocks<176> {
   using Header = ScalesAndOffsets;
 
-  void begin(const uint8_t* row, const Place& place, Header& header) const {
-    if (!place.unit) six_bits(row + place.block, header);
+  void read(const uint8_t* row, const Place& place, Header& header) const {
+    six_bits(row + place.block, header);
   }
 
   void decode(const uint8_t* row, const Place& place, const Header& header, Vec* out) const {
@@ -128,9 +126,9 @@ struct Q5_K : LargeBlocks<176> {
 struct Q6_K : LargeBlocks<210> {
   using Header = Scales;
 
-  void begin(const uint8_t* row, const Place& place, Header& header) const {
+  void read(const uint8_t* row, const Place& place, Header& header) const {
     const uint8_t* block = row + place.block;
-    if (!place.unit) put_scales(load_sixteen(block + 192), half_of(block + 208), header.scales);
+    put_scales(load_sixteen(block + 192), half_of(block + 208), header.scales);
   }
 
   void decode(const uint8_t* row, const Place& place, const Header& header, Vec* out) const {

@@ -11,7 +11,6 @@ struct Numbers {
     long at;
   };
   Place place(long u) const { return {u * UNIT * 2}; }
-  void begin(const uint8_t*, const Place&, Header&) const {}
 
   void decode(const uint8_t* row, const Place& place, const Header&, Vec* out) const {
     for (int s = 0; s < UNIT_VECS; s++) out[s] = Number::load(row + place.at + s * LANES * 2);

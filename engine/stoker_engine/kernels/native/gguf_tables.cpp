@@ -20,8 +20,7 @@ struct IQ4_XS : LargeBlocks<136> {
     float scales[8];
   };
 
-  void begin(const uint8_t* row, const Place& place, Header& header) const {
-    if (place.unit) return;
+  void read(const uint8_t* row, const Place& place, Header& header) const {
     const uint8_t* block = row + place.block;
     const float scale = half_at(block);
     for (int u = 0; u < 8; u++) {
