@@ -40,7 +40,12 @@ def dequantize(
     _check(blocks, format, inner)
     out = torch.empty((len(blocks), inner), dtype=dtype)
     library.stoker_group_dequantize(
-        *_numbers(format, inner), dtype == torch.bfloat16, blocks.data_ptr(), blocks.stride(0), out.data_ptr(), *out.shape
+        *_numbers(format, inner),
+        dtype == torch.bfloat16,
+        blocks.data_ptr(),
+        blocks.stride(0),
+        out.data_ptr(),
+        *out.shape,
     )
     return out
 
