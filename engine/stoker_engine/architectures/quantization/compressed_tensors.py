@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from stoker_engine.architectures.config_fields import Fields
-from stoker_engine.architectures.quantization.listed_modules import ListedModules
+from stoker_engine.architectures.quantization.listed_modules import ListedModules, class_of
 from stoker_engine.architectures.stored_formats import LARGEST_GROUP, Code, GroupFormat, Scale
 from stoker_engine.contract.errors import ModelError
 
@@ -34,20 +34,45 @@ class Scheme:
     """How the weights of one group of modules are stored.
 
     Attributes:
-        names: by which modules are meant one by one.
-        patterns: those that are regular expressions.
-        classes: those that are classes.
+        targets: names, patterns and classes of modules.
         format: of matrices.
         bits: of a stored number; of its code in `format` it may be more.
         rows: that share a scale: of a block; 0: all of a tensor; 1: none.
     """
 
-    names: ListedModules
-    patterns: ListedModules
-    classes: ListedModules
+    targets: tuple[str, ...]
     format: GroupFormat
     bits: int
     rows: int
+
+
+@dataclass(frozen=True)
+class Targets:
+    """Some targets of all schemes together.
+
+    Attributes:
+        listed: the targets.
+        schemes: the one that each is of.
+    """
+
+    listed: ListedModules
+    schemes: tuple[Scheme, ...]
+
+    @classmethod
+    def of(cls, schemes: tuple[Scheme, ...], are_patterns: bool) -> Targets:
+        """Those that are regular expressions, or those that are not.
+
+        Raises:
+            ModelError: see `ListedModules`.
+        """
+        pairs = [(name, each) for each in schemes for name in each.targets if name.startswith("re:") == are_patterns]
+        listed = ListedModules.of((name for name, _ in pairs), "config_groups' targets")
+        return cls(listed, tuple(scheme for _, scheme in pairs))
+
+    def scheme_of(self, module: str) -> Scheme | None:
+        """Of the first target that means the module."""
+        place = self.listed.first(module)
+        return None if place is None else self.schemes[place]
 
 
 @dataclass(frozen=True)
@@ -56,11 +81,15 @@ class CompressedTensors:
 
     Attributes:
         schemes: of the groups, in order.
+        names: their targets that are names of modules.
+        patterns: those that are regular expressions.
         ignored: modules that are stored as numbers though a scheme means them.
         activations: how some scheme quantizes activations, in words; empty: none does.
     """
 
     schemes: tuple[Scheme, ...]
+    names: Targets
+    patterns: Targets
     ignored: ListedModules
     activations: str = ""
     method: str = METHOD
@@ -69,14 +98,10 @@ class CompressedTensors:
         """The scheme of the module of that name: names go before patterns, patterns before classes."""
         if self.ignored.mean(module):
             return None
-        for is_meant in (
-            lambda scheme: scheme.names.name(module),
-            lambda scheme: scheme.patterns.name(module),
-            lambda scheme: scheme.classes.mean(module),
-        ):
-            if found := next(filter(is_meant, self.schemes), None):
+        for targets in (self.names, self.patterns):
+            if found := targets.scheme_of(module):
                 return found
-        return None
+        return next((scheme for scheme in self.schemes if class_of(module) in scheme.targets), None)
 
     def format_of(self, module: str, outputs: int, inner: int) -> GroupFormat | None:
         """See `QuantizationConfig`."""
@@ -103,8 +128,11 @@ def parse(config: Mapping[str, Any]) -> CompressedTensors:
         for name in groups
     }
     activations = (_activations(Fields(group, {}, file=f"config.json: {name}")) for name, group in named.items())
+    schemes = tuple(_scheme(name, group, numbers) for name, group in named.items())
     return CompressedTensors(
-        tuple(_scheme(name, group, numbers) for name, group in named.items()),
+        schemes,
+        Targets.of(schemes, are_patterns=False),
+        Targets.of(schemes, are_patterns=True),
         ListedModules.of(fields.items("ignore", str), "quantization_config's ignore", with_classes=True),
         next(filter(None, activations), ""),
     )
@@ -171,15 +199,7 @@ def _scheme(where: str, group: Mapping[str, Any], numbers: Scale) -> Scheme:
     format = GroupFormat(
         code, columns, scale, zero=not symmetric, row_scale=row_scale, in_order_of="groups" if by_groups else "columns"
     )
-    targets, place = fields.items("targets", str), f"{where}.targets"
-    return Scheme(
-        ListedModules.of((name for name in targets if not name.startswith("re:")), place),
-        ListedModules.of((name for name in targets if name.startswith("re:")), place),
-        ListedModules(classes=frozenset(targets)),
-        format,
-        bits,
-        rows,
-    )
+    return Scheme(tuple(fields.items("targets", str)), format, bits, rows)
 
 
 def _float_scale(weights: Fields, bits: int, group: int, numbers: Scale) -> tuple[Scale, bool]:

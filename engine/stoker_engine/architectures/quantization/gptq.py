@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal
 
 from stoker_engine.architectures.config_fields import Fields
@@ -57,7 +57,8 @@ class GPTQ:
 
     Attributes:
         settings: of modules of which nothing else is said.
-        overrides: what is said of some; None: that they are not quantized. The first one counts.
+        named: modules of which something else is said. The first that means a module counts.
+        overrides: what is said of each; None: that it is not quantized.
         parts: names of which one is part of a quantized module's; empty: all matrices of layers are.
         head: whether the language-model head is quantized.
         zeros_less_one: whether zero points are stored less by one, as the first version of the format does.
@@ -65,7 +66,8 @@ class GPTQ:
     """
 
     settings: Settings
-    overrides: tuple[tuple[ListedModules, Settings | None], ...] = ()
+    named: ListedModules = field(default_factory=ListedModules)
+    overrides: tuple[Settings | None, ...] = ()
     parts: tuple[str, ...] = ()
     head: bool = False
     zeros_less_one: bool = True
@@ -74,7 +76,8 @@ class GPTQ:
 
     def settings_of(self, module: str) -> Settings | None:
         """Of a module that is quantized, unless an override says that it is not: None."""
-        return next((settings for names, settings in self.overrides if names.name(module)), self.settings)
+        place = self.named.first(module)
+        return self.settings if place is None else self.overrides[place]
 
     def format_of(self, module: str, outputs: int, inner: int) -> GroupFormat | None:
         """See `QuantizationConfig`."""
@@ -105,9 +108,12 @@ def parse(config: Mapping[str, Any]) -> GPTQ:
         raise ModelError(f"{_FIELD}: pack_dtype {words!r:.50} is not supported; {_AGAIN} and pack_dtype int32")
     settings = _settings(fields, Settings(0, 128, True, False))
     quantizers = fields.object("meta").get("quantizer")
+    dynamic = fields.object("dynamic")
+    patterns = ["re:" + re.sub(r"^[+-]:", "", pattern) for pattern in dynamic]
     return GPTQ(
         settings,
-        tuple(_override(pattern, said, settings) for pattern, said in fields.object("dynamic").items()),
+        ListedModules.of(patterns, "quantization_config's dynamic"),
+        tuple(_override(pattern, said, settings) for pattern, said in dynamic.items()),
         tuple(_words(fields.get("modules_in_block_to_quantize"))),
         fields.flag("lm_head"),
         version.lower() == "gptq",
@@ -129,14 +135,13 @@ def group_size(fields: Fields) -> int:
     return group
 
 
-def _override(pattern: str, said: Any, settings: Settings) -> tuple[ListedModules, Settings | None]:
+def _override(pattern: str, said: Any, settings: Settings) -> Settings | None:
     """An entry of ``dynamic``; modules that ``-:pattern`` means are not quantized."""
-    names = ListedModules.of(["re:" + re.sub(r"^[+-]:", "", pattern)], "quantization_config's dynamic")
     if pattern.startswith("-:"):
-        return names, None
+        return None
     if not isinstance(said, Mapping):
         raise ModelError(f"{_FIELD}: dynamic must hold an object for each pattern, not {said!r:.50}")
-    return names, _settings(Fields(said, {}, file=f"{_FIELD}: dynamic"), settings)
+    return _settings(Fields(said, {}, file=f"{_FIELD}: dynamic"), settings)
 
 
 def _settings(fields: Fields, otherwise: Settings) -> Settings:

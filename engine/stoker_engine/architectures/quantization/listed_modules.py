@@ -2,7 +2,7 @@
 
 lm_head                     the module of that name, or below it, wherever in the model it is
 model.layers.*.mlp.router   with ``*`` for anything
-re:.*mlp.gate$              a regular expression, for the beginning of the full name
+re:.*mlp.gate$              a regular expression (`name_patterns`), for the beginning of the full name
 Linear                      modules of that class, where the list may name classes
 """
 
@@ -10,20 +10,15 @@ from __future__ import annotations
 
 import re
 import reprlib
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Final
 
+from stoker_engine.architectures.quantization.name_patterns import NamePatterns
 from stoker_engine.contract.errors import ModelError
 
-#: Longer ones are no names.
-_LONGEST: Final = 1000
-
-#: What a pattern may hold of ``*``, ``+`` and ``{2,}``: matching takes up to the name's length to their power.
-_MOST_REPEATS: Final = 6
-
-#: A repeated group, which may match the same in so many ways that trying them takes for ever.
-_REPEATED_GROUP: Final = re.compile(r"\)[*+{]")
+#: Of a module's name; no model has one of more.
+_MOST_WORDS: Final = 50
 
 #: Last words of the names of embeddings, as families spell them; all other matrices are linear layers.
 _EMBEDDINGS: Final = ("embed_tokens", "embed_in", "wte", "wpe", "word_embeddings", "tok_embeddings", "embed_positions")
@@ -54,50 +49,66 @@ class ListedModules:
     """A list of names and patterns, understood.
 
     Attributes:
-        patterns: for full names.
+        names: those without ``*``, and at which place of the list they are.
+        patterns: of full names; all others.
+        places: those of the patterns.
         classes: names of classes.
     """
 
-    patterns: tuple[re.Pattern[str], ...] = ()
+    names: Mapping[str, int] = field(default_factory=dict)
+    patterns: NamePatterns = field(default_factory=lambda: NamePatterns(()))
+    places: tuple[int, ...] = ()
     classes: frozenset[str] = frozenset()
 
     @classmethod
-    def of(cls, names: Iterable[str], field: str, with_classes: bool = False) -> ListedModules:
-        """Of what `field` of config.json lists.
+    def of(cls, names: Iterable[str], where: str, with_classes: bool = False) -> ListedModules:
+        """Of what the field `where` of config.json lists.
 
         Args:
             with_classes: whether names without a dot may be those of classes.
 
         Raises:
-            ModelError: a regular expression that is none, or one that could take for ever.
+            ModelError: a regular expression that is none, or that is not computed.
         """
-        listed = list(dict.fromkeys(names))
-        patterns = tuple(_pattern(name, field) for name in listed)
-        return cls(patterns, frozenset(listed) if with_classes else frozenset())
+        places: dict[str, int] = {}
+        for place, name in enumerate(names):
+            places.setdefault(name, place)
+        patterns = {name: place for name, place in places.items() if name.startswith("re:") or "*" in name}
+        try:
+            matched = NamePatterns(map(_expression, patterns))
+        except ValueError as error:
+            raise ModelError(
+                f"config.json: {where} holds {reprlib.repr(error.args[0])}, a pattern that is not computed, or one too "
+                "many; name the modules more simply, as in 're:.*mlp.(gate|up)_proj$'"
+            ) from None
+        return cls(
+            {name: place for name, place in places.items() if name not in patterns},
+            matched,
+            tuple(patterns.values()),
+            frozenset(places) if with_classes else frozenset(),
+        )
+
+    def first(self, module: str) -> int | None:
+        """At which place of the list the first is that means the module of that full name by its name; None: none."""
+        words = module.split(".")[:_MOST_WORDS]
+        parts = (".".join(words[i:j]) for i in range(len(words)) for j in range(i + 1, len(words) + 1))
+        found = [self.names[part] for part in parts if part in self.names] if self.names else []
+        if (pattern := self.patterns.first(module)) is not None:
+            found.append(self.places[pattern])
+        return min(found, default=None)
 
     def name(self, module: str) -> bool:
         """Whether the module of that full name is among them by its name."""
-        return any(pattern.match(module) for pattern in self.patterns)
+        return self.first(module) is not None
 
     def mean(self, module: str) -> bool:
         """Whether the module of that full name is among them, by its name or its class."""
         return self.name(module) or class_of(module) in self.classes
 
 
-def _pattern(name: str, field: str) -> re.Pattern[str]:
+def _expression(name: str) -> str:
+    """What means the same as a name with ``*``, or what a name with ``re:`` says."""
     if name.startswith("re:"):
-        expression = name.removeprefix("re:")
-        repeats = len(re.findall(r"[*+{]", expression))
-        if len(expression) > _LONGEST or repeats > _MOST_REPEATS or _REPEATED_GROUP.search(expression):
-            raise ModelError(
-                f"config.json: {field} holds {reprlib.repr(name)}, a pattern that could take too long to match; "
-                "name the modules more simply"
-            )
-        try:
-            return re.compile(expression)
-        except (re.error, OverflowError, RecursionError) as error:
-            raise ModelError(f"config.json: {field} holds {reprlib.repr(name)}, which is no pattern: {error}") from None
-    if len(name) > _LONGEST or name.count("*") > _MOST_REPEATS:
-        raise ModelError(f"config.json: {field} holds {reprlib.repr(name)}, which is no module's name")
+        return name.removeprefix("re:")
     words = ".*".join(map(re.escape, name.split("*")))
-    return re.compile(rf"(.*\.)?{words}(\..*)?$")
+    return rf"(.*\.)?{words}(\..*)?$"
