@@ -11,14 +11,15 @@ from stoker_engine.architectures.model_config import ModelConfig
 from stoker_engine.architectures.module_names import module_name
 from stoker_engine.architectures.quantization.on_load import ON_LOAD, is_quantized
 from stoker_engine.architectures.quantization.quantization_config import QuantizationConfig
-from stoker_engine.sizing.weight_formats import ALL_NUMBERS, WeightFormats
+from stoker_engine.contract.errors import ModelError
+from stoker_engine.sizing.weight_formats import WeightFormats
 from stoker_engine.sizing.weight_sizes import matrices
 
 #: Latent attention computes with these transposed, so they are dequantized when they are loaded.
 _NUMBERS: Final = (".k_b", ".v_b")
 
 #: Architectures whose files hold matrices transposed, which blocks do not bear.
-_TRANSPOSED: Final = ("GPT2LMHeadModel",)
+TRANSPOSED: Final = ("GPT2LMHeadModel",)
 
 
 def stated_formats(config: ModelConfig, quantization: QuantizationConfig) -> WeightFormats:
@@ -27,14 +28,22 @@ def stated_formats(config: ModelConfig, quantization: QuantizationConfig) -> Wei
     Raises:
         ModelError: a matrix is stored in a way that is not computed.
     """
-    if config.architecture in _TRANSPOSED:
-        return ALL_NUMBERS
+    if config.architecture in TRANSPOSED:
+        raise transposed(config.architecture)
     return WeightFormats.of(
         {
             slot: quantization.format_of(module_name(config.architecture, slot), matrix.rows, matrix.inner)
             for slot, matrix in matrices(config)
             if not slot.endswith(_NUMBERS)
         }
+    )
+
+
+def transposed(architecture: str) -> ModelError:
+    """That a checkpoint of one of `TRANSPOSED` is quantized."""
+    return ModelError(
+        f"{architecture}'s checkpoints hold matrices transposed, and quantized ones of it are not computed; use the "
+        "unquantized model with --quantization int8"
     )
 
 
