@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from typing import Final
 
@@ -15,6 +16,8 @@ from stoker_engine.models.weight_source import WeightSource
 from stoker_engine.quant.blocks import Blocks
 from stoker_engine.quant.method import LinearMethod
 from stoker_engine.sizing.weight_formats import ALL_NUMBERS, WeightFormats
+
+logger = logging.getLogger(__name__)
 
 #: Latent attention computes with it transposed, and a block is part of a row.
 _TURNED: Final = ".k_b.weight"
@@ -37,7 +40,11 @@ def stored_weights(
         whole_rows = len(source.shape(name)) > 1 and moves_rows(spelling.makes(canonical), place.split)
         stays = whole_rows and not any(slot.endswith(_TURNED) for slot in place.slots)
         slots.update(dict.fromkeys(place.slots, stored if stays else None))
-    return WeightFormats.of(slots)
+    found = WeightFormats.of(slots)
+    stored_otherwise = {slot for slot, stored in slots.items() if stored is not None and found.stored(slot) is None}
+    if layers := {slot.split(".")[1] for slot in stored_otherwise}:
+        logger.info("experts of %d layers are not all stored alike, and are dequantized", len(layers))
+    return found
 
 
 def _usable(stored: StoredFormat | None, dtype: torch.dtype, device: torch.device) -> StoredFormat | None:

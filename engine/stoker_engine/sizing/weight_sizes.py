@@ -11,13 +11,18 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Final
 
 from stoker_engine.architectures.decoder_config import AttentionConfig, LayerConfig, NormConfig
 from stoker_engine.architectures.model_config import ModelConfig
 from stoker_engine.architectures.stored_formats import StoredFormat
+from stoker_engine.contract.errors import ModelError
 from stoker_engine.sizing.pipeline_stages import pipeline_stages
 from stoker_engine.sizing.quantized_weights import QuantizedWeights
 from stoker_engine.sizing.weight_formats import ALL_NUMBERS, Formats, WeightFormats
+
+#: Of all layers together; models have some tens of thousands.
+_MOST_EXPERTS: Final = 200_000
 
 
 @dataclass(frozen=True)
@@ -139,7 +144,13 @@ def weight_sizes(config: ModelConfig) -> Iterator[WeightSize]:
 
 def matrices(config: ModelConfig) -> Iterator[tuple[str, MatrixSize]]:
     """The matrices of the model that may be stored in blocks, by the names of `models.decoder` without ``.weight``;
-    of experts, those of the first one."""
+    of each of the experts.
+
+    Raises:
+        ModelError: experts are more than a model has.
+    """
+    if sum(layer.moe.num_experts for layer in config.layers if layer.moe is not None) > _MOST_EXPERTS:
+        raise ModelError(f"config.json: the model has more than {_MOST_EXPERTS} experts; fetch it again")
     for size in _end_sizes(config, 0, 1):
         if size.matrix is not None:
             yield size.matrix.weight, size.matrix
@@ -147,8 +158,9 @@ def matrices(config: ModelConfig) -> Iterator[tuple[str, MatrixSize]]:
     for index, layer in enumerate(config.layers):
         for size in kinds[_kind(layer)]:
             if size.matrix is not None:
-                part = size.matrix.weight.replace("experts.", "experts.0.")
-                yield f"layers.{index}.{part}", size.matrix
+                for expert in range(size.experts or 1):
+                    part = size.matrix.weight.replace("experts.", f"experts.{expert}.")
+                    yield f"layers.{index}.{part}", size.matrix
 
 
 def stage_sizes(config: ModelConfig, stage: int, stages: int) -> Iterator[WeightSize]:
