@@ -5,16 +5,21 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import yaml
+from safetensors.torch import load_file, save_file
 
 from stoker_engine.architectures.model_config import ModelConfig
+from stoker_engine.architectures.module_names import module_name
 from stoker_engine.architectures.quantization.on_load import ON_LOAD
 from stoker_engine.architectures.quantization.read import METHODS, read_quantization
 from stoker_engine.contract.engine_args import EngineArgs
+from stoker_engine.contract.errors import ModelError
 from stoker_engine.models.checkpoint import find_checkpoint
+from stoker_engine.models.registry import FAMILIES
 from stoker_engine.sizing.planned_formats import on_load_formats, stated_formats
 from stoker_engine.sizing.quantized_weights import canonical_method
 from stoker_engine.sizing.weight_formats import ALL_NUMBERS
@@ -26,6 +31,16 @@ from ..quant.test_quantized_models import pair_of as pair_of
 
 CPU = torch.device("cpu")
 CATALOGUE = Path(__file__).parents[3] / "operator/stoker_operator/plan/catalogue.yaml"
+
+
+#: What says nothing of head, embedding and routers.
+_SILENT: list[dict[str, Any]] = [
+    {"quant_method": "gptq", "bits": 4, "group_size": 32},
+    {"quant_method": "awq", "bits": 4, "group_size": 32},
+    {"quant_method": "fp8"},
+    {"quant_method": "bitsandbytes", "load_in_8bit": True},
+    {"quant_method": "modelopt_fp4", "quant_algo": "NVFP4"},
+]
 
 
 def _config(folder: Path) -> ModelConfig:
@@ -55,6 +70,73 @@ def test_a_quantized_checkpoint(family: str, method: str, pair_of: Callable[[str
     planned = stated_formats(_config(folder), quantization)
     assert found.weight_formats(torch.bfloat16, CPU) == planned != ALL_NUMBERS
     assert found.weights_stored_as(torch.bfloat16, CPU) == f"{quantization.method} ({planned.names})"
+
+
+@pytest.mark.parametrize(
+    ("family", "method"),
+    [
+        *(("llama", method) for method in ("GPTQ of 3 bits", "GPTQ of 8 bits", "AWQ in bfloat16", "int8", "nf4")),
+        *(("phi3", method) for method in ("GPTQ", "AWQ", "nf4")),
+        *(("mixtral", method) for method in ("GPTQ in order of groups", "AWQ", "int8")),
+    ],
+)
+def test_one_of_packed_words(
+    family: str,
+    method: str,
+    packed_pair_of: Callable[[str, str], tuple[Path, Path]],
+) -> None:
+    folder, _ = packed_pair_of(family, method)
+    quantization = read_quantization(json.loads((folder / "config.json").read_text()))
+    assert quantization is not None
+    planned = stated_formats(_config(folder), quantization)
+    assert find_checkpoint(EngineArgs(str(folder))).weight_formats(torch.bfloat16, CPU) == planned != ALL_NUMBERS
+
+
+@pytest.mark.parametrize("architecture", sorted(FAMILIES))
+@pytest.mark.parametrize("stated", _SILENT, ids=lambda stated: str(stated["quant_method"]))
+def test_head_and_embedding_are_numbers_where_nothing_is_said(architecture: str, stated: dict[str, Any]) -> None:
+    quantization = read_quantization({"quantization_config": stated})
+    assert quantization is not None
+    for slot in ("embed", "lm_head"):
+        assert quantization.format_of(module_name(architecture, slot), 512, 64) is None
+    for part in ("q", "k", "v", "o", "gate", "up", "down", "experts.7.gate", "experts.0.down"):
+        assert quantization.format_of(module_name(architecture, f"layers.3.{part}"), 64, 64) is not None
+
+
+def test_experts_that_are_not_stored_alike(
+    pair_of: Callable[[str, str], Pair], caplog: pytest.LogCaptureFixture
+) -> None:
+    pair = pair_of("mixtral", "W8A8")
+    config = json.loads((pair.quantized / "config.json").read_text()) | {"dtype": "bfloat16"}
+    config["quantization_config"]["ignore"].append(r"re:.*layers\.1\..*experts\.2\.w2$")
+    (pair.quantized / "config.json").write_text(json.dumps(config))
+    name = "model.layers.1.block_sparse_moe.experts.2.w2.weight"
+    tensors = load_file(pair.quantized / "model.safetensors")
+    del tensors[f"{name}_scale"]
+    tensors[name] = load_file(pair.numbers / "model.safetensors")[name]
+    save_file(tensors, pair.quantized / "model.safetensors")
+    quantization = read_quantization(config)
+    assert quantization is not None
+    planned = stated_formats(_config(pair.quantized), quantization)
+    assert (
+        planned.stored("layers.1.experts.0.down.weight") is None is not planned.stored("layers.0.experts.2.down.weight")
+    )
+    with caplog.at_level("INFO"):
+        assert find_checkpoint(EngineArgs(str(pair.quantized))).weight_formats(torch.bfloat16, CPU) == planned
+    assert "experts of 1 layers are not all stored alike" in caplog.text
+
+
+@pytest.mark.parametrize("stated", _SILENT, ids=lambda stated: str(stated["quant_method"]))
+def test_a_family_whose_files_are_transposed(stated: dict[str, Any], tmp_path: Path) -> None:
+    gguf_models.tiny(*gguf_models.MODELS["gpt2"]).save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text()) | {"quantization_config": stated}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    quantization = read_quantization(config)
+    assert quantization is not None
+    with pytest.raises(ModelError, match="GPT2LMHeadModel's checkpoints hold matrices transposed"):
+        stated_formats(_config(tmp_path), quantization)
+    with pytest.raises(ModelError, match="GPT2LMHeadModel's checkpoints hold matrices transposed"):
+        find_checkpoint(EngineArgs(str(tmp_path)))
 
 
 @pytest.mark.parametrize("method", ON_LOAD)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from stoker_engine.architectures.config_fields import Fields
-from stoker_engine.architectures.quantization.listed_modules import ListedModules, class_of
+from stoker_engine.architectures.quantization.listed_modules import ListedModules, class_of, is_head
 from stoker_engine.architectures.stored_formats import GroupFormat
 from stoker_engine.contract.errors import ModelError
 
@@ -31,16 +31,18 @@ class BitsAndBytes:
 
     Attributes:
         bits: 8 or 4.
-        unquantized: modules that are not quantized.
+        unquantized: modules that are not quantized; embeddings are not, either.
+        head: whether the language-model head is, unless they say otherwise.
     """
 
     bits: int
     unquantized: ListedModules
+    head: bool = True
     method: str = METHOD
 
     def format_of(self, module: str, outputs: int, inner: int) -> GroupFormat | None:
         """See `QuantizationConfig`."""
-        if class_of(module) == "Embedding" or self.unquantized.mean(module):
+        if class_of(module) == "Embedding" or self.unquantized.mean(module) or (is_head(module) and not self.head):
             return None
         if self.bits == 8:
             return GroupFormat("int8", 0, "float32")
@@ -84,6 +86,8 @@ def parse(config: Mapping[str, Any]) -> BitsAndBytes:
             f"{_FIELD}: bnb_4bit_quant_type {kind!r} is not supported; quantize the model again to nf4 or 8 bits"
         )
     # Where nothing is said, transformers leaves out the head.
-    skipped = ["lm_head"] if fields.get("llm_int8_skip_modules") is None else fields.items("llm_int8_skip_modules", str)
-    unquantized = ListedModules.of(skipped, "quantization_config's llm_int8_skip_modules")
-    return BitsAndBytes(8 if eight else 4, unquantized)
+    listed = fields.get("llm_int8_skip_modules") is not None
+    unquantized = ListedModules.of(
+        fields.items("llm_int8_skip_modules", str), "quantization_config's llm_int8_skip_modules"
+    )
+    return BitsAndBytes(8 if eight else 4, unquantized, head=listed)

@@ -25,7 +25,7 @@ _EMBEDDINGS: Final = ("embed_tokens", "embed_in", "wte", "wpe", "word_embeddings
 
 
 #: Those of heads, and of what routes to experts. Methods that list no modules leave them and embeddings alone.
-_HEADS: Final = ("lm_head", "embed_out")
+_HEADS: Final = ("lm_head", "embed_out", "output")
 _ROUTERS: Final = ("gate", "router", "shared_expert_gate")
 
 
@@ -35,8 +35,8 @@ def class_of(module: str) -> str:
 
 
 def is_head(module: str) -> bool:
-    """Whether the module of that name makes logits."""
-    return module.rpartition(".")[2] in _HEADS
+    """Whether the module of that name makes logits: it is not within layers."""
+    return module.rpartition(".")[2] in _HEADS and not any(word.isdecimal() for word in module.split("."))
 
 
 def is_usually_numbers(module: str) -> bool:
