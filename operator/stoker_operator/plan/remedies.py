@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from stoker_engine.sizing.memory import GIB
+from stoker_engine.sizing.planned_formats import on_load_formats
 from stoker_engine.sizing.quantized_weights import usual_weights
-from stoker_engine.sizing.weight_formats import ALL_NUMBERS
 from stoker_operator.api.v1alpha1 import Spec
 from stoker_operator.api.v1alpha1.hardware import CPU
 from stoker_operator.api.v1alpha1.parallelism import Sizes
@@ -154,15 +154,19 @@ def _other_machines(spec: Spec, layout: Layout) -> list[str]:
 def _fewer_bits(spec: Spec, catalogue: Catalogue, layout: Layout) -> list[str]:
     """fp8 weights, where they would fit on what is there; whichever runtime has them."""
     bench = layout.bench
-    if bench is None or bench.numbers.quantized is not None or bench.numbers.formats != ALL_NUMBERS:
-        return []
-    smaller = replace(bench, numbers=replace(bench.numbers, quantized=usual_weights("fp8")))
-    if not could_hold(smaller, layout.gpus):
-        return []
-    best = recommended(options(replace(layout, bench=smaller)))
+    if bench is None or bench.shape.method or bench.shape.is_gguf or spec.engine.quantization:
+        return []  # what is quantized, or is to be, is not quantized again
     key, runtime = spec.hardware.accelerator, spec.engine.runtime
     runtimes = [each for each in (runtime, *sorted(catalogue.runtimes)) if can_quantize(catalogue, each, key, "fp8")]
-    if best is None or not runtimes:
+    if not runtimes:
+        return []
+    if runtimes[0] == "stoker":
+        formats = on_load_formats(bench.shape.config, "fp8")
+        smaller = replace(bench, numbers=replace(bench.numbers, quantized=None, formats=formats))
+    else:
+        smaller = replace(bench, numbers=replace(bench.numbers, quantized=usual_weights("fp8")))
+    best = recommended(options(replace(layout, bench=smaller))) if could_hold(smaller, layout.gpus) else None
+    if best is None:
         return []
     words = "set spec.engine.quantization to fp8"
     if runtimes[0] != runtime:

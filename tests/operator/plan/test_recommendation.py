@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -9,8 +10,9 @@ import pytest
 
 from stoker_operator.api.v1alpha1 import Spec
 from stoker_operator.plan.catalogue import Catalogue
+from stoker_operator.plan.model_shapes import table
 from stoker_operator.plan.options import recommended
-from stoker_operator.plan.planner import Plan, Study, plan
+from stoker_operator.plan.planner import Plan, Study, plan, study
 
 from .conftest import LLAMA_8B
 
@@ -146,3 +148,34 @@ def test_too_few_at_once_are_warned_about(spec: SpecOf) -> None:
     (warning,) = planned(spec, LLAMA_31_70B, H100, 8, parallelism=asked).warnings
     assert warning.startswith("a copy holds 3 of 131,072 tokens at once, fewer than 4; use tensor 8, data 1")
     assert not planned(spec, LLAMA_31_70B, H100, 8, parallelism={**asked, "minConcurrency": 3}).warnings
+
+
+_FP8 = re.compile(
+    r"set spec\.engine\.quantization to fp8, which fits with "
+    r"tensor (?P<tensor>\d+)(, pipeline (?P<pipeline>\d+))?, data (?P<data>\d+)(, expert (?P<expert>\d+))?"
+)
+
+
+def test_weights_of_8_bits_are_offered_where_they_are_accepted(studied: Studied) -> None:
+    models = {id(config): name for name, config in table().items() if name.count("/") == 1}
+    offered = set()
+    for source in (f"hf://{name}" for name in models.values()):
+        for accelerator, count in (("nvidia-l4", 4), (H100, 1)):
+            given: dict[str, Any] = {"runtime": "stoker", "image": "mine:1"}
+            for violation in studied(source, accelerator, count, **given).unplannable:
+                if text := _FP8.search(violation.remedy):
+                    given |= {"parallelism": {size: int(many) for size, many in text.groupdict().items() if many}}
+                    given |= {"quantization": "fp8"}
+                    assert not studied(source, accelerator, count, **given).unplannable
+                    offered.add((source, accelerator))
+    assert len(offered) > 3
+    (violation,) = studied(LLAMA_31_70B, "nvidia-l4", 4, runtime="stoker", image="mine:1").unplannable
+    assert "to fp8" not in violation.remedy  # 8 bits would fit, 8.5 do not
+
+
+def test_what_is_quantized_is_not_offered_8_bits(spec: SpecOf) -> None:
+    known = table()[LLAMA_31_70B.removeprefix("hf://")]
+    for method in ("gptq", "torchao"):
+        config = {**known, "quantization_config": {"quant_method": method, "bits": 8, "group_size": 128}}
+        found = study(spec("hf://org/model", "nvidia-l4", 2, runtime="stoker"), Catalogue.load(), config)
+        assert all("to fp8" not in violation.remedy for violation in found.unplannable)
