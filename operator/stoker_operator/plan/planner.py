@@ -166,11 +166,11 @@ def _study(spec: Spec, catalogue: Catalogue, config: Mapping[str, Any] | None, *
         placement = replace(placement, **chosen.sizes._asdict(), expert=chosen.whole_experts, idle=0)
     if all(way.way != chosen.way for way in ways):
         ways = (chosen, *ways)
+    mismatches = tuple(mismatched(spec, shape)) if isinstance(shape, Shape) else ()
     against = [
         *devices.unusable(spec, placement),
         *unsupported(spec, catalogue),
-        *(mismatched(spec, shape) if isinstance(shape, Shape) else ()),
-        *not_loaded(spec, method, catalogue),
+        *(mismatches or not_loaded(spec, method, catalogue)),
         *_experts(spec, shape),
         *_length(shape, settings),
     ]

@@ -90,8 +90,6 @@ def not_loaded(workload: Workload, method: str, catalogue: Catalogue) -> Iterato
     stored = canonical_method(method)
     if not stored or allowed is None or stored in {canonical_method(each) for each in allowed}:
         return
-    if engine.quantization and canonical_method(engine.quantization) != stored:
-        return  # that is what is wrong first
     others = [
         other
         for other in catalogue.runtimes

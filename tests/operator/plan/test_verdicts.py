@@ -134,6 +134,16 @@ def test_a_checkpoint_that_a_runtime_does_not_load_says_what_it_does_and_who_may
     assert violation.remedy.endswith(", or runtime: stoker")
 
 
+@pytest.mark.parametrize("asked", [None, "int8", "fp8"])
+def test_a_checkpoint_that_is_not_loaded_is_refused_whatever_is_asked(spec: SpecOf, asked: str | None) -> None:
+    config = {**table()["Qwen/Qwen3-8B"], "quantization_config": {"quant_method": "quark"}}
+    (violation,) = refused(spec("hf://org/model", "cpu", runtime="stoker", quantization=asked), config)
+    assert (violation.field, violation.reason) == ("spec.model.source", "UnsupportedQuantization")
+    config["quantization_config"] = {"quant_method": "bitsandbytes", "load_in_8bit": True}
+    (violation,) = refused(spec("hf://org/model", "nvidia-h100-80gb", 1, quantization="fp8"), config)
+    assert violation.reason == "QuantizationMismatch"  # one objection, not two
+
+
 @pytest.mark.parametrize(
     ("model", "asked", "message", "remedy"),
     [
