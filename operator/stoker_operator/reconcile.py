@@ -22,7 +22,7 @@ from stoker_operator.facts import Child, Endpoint, Key, Pod, Reported, Rollout
 from stoker_operator.judge import Judgement, Knowledge, judge
 from stoker_operator.kube import Kube
 from stoker_operator.manifests.owner import Owner
-from stoker_operator.pinning import engine, is_behind
+from stoker_operator.pinning import engine, image, is_behind
 from stoker_operator.plan.capacity import Holder, capacity
 from stoker_operator.status import Seen, SeenWorkload, reported_workload, status, told_args
 from stoker_operator.store import Store
@@ -155,17 +155,23 @@ def _trouble(
 def _reported(
     cluster: Cluster, decision: Decision, endpoint: Endpoint, workload: str, pods: tuple[Pod, ...], *, moving: bool
 ) -> Reported | None:
-    """What the engine was found to have: requested, until it answers, for each way it is started."""
+    """What the engine was found to have: requested, until it answers, for each image and way it is started."""
     if workload not in decision.pinned:
         return None
-    container = engine(decision.pinned[workload].deployment)
-    before = (reported_workload(endpoint, workload) or {}).get("engine") or {}
-    if before.get("args") == told_args(container) and "kvBlocks" in before:
-        return Reported(int(before["kvBlocks"]), before.get("kvCacheDtype", ""), before.get("weights", ""))
+    deployment = decision.pinned[workload].deployment
+    container = engine(deployment)
+    earlier = reported_workload(endpoint, workload) or {}
+    before = earlier.get("engine") or {}
+    known = None
+    if (earlier.get("image"), before.get("args")) == (image(deployment), told_args(container)) and "kvBlocks" in before:
+        known = Reported(int(before["kvBlocks"]), before.get("kvCacheDtype", ""), before.get("weights", ""))
+        # An operator that did not ask for them yet may have reported it.
+        if known.weights or earlier.get("runtime") != "stoker":
+            return known
     pod = next((pod for pod in pods if pod.ready and pod.address), None)
     if moving or pod is None:
-        return None
-    return cluster.reported(endpoint.key, workload, pod.name, metrics_url(container, pod.address))
+        return known
+    return cluster.reported(endpoint.key, workload, pod.name, metrics_url(container, pod.address)) or known
 
 
 def _became_ready(told: dict[str, Any]) -> datetime:

@@ -188,6 +188,44 @@ def test_an_engine_that_does_not_tell_its_blocks_is_asked_again_for_a_while(worl
         world.reported = None  # what was reported once stays in the status
 
 
+def test_an_engine_is_asked_again_after_an_upgrade(world: World) -> None:
+    def told() -> dict[str, Any]:
+        world.reconcile()
+        found: dict[str, Any] = world.kube.objects[KIND, "demo"]["status"]["workloads"][0]["engine"]
+        return {name: value for name, value in found.items() if name != "args"}
+
+    world.reconcile()
+    world.pod(conditions=[{"type": "Ready", "status": "True"}], podIP="10.0.0.9")
+    world.serve()
+    world.reported = Reported(1234)
+    assert told() == {"kvBlocks": 1234}  # all that an earlier operator asked for
+    world.restart()
+    world.reported = None
+    assert told() == {"kvBlocks": 1234}
+    world.reported = Reported(1234, "float32", "F16")
+    assert told() == {"kvBlocks": 1234, "kvCacheDtype": "float32", "weights": "F16"}
+    world.reported = Reported(99, "bfloat16", "Q8_0")
+    assert told()["kvBlocks"] == 1234
+    world.spec(engine={"image": "another:1"})  # the same words for another engine
+    world.reconcile()
+    world.serve()
+    assert told() == {"kvBlocks": 99, "kvCacheDtype": "bfloat16", "weights": "Q8_0"}
+
+
+def test_other_runtimes_do_not_tell_their_weights(document: Any) -> None:
+    engine = {"runtime": "vllm", "image": "vllm/vllm-openai-cpu:v0"}
+    world = World(document(model={"source": "pvc://models/mine"}, engine=engine))
+    world.reconcile()
+    world.pod(conditions=[{"type": "Ready", "status": "True"}], podIP="10.0.0.9")
+    world.serve()
+    world.reported = Reported(1234, "auto")
+    for _ in range(2):
+        world.reconcile()
+        told = world.kube.objects[KIND, "demo"]["status"]["workloads"][0]["engine"]
+        assert (told["kvBlocks"], told["kvCacheDtype"]) == (1234, "auto")
+        world.reported = Reported(99)  # it is not asked again
+
+
 def test_what_is_wrong_with_pods_of_an_older_spec_is_not_told_of_the_new_one(world: World) -> None:
     world.reconcile()
     waiting = {"reason": "ErrImagePull", "message": "no such image"}
