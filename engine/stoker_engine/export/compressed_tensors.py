@@ -10,6 +10,7 @@ import json
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,6 +20,7 @@ from tqdm import tqdm
 from stoker_engine.architectures.config_fields import Fields
 from stoker_engine.architectures.model_config import ModelConfig, read_config
 from stoker_engine.contract.errors import ArgumentError, ModelError, WeightsError
+from stoker_engine.export.completeness import check_complete
 from stoker_engine.export.matrices import Module, modules_of
 from stoker_engine.export.output import new_output
 from stoker_engine.export.round_to_nearest import quantized
@@ -49,9 +51,14 @@ class _Tensor:
             return {self.name: torch.empty(self.shape, dtype=self.dtype, device="meta")}
         specs = dict[str, torch.Tensor]()
         for module in self.modules:
-            matrix = torch.empty(module.outputs, module.inner, dtype=self.dtype, device="meta")
-            specs |= _named(module, quantized(matrix, scheme))
+            specs |= _named(module, _stored_as(module.outputs, module.inner, self.dtype, scheme))
         return specs
+
+
+@cache
+def _stored_as(outputs: int, inner: int, dtype: torch.dtype, scheme: Scheme) -> dict[str, torch.Tensor]:
+    """What a matrix becomes, on the meta device; a model has thousands of matrices of few shapes."""
+    return quantized(torch.empty(outputs, inner, dtype=dtype, device="meta"), scheme)
 
 
 def export(folder: Path, scheme: Scheme, label: str, target: Path) -> None:
@@ -62,6 +69,7 @@ def export(folder: Path, scheme: Scheme, label: str, target: Path) -> None:
 
     Raises:
         ModelError: it cannot be quantized so; with the remedy.
+        WeightsError: the files do not hold the model's matrices, or numbers that are none.
         ArgumentError: there is something at `target`, no room for it, or the groups do not divide a row.
         StokerError: it cannot be written.
     """
@@ -72,6 +80,7 @@ def export(folder: Path, scheme: Scheme, label: str, target: Path) -> None:
         file: [_tensor(source, name, spelling, config) for name in names] for file, names in source.by_file().items()
     }
     every = [tensor for tensors in files.values() for tensor in tensors]
+    check_complete({tensor.name: tensor.modules for tensor in every}, spelling, config)
     _check_groups(every, scheme)
     specs = {file: _specs(tensors, scheme) for file, tensors in files.items()}
     others = [
@@ -154,7 +163,7 @@ def _write(source: RawTensors, tensor: _Tensor, scheme: Scheme, writer: Safetens
         writer.write(tensor.name, source.read(tensor.name))
     for module in tensor.modules:
         matrix = source.read(tensor.name, module.part).reshape(module.outputs, module.inner)
-        if not matrix.isfinite().all():
+        if not matrix.float().isfinite().all():
             raise WeightsError(f"{tensor.name} holds nan or infinity: the file is damaged; fetch it again")
         for name, stored in _named(module, quantized(matrix, scheme)).items():
             writer.write(name, stored)

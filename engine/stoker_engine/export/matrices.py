@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from stoker_engine.architectures.model_config import ModelConfig
 from stoker_engine.architectures.quantization.on_load import is_quantized
-from stoker_engine.contract.errors import ModelError
+from stoker_engine.contract.errors import ModelError, WeightsError
 from stoker_engine.models.weight_names import WeightNames
 
 
@@ -19,12 +19,14 @@ class Module:
         name: in the new checkpoint.
         outputs, inner: of its matrix.
         part: where that lies in the tensor of the file.
+        slots: the weights of the model that it holds (see `models.decoder`), one below the other.
     """
 
     name: str
     outputs: int
     inner: int
     part: tuple[slice, ...]
+    slots: tuple[str, ...]
 
 
 def modules_of(name: str, shape: tuple[int, ...], spelling: WeightNames, config: ModelConfig) -> list[Module]:
@@ -34,34 +36,40 @@ def modules_of(name: str, shape: tuple[int, ...], spelling: WeightNames, config:
 
     Raises:
         ModelError: it holds matrices, in a form that compressed-tensors has no module for.
+        WeightsError: it holds other experts than the model has.
     """
     canonical = spelling.canonical(name)
-    place = None if spelling.is_ignored(canonical, config) else spelling.place(canonical, _EVERY_SLOT, config)
+    place = None if spelling.is_ignored(canonical, config) else spelling.place(canonical, EVERY_SLOT, config)
     if place is None or not all(map(is_quantized, place.slots)):
         return []
     if not spelling.makes(canonical):
         if name.endswith(".weight") and len(shape) == 2:
             whole = slice(0, shape[0]), slice(0, shape[1])
-            return [Module(name.removesuffix(".weight"), shape[0], shape[1], whole)]
+            return [Module(name.removesuffix(".weight"), shape[0], shape[1], whole, place.slots)]
         stem, _, _ = name.removesuffix(".weight").rpartition(".")
-        names = [spelling.names.get(_numberless(slot)) for slot in place.slots]
-        if stem.endswith(".experts") and len(shape) == 3 and shape[0] and len(names) % shape[0] == 0 and all(names):
-            return list(
-                _experts(stem, shape, [str(each).rpartition(".")[2] for each in names[: len(names) // shape[0]]])
-            )
+        parts = [spelling.names.get(part) for part in dict.fromkeys(map(_numberless, place.slots))]
+        if stem.endswith(".experts") and len(shape) == 3 and all(parts):
+            return list(_experts(name, stem, shape, [str(part).rpartition(".")[2] for part in parts], place.slots))
     raise ModelError(
         f"compressed-tensors stores linear modules, and {name}, of shape {list(shape)}, is none "
         f"({config.architecture}); quantize when the model is loaded: stoker serve --quantization"
     )
 
 
-def _experts(stem: str, shape: tuple[int, ...], parts: list[str]) -> Iterator[Module]:
+def _experts(
+    name: str, stem: str, shape: tuple[int, ...], parts: list[str], slots: tuple[str, ...]
+) -> Iterator[Module]:
     count, rows, inner = shape
+    if count * len(parts) != len(slots) or rows % len(parts):
+        raise WeightsError(
+            f"{name} has shape {list(shape)}, the model has {len(slots) // len(parts)} experts, "
+            f"and {len(parts)} matrices of each"
+        )
     size = rows // len(parts)
     for expert in range(count):
         for index, part in enumerate(parts):
             place = slice(expert, expert + 1), slice(index * size, (index + 1) * size), slice(0, inner)
-            yield Module(f"{stem}.{expert}.{part}", size, inner, place)
+            yield Module(f"{stem}.{expert}.{part}", size, inner, place, (slots[expert * len(parts) + index],))
 
 
 def _numberless(slot: str) -> str:
@@ -81,4 +89,4 @@ class _EverySlot:
         return True
 
 
-_EVERY_SLOT = _EverySlot()
+EVERY_SLOT = _EverySlot()

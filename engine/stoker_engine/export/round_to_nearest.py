@@ -1,7 +1,7 @@
 """A matrix as compressed-tensors stores it, its numbers rounded to the nearest that its scale offers.
 
-Scales span from the least to the largest number of a group; they are rounded to the weights' dtype before codes are
-chosen. Formulas and layout are compressed-tensors' own: github.com/vllm-project/compressed-tensors
+Scales span from the least to the largest number of a group; they are rounded to the weights' dtype, or float32, before
+codes are chosen. Formulas and layout are compressed-tensors' own: github.com/vllm-project/compressed-tensors
 """
 
 from __future__ import annotations
@@ -24,19 +24,20 @@ def quantized(weights: torch.Tensor, scheme: Scheme) -> dict[str, torch.Tensor]:
         weights: of any floating dtype, all of them finite; `scheme.group_size` divides `inner`.
     """
     outputs, inner = weights.shape
+    dtype = torch.float32 if weights.dtype == torch.float64 else weights.dtype
     grouped = weights.float().view(outputs, -1, scheme.group_size or inner)
     least, largest = grouped.amin(-1).clamp(max=0), grouped.amax(-1).clamp(min=0)
     if scheme.type == "float":
-        scales = _scales(torch.maximum(-least, largest) / _LARGEST_FP8, weights.dtype)
+        scales = _scales(torch.maximum(-least, largest) / _LARGEST_FP8, dtype)
         codes = (grouped / scales.float().unsqueeze(-1)).clamp(-_LARGEST_FP8, _LARGEST_FP8)
         return {"weight": codes.view(outputs, inner).to(torch.float8_e4m3fn), "weight_scale": scales}
     steps = 2**scheme.bits - 1
     low = -(2 ** (scheme.bits - 1))
     zeros = None
     if scheme.symmetric:
-        scales = _scales(torch.maximum(-least, largest) / (steps / 2), weights.dtype)
+        scales = _scales(torch.maximum(-least, largest) / (steps / 2), dtype)
     else:
-        scales = _scales((largest - least) / steps, weights.dtype)
+        scales = _scales((largest - least) / steps, dtype)
         zeros = (low - least / scales.float()).round().clamp(low, low + steps)
     codes = grouped / scales.float().unsqueeze(-1)
     if zeros is not None:

@@ -15,7 +15,9 @@ from transformers import CONFIG_MAPPING, AutoModelForCausalLM, CompressedTensors
 from stoker_engine.contract.errors import ArgumentError, ModelError, StokerError, WeightsError
 from stoker_engine.export.compressed_tensors import export
 from stoker_engine.export.round_to_nearest import quantized
-from stoker_engine.export.schemes import SCHEMES, with_group_size
+from stoker_engine.export.schemes import SCHEMES, Scheme, with_group_size
+
+from ..models import gguf_models
 
 _SIZES: dict[str, Any] = {
     "vocab_size": 128,
@@ -50,7 +52,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", _SIZES),
     "tied, biases": ("qwen2", {**_SIZES, "tie_word_embeddings": True}),
     "fused": ("phi3", _SIZES),
-    "gpt_neox": ("gpt_neox", _SIZES),
+    "gpt_neox": ("gpt_neox", {key: value for key, value in _SIZES.items() if key != "num_key_value_heads"}),
     "mixtral": ("mixtral", {**_SIZES, "num_local_experts": 4}),
     "shared expert": ("qwen2_moe", {**_MIXTURE, "shared_expert_intermediate_size": 32}),
     "qwen3_moe": ("qwen3_moe", _MIXTURE),
@@ -229,6 +231,105 @@ def test_what_cannot_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     refused(WeightsError, f"{name} holds nan or infinity", scheme=fits)
     save_file({**tensors, name: tensors[name].int()}, weights)
     refused(WeightsError, f"{name} holds int32", scheme=fits)
+
+
+def _changed(folder: Path, changes: dict[str, torch.Tensor | None]) -> None:
+    """A model whose tensors are others; None: they are left out."""
+    tensors = {**_tensors(folder), **changes}
+    save_file({name: tensor for name, tensor in tensors.items() if tensor is not None}, folder / "model.safetensors")
+
+
+_Q = "model.layers.1.self_attn.q_proj"
+
+
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        ({f"{_Q}.weight": None}, r"lack 1 matrices the model needs: layers\.1\.q\.weight"),
+        ({f"{_Q}.weight": torch.ones(0, 64)}, rf"{_Q}\.weight holds 0 rows of 64 numbers .* the model needs 64 of 64"),
+        ({f"{_Q}.weight": torch.ones(64, 0)}, "holds 64 rows of 0 numbers"),
+        ({f"{_Q}.weight": torch.ones(64, 96)}, "holds 64 rows of 96 numbers"),
+        ({_Q.replace("1", "2", 1) + ".weight": torch.ones(64, 64)}, r"1 tensors .* no place for: model\.layers\.2"),
+        ({f"{_Q}.weight_scale": torch.ones(64, 1)}, rf"no place for: {_Q}\.weight_scale"),
+        ({f"{_Q}.qweight": torch.ones(8, 64).int()}, rf"no place for: {_Q}\.qweight"),
+        ({f"{_Q}.weight": None, f"{_Q}.qweight": torch.ones(8, 64).int()}, "lack 1 matrices"),
+    ],
+)
+def test_files_of_another_model_are_refused_before_anything_is_written(
+    changes: dict[str, torch.Tensor | None], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _save(tmp_path / "model", "llama")
+    _changed(tmp_path / "model", changes)
+    monkeypatch.setattr("stoker_engine.export.compressed_tensors.new_output", None)
+    with pytest.raises(WeightsError, match=message):
+        export(tmp_path / "model", SCHEMES["W8A8"], "W8A8", tmp_path / "new")
+
+
+@pytest.mark.parametrize(
+    "shape, message",
+    [
+        ((0, 64, 64), r"gate_up_proj has shape \[0, 64, 64\], the model has 4 experts, and 2 matrices of each"),
+        ((4, 0, 64), "holds 0 rows of 64 numbers as .*experts.0.gate_proj, the model needs 32 of 64"),
+        ((4, 65, 64), r"gate_up_proj has shape \[4, 65, 64\]"),
+        ((4, 66, 64), "holds 33 rows of 64 numbers as .*experts.0.gate_proj, the model needs 32 of 64"),
+        ((2, 128, 64), r"gate_up_proj has shape \[2, 128, 64\]"),
+        ((8, 64, 64), r"gate_up_proj has shape \[8, 64, 64\]"),
+        ((4, 64, 96), "holds 32 rows of 96 numbers"),
+    ],
+)
+def test_stacks_of_other_experts_are_refused(shape: tuple[int, ...], message: str, tmp_path: Path) -> None:
+    _save(tmp_path / "model", "qwen3_moe")
+    name = "model.layers.0.mlp.experts.gate_up_proj"
+    matrices = dict.fromkeys(each for each in _tensors(tmp_path / "model") if "layers.0.mlp.experts." in each)
+    down = torch.ones(4, 64, 32)
+    _changed(tmp_path / "model", {**matrices, name: torch.ones(shape), name.replace("gate_up", "down"): down})
+    with pytest.raises(WeightsError, match=message):
+        export(tmp_path / "model", SCHEMES["W8A8"], "W8A8", tmp_path / "new")
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+def test_experts_that_are_there_twice_are_refused(tmp_path: Path) -> None:
+    _save(tmp_path / "model", "qwen3_moe")
+    _changed(tmp_path / "model", {"model.layers.0.mlp.experts.gate_up_proj": torch.ones(4, 64, 64)})
+    with pytest.raises(WeightsError, match=r"weights hold layers\.0\.experts\.\d\.gate\.weight twice"):
+        export(tmp_path / "model", SCHEMES["W8A8"], "W8A8", tmp_path / "new")
+
+
+@pytest.mark.parametrize("name", gguf_models.MODELS)
+def test_of_every_family_all_matrices_are_known(name: str, tmp_path: Path) -> None:
+    model = gguf_models.tiny(*gguf_models.MODELS[name])
+    model.save_pretrained(tmp_path / "model")
+    scheme = SCHEMES["FP8_DYNAMIC"]
+    if model.config.model_type in ("dbrx", "gpt2", "granitemoe"):
+        with pytest.raises(ModelError, match="stores linear modules"):
+            export(tmp_path / "model", scheme, "FP8_DYNAMIC", tmp_path / "new")
+    else:
+        export(tmp_path / "model", scheme, "FP8_DYNAMIC", tmp_path / "new")
+        codes = [tensor for tensor in _tensors(tmp_path / "new").values() if tensor.dtype == torch.float8_e4m3fn]
+        assert len(codes) >= 2 * 4
+
+
+def test_scales_of_float64_are_float32(tmp_path: Path) -> None:
+    _save(tmp_path / "model", "llama", torch.float64)
+    for name, scheme in SCHEMES.items():
+        used = with_group_size(scheme, 32) if scheme.group_size else scheme
+        export(tmp_path / "model", used, name, tmp_path / name)
+        scales = [tensor for end, tensor in _tensors(tmp_path / name).items() if end.endswith("weight_scale")]
+        assert len(scales) == 2 * 7 and {tensor.dtype for tensor in scales} == {torch.float32}
+
+
+def test_a_shape_is_tried_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _save(tmp_path / "model", "qwen3_moe", torch.float16)
+    tried = []
+
+    def counted(weights: torch.Tensor, scheme: Scheme) -> dict[str, torch.Tensor]:
+        if weights.is_meta:
+            tried.append(weights.shape)
+        return quantized(weights, scheme)
+
+    monkeypatch.setattr("stoker_engine.export.compressed_tensors.quantized", counted)
+    export(tmp_path / "model", SCHEMES["W8A8"], "W8A8", tmp_path / "new")
+    assert len(tried) == len(set(tried))
 
 
 def test_matrices_that_are_no_linear_modules_are_refused(tmp_path: Path) -> None:

@@ -1,0 +1,61 @@
+"""Whether the files hold the matrices of the model that config.json describes: known before anything is written."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from stoker_engine.architectures.model_config import ModelConfig
+from stoker_engine.architectures.quantization.on_load import is_quantized
+from stoker_engine.contract.errors import WeightsError
+from stoker_engine.export.matrices import EVERY_SLOT, Module
+from stoker_engine.models.kv_scales import is_kv_scale
+from stoker_engine.models.weight_names import WeightNames
+from stoker_engine.models.weight_source import some
+from stoker_engine.sizing.weight_sizes import matrices
+
+
+def check_complete(tensors: Mapping[str, Sequence[Module]], spelling: WeightNames, config: ModelConfig) -> None:
+    """Args:
+        tensors: the modules to quantize that each tensor of the files holds, by its name.
+
+    Raises:
+        WeightsError: matrices are missing, doubled or of another shape, or the model has no place for a tensor, such
+            as the scales of weights that are quantized already; the message names them.
+    """
+    needed, held = _needed(config), dict[str, str]()
+    for name, modules in tensors.items():
+        for module in modules:
+            for slot in module.slots:
+                if slot in held:
+                    raise WeightsError(f"weights hold {slot} twice: as {held[slot]} and as {name}")
+                held[slot] = name
+            if all(slot in needed for slot in module.slots):
+                rows, inner = sum(needed[slot][0] for slot in module.slots), needed[module.slots[0]][1]
+                if (module.outputs, module.inner) != (rows, inner):
+                    raise WeightsError(
+                        f"{name} holds {module.outputs} rows of {module.inner} numbers as {module.name}, "
+                        f"the model needs {rows} of {inner}"
+                    )
+    if missing := sorted(needed.keys() - held.keys()):
+        raise WeightsError(f"weights lack {len(missing)} matrices the model needs: {some(missing)}")
+    unused = [held[slot] for slot in sorted(held.keys() - needed.keys())]
+    unused += [name for name, modules in tensors.items() if not modules and not _is_known(name, spelling, config)]
+    if unused:
+        raise WeightsError(f"weights hold {len(unused)} tensors the model has no place for: {some(unused)}")
+
+
+def _needed(config: ModelConfig) -> dict[str, tuple[int, int]]:
+    """Rows and columns of the matrices that are quantized, by slot."""
+    needed = dict[str, tuple[int, int]]()
+    for name, size in matrices(config):
+        if is_quantized(f"{name}.weight"):
+            for expert in range(size.count if ".experts.0." in name else 1):
+                slot = name.replace(".experts.0.", f".experts.{expert}.")
+                needed[f"{slot}.weight"] = (size.rows, size.inner)
+    return needed
+
+
+def _is_known(name: str, spelling: WeightNames, config: ModelConfig) -> bool:
+    canonical = spelling.canonical(name)
+    place = spelling.place(canonical, EVERY_SLOT, config)
+    return place is not None or spelling.is_ignored(canonical, config) or is_kv_scale(name)
