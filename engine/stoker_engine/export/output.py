@@ -48,7 +48,8 @@ def new_output(target: Path, size: int) -> Iterator[Path]:
 
 def check_new(target: Path) -> None:
     """Raises:
-    ArgumentError: there is something called `target`, other than an empty folder.
+    ArgumentError: there is something called `target`, other than an empty folder that is not called as a file is.
     """
-    if target.is_symlink() or (target.exists() and not (target.is_dir() and not any(target.iterdir()))):
+    empty = target.is_dir() and target.suffix != ".gguf" and not any(target.iterdir())
+    if target.is_symlink() or (target.exists() and not empty):
         raise ArgumentError("--output", f"{target} exists; remove it, or choose another name")
