@@ -39,8 +39,15 @@ _ENDS: Final = ("token_embd.weight", "output.weight")
 _STAYS: Final = re.compile(r"norm|ffn_gate_inp|position_embd|token_types|^rope_|altup|laurel|per_layer_model_proj")
 #: Numbers quantized at a time, about.
 _PIECE: Final = 1 << 22
-#: Rounds to infinity in F16.
-_TOO_LARGE: Final = 65520.0
+#: How many numbers of F16 a block begins with: its scale, and its least number where it has one.
+_SCALES: Final = {
+    GGMLQuantizationType.F16: 1,
+    GGMLQuantizationType.Q8_0: 1,
+    GGMLQuantizationType.Q5_1: 2,
+    GGMLQuantizationType.Q5_0: 1,
+    GGMLQuantizationType.Q4_1: 2,
+    GGMLQuantizationType.Q4_0: 1,
+}
 _UINT32: Final = 4
 _ALIGNMENT: Final = 32
 
@@ -71,16 +78,17 @@ def export(path: Path, kind: GGMLQuantizationType, target: Path) -> None:
     folder for one if its name does not end with ``.gguf``.
 
     Raises:
-        ModelError: the file is quantized already, or cannot be read.
+        ModelError: the file is quantized already, has nothing to quantize, or cannot be read.
+        WeightsError: it holds nan, infinity, or numbers that are too large for `kind`.
         ArgumentError: there is something at `target`, or no room for it.
         StokerError: it cannot be written.
     """
     source = GGUFFile(path)
     stored = source.kinds()
-    main = source.main_kind()
-    if main not in FLOATING and kind not in FLOATING:
+    found = source.quantized_as()
+    if found is not None and kind not in FLOATING:
         raise ModelError(
-            f"{path} is quantized by {main.name} already, and {kind.name} is asked for; give a file of F16 or BF16 "
+            f"{path} is quantized by {found} already, and {kind.name} is asked for; give a file of F16 or BF16 "
             "(stoker quantize --to bf16 makes one of this, without what was lost)"
         )
     tensors, end = list[_Tensor](), 0
@@ -88,6 +96,8 @@ def export(path: Path, kind: GGMLQuantizationType, target: Path) -> None:
         shape = tuple(source.shape(name))
         tensors.append(_Tensor(name, shape, _kind_of(name, shape, stored[name], kind), end))
         end += -(-tensors[-1].size // _ALIGNMENT) * _ALIGNMENT
+    if not any(tensor.kind == kind and len(tensor.shape) > 1 for tensor in tensors):
+        raise ModelError(f"{path} holds no matrix that can be of type {kind.name}, among {len(tensors)} tensors")
     header = _header(path, tensors, kind)
     with new_output(target, len(header) + end) as partial:
         if target.suffix != ".gguf":
@@ -140,14 +150,17 @@ def _write(source: GGUFFile, tensor: _Tensor, file: BinaryIO) -> None:
         numbers = source.read(tensor.name, piece)
         if not numbers.isfinite().all():
             raise WeightsError(f"{tensor.name} holds nan or infinity: the file is damaged; fetch it again")
-        if tensor.kind == GGMLQuantizationType.F16 and bool((numbers.abs() >= _TOO_LARGE).any()):
-            raise WeightsError(f"{tensor.name} holds numbers too large for F16; choose bf16")
-        file.write(_stored(numbers, tensor.kind).data)
+        stored = _stored(numbers, tensor.kind)
+        scales = stored.reshape(-1, GGML_QUANT_SIZES[tensor.kind][1])[:, : 2 * _SCALES.get(tensor.kind, 0)]
+        if not np.isfinite(np.ascontiguousarray(scales).view(np.float16)).all():
+            raise WeightsError(f"{tensor.name} holds numbers too large for {tensor.kind.name}; choose bf16")
+        file.write(stored.data)
     file.write(bytes(-tensor.size % _ALIGNMENT))
 
 
 def _stored(numbers: torch.Tensor, kind: GGMLQuantizationType) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    array = quantize(np.ascontiguousarray(numbers.numpy()), kind)
+    with np.errstate(over="ignore"):  # of scales, which are looked at afterwards
+        array = quantize(np.ascontiguousarray(numbers.numpy()), kind)
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
 
 

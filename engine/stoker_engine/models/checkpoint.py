@@ -18,7 +18,7 @@ from stoker_engine.contract.engine_args import EngineArgs
 from stoker_engine.contract.errors import ArgumentError, ModelError, WeightsError
 from stoker_engine.layers.build import Build
 from stoker_engine.models.decoder_loader import DecoderLoader
-from stoker_engine.models.gguf import FLOATING, GGUFFile
+from stoker_engine.models.gguf import GGUFFile
 from stoker_engine.models.kv_scales import LayerScales
 from stoker_engine.models.locate import locate_model
 from stoker_engine.models.model import Model
@@ -129,8 +129,7 @@ def find_checkpoint(args: EngineArgs) -> Checkpoint:
 
 def _gguf(path: Path, asked: str | None) -> Checkpoint:
     gguf = GGUFFile(path)
-    kind = gguf.main_kind()
-    on_load = None if asked == "gguf" else format_on_load(asked, None if kind in FLOATING else kind.name)
+    on_load = None if asked == "gguf" else format_on_load(asked, gguf.quantized_as())
     config = gguf.config()
     if others := gguf.other_types():
         counts = ", ".join(f"{count} of type {name}" for name, count in sorted(others.items()))

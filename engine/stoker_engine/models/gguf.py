@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -116,12 +115,15 @@ class GGUFFile:
         """ggml's type of each tensor, by name."""
         return {name: tensor.kind for name, tensor in self._tensors.items()}
 
-    def main_kind(self) -> GGMLQuantizationType:
-        """ggml's type of most numbers of its matrices."""
-        numbers = Counter[GGMLQuantizationType]()
-        for tensor in self._tensors.values():
-            numbers[tensor.kind] += math.prod(tensor.shape) if len(tensor.shape) > 1 else 0
-        return numbers.most_common(1)[0][0]
+    def quantized_as(self) -> str | None:
+        """ggml's type of most quantized matrices of its layers; None: they are numbers. The embedding and the head may
+        be stored otherwise, and hold more numbers than all layers of a small model."""
+        types = Counter(
+            tensor.kind.name
+            for name, tensor in self._tensors.items()
+            if name.startswith("blk.") and len(tensor.shape) > 1 and tensor.kind.name not in (*_PLAIN, "F16", "BF16")
+        )
+        return types.most_common(1)[0][0] if types else None
 
     def shape(self, name: str) -> torch.Size:
         """See `WeightSource`."""

@@ -11,8 +11,11 @@ import pytest
 import torch
 from gguf import GGMLQuantizationType as Kind
 
+from stoker_engine.contract.engine_args import EngineArgs
 from stoker_engine.contract.errors import ArgumentError, ModelError, WeightsError
 from stoker_engine.export.gguf_file import FILE_TYPES, export
+from stoker_engine.export.output import check_new
+from stoker_engine.models.checkpoint import find_checkpoint
 from stoker_engine.models.gguf import GGUFFile
 
 from ..models import gguf_models, llama_cpp
@@ -100,6 +103,73 @@ def test_what_was_quantized_becomes_numbers_but_nothing_else(mixture: Path, tmp_
     assert before[name].tensor_type == Kind.Q5_0 and after[name].tensor_type == Kind.BF16
     assert np.allclose(_numbers(after[name]), _numbers(before[name]), rtol=2**-8)
     assert {path.name for path in tmp_path.iterdir()} == {"q5.gguf", "bf16.gguf"}
+
+
+def test_layers_are_what_is_quantized_already(tmp_path: Path) -> None:
+    """Though the embedding is most of the numbers, and of another type."""
+    large = gguf_models.tiny("llama", {**_SIZES, "vocab_size": 4096})
+
+    def layers_of(kind: Kind, ends: Kind, name: str) -> Path:
+        stored = lambda tensor: kind if tensor.startswith("blk.") else ends  # noqa: E731
+        return Path(llama_cpp.write(large, tmp_path / name, stored=stored))
+
+    path = layers_of(Kind.Q5_1, Kind.F16, "layers.gguf")
+    with pytest.raises(ModelError, match="quantized by Q5_1 already, and Q4_0 is asked for"):
+        export(path, Kind.Q4_0, tmp_path / "new.gguf")
+    with pytest.raises(ArgumentError, match="int4 is asked for, and the checkpoint is quantized by Q5_1 already"):
+        find_checkpoint(EngineArgs(model=str(path), quantization="int4"))
+    path = layers_of(Kind.F16, Kind.Q8_0, "ends.gguf")
+    export(path, Kind.Q4_0, tmp_path / "new.gguf")
+    assert _tensors(tmp_path / "new.gguf")["blk.0.attn_q.weight"].tensor_type == Kind.Q4_0
+    assert find_checkpoint(EngineArgs(model=str(path), quantization="int4")).loader.on_load is not None
+
+
+def test_a_file_without_matrices(tmp_path: Path) -> None:
+    path = tmp_path / "none.gguf"
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    with pytest.raises(ModelError, match="holds no matrix that can be of type Q4_0, among 0 tensors"):
+        export(path, Kind.Q4_0, tmp_path / "new.gguf")
+    for quantization in (None, "int8"):
+        with pytest.raises(ModelError, match=r"has no token_embd\.weight"):
+            find_checkpoint(EngineArgs(model=str(path), quantization=quantization))
+
+
+def test_an_empty_folder_called_as_a_file_is(mixture: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "x.gguf").mkdir()
+    (tmp_path / "x").mkdir()
+    check_new(tmp_path / "x")
+    monkeypatch.setattr("stoker_engine.export.gguf_file._write", None)
+    with pytest.raises(ArgumentError, match=r"x\.gguf exists; remove it"):
+        export(mixture, Kind.Q8_0, tmp_path / "x.gguf")
+
+
+#: (type, the largest number of which a scale is float16, one that is too large)
+_LARGE = [
+    (Kind.Q8_0, 65000.0 * 127, 66000.0 * 127),
+    (Kind.Q5_0, 65000.0 * 16, 66000.0 * 16),
+    (Kind.Q4_0, 65000.0 * 8, 66000.0 * 8),
+    (Kind.Q5_1, 65000.0 * 31, 66000.0 * 31),
+    (Kind.Q4_1, 65000.0 * 15, -66000.0),
+    (Kind.F16, 65504.0, 65520.0),
+]
+
+
+@pytest.mark.parametrize("kind, fits, too_large", _LARGE, ids=lambda value: getattr(value, "name", ""))
+def test_scales_are_finite(kind: Kind, fits: float, too_large: float, tmp_path: Path) -> None:
+    for value in (fits, too_large):
+        model = gguf_models.tiny("llama", _SIZES)
+        model.model.layers[1].mlp.up_proj.weight.data[3, 5] = value
+        path = Path(llama_cpp.write(model, tmp_path / "model.gguf"))
+        if value == too_large:
+            with pytest.raises(WeightsError, match=rf"blk.1.ffn_up.weight .* too large for {kind.name}; choose bf16"):
+                export(path, kind, tmp_path / "too large.gguf")
+        else:
+            export(path, kind, tmp_path / "new.gguf")
+            assert np.isfinite(_numbers(_tensors(tmp_path / "new.gguf")["blk.1.ffn_up.weight"])).all()
 
 
 def test_what_cannot_be(mixture: Path, tmp_path: Path) -> None:
