@@ -243,7 +243,6 @@ def test_schemes_by_names_patterns_and_classes() -> None:
         ),
         ({"config_groups": {"a": {"targets": ["Linear"], "weights": {"strategy": "block"}}}}, "block_structure"),
         ({"config_groups": {"a": {"targets": ["Linear"], "weights": {"dynamic": True}}}}, "dynamic"),
-        ({"config_groups": {"a": {"targets": ["Linear"]}}}, "quantizes no weights"),
         ({"config_groups": {"W4A16": ["Linear"]}}, "must be an object"),
         ({"config_groups": {"a": {"targets": "Linear", "weights": {}}}}, "config_groups.a"),
         ({"ignore": ["re:("]}, "a pattern that is not computed"),
@@ -262,6 +261,39 @@ def test_empty_configs_within_say_nothing() -> None:
     dense = {"format": "dense", "targets": [], "sparsity_structure": "unstructured"}
     assert _config(case, sparsity_config={}, transform_config={}, kv_cache_scheme={"num_bits": 8}) == _config(case)
     assert _config(case, sparsity_config=dense, transform_config={"config_groups": {}}) == _config(case)
+
+
+@pytest.mark.parametrize(
+    "stated",
+    [
+        {"format": "dense", "kv_cache_scheme": {"num_bits": 8, "type": "float"}},
+        {"format": "dense", "config_groups": {}},
+        {},
+        {"config_groups": {"a": {"targets": ["Linear"], "weights": None, "input_activations": {"num_bits": 8}}}},
+        {"config_groups": {"a": {"targets": ["Linear"], "format": "dense", "weights": {"num_bits": 8}}}},
+        {"format": "dense", "config_groups": {"a": {"targets": ["Linear"], "weights": {"num_bits": 8}}}},
+    ],
+)
+def test_weights_may_be_numbers(stated: dict[str, Any], caplog: pytest.LogCaptureFixture) -> None:
+    config = parse({"quantization_config": {"quant_method": "compressed-tensors", **stated}})
+    with caplog.at_level("INFO"):
+        assert not find_modules(config, StoredTensors({f"{_NAME}.weight": torch.ones(8, 32)}))
+    assert config.format_of(_NAME, 8, 32) is None
+    assert bool(caplog.records) == ("input_activations" in str(stated))
+    stored = _stored(Compressed({"num_bits": 4, "group_size": 32}))
+    with pytest.raises(WeightsError, match="does not say how"):
+        find_modules(config, stored)
+
+
+def test_a_group_without_weights_keeps_its_modules() -> None:
+    """Which another group means too, less exactly."""
+    groups = {
+        "all": {"targets": ["Linear"], "weights": {"num_bits": 8}},
+        "one": {"targets": [_NAME], "output_activations": {"num_bits": 8}},
+    }
+    config = parse({"quantization_config": {"config_groups": groups}})
+    assert config.format_of(_NAME, 8, 32) is None
+    assert config.format_of("model.layers.1.mlp.up_proj", 8, 32) is not None
 
 
 def _damaged(damage: str, case: Compressed) -> StoredTensors:

@@ -17,10 +17,13 @@ from stoker_engine.contract.errors import ModelError
 
 METHOD: Final = "compressed-tensors"
 
+#: Weights are numbers: only activations or the KV cache are quantized, which goes by their own scales.
+_DENSE: Final = "dense"
+
 #: How tensors may be packed; a scheme's own ``format`` may be one of them too. Which it is, the tensors show.
 _FORMATS: Final = (
     "pack-quantized", "int-quantized", "float-quantized", "naive-quantized", "nvfp4-pack-quantized",
-    "mxfp4-pack-quantized", "mxfp8-quantized", "mixed-precision",
+    "mxfp4-pack-quantized", "mxfp8-quantized", "mixed-precision", _DENSE,
 )  # fmt: skip
 _AGAIN: Final = "quantize the model again with llm-compressor, to W4A16, W8A16, W8A8 or FP8_DYNAMIC"
 
@@ -34,45 +37,56 @@ class Scheme:
     """How the weights of one group of modules are stored.
 
     Attributes:
-        targets: names, patterns and classes of modules.
         format: of matrices.
         bits: of a stored number; of its code in `format` it may be more.
         rows: that share a scale: of a block; 0: all of a tensor; 1: none.
     """
 
-    targets: tuple[str, ...]
     format: GroupFormat
     bits: int
     rows: int
 
 
 @dataclass(frozen=True)
+class Group:
+    """One of ``config_groups``.
+
+    Attributes:
+        targets: names, patterns and classes of modules.
+        scheme: of their weights; None: they are numbers.
+    """
+
+    targets: tuple[str, ...]
+    scheme: Scheme | None
+
+
+@dataclass(frozen=True)
 class Targets:
-    """Some targets of all schemes together.
+    """Some targets of all groups together.
 
     Attributes:
         listed: the targets.
-        schemes: the one that each is of.
+        groups: the one that each is of.
     """
 
     listed: ListedModules
-    schemes: tuple[Scheme, ...]
+    groups: tuple[Group, ...]
 
     @classmethod
-    def of(cls, schemes: tuple[Scheme, ...], are_patterns: bool) -> Targets:
+    def of(cls, groups: tuple[Group, ...], are_patterns: bool) -> Targets:
         """Those that are regular expressions, or those that are not.
 
         Raises:
             ModelError: see `ListedModules`.
         """
-        pairs = [(name, each) for each in schemes for name in each.targets if name.startswith("re:") == are_patterns]
+        pairs = [(name, each) for each in groups for name in each.targets if name.startswith("re:") == are_patterns]
         listed = ListedModules.of((name for name, _ in pairs), "config_groups' targets")
-        return cls(listed, tuple(scheme for _, scheme in pairs))
+        return cls(listed, tuple(group for _, group in pairs))
 
-    def scheme_of(self, module: str) -> Scheme | None:
+    def group_of(self, module: str) -> Group | None:
         """Of the first target that means the module."""
         place = self.listed.first(module)
-        return None if place is None else self.schemes[place]
+        return None if place is None else self.groups[place]
 
 
 @dataclass(frozen=True)
@@ -80,14 +94,14 @@ class CompressedTensors:
     """See `QuantizationConfig`.
 
     Attributes:
-        schemes: of the groups, in order.
+        groups: in order.
         names: their targets that are names of modules.
         patterns: those that are regular expressions.
         ignored: modules that are stored as numbers though a scheme means them.
         activations: how some scheme quantizes activations, in words; empty: none does.
     """
 
-    schemes: tuple[Scheme, ...]
+    groups: tuple[Group, ...]
     names: Targets
     patterns: Targets
     ignored: ListedModules
@@ -99,9 +113,9 @@ class CompressedTensors:
         if self.ignored.mean(module):
             return None
         for targets in (self.names, self.patterns):
-            if found := targets.scheme_of(module):
-                return found
-        return next((scheme for scheme in self.schemes if class_of(module) in scheme.targets), None)
+            if found := targets.group_of(module):
+                return found.scheme
+        return next((group.scheme for group in self.groups if class_of(module) in group.targets), None)
 
     def format_of(self, module: str, outputs: int, inner: int) -> GroupFormat | None:
         """See `QuantizationConfig`."""
@@ -128,11 +142,12 @@ def parse(config: Mapping[str, Any]) -> CompressedTensors:
         for name in groups
     }
     activations = (_activations(Fields(group, {}, file=f"config.json: {name}")) for name, group in named.items())
-    schemes = tuple(_scheme(name, group, numbers) for name, group in named.items())
+    dense = fields.get("format") == _DENSE
+    members = tuple(_group(name, group, numbers, dense) for name, group in named.items())
     return CompressedTensors(
-        schemes,
-        Targets.of(schemes, are_patterns=False),
-        Targets.of(schemes, are_patterns=True),
+        members,
+        Targets.of(members, are_patterns=False),
+        Targets.of(members, are_patterns=True),
         ListedModules.of(fields.items("ignore", str), "quantization_config's ignore", with_classes=True),
         next(filter(None, activations), ""),
     )
@@ -140,7 +155,7 @@ def parse(config: Mapping[str, Any]) -> CompressedTensors:
 
 def _says_something(config: Mapping[str, Any]) -> bool:
     """Whether a config within asks for anything."""
-    if config.get("format") == "dense":
+    if config.get("format") == _DENSE:
         return False
     return any(value for name, value in config.items() if name != "format" or value)
 
@@ -163,17 +178,25 @@ def _activations(fields: Fields) -> str:
     return f"{inputs.text('type')}{inputs.integer('num_bits')} {when}"
 
 
-def _scheme(where: str, group: Mapping[str, Any], numbers: Scale) -> Scheme:
-    """One of ``config_groups``.
+def _group(where: str, group: Mapping[str, Any], numbers: Scale, dense: bool) -> Group:
+    """One of ``config_groups``; `numbers` as of `_scheme`.
 
     Args:
-        numbers: what scales are stored as where nothing is said.
+        dense: whether all weights are numbers.
     """
     fields = Fields(group, {}, file=f"config.json: {where}")
     _check_format(fields, where)
     given = fields.object("weights")
-    if not given:
-        raise ModelError(f"config.json: {where} quantizes no weights, which is not computed; {_AGAIN}")
+    is_stored = given and not dense and fields.get("format") != _DENSE
+    return Group(tuple(fields.items("targets", str)), _scheme(where, given, numbers) if is_stored else None)
+
+
+def _scheme(where: str, given: Mapping[str, Any], numbers: Scale) -> Scheme:
+    """What a group says of its ``weights``.
+
+    Args:
+        numbers: what scales are stored as where nothing is said.
+    """
     weights = Fields(given, {"num_bits": 8, "type": "int", "symmetric": True}, file=f"config.json: {where}.weights")
     bits, kind = weights.integer("num_bits", 1, 8), weights.text("type").lower()
     rows, columns = _shared(weights, where)
@@ -199,7 +222,7 @@ def _scheme(where: str, group: Mapping[str, Any], numbers: Scale) -> Scheme:
     format = GroupFormat(
         code, columns, scale, zero=not symmetric, row_scale=row_scale, in_order_of="groups" if by_groups else "columns"
     )
-    return Scheme(tuple(fields.items("targets", str)), format, bits, rows)
+    return Scheme(format, bits, rows)
 
 
 def _float_scale(weights: Fields, bits: int, group: int, numbers: Scale) -> tuple[Scale, bool]:

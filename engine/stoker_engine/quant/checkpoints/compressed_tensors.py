@@ -67,7 +67,7 @@ def find_modules(config: CompressedTensors, tensors: Tensors) -> dict[str, Group
                 f"{name} is quantized, and config.json's quantization_config does not say how; fetch the model again"
             )
         found[name] = _matrix(name, parts, scheme, tensors)
-    if config.activations and found:
+    if config.activations:
         logger.info("activations are not quantized (config.json: %s): products are exact in them", config.activations)
     return found
 
