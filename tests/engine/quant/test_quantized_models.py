@@ -178,7 +178,7 @@ METHODS: dict[str, Callable[[torch.Tensor], Quantized]] = {
     "NVFP4": _compressed(weights=_NVFP4, format="nvfp4-pack-quantized"),
     "NVFP4 of modelopt": _nvfp4_of_modelopt,
     "FP8 blocks": _fp8(32, 16),
-    "FP8 large blocks": _fp8(64, 64),
+    "FP8 large blocks": _fp8(64, 48),
     "FP8 tensors": _fp8_by_tensor,
     "FP8 in one block": _fp8_in_one_block,
     "W4A16 in order of groups": _in_order_of_groups,
@@ -412,7 +412,7 @@ def test_stacks_of_experts_in_mxfp4(pair_of: Callable[[str, str], Pair]) -> None
 
 @dataclass
 class _Rank(Alone):
-    """One of two that never speak to each other."""
+    """One of several that never speak to each other."""
 
     rank: int = 0
     size: int = 2
@@ -439,18 +439,18 @@ def test_ranks_hold_their_shares(family: str, method: str, pair_of: Callable[[st
 
 
 @pytest.mark.parametrize(
-    ("family", "method", "said"),
+    ("family", "method", "ranks", "said"),
     [
-        ("llama", "FP8 large blocks", "blocks of 64 columns"),
-        ("llama wide", "W4A16 in order of groups", "act order"),
-        ("deepseek_v3", "W4A16", "multiples of 32"),
+        ("llama", "FP8 large blocks", 2, "blocks of 48 columns"),
+        ("llama wide", "W4A16 in order of groups", 2, "act order"),
+        ("deepseek_v3", "FP8 blocks", 4, "multiples of 16"),
     ],
 )
 def test_what_ranks_cannot_share_is_refused(
-    family: str, method: str, said: str, pair_of: Callable[[str, str], Pair]
+    family: str, method: str, ranks: int, said: str, pair_of: Callable[[str, str], Pair]
 ) -> None:
     with pytest.raises(ModelError, match=said):
-        _decoder(pair_of(family, method).quantized, _Rank(1))
+        _decoder(pair_of(family, method).quantized, _Rank(1, ranks))
 
 
 @pytest.mark.parametrize(
