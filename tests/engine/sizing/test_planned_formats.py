@@ -26,6 +26,7 @@ from stoker_engine.sizing.weight_formats import ALL_NUMBERS
 from stoker_engine.sizing.weight_sizes import matrices, weight_bytes
 
 from ..models import gguf_models
+from ..quant.test_packed_models import pair_of as packed_pair_of  # noqa: F401
 from ..quant.test_quantized_models import Pair
 from ..quant.test_quantized_models import pair_of as pair_of
 
