@@ -84,7 +84,7 @@ def test_a_quantized_checkpoint(family: str, method: str, pair_of: Callable[[str
 def test_one_of_packed_words(
     family: str,
     method: str,
-    packed_pair_of: Callable[[str, str], tuple[Path, Path]],
+    packed_pair_of: Callable[[str, str], tuple[Path, Path]],  # noqa: F811
 ) -> None:
     folder, _ = packed_pair_of(family, method)
     quantization = read_quantization(json.loads((folder / "config.json").read_text()))
