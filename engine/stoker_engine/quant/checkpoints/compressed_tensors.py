@@ -78,8 +78,9 @@ def _matrix(name: str, parts: dict[str, str], scheme: Scheme, tensors: Tensors) 
     if scale == "e8m0" and scheme.format.scale != "e8m0":
         raise WeightsError(f"{scale_name} holds uint8, which scales of {scheme.format.name} cannot be")
     shape, codes = _codes(name, parts, scheme, tensors)
-    used = ("weight_packed",) if "weight_packed" in parts else ("weight",)
-    used = (*used, "weight_global_scale") if scheme.format.row_scale else used
+    used = ["weight_packed" if "weight_packed" in parts else "weight"]
+    if scheme.format.row_scale:
+        used.append("weight_global_scale")
     refuse_others(name, parts, (*used, "weight_shape", "weight_scale", "weight_zero_point", "weight_g_idx"))
     order = _order(name, parts, scheme.format, shape[-1], tensors)
     format = replace(scheme.format, scale=scale, in_order_of="columns" if order is None else "groups")
