@@ -14,8 +14,6 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-import torch
-
 from stoker_engine.contract.engine_args import EngineArgs
 from stoker_engine.core.engine_info import EngineInfo
 from stoker_engine.core.engine_request import EngineRequest
@@ -24,8 +22,9 @@ from stoker_engine.core.journal import Journal
 from stoker_engine.core.outputs import StepOutputs
 from stoker_engine.core.proposer import Proposer
 from stoker_engine.core.step_report import StepTimes
+from stoker_engine.exec.dtypes import stored_as
 from stoker_engine.exec.executor import Executor, LocalExecutor
-from stoker_engine.exec.runner import Runner, dtype_name, kv_cache_dtype, resolve_dtype
+from stoker_engine.exec.runner import Runner
 from stoker_engine.models.checkpoint import Checkpoint, find_checkpoint
 from stoker_engine.models.generation_config import sampling_defaults
 from stoker_engine.sched.kv_manager import KVManager
@@ -65,8 +64,7 @@ class Engine:
             args.prompt_tokens_beside_decodes(on_cpu=self.executor.on_cpu),
             proposer,
         )
-        device = torch.device("cpu" if self.executor.on_cpu else "cuda")
-        dtype = resolve_dtype(args, checkpoint, device)
+        stored = stored_as(args, checkpoint, "cpu" if self.executor.on_cpu else "cuda")
         self.info = EngineInfo(
             max_model_len=plan.max_model_len,
             vocab_size=checkpoint.config.vocab_size,
@@ -81,10 +79,10 @@ class Engine:
             seed=args.seed,
             licence=checkpoint.card.licence,
             model_card=checkpoint.card.title,
-            dtype=dtype_name(dtype),
+            dtype=stored.dtype,
             quantization=checkpoint.method or args.quantization or "",
-            weights=checkpoint.weights_stored_as(dtype, device),
-            kv_cache_dtype=kv_cache_dtype(args, dtype),
+            weights=stored.weights,
+            kv_cache_dtype=stored.kv_cache_dtype,
         )
         self._journal = Journal()
         self._most_in_flight = 2 if args.async_scheduling else 1

@@ -9,14 +9,12 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from stoker_engine.architectures.compute_dtype import compute_dtype
 from stoker_engine.attention.native import NativeBackend
 from stoker_engine.attention.select import attention_backend
-from stoker_engine.contract import names
 from stoker_engine.contract.engine_args import EngineArgs
-from stoker_engine.contract.errors import ModelError
 from stoker_engine.core.logprobs import TokenLogprobs
 from stoker_engine.core.step import Sampled, Step, StepResult
+from stoker_engine.exec.dtypes import resolve_dtype, stored_as
 from stoker_engine.exec.inputs import InputBuilder, Inputs
 from stoker_engine.exec.kv_cache import KVCachePool, plan_kv_cache
 from stoker_engine.exec.rows import Rows
@@ -66,9 +64,6 @@ class Runner:
             limit_threads()
         self.config = checkpoint.config
         self.dtype = resolve_dtype(args, checkpoint, self.device)
-        own = self.config.dtype.removeprefix("torch.")
-        if args.dtype == "auto" and own != dtype_name(self.dtype):
-            logger.info("computing in %s: the kernels of CPUs have no %s", dtype_name(self.dtype), own)
         self._ranks = ranks or Alone()
         self._backend = attention_backend(self.device, self.dtype, args.batch_invariant)
         self._kernels = select_kernels(self.device, self.dtype)
@@ -81,14 +76,17 @@ class Runner:
             self.model = checkpoint.load(build, self.device, self.plan.max_model_len, on_progress)
             specs = memory.layer_caches(self.config, self._ranks.size)
             self._pool = KVCachePool(self.plan, specs, self.dtype, self.device, scales)
+        stored = stored_as(args, checkpoint, self.device)
         logger.info(
             "loaded on %s in %.1f s: weights as %s, computed in %s, keys and values as %s",
             self.device,
             time.monotonic() - started,
-            checkpoint.weights_stored_as(self.dtype, self.device),
-            dtype_name(self.dtype),
-            kv_cache_dtype(args, self.dtype),
+            stored.weights,
+            stored.dtype,
+            stored.kv_cache_dtype,
         )
+        if args.dtype == "auto" and stored.dtype != self.config.dtype.removeprefix("torch."):
+            logger.info("the kernels of CPUs have no %s, hence %s", self.config.dtype, stored.dtype)
         # The Transformers backend computes with torch's operators, our decoder with kernels that share work themselves.
         native = isinstance(self._backend, NativeBackend) and isinstance(self.model, Decoder)
         self._torch_threads = 1 if native else None
@@ -239,30 +237,3 @@ def _judged(drawn: list[Sampled], draft: list[int]) -> Sampled:
         if token != drafted:
             break
     return Sampled([tokens], [logprobs] if logprobs else None)
-
-
-def resolve_dtype(args: EngineArgs, checkpoint: Checkpoint, device: torch.device) -> torch.dtype:
-    """The dtype of activations and of weights that are not quantized; ``auto`` is the checkpoint's own, as far as
-    `device` has kernels for it.
-
-    Raises:
-        ModelError: the checkpoint's own is none that we compute in.
-    """
-    own = checkpoint.config.dtype.removeprefix("torch.")
-    # It does not depend on the dtype which matrices of a folder are quantized.
-    quantized = own == "float16" and bool(checkpoint.weight_formats(torch.float16, device).names)
-    name = compute_dtype(args.dtype, own, quantized=quantized, on_cpu=device.type == "cpu")
-    if name not in names.DTYPES:
-        raise ModelError(f"the checkpoint's dtype is {name}; choose --dtype float32, bfloat16 or float16")
-    dtype: torch.dtype = getattr(torch, name)
-    return dtype
-
-
-def dtype_name(dtype: torch.dtype) -> str:
-    """``torch.bfloat16`` → ``bfloat16``."""
-    return str(dtype).removeprefix("torch.")
-
-
-def kv_cache_dtype(args: EngineArgs, dtype: torch.dtype) -> str:
-    """How a model of `dtype` keeps keys and values, by the names of ``--kv-cache-dtype``."""
-    return dtype_name(dtype) if args.kv_cache_dtype == "auto" else args.kv_cache_dtype

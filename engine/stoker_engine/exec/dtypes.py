@@ -1,0 +1,53 @@
+"""Which dtype a model is computed in, and how it is stored."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+from stoker_engine.architectures.compute_dtype import compute_dtype
+from stoker_engine.contract import names
+from stoker_engine.contract.engine_args import EngineArgs
+from stoker_engine.contract.errors import ModelError
+from stoker_engine.models.checkpoint import Checkpoint
+
+
+class StoredAs(NamedTuple):
+    """How a model is computed and stored, for people.
+
+    Attributes:
+        dtype: of activations, and of weights that are not quantized.
+        weights: formats of matrices, with the method that they come from.
+        kv_cache_dtype: of keys and values, by the names of ``--kv-cache-dtype``.
+    """
+
+    dtype: str
+    weights: str
+    kv_cache_dtype: str
+
+
+def stored_as(args: EngineArgs, checkpoint: Checkpoint, device: torch.device | str) -> StoredAs:
+    """Of the model that `args` ask for, on `device`."""
+    device = torch.device(device)
+    dtype = resolve_dtype(args, checkpoint, device)
+    name = str(dtype).removeprefix("torch.")
+    kept = name if args.kv_cache_dtype == "auto" else args.kv_cache_dtype
+    return StoredAs(name, checkpoint.weights_stored_as(dtype, device), kept)
+
+
+def resolve_dtype(args: EngineArgs, checkpoint: Checkpoint, device: torch.device) -> torch.dtype:
+    """The dtype of activations and of weights that are not quantized; ``auto`` is the checkpoint's own, as far as
+    `device` has kernels for it.
+
+    Raises:
+        ModelError: the checkpoint's own is none that we compute in.
+    """
+    own = checkpoint.config.dtype.removeprefix("torch.")
+    # It does not depend on the dtype which matrices of a folder are quantized.
+    quantized = own == "float16" and bool(checkpoint.weight_formats(torch.float16, device).names)
+    name = compute_dtype(args.dtype, own, quantized=quantized, on_cpu=device.type == "cpu")
+    if name not in names.DTYPES:
+        raise ModelError(f"the checkpoint's dtype is {name}; choose --dtype float32, bfloat16 or float16")
+    dtype: torch.dtype = getattr(torch, name)
+    return dtype
