@@ -31,7 +31,7 @@ from stoker_operator.plan.estimate import FOREIGN_MARGIN, MARGIN, Bench, Estimat
 from stoker_operator.plan.model_shapes import Shape, shape_of
 from stoker_operator.plan.options import MIN_CONCURRENCY, Advice, Layout, Option, advise, judge, options
 from stoker_operator.plan.placement import Placement, place
-from stoker_operator.plan.support import mismatched, not_loaded, unsupported, warnings
+from stoker_operator.plan.support import mismatched, not_loaded, scales_not_taken, unsupported, warnings
 from stoker_operator.plan.unplannable import Unplannable as Unplannable
 
 _MIB = 1024**2
@@ -171,6 +171,7 @@ def _study(spec: Spec, catalogue: Catalogue, config: Mapping[str, Any] | None, *
         *devices.unusable(spec, placement),
         *unsupported(spec, catalogue),
         *(mismatches or not_loaded(spec, method, catalogue)),
+        *scales_not_taken(spec, config or {}),
         *_experts(spec, shape),
         *_length(shape, settings),
     ]

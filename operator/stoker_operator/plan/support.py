@@ -5,8 +5,8 @@ The catalogue says it (`Catalogue.support`). What it does not say is not judged 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Final
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
 
 from stoker_engine.architectures.quantization.on_load import ON_LOAD
 from stoker_engine.sizing.quantized_weights import canonical_method
@@ -102,6 +102,25 @@ def not_loaded(workload: Workload, method: str, catalogue: Catalogue) -> Iterato
         ", or ".join([models, *(f"runtime: {other}" for other in others)]),
         reason="UnsupportedQuantization",
     )
+
+
+def scales_not_taken(workload: Workload, config: Mapping[str, Any]) -> Iterator[Violation]:
+    """A type of the key-value cache that our engine does not have with a checkpoint that states scales for another.
+
+    Args:
+        workload: what is planned.
+        config: the model's config.json; empty where it is not known.
+    """
+    engine, stated = workload.engine, config.get("quantization_config")
+    scheme = stated.get("kv_cache_scheme") if isinstance(stated, Mapping) else None
+    static = isinstance(scheme, Mapping) and bool(scheme) and not scheme.get("dynamic")
+    if engine.runtime == "stoker" and engine.kv_cache_dtype == "fp8_e5m2" and static:
+        yield Violation(
+            "spec.engine.kvCacheDtype",
+            "fp8_e5m2 has no scales, and the checkpoint states scales for fp8_e4m3 (kv_cache_scheme)",
+            "use fp8",
+            reason="UnsupportedKVCacheDtype",
+        )
 
 
 def warnings(workload: Workload, method: str, catalogue: Catalogue) -> Iterator[str]:

@@ -11,7 +11,7 @@ from stoker_operator.api.v1alpha1 import Spec
 from stoker_operator.api.violation import Refused, Violation
 from stoker_operator.plan.catalogue import Catalogue, Release
 from stoker_operator.plan.model_shapes import table
-from stoker_operator.plan.planner import Study, Unplannable, plan
+from stoker_operator.plan.planner import Study, Unplannable, plan, study
 
 from .conftest import LLAMA_8B, LLAMA_70B, MISTRAL_7B
 
@@ -142,6 +142,22 @@ def test_a_checkpoint_that_is_not_loaded_is_refused_whatever_is_asked(spec: Spec
     config["quantization_config"] = {"quant_method": "bitsandbytes", "load_in_8bit": True}
     (violation,) = refused(spec("hf://org/model", "nvidia-h100-80gb", 1, quantization="fp8"), config)
     assert violation.reason == "QuantizationMismatch"  # one objection, not two
+
+
+def test_a_cache_without_scales_is_refused_where_the_checkpoint_states_them(spec: SpecOf) -> None:
+    stated: dict[str, Any] = {"quant_method": "compressed-tensors", "format": "dense", "config_groups": {}}
+    config = {**table()["Qwen/Qwen3-8B"], "quantization_config": stated}
+
+    def reasons(scheme: Any, dtype: str | None, runtime: str = "stoker") -> list[str]:
+        stated["kv_cache_scheme"] = scheme
+        asked = spec("hf://org/model", "nvidia-h100-80gb", 1, runtime=runtime, image="mine:1", kvCacheDtype=dtype)
+        return [each.reason for each in study(asked, Catalogue.load(), config).unplannable]
+
+    scales = {"num_bits": 8, "type": "float", "strategy": "tensor", "dynamic": False}
+    assert reasons(scales, "fp8_e5m2") == ["UnsupportedKVCacheDtype"]
+    assert reasons(scales, "fp8") == reasons(scales, None) == reasons(scales, "fp8_e5m2", "vllm") == []
+    for without in (None, {}, "fp8", {**scales, "dynamic": True}):
+        assert reasons(without, "fp8_e5m2") == []
 
 
 @pytest.mark.parametrize(
