@@ -33,9 +33,9 @@ class Engine(Part):
     runtime and the accelerator must support it. With runtime stoker int8, int4 and fp8 quantize a checkpoint that is
     not quantized, while it is loaded. Absent: as the checkpoint says."""
     kv_cache_dtype: KVCacheDtype | None = None
-    """Type of the key-value cache. fp8, which is fp8_e4m3, takes the scales of the checkpoint, else 1; fp8_e5m2 has none,
-    and runtime stoker refuses it with a checkpoint that states scales; fp8_per_token_head and int8_per_token_head keep
-    a scale for each token and head. auto, or absent: that of the model."""
+    """Type of the key-value cache. fp8, which is fp8_e4m3, takes the scales of the checkpoint, else 1; fp8_e5m2 has
+    none, and runtime stoker refuses it with a checkpoint that states scales; fp8_per_token_head and int8_per_token_head
+    keep a scale for each token and head. auto, or absent: that of the model."""
     max_num_seqs: Positive | None = None
     """The most sequences in one step."""
     max_num_batched_tokens: Positive | None = None
