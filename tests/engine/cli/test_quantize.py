@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -73,7 +74,8 @@ def test_a_gguf_file_is_no_folder(command: Any, demo_gguf: Path, tmp_path: Path)
 def test_nothing_is_left_of_what_was_ended(ending: signal.Signals, demo_gguf: Path, tmp_path: Path) -> None:
     words = ["demo://gemma-3-270m", "--to=bf16", f"--output={tmp_path / 'new.gguf'}"]
     argv = [sys.executable, "-c", RUN.format(module="quantize"), *words]
-    with subprocess.Popen(argv, stderr=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+    heard = partial(signal.signal, ending, signal.SIG_DFL)  # tests in the background of a shell ignore SIGINT
+    with subprocess.Popen(argv, stderr=subprocess.PIPE, stdout=subprocess.PIPE, preexec_fn=heard) as process:
         deadline = time.monotonic() + 60
         while not any(path.stat().st_size > 1 << 20 for path in tmp_path.iterdir()):
             assert process.poll() is None and time.monotonic() < deadline
