@@ -5,9 +5,11 @@
     our own writes ─► put(): we see what we wrote at once, before the watch reports it
 
 The three arrive in any order, so each object's ``resourceVersion`` decides which of two sightings is the newer one,
-and a deletion is kept with it for as long as an older sighting may still arrive. (Resource versions are numbers
-that only grow: Kubernetes' KEP-5504; every API server has kept to that.) But for one case: where etcd is restored from
-a backup they go back. A list shows that, since it is at least as new as whatever was seen before it was requested.
+and a deletion is kept with it for as long as an older sighting may still arrive. The answer to our own deletion has no
+version, and somebody may have written just before it: so the object's uid is kept too, which no other object gets.
+(Resource versions are numbers that only grow: Kubernetes' KEP-5504; every API server has kept to that.) But for one
+case: where etcd is restored from a backup they go back. A list shows that, since it is at least as new as whatever was
+seen before it was requested.
 
 Reading costs no request, and may be done from any thread.
 """
@@ -32,6 +34,13 @@ class Id(NamedTuple):
     name: str
 
 
+class Tombstone(NamedTuple):
+    """What is remembered of an object that is gone: the newest version that may have been of it, and its uid."""
+
+    version: int
+    uid: str
+
+
 class Store:
     """The objects by kind, namespace and name.
 
@@ -46,7 +55,7 @@ class Store:
         self._lock = threading.Lock()
         self._objects: dict[str, dict[Id, Object]] = {}  # by kind: nodes and endpoints are read as such
         self._of_endpoint: dict[tuple[str, Key], set[Id]] = {}
-        self._deleted: dict[Id, int] = {}
+        self._deleted: dict[Id, Tombstone] = {}
         self._listed: dict[str, int] = {}  # the version of the last list, by kind
 
     def put(self, seen: Object) -> bool:
@@ -58,14 +67,14 @@ class Store:
         """Takes note of an object's deletion, whose last sighting this is."""
         with self._lock:
             there = self._find(_id(seen))
-            if there is None or _version(there) <= _version(seen):
-                self._remove(_id(seen), _version(seen))
+            if there is None or _version(there) <= _version(seen) or _is_before_deletion(there, _uid(seen)):
+                self._remove(_id(seen), _version(seen), _uid(seen))
 
     def newest(self, kind: str, namespace: str) -> int:
         """The newest version that was seen of a kind in a namespace (empty: in all)."""
         with self._lock:
             there = {id: _version(each) for id, each in self._objects.get(kind, {}).items()}
-            gone = {id: version for id, version in self._deleted.items() if id.kind == kind}
+            gone = {id: tombstone.version for id, tombstone in self._deleted.items() if id.kind == kind}
             versions = (*there.items(), *gone.items())
             return max((version for id, version in versions if namespace in ("", id.namespace)), default=0)
 
@@ -98,14 +107,15 @@ class Store:
                 id = _id(seen)
                 if id in older and _version(self._objects[kind][id]) > _version(seen):
                     self._forget(id)
-                if self._deleted.get(id, until + 1) <= until:
+                if id in self._deleted and self._deleted[id].version <= until:
                     del self._deleted[id]
                 if self._put(seen):
                     news.append(seen)
                 older.discard(id)
             for id in older:
-                news.append(self._objects[kind][id])
-                self._remove(id, at)
+                gone = self._objects[kind][id]
+                news.append(gone)
+                self._remove(id, at, _uid(gone))
             self._listed[kind] = at
         return news
 
@@ -136,7 +146,10 @@ class Store:
     def _put(self, seen: Object) -> bool:
         id, version = _id(seen), _version(seen)
         there = self._find(id)
-        if version <= self._deleted.get(id, -1) or (there is not None and version <= _version(there)):
+        gone = self._deleted.get(id)
+        if gone is not None and (version <= gone.version or _is_before_deletion(seen, gone.uid)):
+            return False
+        if there is not None and version <= _version(there):
             return False
         if there is not None:
             self._unlink(id, there)
@@ -151,9 +164,10 @@ class Store:
         if there is not None:
             self._unlink(id, there)
 
-    def _remove(self, id: Id, version: int) -> None:
+    def _remove(self, id: Id, version: int, uid: str) -> None:
         self._forget(id)
-        self._deleted[id] = max(version, self._deleted.get(id, 0))
+        before = self._deleted.get(id)
+        self._deleted[id] = Tombstone(max(version, before.version if before else 0), uid)
         if len(self._deleted) > _TOMBSTONES:
             del self._deleted[next(iter(self._deleted))]  # the one remembered longest
 
@@ -189,6 +203,16 @@ class Store:
 def _id(seen: Object) -> Id:
     metadata = seen["metadata"]
     return Id(seen["kind"], metadata.get("namespace", ""), metadata["name"])
+
+
+def _uid(seen: Object) -> str:
+    return str(seen["metadata"].get("uid", ""))
+
+
+def _is_before_deletion(seen: Object, uid: str) -> bool:
+    """Whether this is an older sighting of the object of that uid, which has been deleted; one that its finalizers keep
+    says itself that it is being deleted."""
+    return bool(uid) and _uid(seen) == uid and "deletionTimestamp" not in seen["metadata"]
 
 
 def _version(seen: Object) -> int:

@@ -42,6 +42,28 @@ def test_what_was_deleted_is_not_brought_back_by_an_older_sighting() -> None:
     assert kept.put(service("a", 8))  # a new object of that name
 
 
+def test_what_was_written_before_our_deletion_does_not_bring_it_back() -> None:
+    """The answer to a deletion has no version, so another's write just before it may be told after it."""
+    told_after = store()
+    told_after.put(service("a", 5, uid="1"))
+    told_after.remove(service("a", 5, uid="1"))
+    assert not told_after.put(service("a", 6, uid="1"))
+    assert told_after.put(service("a", 7, uid="2"))  # a new object of that name
+
+    told_before = store()
+    told_before.put(service("a", 6, uid="1"))
+    told_before.remove(service("a", 5, uid="1"))
+    assert version(told_before, "a") is None
+
+
+def test_what_its_finalizers_keep_is_still_there() -> None:
+    kept = store()
+    kept.put(service("a", 5, uid="1"))
+    kept.remove(service("a", 5, uid="1"))
+    assert kept.put(service("a", 6, uid="1", deletionTimestamp="2026-01-01T00:00:00Z"))
+    assert version(kept, "a") == "6"
+
+
 def test_an_older_deletion_does_not_remove_a_newer_object() -> None:
     kept = store()
     kept.put(service("a", 8))
@@ -91,13 +113,15 @@ def test_any_order_of_the_same_news_ends_the_same() -> None:
         # The true history of three objects: created, changed, now and then deleted.
         history: list[tuple[str, dict[str, Any]]] = []
         alive: dict[str, int] = {}
+        born: dict[str, int] = {}
         for moment in range(1, 15):
             name = draw.choice("abc")
+            uid = str(born.setdefault(name, moment))
             if name in alive and draw.random() < 0.4:
-                history.append(("DELETED", service(name, moment)))
-                del alive[name]
+                history.append(("DELETED", service(name, moment, uid=uid)))
+                del alive[name], born[name]
             else:
-                history.append(("MODIFIED", service(name, moment)))
+                history.append(("MODIFIED", service(name, moment, uid=uid)))
                 alive[name] = moment
         kept = store()
         news = history * 2
