@@ -9,6 +9,7 @@ from typing import Any
 from stoker_engine.contract import argv
 from stoker_engine.contract.argv import flag
 from stoker_engine.contract.errors import ArgumentError
+from stoker_engine.contract.names import REASONING_PARSERS, TOOL_CALL_PARSERS
 
 _LOG_LEVELS = ("critical", "error", "warning", "info", "debug", "trace")
 _LOG_FORMATS = ("text", "json")
@@ -92,6 +93,19 @@ class FrontendArgs:
     exclude_tools_when_tool_choice_none: bool = flag(
         "leave tools out of the prompt of a request with tool_choice: none", False
     )
+    tool_call_parser: str | None = flag(
+        "how the model writes calls of tools; default: what its chat template shows, where that is sure",
+        None,
+        choices=TOOL_CALL_PARSERS,
+    )
+    enable_auto_tool_choice: bool = flag(
+        "needs nothing here: the model may call tools by itself wherever it is known how it writes calls", False
+    )
+    reasoning_parser: str | None = flag(
+        "how the model sets its reasoning apart; default: what its chat template shows, where that is sure",
+        None,
+        choices=REASONING_PARSERS,
+    )
     return_tokens_as_token_ids: bool = flag("write tokens in logprobs as token_id:N", False)
     enable_prompt_tokens_details: bool = flag("report cached prompt tokens in usage", True)
     enable_force_include_usage: bool = flag("end every stream with its usage", False)
@@ -129,9 +143,16 @@ class FrontendArgs:
             raise ArgumentError("--port", f"must be 0 to 65535, got {self.port}")
         if self.root_path and (not self.root_path.startswith("/") or self.root_path.endswith("/")):
             raise ArgumentError("--root-path", f"must begin with a slash and not end with one, got {self.root_path!r}")
-        for name, allowed in (("uvicorn_log_level", _LOG_LEVELS), ("log_format", _LOG_FORMATS)):
+        for name, allowed in (
+            ("uvicorn_log_level", _LOG_LEVELS),
+            ("log_format", _LOG_FORMATS),
+            ("tool_call_parser", (None, *TOOL_CALL_PARSERS)),
+            ("reasoning_parser", (None, *REASONING_PARSERS)),
+        ):
             if getattr(self, name) not in allowed:
-                raise ArgumentError(argv.flag_name(name), f"{getattr(self, name)!r} is not one of {', '.join(allowed)}")
+                raise ArgumentError(
+                    argv.flag_name(name), f"{getattr(self, name)!r} is not one of {', '.join(filter(None, allowed))}"
+                )
         self._check_ssl()
         for name in (
             "max_num_queued_reqs",

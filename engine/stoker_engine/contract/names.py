@@ -9,7 +9,15 @@ KVCacheDtype = Literal["auto", "bfloat16", "fp8", "fp8_e4m3", "fp8_e5m2", "fp8_p
 Device = Literal["auto", "cpu", "cuda"]
 SchedulingPolicy = Literal["fcfs", "priority"]
 
+ToolCallParser = Literal[
+    "deepseek_v3", "deepseek_v31", "glm45", "granite", "granite4", "hermes", "kimi_k2", "llama3_json",
+    "llama4_pythonic", "mistral", "openai", "pythonic", "qwen3_coder", "qwen3_xml",
+]  # fmt: skip
+ReasoningParser = Literal["deepseek_r1", "glm45", "granite", "kimi_k2", "openai_gptoss", "qwen3"]
+
 DTYPES: Final[tuple[str, ...]] = get_args(Dtype)
 KV_CACHE_DTYPES: Final[tuple[str, ...]] = get_args(KVCacheDtype)
 DEVICES: Final[tuple[str, ...]] = get_args(Device)
 SCHEDULING_POLICIES: Final[tuple[str, ...]] = get_args(SchedulingPolicy)
+TOOL_CALL_PARSERS: Final[tuple[str, ...]] = get_args(ToolCallParser)
+REASONING_PARSERS: Final[tuple[str, ...]] = get_args(ReasoningParser)

@@ -49,6 +49,7 @@ class SamplingParams:
         stop_token_ids: tokens that end the output; they are not part of its text.
         ignore_eos: keep going past the model's end-of-sequence token.
         skip_special_tokens: leave special tokens out of the text.
+        visible_special_tokens: those that stay in the text then: who takes it apart goes by them.
         logprobs: return the log-probability of each output token and of so many likeliest ones (-1: all); of the
             model's own distribution, before anything above changes it.
         prompt_logprobs: likewise for the prompt's tokens.
@@ -79,6 +80,7 @@ class SamplingParams:
     stop_token_ids: Sequence[int] = NO_TOKENS
     ignore_eos: bool = False
     skip_special_tokens: bool = True
+    visible_special_tokens: frozenset[int] = frozenset()
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     truncate_prompt_tokens: int | None = None
@@ -163,6 +165,7 @@ class BeamSearchParams:
     early_stopping: bool | Literal["never"] = False
     stop_token_ids: Sequence[int] = NO_TOKENS
     skip_special_tokens: bool = True
+    visible_special_tokens: frozenset[int] = frozenset()
     truncate_prompt_tokens: int | None = None
 
     def __post_init__(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import time
 from collections.abc import Mapping, Sequence
@@ -19,8 +20,10 @@ from stoker_engine.server.engine.lifecycle import Lifecycle
 from stoker_engine.server.engine.restarts import Restarts
 from stoker_engine.server.observability.request_log import RequestLog
 from stoker_engine.server.observability.throughput_log import ThroughputLog
+from stoker_engine.server.openai.chat_request import ChatCompletionRequest
 from stoker_engine.server.openai.logprobs import LogprobWriter
 from stoker_engine.server.openai.sampled_request import SampledRequest
+from stoker_engine.server.parsers.choice import Parsers, Parsing
 from stoker_engine.server.unavailable import UnavailableError
 from stoker_engine.tokens.prompt_tokens import PromptTokens
 
@@ -59,6 +62,11 @@ class Service:
         """The name that responses and metrics carry."""
         return self.model_names[0]
 
+    @functools.cached_property
+    def parsers(self) -> Parsers:
+        """What takes the model's answers apart; known once its tokenizer is loaded."""
+        return Parsers.of(self.args.frontend, self.client.tokenizer.vocabulary.chat_template)
+
     @property
     def is_loaded(self) -> bool:
         """Whether the engine has been loaded."""
@@ -71,6 +79,7 @@ class Service:
             logger.info("licence of %s: %s", self.model_name, info.licence)
         if info.model_card is not None:
             logger.info("model card of %s: %s", self.model_name, info.model_card)
+        _ = self.parsers  # says in the log which
 
     def on_restart(self) -> None:
         """The engine has died, and is to be loaded again."""
@@ -129,6 +138,19 @@ class Service:
         if as_token_ids is None:
             as_token_ids = self.args.frontend.return_tokens_as_token_ids
         return LogprobWriter(self.client.tokenizer.vocabulary, top, as_token_ids)
+
+    def parsing(self, body: ChatCompletionRequest, prompt: str) -> Parsing:
+        """How the answers to `body` are taken apart, whose prompt has the text `prompt`."""
+        parsers = self.parsers
+        tools = () if body.tool_choice == "none" else tuple(body.tools or ())
+        markers = [
+            marker
+            for parser, is_used in ((parsers.reasoning, True), (parsers.tools, bool(tools)))
+            if parser is not None and is_used
+            for marker in parser.markers
+        ]
+        visible = self.client.tokenizer.vocabulary.special_token_ids(markers) if markers else frozenset[int]()
+        return Parsing(parsers, prompt, tools, visible)
 
     def include_usage(self, body: SampledRequest) -> bool:
         """Whether a stream ends with its usage."""

@@ -6,7 +6,7 @@ prompt ends inside a character, the output's first text is that character.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from typing import Protocol
 
 from stoker_engine.tokens.piece_decoders import PieceDecoder
@@ -31,11 +31,20 @@ class IncrementalDetokenizer:
     """The text of one sequence. The deltas joined are the whole text; each token costs the same."""
 
     def __init__(
-        self, tokenizer: Decoding, prompt_token_ids: Sequence[int] = (), skip_special_tokens: bool = True
+        self,
+        tokenizer: Decoding,
+        prompt_token_ids: Sequence[int] = (),
+        skip_special_tokens: bool = True,
+        visible: Container[int] = (),
     ) -> None:
+        """
+        Args:
+            visible: special tokens that are part of the text all the same.
+        """
         self._token = tokenizer.token
         self._decoders = tokenizer.piece_decoders()
         self._skip = skip_special_tokens
+        self._visible = visible
         for token in self._context(prompt_token_ids):
             self._through(0, [token])
         for decoder in self._decoders:
@@ -43,7 +52,7 @@ class IncrementalDetokenizer:
 
     def add(self, token_id: int) -> str:
         """The text that `token_id` completes; empty while a character is incomplete."""
-        token = self._token(token_id, self._skip)
+        token = self._token(token_id, self._skip and token_id not in self._visible)
         return "" if token is None else self._through(0, [token])
 
     def flush(self) -> str:
@@ -59,7 +68,7 @@ class IncrementalDetokenizer:
         """The last tokens of the prompt that have text."""
         context: list[str] = []
         for token_id in reversed(prompt):
-            token = self._token(token_id, self._skip)
+            token = self._token(token_id, self._skip and token_id not in self._visible)
             if token is not None:
                 context.append(token)
                 if len(context) == _CONTEXT:

@@ -113,7 +113,9 @@ class OutputProcessor:
 
     def _sequence(self, request: EngineRequest) -> _Sequence:
         params = request.params
-        detokenizer = IncrementalDetokenizer(self._tokenizer, request.prompt_token_ids, params.skip_special_tokens)
+        detokenizer = IncrementalDetokenizer(
+            self._tokenizer, request.prompt_token_ids, params.skip_special_tokens, params.visible_special_tokens
+        )
         if params.kind == "generate":
             return _Sequence(detokenizer, StopStrings(params.stop, params.include_stop_str_in_output))
         return _Sequence(detokenizer, StopStrings(()))

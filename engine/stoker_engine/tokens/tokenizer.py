@@ -52,7 +52,6 @@ class Tokenizer(Vocabulary):
     ) -> None:
         self._backend = backend
         self.special_tokens = dict(special_tokens or {})
-        self.chat_template = chat_template
         self._for_tools = chat_template_for_tools
         added = backend.get_added_tokens_decoder()
         special = frozenset(token.content for token in added.values() if token.special) | frozenset(further_special)
@@ -67,6 +66,7 @@ class Tokenizer(Vocabulary):
             backend_decoder=backend.decoder,
             longest_token=longest,
             ignores_whitespace=ignores_whitespace,
+            chat_template=chat_template,
         )
         if any(isinstance(decoder, Whole) for decoder in self.piece_decoders()):
             logger.warning("this tokenizer's decoder cannot be streamed: text comes at the end of each output")
@@ -76,7 +76,8 @@ class Tokenizer(Vocabulary):
     @property
     def vocabulary(self) -> Vocabulary:
         """The part of it that another process can have."""
-        return Vocabulary(**{each.name: getattr(self, each.name) for each in dataclasses.fields(Vocabulary)})
+        known = {each.name: getattr(self, each.name) for each in dataclasses.fields(Vocabulary)}
+        return Vocabulary(**{**known, "chat_template": self._for_tools or self.chat_template})
 
     @classmethod
     def load(cls, path: Path, chat_template: str | None = None) -> Tokenizer:

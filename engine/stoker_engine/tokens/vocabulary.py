@@ -28,6 +28,7 @@ class Vocabulary:
         backend_decoder: that decoder itself, for what cannot be streamed.
         longest_token: most characters of a text that one token can stand for; None where there is no such bound.
         ignores_whitespace: whether a token may swallow any number of spaces around it: they do not count then.
+        chat_template: the model's, for chats with tools where it has one of their own; None: it has none.
     """
 
     tokens: Sequence[str | None]
@@ -37,6 +38,7 @@ class Vocabulary:
     backend_decoder: Any
     longest_token: int | None = None
     ignores_whitespace: bool = False
+    chat_template: str | None = None
 
     def __post_init__(self) -> None:
         self._byte_level = any(isinstance(decoder, ByteLevel) for decoder in self.piece_decoders())
@@ -71,6 +73,11 @@ class Vocabulary:
     def ids_to_tokens(self, token_ids: Iterable[int]) -> list[str]:
         """Spellings of tokens; empty for unknown ids."""
         return [self.id_to_token(token_id) or "" for token_id in token_ids]
+
+    def special_token_ids(self, texts: Iterable[str]) -> frozenset[int]:
+        """The ids of those of `texts` that are special tokens."""
+        wanted = frozenset(texts) & self.special
+        return frozenset(token_id for token_id in self.special_ids if self.tokens[token_id] in wanted)
 
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes that a token adds to a text; those of a special token are its spelling's."""

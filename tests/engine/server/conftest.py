@@ -11,7 +11,7 @@ import math
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -52,6 +52,8 @@ CHAT_TEMPLATE = (
 class FakeVocabulary:
     """The vocabulary of `FakeTokenizer`: one token a character."""
 
+    chat_template: str | None = CHAT_TEMPLATE
+
     def check_length(self, text: str, max_model_len: int, param: str = "prompt") -> None:
         if len(text) > max_model_len:
             raise RequestError("the text is too long", param, "context_length_exceeded")
@@ -67,6 +69,9 @@ class FakeVocabulary:
 
     def token_bytes(self, token_id: int) -> bytes:
         return self.token_text(token_id).encode()
+
+    def special_token_ids(self, texts: Iterable[str]) -> frozenset[int]:
+        return frozenset({1} if "^" in texts else ())
 
 
 class FakeTokenizer:

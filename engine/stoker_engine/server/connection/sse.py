@@ -1,4 +1,5 @@
-"""Server-sent events: ``data: {json}`` for each event, ``data: [DONE]`` at the end.
+"""Server-sent events: ``data: {json}`` for each event, and what an API ends its streams with: OpenAI's chats
+``data: [DONE]``.
 
 The status and the headers wait for the first event, so that a request the engine refuses still gets its 400.
 After that an error can only be sent as an event; the stream then ends without ``[DONE]``, which nobody can
@@ -7,8 +8,9 @@ take for a complete answer.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
+from dataclasses import dataclass
 
 from pydantic import BaseModel
 from starlette.responses import Response
@@ -17,7 +19,24 @@ from starlette.types import Receive, Scope, Send
 from stoker_engine.server.connection.disconnect import ClientGoneError, until_disconnect
 from stoker_engine.server.openai import errors
 
-_DONE = b"data: [DONE]\n\n"
+
+@dataclass(frozen=True)
+class Framing:
+    """How an API writes its events.
+
+    Attributes:
+        named: whether each event has a line with its name, which is its `type`.
+        last: what comes after the last event of a whole answer.
+        error: writes the event that ends a stream that fails.
+    """
+
+    named: bool
+    last: bytes
+    error: Callable[[Exception], bytes]
+
+
+def _openai_error(error: Exception) -> bytes:
+    return event(errors.encode(errors.describe(error)[1]))
 
 
 class EventStream(Response):
@@ -25,7 +44,13 @@ class EventStream(Response):
 
     media_type = "text/event-stream"
 
-    def __init__(self, events: AsyncGenerator[Sequence[BaseModel], None], headers: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        events: AsyncGenerator[Sequence[BaseModel], None],
+        headers: Mapping[str, str],
+        framing: Framing | None = None,
+    ) -> None:
+        self._framing = framing or Framing(named=False, last=event(b"[DONE]"), error=_openai_error)
         super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no", **headers})
         del self.headers["content-length"]  # it grows while it is sent
         self._events = events
@@ -39,7 +64,7 @@ class EventStream(Response):
 
     async def _send_all(self, send: Send) -> None:
         started = False
-        end = _DONE
+        end = self._framing.last
         try:
             async with aclosing(self._events) as events:
                 async for some in events:
@@ -50,19 +75,23 @@ class EventStream(Response):
                         await send(
                             {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
                         )
-                    data = b"".join(_event(event.model_dump_json().encode()) for event in some)
+                    data = b"".join(self._framed(each) for each in some)
                     await _send_body(send, data, more=True)
         except Exception as error:
             if not started:
                 raise
             errors.log_unexpected(error)
-            _, body = errors.describe(error)
-            end = _event(errors.encode(body))
+            end = self._framing.error(error)
         await _send_body(send, end, more=False)
 
+    def _framed(self, each: BaseModel) -> bytes:
+        name = each.type if self._framing.named else ""  # type: ignore[attr-defined]
+        return event(each.model_dump_json().encode(), name)
 
-def _event(data: bytes) -> bytes:
-    return b"data: " + data + b"\n\n"
+
+def event(data: bytes, name: str = "") -> bytes:
+    """One event; `name` is its type, where it has a line of its own."""
+    return (f"event: {name}\n".encode() if name else b"") + b"data: " + data + b"\n\n"
 
 
 async def _send_body(send: Send, body: bytes, *, more: bool) -> None:

@@ -7,7 +7,7 @@ often.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 from stoker_engine.contract.errors import EngineDeadError
@@ -19,7 +19,13 @@ from stoker_engine.tokens.prompt_tokens import PromptTokens
 
 
 class TokenTexts(Protocol):
-    """The text of tokens; usable from any thread."""
+    """The text of tokens; usable from any thread.
+
+    Attributes:
+        chat_template: the model's; None: it has none.
+    """
+
+    chat_template: str | None
 
     def check_length(self, text: str, max_model_len: int, param: str = "prompt") -> None:
         """Refuses a text that is too long for `max_model_len` tokens, whatever its tokens are.
@@ -43,6 +49,10 @@ class TokenTexts(Protocol):
 
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes that a token stands for; a token may hold part of a character."""
+        ...
+
+    def special_token_ids(self, texts: Iterable[str]) -> frozenset[int]:
+        """The ids of those of `texts` that are special tokens."""
         ...
 
 

@@ -4,11 +4,20 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from stoker_engine.contract.errors import RequestError
 from stoker_engine.server.openai.chat_request import ChatRendering
 from stoker_engine.server.openai.messages import Message
 from stoker_engine.server.service import Service
+
+
+@dataclass(frozen=True)
+class ChatPrompt:
+    """A conversation as the model reads it."""
+
+    text: str
+    token_ids: list[int]
 
 
 async def render(
@@ -19,8 +28,8 @@ async def render(
     with_tools: bool = True,
     add_special_tokens: bool = False,
     cut: bool = False,
-) -> list[int]:
-    """The tokens of a conversation.
+) -> ChatPrompt:
+    """A conversation as the model's chat template writes it.
 
     Args:
         add_special_tokens: add those that the tokenizer adds to a text; most templates write their own.
@@ -48,4 +57,4 @@ async def render(
     )
     if not cut:
         service.check_length(text)
-    return (await tokenizer.encode([text], add_special_tokens))[0]
+    return ChatPrompt(text, (await tokenizer.encode([text], add_special_tokens))[0])

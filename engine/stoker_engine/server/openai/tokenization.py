@@ -82,7 +82,8 @@ async def _tokenize(body: TokenizeRequest, service: Service) -> TokenizeResponse
         tokens = (await tokenizer.encode([body.prompt], body.add_special_tokens is not False))[0]
     else:
         with renamed({"prompt": "messages"}):
-            tokens = await render(body.messages or (), body, service, add_special_tokens=bool(body.add_special_tokens))
+            prompt = await render(body.messages or (), body, service, add_special_tokens=bool(body.add_special_tokens))
+            tokens = prompt.token_ids
     return TokenizeResponse.model_construct(
         count=len(tokens),
         max_model_len=service.client.info.max_model_len,

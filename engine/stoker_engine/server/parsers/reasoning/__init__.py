@@ -1,0 +1,1 @@
+"""How models set their reasoning apart: a format a file."""
