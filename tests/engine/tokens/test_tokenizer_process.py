@@ -141,12 +141,15 @@ def test_what_nobody_waits_for_is_not_begun_or_ended(folder: Path) -> None:
 def test_whatever_dies_is_replaced(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def check(tokenizer: TokenizerProcess) -> None:
         expected = await tokenizer.encode(["hello"])
-        for victims in ([1], [0], [0, 1]):
-            await until(lambda: len(processes(tokenizer)) > 1)  # the worker that follows one that died
-            alive = processes(tokenizer)
-            for index in victims:
-                alive[index].kill()
-            await asyncio.to_thread(psutil.wait_procs, [alive[index] for index in victims if index])
+        for kinds in (["worker"], ["process"], ["process", "worker"]):
+            # A worker outlives the process that forked it, and goes on working.
+            worker = tokenizer._lanes["small"].worker
+            assert worker is not None and tokenizer._process is not None
+            pids = {"worker": worker.pid, "process": tokenizer._process.pid}
+            victims = {kind: psutil.Process(pids[kind]) for kind in kinds}
+            for victim in victims.values():
+                victim.kill()
+            await asyncio.to_thread(psutil.wait_procs, [each for kind, each in victims.items() if kind == "worker"])
             assert await asyncio.gather(*(tokenizer.encode(["hello"]) for _ in range(5))) == [expected] * 5
             assert len((await tokenizer.encode([LARGE]))[0]) > 2**17
         monkeypatch.setattr(tokenizer_process, "_FORK_TIMEOUT_S", 2.0)
