@@ -46,6 +46,7 @@ _USUAL: Final = {
     "gptq": QuantizedWeights("gptq", 4, 128, 2.5),
     "fp8": QuantizedWeights("fp8", 8),
     "fbgemm_fp8": QuantizedWeights("fbgemm_fp8", 8),
+    "int8_per_channel_weight_only": QuantizedWeights("int8_per_channel_weight_only", 8),
     "experts_int8": QuantizedWeights("experts_int8", 8),
     "mxfp4": QuantizedWeights("mxfp4", 4, 32, 1),
     "mxfp8": QuantizedWeights("mxfp8", 8, 32, 1),
@@ -63,7 +64,6 @@ _ALIASES: Final = {
     "fp8_per_tensor": "fp8",
     "fp8_per_block": "fp8",
     "fp8_per_channel": "fp8",
-    "int8_per_channel_weight_only": "fp8",
     "nvfp4_per_token": "modelopt_fp4",
 }
 

@@ -185,6 +185,8 @@ def test_what_is_quantized_already_is_not_quantized_again(tiny_llama: Path, demo
     assert format_on_load("fp8", "fp8") is None
     with pytest.raises(ArgumentError, match="int8 is asked for, and the checkpoint is quantized by awq already"):
         format_on_load("int8", "awq")
+    with pytest.raises(ArgumentError, match="int8_per_channel_weight_only is asked for, and the checkpoint is"):
+        format_on_load("int8_per_channel_weight_only", "fp8")
 
 
 def test_a_foreign_architecture_is_not_quantized(tmp_path: Path) -> None:
