@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field
 
+from stoker_engine.core.grammar import Grammar
 from stoker_engine.core.sampling_params import RequestParams
 
 
@@ -17,6 +18,7 @@ class EngineRequest:
         seed: the sampler's; sequence i of n draws by it and i.
         eos_token_ids: tokens that end a sequence unless it ignores them.
         bad_words: token sequences that are never completed.
+        grammar: what the output must spell; None: anything.
         priority: lower is served earlier under ``--scheduling-policy priority``.
         cache_salt: prefix-cache blocks are shared only among requests with the same one.
         arrival_time: seconds on the monotonic clock, which all processes of a machine share.
@@ -29,6 +31,7 @@ class EngineRequest:
     seed: int = 0
     eos_token_ids: frozenset[int] = frozenset()
     bad_words: tuple[tuple[int, ...], ...] = ()
+    grammar: Grammar | None = None
     priority: int = 0
     cache_salt: str = ""
     arrival_time: float = field(default_factory=time.monotonic)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 from stoker_engine.contract.errors import RequestError
+from stoker_engine.core.structured_outputs import StructuredOutputs
 from stoker_engine.core.token_ids import NO_TOKENS, TokenIds
 
 #: Most sequences one request may ask for: each is a place in the batch.
@@ -54,6 +55,7 @@ class SamplingParams:
             model's own distribution, before anything above changes it.
         prompt_logprobs: likewise for the prompt's tokens.
         truncate_prompt_tokens: keep only so many last tokens of the prompt (-1: as many as the model takes).
+        structured_outputs: what the output must look like.
 
     Raises:
         RequestError: a value is out of range; `param` names it.
@@ -84,6 +86,7 @@ class SamplingParams:
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     truncate_prompt_tokens: int | None = None
+    structured_outputs: StructuredOutputs | None = None
 
     def __post_init__(self) -> None:
         for name in ("stop", "bad_words"):
@@ -110,6 +113,11 @@ class SamplingParams:
             raise RequestError("bad_words must not hold an empty word", "bad_words")
         if self.allowed_token_ids is not None and not len(self.allowed_token_ids):
             raise RequestError("allowed_token_ids is empty: no token could be chosen", "allowed_token_ids")
+        if self.structured_outputs is not None and self.allowed_token_ids is not None:
+            raise RequestError(
+                "structured_outputs and allowed_token_ids may leave no token in common; send one of them",
+                "allowed_token_ids",
+            )
         if not all(-100 <= bias <= 100 for bias in self.logit_bias.values()):
             raise RequestError("logit_bias must lie between -100 and 100", "logit_bias")
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:

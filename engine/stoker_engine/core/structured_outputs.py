@@ -1,0 +1,89 @@
+"""What an output must look like, with vLLM's names (its ``StructuredOutputsParams``)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from stoker_engine.contract.errors import RequestError
+
+#: What an output can be constrained by: exactly one of them is given.
+CONSTRAINTS: Final = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
+
+_PARAM: Final = "structured_outputs"
+
+#: How the JSON of a constraint is written; the others hold none.
+_JSON_OPTIONS: Final = ("disable_any_whitespace", "disable_additional_properties", "whitespace_pattern")
+_WITH_JSON: Final = ("json", "json_object", "structural_tag")
+
+
+@dataclass(frozen=True)
+class StructuredOutputs:
+    """One constraint on an output, and how its JSON may be written.
+
+    Attributes:
+        json: a JSON Schema that the output is valid by: as an object, a boolean, or their text.
+        regex: a regular expression that the whole output matches.
+        choice: the output is one of these strings.
+        grammar: a context-free grammar, Lark's or GBNF (EBNF), of which the output is a sentence.
+        json_object: the output is any JSON object.
+        structural_tag: JSON within text, between tags: vLLM's description of it, an object or its text.
+        disable_any_whitespace: JSON has no whitespace beyond a space after ``,`` and ``:``.
+        disable_additional_properties: a schema's objects have only the properties that it names.
+        whitespace_pattern: a regular expression for the whitespace of JSON.
+        begins_after: sequences of tokens, after any of which in the output the constraint begins: what a model reasons
+            before is free. Empty: it begins at once.
+
+    Raises:
+        RequestError: not exactly one constraint is given, or one of a wrong type; `param` names it.
+    """
+
+    json: str | bool | Mapping[str, Any] | None = None
+    regex: str | None = None
+    choice: Sequence[str] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
+    structural_tag: str | Mapping[str, Any] | None = None
+    disable_any_whitespace: bool = False
+    disable_additional_properties: bool = False
+    whitespace_pattern: str | None = None
+    begins_after: tuple[tuple[int, ...], ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.json_object is False:  # which asks for nothing
+            object.__setattr__(self, "json_object", None)
+        given = [name for name in CONSTRAINTS if getattr(self, name) is not None]
+        if len(given) != 1:
+            stated = f"{' and '.join(given)} are given" if given else "none is"
+            raise RequestError(f"structured_outputs takes exactly one of {', '.join(CONSTRAINTS)}; {stated}", _PARAM)
+        self._check_types()
+        for option in _JSON_OPTIONS:
+            if self.kind not in _WITH_JSON and getattr(self, option):
+                raise RequestError(
+                    f"{option} says how JSON is written, and {self.kind} has none; leave it out", f"{_PARAM}.{option}"
+                )
+        object.__setattr__(self, "begins_after", tuple(tuple(sequence) for sequence in self.begins_after))
+
+    @property
+    def kind(self) -> str:
+        """The name of the constraint, one of `CONSTRAINTS`."""
+        return next(name for name in CONSTRAINTS if getattr(self, name) is not None)
+
+    def _check_types(self) -> None:
+        def check(name: str, types: tuple[type, ...], what: str) -> None:
+            value = getattr(self, name)
+            if value is not None and not isinstance(value, types):
+                raise RequestError(f"{name} must be {what}, got {type(value).__name__}", f"{_PARAM}.{name}")
+
+        check("json", (str, bool, Mapping), "a JSON Schema: an object, a boolean, or their text")
+        for name in ("regex", "grammar", "whitespace_pattern"):
+            check(name, (str,), "a string")
+        check("json_object", (bool,), "true or left out")
+        check("structural_tag", (str, Mapping), "an object or its text")
+        if self.choice is not None:
+            if isinstance(self.choice, str) or not all(isinstance(choice, str) for choice in self.choice):
+                raise RequestError("choice must be a list of strings", f"{_PARAM}.choice")
+            if not self.choice:
+                raise RequestError("choice is empty: no output could be written", f"{_PARAM}.choice")
+            object.__setattr__(self, "choice", tuple(self.choice))
