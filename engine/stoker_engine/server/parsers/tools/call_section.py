@@ -1,0 +1,48 @@
+"""Calls between markers of their own, in a section of calls that has markers too."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import ClassVar, NamedTuple
+
+from stoker_engine.server.parsers.call_parser import CallParser
+from stoker_engine.server.parsers.call_text import Reading
+from stoker_engine.server.parsers.json_calls import JSONCall
+from stoker_engine.server.parsers.markers import Markers
+
+
+class SectionMarkers(NamedTuple):
+    """What sections and calls begin and end with."""
+
+    begin: str
+    call_begin: str
+    call_end: str
+    end: str
+
+    def begins(self) -> Markers:
+        """What a call may begin with; a model may forget the section's."""
+        return Markers(self.begin, self.call_begin)
+
+
+class CallSectionParser(CallParser):
+    """Parsers of such calls."""
+
+    section: ClassVar[SectionMarkers]
+
+    @abstractmethod
+    def call(self) -> Reading[JSONCall]:
+        """Reads what is between the markers of a call."""
+
+    def calls(self, begin: str) -> Reading[None]:
+        text, section = self.text, self.section
+        if begin == section.begin:
+            yield from text.spaces()
+            yield from text.text(section.call_begin)
+        marker = section.call_begin
+        while marker == section.call_begin:
+            call = yield from self.call()
+            yield from text.closing(section.call_end)
+            text.accept(call.parts())
+            yield from text.spaces()
+            marker = yield from text.text(section.call_begin, section.end)
+        text.accept([])

@@ -1,0 +1,33 @@
+"""Calls of Granite 3."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+from stoker_engine.server.openai.messages import Tool
+from stoker_engine.server.parsers.call_parser import CallParser
+from stoker_engine.server.parsers.call_text import Reading
+from stoker_engine.server.parsers.json_calls import calls_in_array, read_call
+from stoker_engine.server.parsers.markers import Markers
+from stoker_engine.server.parsers.structural_tags import structural_tag
+
+_TOKEN = "<|tool_call|>"  # since 3.0
+_TEXT = "<tool_call>"  # what 3.1 often writes in its place
+
+
+class GraniteToolParser(CallParser):
+    """``<|tool_call|>[{"name": "f", "arguments": {…}}, …]``; a call without arguments has none."""
+
+    markers: ClassVar[tuple[str, ...]] = (_TOKEN,)
+    begins = Markers(_TOKEN, _TEXT)
+
+    def calls(self, begin: str) -> Reading[None]:
+        yield from self.text.spaces()
+        yield from calls_in_array(self.text, functools.partial(read_call, default="{}"))
+
+    @classmethod
+    def structural_tag(cls, tools: Sequence[Tool]) -> dict[str, Any]:
+        """Arguments as the tools want them; one call in each array."""
+        return structural_tag(tools, _TOKEN, f'{_TOKEN}[{{"name": "NAME", "arguments": ', "}]")

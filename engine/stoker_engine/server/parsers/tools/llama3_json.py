@@ -1,0 +1,39 @@
+"""Calls of Llama 3: bare JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+from stoker_engine.server.openai.messages import Tool
+from stoker_engine.server.parsers.call_parser import CallParser
+from stoker_engine.server.parsers.call_text import Reading
+from stoker_engine.server.parsers.json_calls import read_call
+from stoker_engine.server.parsers.markers import Markers
+from stoker_engine.server.parsers.structural_tags import structural_tag
+
+_PYTHON_TAG = "<|python_tag|>"
+
+
+class Llama3JsonToolParser(CallParser):
+    """``{"name": "f", "parameters": {…}}``, also with ``arguments``; several are separated by semicolons.
+
+    ``<|python_tag|>`` may come first. Any object with a name and arguments is a call, wherever it stands, as in vLLM;
+    other JSON is content, and arrives once it is known that it is.
+    """
+
+    markers: ClassVar[tuple[str, ...]] = (_PYTHON_TAG,)
+    begins = Markers("{", _PYTHON_TAG)
+    separators: ClassVar[str] = CallParser.separators + ";"
+
+    def calls(self, begin: str) -> Reading[None]:
+        call = yield from self.text.json(begin if begin == "{" else "")
+        self.text.accept(read_call(call, ("arguments", "parameters")).parts())
+
+    def content_of_no_call(self) -> int:
+        return self.text.length()  # objects within it are no calls
+
+    @classmethod
+    def structural_tag(cls, tools: Sequence[Tool]) -> dict[str, Any]:
+        """Arguments as the tools want them."""
+        return structural_tag(tools, '{"name":', '{"name": "NAME", "parameters": ', "}")
