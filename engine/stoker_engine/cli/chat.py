@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import contextlib
-import json
-import sys
-from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from stoker_engine.cli import command_line
+from stoker_engine.cli.chat_answer import Answer, check, say, stream
 from stoker_engine.contract import argv
 from stoker_engine.contract.argv import flag
 from stoker_engine.contract.errors import StokerError
 
 if TYPE_CHECKING:
     import httpx
+
+    from stoker_engine.cli.chat_tools import Tools
+
+#: How often a model may call tools before it answers; some never stop.
+MAX_ROUNDS: Final = 16
 
 
 @dataclass(frozen=True)
@@ -26,6 +29,10 @@ class ChatArgs:
     model_name: str | None = flag("which of its models; default: the first", None)
     system_prompt: str | None = flag("what the model reads before the chat", None)
     quick: str | None = flag("ask this, print the answer, and end", None)
+    tools: str | None = flag(
+        "a Python file whose functions the model may call; they run here, with your rights, on what the model writes",
+        None,
+    )
     temperature: float | None = flag("sampling temperature; default: the server's", None)
     max_tokens: int | None = flag("most tokens of an answer; default: what fits", None)
     api_key: str | None = flag(
@@ -48,76 +55,75 @@ def _main(words: list[str]) -> int:
     args = argv.from_namespace(ChatArgs, command_line.parse(parser, words))
     import httpx
 
+    tools = None
+    if args.tools is not None:
+        from stoker_engine.cli.chat_tools import Tools
+
+        tools = Tools.of_file(args.tools)
     key = args.api_key or command_line.api_key()
     headers = {"authorization": f"Bearer {key}"} if key else {}
     with httpx.Client(base_url=args.url.rstrip("/") + "/", headers=headers, timeout=None) as client:
         try:
-            return _talk(client, args)
+            return _Talk(client, args, args.model_name or _models(client)[0], tools).run()
         except httpx.HTTPError as error:
             raise StokerError(f"{args.url} does not answer: {error}") from error
 
 
-def _talk(client: httpx.Client, args: ChatArgs) -> int:
-    model = args.model_name or _models(client)[0]
-    messages = [{"role": "system", "content": args.system_prompt}] if args.system_prompt else []
-    if args.quick is not None:
-        _answer(client, args, model, [*messages, {"role": "user", "content": args.quick}])
-        return 0
-    with contextlib.suppress(ImportError):
-        import readline  # noqa: F401 - gives `input` a line to edit and a history
-    print(f"talking to {model}; Ctrl-D ends, Ctrl-C stops an answer")
-    while True:
-        messages.append({"role": "user", "content": input("> ")})
-        try:
-            messages.append({"role": "assistant", "content": _answer(client, args, model, messages)})
-        except KeyboardInterrupt:  # what was said so far stands on the screen; the model forgets this turn
-            print()
-            messages.pop()
-
-
 def _models(client: httpx.Client) -> list[str]:
     response = client.get("models")
-    _check(response)
+    check(response)
     return [model["id"] for model in response.json()["data"]]
 
 
-def _answer(client: httpx.Client, args: ChatArgs, model: str, messages: list[dict[str, Any]]) -> str:
-    """Prints the answer as it comes; returns it."""
-    body: dict[str, Any] = {"model": model, "messages": messages, "stream": True}
-    for name in ("temperature", "max_tokens"):
-        if getattr(args, name) is not None:
-            body[name] = getattr(args, name)
-    answer = ""
-    with client.stream("POST", "chat/completions", json=body) as response:
-        _check(response)
-        for event in _events(response):
-            if "error" in event:
-                raise StokerError(event["error"]["message"])
-            for choice in event["choices"]:
-                text = choice["delta"].get("content") or ""
-                sys.stdout.write(text)
-                sys.stdout.flush()
-                answer += text
-    print()
-    return answer
+@dataclass
+class _Talk:
+    """One conversation."""
 
+    client: httpx.Client
+    args: ChatArgs
+    model: str
+    tools: Tools | None
 
-def _events(response: httpx.Response) -> Iterator[dict[str, Any]]:
-    for line in response.iter_lines():
-        data = line.removeprefix("data: ")
-        if data != line and data != "[DONE]":
-            yield json.loads(data)
+    def run(self) -> int:
+        """Asks what is to be asked; returns the exit code."""
+        messages: list[dict[str, Any]] = []
+        if self.args.system_prompt:
+            messages.append({"role": "system", "content": self.args.system_prompt})
+        if self.args.quick is not None:
+            self._ask(messages, self.args.quick)
+            return 0
+        with contextlib.suppress(ImportError):
+            import readline  # noqa: F401 - gives `input` a line to edit and a history
+        print(f"talking to {self.model}; Ctrl-D ends, Ctrl-C stops an answer")
+        while True:
+            question = input("> ")
+            before = len(messages)
+            try:
+                self._ask(messages, question)
+            except KeyboardInterrupt:  # what was said so far stands on the screen; the model forgets this turn
+                say("\n")
+                del messages[before:]
 
+    def _ask(self, messages: list[dict[str, Any]], question: str) -> None:
+        """Prints the answer to `question`, after all calls of tools that it takes, and adds all to `messages`.
 
-def _check(response: httpx.Response) -> None:
-    """Raises:
-    StokerError: what the server answered, where it is an error.
-    """
-    if response.is_success:
-        return
-    response.read()
-    try:
-        message = response.json()["error"]["message"]
-    except (ValueError, KeyError, TypeError):
-        message = response.text[:200]
-    raise StokerError(f"the server answers {response.status_code}: {message}")
+        Raises:
+            StokerError: the server refuses, or the model does not stop to call tools.
+        """
+        messages.append({"role": "user", "content": question})
+        for _ in range(MAX_ROUNDS):
+            answer = self._answer(messages)
+            messages.append(answer.message())
+            if not answer.calls or self.tools is None:
+                return
+            messages += [self.tools.answer(call) for call in answer.calls]
+        raise StokerError(f"the model called tools {MAX_ROUNDS} times and did not answer")
+
+    def _answer(self, messages: list[dict[str, Any]]) -> Answer:
+        body: dict[str, Any] = {"model": self.model, "messages": messages, "stream": True}
+        for name in ("temperature", "max_tokens"):
+            if getattr(self.args, name) is not None:
+                body[name] = getattr(self.args, name)
+        if self.tools is not None:
+            body["tools"] = self.tools.definitions
+        return stream(self.client, body)

@@ -1,0 +1,116 @@
+"""A streamed answer of /v1/chat/completions: printed as it comes, and put together.
+
+Where nobody looks on, in a pipe, only what the model answers is printed: no reasoning and no calls.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+from stoker_engine.contract.errors import StokerError
+
+if TYPE_CHECKING:
+    import httpx
+
+_DIM: Final = "\x1b[2m"
+_PLAIN: Final = "\x1b[0m"
+
+
+@dataclass
+class Answer:
+    """What the assistant said.
+
+    Attributes:
+        calls: of tools, as the API writes them.
+    """
+
+    content: str = ""
+    reasoning: str = ""
+    calls: list[dict[str, Any]] = field(default_factory=list)
+
+    def message(self) -> dict[str, Any]:
+        """It as a message of the conversation that goes on."""
+        message: dict[str, Any] = {"role": "assistant", "content": self.content}
+        if self.calls:  # between calls, models want to know what they thought
+            message["tool_calls"] = self.calls
+            if self.reasoning:
+                message["reasoning"] = self.reasoning
+        return message
+
+    def add(self, delta: dict[str, Any]) -> None:
+        """Takes in what an event adds."""
+        self.content += delta.get("content") or ""
+        self.reasoning += delta.get("reasoning") or ""
+        for piece in delta.get("tool_calls") or ():
+            if piece["index"] == len(self.calls):
+                self.calls.append({"id": "", "type": "function", "function": {"name": "", "arguments": ""}})
+            call = self.calls[piece["index"]]
+            call["id"] += piece.get("id") or ""
+            for name, text in (piece.get("function") or {}).items():
+                call["function"][name] += text or ""
+
+
+def stream(client: httpx.Client, body: dict[str, Any]) -> Answer:
+    """Prints the answer as it comes; returns it.
+
+    Raises:
+        StokerError: what the server answered, where it is an error.
+    """
+    answer = Answer()
+    with client.stream("POST", "chat/completions", json=body) as response:
+        check(response)
+        for event in _events(response):
+            if "error" in event:
+                raise StokerError(event["error"]["message"])
+            for choice in event["choices"]:
+                delta = choice["delta"]
+                if thought := delta.get("reasoning"):
+                    whisper(thought)
+                if text := delta.get("content"):
+                    if answer.reasoning and not answer.content:
+                        whisper("\n")
+                    say(text)
+                answer.add(delta)
+    if answer.content or not answer.calls:
+        say("\n")
+    elif answer.reasoning:
+        whisper("\n")
+    return answer
+
+
+def say(text: str) -> None:
+    """Prints a piece of the answer."""
+    sys.stdout.write(text)
+    sys.stdout.flush()
+
+
+def whisper(text: str) -> None:
+    """Prints, dimmed, what is not the answer, where somebody looks on."""
+    if sys.stdout.isatty():
+        say(text if os.environ.get("NO_COLOR") else f"{_DIM}{text}{_PLAIN}")
+
+
+def check(response: httpx.Response) -> None:
+    """Raises:
+    StokerError: what the server answered, where it is an error.
+    """
+    if response.is_success:
+        return
+    response.read()
+    try:
+        message = response.json()["error"]["message"]
+    except (ValueError, KeyError, TypeError):
+        message = response.text[:200]
+    raise StokerError(f"the server answers {response.status_code}: {message}")
+
+
+def _events(response: httpx.Response) -> Iterator[dict[str, Any]]:
+    for line in response.iter_lines():
+        data = line.removeprefix("data: ")
+        if data != line and data != "[DONE]":
+            yield json.loads(data)

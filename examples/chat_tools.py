@@ -1,0 +1,35 @@
+"""Tools for ``stoker chat --tools examples/chat_tools.py``: every function here is one that the model may call."""
+
+import ast
+import operator
+from datetime import datetime
+from zoneinfo import ZoneInfo
+
+_OPERATORS = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.USub: operator.neg,
+}
+
+
+def current_time(timezone: str = "UTC") -> str:
+    """The date and the time now, in a time zone such as Europe/Oslo."""
+    return datetime.now(ZoneInfo(timezone)).strftime("%A, %Y-%m-%d %H:%M")
+
+
+def calculate(expression: str) -> float:
+    """The value of a sum such as (17 + 4) * 2, of the operators + - * and /."""
+
+    def value(node: ast.expr) -> float:
+        match node:
+            case ast.Constant(value=int() | float() as number):
+                return number
+            case ast.BinOp(left, sign, right) if type(sign) in _OPERATORS:
+                return _OPERATORS[type(sign)](value(left), value(right))
+            case ast.UnaryOp(op=ast.USub(), operand=operand):
+                return -value(operand)
+        raise ValueError(f"{ast.unparse(node)} is not a sum")
+
+    return value(ast.parse(expression, mode="eval").body)
