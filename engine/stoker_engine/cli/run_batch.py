@@ -30,7 +30,7 @@ from stoker_engine.contract.errors import ArgumentError
 from stoker_engine.contract.frontend_args import FrontendArgs
 from stoker_engine.contract.serve_args import ServeArgs
 
-_ENDPOINTS = ("/v1/completions", "/v1/chat/completions")
+_ENDPOINTS = ("/v1/completions", "/v1/chat/completions", "/v1/responses")
 
 #: Requests in flight beyond those that fit a batch, so that the next ones are at hand.
 _AHEAD = 2

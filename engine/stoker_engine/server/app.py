@@ -20,6 +20,7 @@ from stoker_engine.server.observability import health
 from stoker_engine.server.openai import chat, completions, errors, models, tokenization
 from stoker_engine.server.openai.responses import ErrorResponse
 from stoker_engine.server.paths import RootPathMiddleware
+from stoker_engine.server.responses import routes as responses
 from stoker_engine.server.service import Service
 
 
@@ -41,7 +42,7 @@ def create_app(service: Service) -> FastAPI:
         middleware=_middleware(service),
     )
     errors.install(app)
-    for endpoints in (completions, chat, tokenization, models, health):
+    for endpoints in (completions, chat, responses, tokenization, models, health):
         app.include_router(endpoints.routes(service))
     return app
 

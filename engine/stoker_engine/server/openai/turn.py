@@ -82,6 +82,7 @@ class Turn:
         body: what was asked.
         generation: runs it.
         has_calls: choices that hold a call so far.
+        reasoning_tokens: over all choices, so far.
     """
 
     def __init__(
@@ -90,6 +91,7 @@ class Turn:
         self.body = body
         self.generation = generation
         self.has_calls: set[int] = set()
+        self.reasoning_tokens = 0
         self._parsers = [new_parser() for _ in range(body.num_sequences)]
 
     @classmethod
@@ -149,6 +151,8 @@ class Turn:
 
     def _parsed(self, choice: int, delta: OutputDelta) -> TurnDelta:
         parser = self._parsers[choice]
+        if parser.is_reasoning:
+            self.reasoning_tokens += len(delta.token_ids)
         parts: Sequence[Part] = parser.feed(delta.text)
         if delta.finish_reason is not None:
             parts = merged([*parts, *parser.end()])

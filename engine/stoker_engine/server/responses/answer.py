@@ -1,0 +1,161 @@
+"""What the Responses API answers, in OpenAI's words."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, Field
+
+from stoker_engine.server.openai.logprobs import ContentLogprob
+from stoker_engine.server.openai.responses import Usage
+from stoker_engine.server.responses.items import Status
+
+
+class OutputText(BaseModel):
+    """What the assistant says."""
+
+    type: Literal["output_text"] = "output_text"
+    text: str
+    annotations: list[None] = []
+    logprobs: list[ContentLogprob] = []
+
+
+class OutputMessage(BaseModel):
+    """A message of the assistant's."""
+
+    id: str
+    type: Literal["message"] = "message"
+    status: Status
+    role: Literal["assistant"] = "assistant"
+    content: list[OutputText]
+
+
+class OutputReasoningText(BaseModel):
+    """What the assistant thought."""
+
+    type: Literal["reasoning_text"] = "reasoning_text"
+    text: str
+
+
+class OutputReasoning(BaseModel):
+    """The reasoning before an answer. No summary of it is written."""
+
+    id: str
+    type: Literal["reasoning"] = "reasoning"
+    status: Status
+    summary: list[None] = []
+    content: list[OutputReasoningText]
+
+
+class OutputFunctionCall(BaseModel):
+    """A call of a tool; `arguments` is JSON."""
+
+    id: str
+    type: Literal["function_call"] = "function_call"
+    status: Status
+    call_id: str
+    name: str
+    arguments: str
+
+
+OutputItem = OutputMessage | OutputReasoning | OutputFunctionCall
+
+
+class InputTokensDetails(BaseModel):
+    """Of the prompt's tokens, those that a prefix hit saved."""
+
+    cached_tokens: int
+
+
+class OutputTokensDetails(BaseModel):
+    """Of the tokens generated, those of reasoning."""
+
+    reasoning_tokens: int
+
+
+class ResponseUsage(BaseModel):
+    """Tokens."""
+
+    input_tokens: int
+    input_tokens_details: InputTokensDetails
+    output_tokens: int
+    output_tokens_details: OutputTokensDetails
+    total_tokens: int
+
+    @classmethod
+    def of(cls, usage: Usage, reasoning_tokens: int) -> ResponseUsage:
+        """The same, in this API's words."""
+        cached = usage.prompt_tokens_details.cached_tokens if usage.prompt_tokens_details else 0
+        return cls(
+            input_tokens=usage.prompt_tokens,
+            input_tokens_details=InputTokensDetails(cached_tokens=cached),
+            output_tokens=usage.completion_tokens,
+            output_tokens_details=OutputTokensDetails(reasoning_tokens=reasoning_tokens),
+            total_tokens=usage.total_tokens,
+        )
+
+
+class ResponseError(BaseModel):
+    """Why there is no whole answer."""
+
+    code: Literal["server_error"] = "server_error"
+    message: str
+
+
+class IncompleteDetails(BaseModel):
+    """Why an answer ends early."""
+
+    reason: Literal["max_output_tokens"] = "max_output_tokens"
+
+
+class Response(BaseModel):
+    """The answer of /v1/responses; within a stream, what is known of it. What was asked for stands beside it."""
+
+    id: str
+    object: Literal["response"] = "response"
+    created_at: int
+    completed_at: int | None = None
+    status: Literal["in_progress", "completed", "incomplete", "failed"] = "in_progress"
+    error: ResponseError | None = None
+    incomplete_details: IncompleteDetails | None = None
+    output: list[OutputItem] = []
+    usage: ResponseUsage | None = None
+    model: str
+    instructions: str | None
+    previous_response_id: str | None
+    store: bool
+    background: Literal[False] = False
+    max_output_tokens: int | None
+    max_tool_calls: int | None
+    temperature: float
+    top_p: float
+    top_logprobs: int
+    text: dict[str, Any]
+    reasoning: dict[str, Any]
+    tools: list[dict[str, Any]]
+    tool_choice: str | dict[str, Any]
+    parallel_tool_calls: bool
+    truncation: Literal["auto", "disabled"]
+    service_tier: Literal["default"] = "default"
+    metadata: dict[str, str]
+    user: str | None
+    safety_identifier: str | None
+    prompt_cache_key: str | None
+
+
+class DeletedResponse(BaseModel):
+    """The answer of DELETE /v1/responses/ID."""
+
+    id: str
+    object: Literal["response"] = "response"
+    deleted: Literal[True] = True
+
+
+class ItemList(BaseModel):
+    """The answer of GET /v1/responses/ID/input_items."""
+
+    object: Literal["list"] = "list"
+    data: list[dict[str, Any]]
+    first_id: str | None = Field(description="null where the list is empty")
+    last_id: str | None
+    has_more: bool

@@ -1,0 +1,145 @@
+"""One answer while it is made: the turn's parts into a response, whole or in events, which is then kept."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from typing import Any
+
+from stoker_engine.core.sampling_params import SamplingParams
+from stoker_engine.server.connection import sse
+from stoker_engine.server.openai import errors
+from stoker_engine.server.openai.logprobs import ContentLogprob, LogprobWriter
+from stoker_engine.server.openai.turn import Turn, TurnDelta
+from stoker_engine.server.responses import items
+from stoker_engine.server.responses.answer import Response, ResponseUsage
+from stoker_engine.server.responses.events import Event
+from stoker_engine.server.responses.items import Item
+from stoker_engine.server.responses.request import FunctionChoice, ResponsesRequest
+from stoker_engine.server.responses.store import ResponseStore, StoredResponse
+from stoker_engine.server.responses.writer import ResponseWriter
+
+
+class Answering:
+    """Iterate `events` once, or wait for `whole`.
+
+    Args:
+        body: what was asked.
+        history: the conversation that it goes on with.
+        turn: generates the answer.
+        model: the name that answers carry.
+        logprobs: writes log-probabilities, if they were asked for.
+        store: where the answer is kept afterwards.
+        owner: for whom.
+    """
+
+    def __init__(
+        self,
+        body: ResponsesRequest,
+        history: Sequence[Item],
+        turn: Turn,
+        model: str,
+        logprobs: LogprobWriter | None,
+        store: ResponseStore,
+        owner: bytes,
+    ) -> None:
+        self._input = [*history, *(items.named(item) for item in body.items)]
+        self._turn = turn
+        self._logprobs = logprobs
+        self._store = store
+        self._owner = owner
+        self._writer = ResponseWriter(_begun(body, turn, model))
+
+    async def whole(self) -> bytes:
+        """The answer, once all of it is there, as JSON."""
+        async with aclosing(self._generated()) as steps:
+            async for _ in steps:
+                pass
+        # Logprobs may be long, and others want to be answered meanwhile.
+        return await asyncio.to_thread(lambda: self._writer.response.model_dump_json().encode())
+
+    async def events(self) -> AsyncGenerator[list[Event], None]:
+        """The answer as it is made. What fails after the first event ends it with ``response.failed``."""
+        has_begun = False
+        try:
+            async with aclosing(self._generated()) as steps:
+                async for events in steps:
+                    has_begun = True
+                    yield events
+        except Exception as error:
+            if not has_begun:
+                raise
+            errors.log_unexpected(error)
+            _, body = errors.describe(error)
+            yield self._writer.fail(body.error.message)
+
+    def error_event(self, error: Exception) -> bytes:
+        """The event that ends a stream that cannot even be ended by ``response.failed``."""
+        _, body = errors.describe(error)
+        event = self._writer.error(body.error)
+        return sse.event(event.model_dump_json().encode(), event.type)
+
+    async def _generated(self) -> AsyncGenerator[list[Event], None]:
+        """Each step's events; the first once the engine has taken the request, the last once the answer is kept."""
+        has_begun = False
+        async with aclosing(self._turn.deltas()) as steps:
+            async for step in steps:
+                for _, delta in step:
+                    events = [] if has_begun else self._writer.begin()
+                    has_begun = True
+                    events += self._writer.add(delta.parts, self._written(delta))
+                    if delta.finish_reason is not None:
+                        usage = ResponseUsage.of(self._turn.generation.usage(), self._turn.reasoning_tokens)
+                        events += self._writer.end(delta.finish_reason, usage)
+                        if self._writer.response.store:
+                            await self._keep()
+                        events += self._writer.last()
+                    yield events
+
+    def _written(self, delta: TurnDelta) -> list[ContentLogprob]:
+        return [] if self._logprobs is None else self._logprobs.chat(delta.token_ids, delta.logprobs).content
+
+    async def _keep(self) -> None:
+        response = self._writer.response
+        stored = await asyncio.to_thread(self._stored, response)
+        if not self._store.put(self._owner, response.id, stored):
+            response.store = False
+
+    def _stored(self, response: Response) -> StoredResponse:
+        conversation = [*self._input, *(items.of_output(item) for item in response.output)]
+        return StoredResponse(response.model_dump_json().encode(), items.to_json(conversation), len(self._input))
+
+
+def _begun(body: ResponsesRequest, turn: Turn, model: str) -> Response:
+    """What is known of an answer before it is made: what it was asked for."""
+    generation = turn.generation
+    params = generation.params[0]
+    assert isinstance(params, SamplingParams)
+    text: dict[str, Any] = {"format": {"type": "text"}}
+    if body.text is not None:
+        text |= body.text.model_dump(by_alias=True, exclude_none=True)
+    choice = body.tool_choice
+    return Response(
+        id=generation.id,
+        created_at=generation.created,
+        model=model,
+        instructions=body.instructions,
+        previous_response_id=body.previous_response_id,
+        store=body.store is not False,
+        max_output_tokens=body.max_output_tokens,
+        max_tool_calls=body.max_tool_calls,
+        temperature=params.temperature,
+        top_p=params.top_p,
+        top_logprobs=body.top_logprobs or 0,
+        text=text,
+        reasoning={"effort": body.reasoning.effort if body.reasoning else None, "summary": None},
+        tools=[tool.echo() for tool in body.tools or ()],
+        tool_choice=choice.model_dump() if isinstance(choice, FunctionChoice) else choice or "auto",
+        parallel_tool_calls=body.parallel_tool_calls is not False,
+        truncation=body.truncation or "disabled",
+        metadata=body.metadata or {},
+        user=body.user,
+        safety_identifier=body.safety_identifier,
+        prompt_cache_key=body.prompt_cache_key,
+    )

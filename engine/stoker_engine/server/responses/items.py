@@ -1,0 +1,275 @@
+"""The items of a conversation, and the messages of a chat that they stand for.
+
+The assistant's turn is one message in a chat, and several items here: its reasoning, what it says, its calls. So items
+that follow each other in this order become one message; any other order begins a further one.
+Format: platform.openai.com/docs/api-reference/responses/create, `input`
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Any, Final, Literal
+
+import pydantic_core
+from pydantic import BaseModel, Field, TypeAdapter, ValidatorFunctionWrapHandler, WrapValidator, field_validator
+from pydantic_core import PydanticCustomError
+
+from stoker_engine.server.openai.field_types import StrictModel
+from stoker_engine.server.openai.unbuilt import Absent
+
+Status = Literal["in_progress", "completed", "incomplete"]
+
+#: What an item adds to the assistant's message, in the order in which a message has it.
+_REASONING, _CONTENT, _CALL = range(3)
+
+
+def of_type(what: str, kinds: Mapping[str, type[BaseModel]], default: str | None = None) -> WrapValidator:
+    """Of a union, only the member that `type` names is tried, so that an error names the field that is wrong.
+
+    Args:
+        what: the values that it is about, for the error where there is no such member.
+        default: the type of a value that names none.
+    """
+    known = ", ".join(kinds)
+
+    def validate(value: Any, handler: ValidatorFunctionWrapHandler) -> Any:
+        if isinstance(value, BaseModel):
+            return value
+        if not isinstance(value, dict):
+            raise PydanticCustomError("shape", "must be an object")
+        name = value.get("type", default)
+        kind = kinds.get(name) if isinstance(name, str) else None
+        if kind is None:
+            given = "without a type" if name is None else f"of the type {json.dumps(name)[:80]}"
+            sentence = f"{what} {given} are not supported; there are {known}"
+            raise PydanticCustomError("unsupported", "{sentence}", {"sentence": sentence})
+        return kind.model_validate(value)
+
+    return WrapValidator(validate)
+
+
+class TextPart(StrictModel):
+    """A piece of text, of anybody's. Annotations and log-probabilities come back as we sent them, and ask nothing."""
+
+    type: Literal["input_text", "output_text"]
+    text: str
+    annotations: list[Any] | None = None
+    logprobs: list[Any] | None = None
+
+
+class RefusalPart(StrictModel):
+    """A model's refusal, where another server made one."""
+
+    type: Literal["refusal"]
+    refusal: str
+
+    @property
+    def text(self) -> str:
+        """What it says."""
+        return self.refusal
+
+
+Parts = Annotated[
+    list[
+        Annotated[
+            TextPart | RefusalPart,
+            of_type("parts", {"input_text": TextPart, "output_text": TextPart, "refusal": RefusalPart}),
+        ]
+    ],
+    Field(fail_fast=True),
+]
+
+
+def _text_or_parts(value: Any, handler: ValidatorFunctionWrapHandler) -> Any:
+    if isinstance(value, str):
+        return value
+    if not isinstance(value, list):
+        raise PydanticCustomError("shape", "must be a string or a list of parts")
+    return _PARTS.validate_python(value)
+
+
+_PARTS: Final[TypeAdapter[list[TextPart | RefusalPart]]] = TypeAdapter(Parts)
+TextOrParts = Annotated[str | Parts, WrapValidator(_text_or_parts)]
+
+
+class MessageItem(StrictModel):
+    """What somebody says."""
+
+    type: Literal["message"] = "message"
+    role: Literal["user", "assistant", "system", "developer"]
+    content: TextOrParts
+    id: str | None = None
+    status: Status | None = None
+    phase: Literal["commentary", "final_answer"] | None = None  # OpenAI's models label what they say; ours do not
+
+
+class FunctionCallItem(StrictModel):
+    """A call of a tool by the assistant; `arguments` is JSON."""
+
+    type: Literal["function_call"]
+    call_id: str
+    name: str
+    arguments: str
+    id: str | None = None
+    status: Status | None = None
+    namespace: Absent = None
+    caller: Absent = None
+
+    @field_validator("arguments", mode="after")
+    @classmethod
+    def _is_an_object(cls, arguments: str) -> str:
+        try:
+            parsed = pydantic_core.from_json(arguments, allow_inf_nan=False) if arguments else {}
+        except ValueError:
+            parsed = None
+        if not isinstance(parsed, dict):
+            raise PydanticCustomError("shape", "the arguments of a call must be a JSON object, as a string")
+        return arguments
+
+
+class FunctionCallOutputItem(StrictModel):
+    """What a tool returned."""
+
+    type: Literal["function_call_output"]
+    call_id: str
+    output: TextOrParts
+    id: str | None = None
+    status: Status | None = None
+    name: str | None = None
+    namespace: Absent = None
+    caller: Absent = None
+
+
+class ReasoningText(StrictModel):
+    """A piece of reasoning, or of its summary."""
+
+    type: Literal["reasoning_text", "summary_text"]
+    text: str
+
+
+class ReasoningItem(StrictModel):
+    """What the assistant thought."""
+
+    type: Literal["reasoning"]
+    id: str | None = None
+    summary: Annotated[list[ReasoningText], Field(fail_fast=True)] | None = None
+    content: Annotated[list[ReasoningText], Field(fail_fast=True)] | None = None
+    encrypted_content: Absent = None
+    status: Status | None = None
+
+    @property
+    def text(self) -> str:
+        """The reasoning; where another server told only its summary, that."""
+        return "\n".join(piece.text for piece in self.content or self.summary or ())
+
+
+Item = Annotated[
+    MessageItem | FunctionCallItem | FunctionCallOutputItem | ReasoningItem,
+    of_type(
+        "items",
+        {
+            "message": MessageItem,
+            "function_call": FunctionCallItem,
+            "function_call_output": FunctionCallOutputItem,
+            "reasoning": ReasoningItem,
+        },
+        default="message",
+    ),
+]
+Items = Annotated[list[Item], Field(fail_fast=True)]
+_ITEM: Final[TypeAdapter[Item]] = TypeAdapter(Item)
+_ITEMS: Final[TypeAdapter[list[Item]]] = TypeAdapter(Items)
+
+
+def _text_or_items(value: Any, handler: ValidatorFunctionWrapHandler) -> Any:
+    if isinstance(value, str):
+        return value
+    if not isinstance(value, list) or not value:
+        raise PydanticCustomError("shape", "must be a string or a list of items, of which there is at least one")
+    return _ITEMS.validate_python(value)
+
+
+Input = Annotated[str | Items, WrapValidator(_text_or_items)]
+
+
+def from_json(items: bytes) -> list[Item]:
+    """Items that `to_json` wrote."""
+    return _ITEMS.validate_json(items)
+
+
+def to_json(items: list[Item]) -> bytes:
+    """Items as JSON; what is not set is left out."""
+    return _ITEMS.dump_json(items, exclude_none=True)
+
+
+def named(item: Item) -> Item:
+    """The item with an id, by which it can be listed."""
+    prefix = {"message": "msg", "function_call": "fc", "function_call_output": "fco", "reasoning": "rs"}[item.type]
+    return item if item.id is not None else item.model_copy(update={"id": f"{prefix}_{uuid.uuid4().hex}"})
+
+
+def of_output(item: BaseModel) -> Item:
+    """The item that an answer's item is when the conversation goes on. Log-probabilities are only the answer's."""
+    return _ITEM.validate_python(item.model_dump(exclude={"content": {"__all__": {"logprobs"}}}))
+
+
+def listed(item: Item) -> dict[str, Any]:
+    """The item as lists of items have it: a text is a part."""
+    written = item.model_dump(exclude_none=True)
+    if isinstance(item, MessageItem) and isinstance(item.content, str):
+        kind = "output_text" if item.role == "assistant" else "input_text"
+        written["content"] = [{"type": kind, "text": item.content}]
+    return written
+
+
+def messages(items: Iterable[Item]) -> list[dict[str, Any]]:
+    """The messages of a chat that items stand for, as the body of a chat has them."""
+    chat: list[dict[str, Any]] = []
+    last = _CALL  # what the message that the assistant's next item may join has last; _CALL joins only calls
+    joins = False
+    for item in items:
+        match item:
+            case MessageItem(role="assistant"):
+                kind, fields = _CONTENT, dict[str, Any](content=_joined(item.content))
+            case ReasoningItem():
+                if not item.text:
+                    continue
+                kind, fields = _REASONING, dict[str, Any](reasoning=item.text)
+            case FunctionCallItem():
+                function = {"name": item.name, "arguments": item.arguments}
+                kind, fields = _CALL, {"tool_calls": [{"id": item.call_id, "type": "function", "function": function}]}
+            case _:
+                chat.append(_others(item))
+                joins = False
+                continue
+        if joins and kind == last == _CALL:
+            chat[-1]["tool_calls"] += fields["tool_calls"]
+        elif joins and kind > last:
+            chat[-1].update(fields)
+        else:
+            chat.append({"role": "assistant", **fields})
+        joins, last = True, kind
+    for message in chat:
+        if message["role"] == "assistant" and "tool_calls" not in message:
+            message.setdefault("content", "")  # it thought, and said nothing
+    return chat
+
+
+def _others(item: MessageItem | FunctionCallOutputItem) -> dict[str, Any]:
+    if isinstance(item, FunctionCallOutputItem):
+        return {"role": "tool", "tool_call_id": item.call_id, "content": _for_chat(item.output)}
+    return {"role": item.role, "content": _for_chat(item.content)}
+
+
+def _for_chat(content: str | list[TextPart | RefusalPart]) -> str | list[dict[str, str]]:
+    """A chat joins parts by its own rule; no parts are no text."""
+    if isinstance(content, str):
+        return content
+    return [{"type": "text", "text": part.text} for part in content] or ""
+
+
+def _joined(content: str | list[TextPart | RefusalPart]) -> str:
+    """What a model wrote, without anything between."""
+    return content if isinstance(content, str) else "".join(part.text for part in content)

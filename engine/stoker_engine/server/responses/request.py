@@ -1,0 +1,323 @@
+"""The body of POST /v1/responses, and the chat that it asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any, Final, Literal
+
+from fastapi.exceptions import RequestValidationError
+from pydantic import Field, ValidationError, field_validator, model_validator
+
+from stoker_engine.contract.errors import RequestError
+from stoker_engine.server.engine.generation import renamed
+from stoker_engine.server.openai.chat_request import ChatCompletionRequest
+from stoker_engine.server.openai.field_types import (
+    CacheSalt,
+    Count,
+    CountOrAll,
+    Int64,
+    LogitBias,
+    Metadata,
+    RequestId,
+    Stop,
+    StrictModel,
+    TokenIds,
+    or_else,
+)
+from stoker_engine.server.openai.unbuilt import Absent, NoDict, NoList, Off, On, Only
+from stoker_engine.server.responses.items import Input, Item, MessageItem, TextPart, messages, of_type
+
+#: What a chat calls by the same name.
+_SAME: Final = (
+    "model",
+    "stream",
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "logit_bias",
+    "seed",
+    "stop",
+    "stop_token_ids",
+    "ignore_eos",
+    "skip_special_tokens",
+    "include_stop_str_in_output",
+    "structured_outputs",
+    "parallel_tool_calls",
+    "chat_template_kwargs",
+    "priority",
+    "cache_salt",
+)
+#: What the fields of a chat are called here, where errors name them.
+FIELD_NAMES: Final = {
+    "prompt": "input",
+    "messages": "input",
+    "max_tokens": "max_output_tokens",
+    "max_completion_tokens": "max_output_tokens",
+    "logprobs": "top_logprobs",
+    "response_format": "text.format",
+    "reasoning_effort": "reasoning.effort",
+    "truncate_prompt_tokens": "truncation",
+}
+_LOGPROBS: Final = "message.output_text.logprobs"
+
+
+class FunctionTool(StrictModel):
+    """A function that the model may call; `parameters` is a JSON schema."""
+
+    type: Literal["function"]
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+    allowed_callers: Annotated[Any, Only(["direct"])] = None
+    defer_loading: Off = None
+    output_schema: Absent = None
+
+    def echo(self) -> dict[str, Any]:
+        """The tool as an answer repeats it."""
+        return self.model_dump(include={"type", "name", "description", "parameters"}) | {"strict": bool(self.strict)}
+
+
+class FunctionChoice(StrictModel):
+    """The one function that the model must call."""
+
+    type: Literal["function"]
+    name: str
+
+
+class TextFormat(StrictModel):
+    """Any text."""
+
+    type: Literal["text"]
+
+
+class JSONObjectFormat(StrictModel):
+    """Any JSON object."""
+
+    type: Literal["json_object"]
+
+
+class JSONSchemaFormat(StrictModel):
+    """JSON that a schema describes."""
+
+    type: Literal["json_schema"]
+    name: str | None = None
+    description: str | None = None
+    schema_: Annotated[dict[str, Any], Field(alias="schema")]
+    strict: bool | None = None
+
+
+class TextConfig(StrictModel):
+    """What the answer's text is like."""
+
+    format: (
+        Annotated[
+            TextFormat | JSONObjectFormat | JSONSchemaFormat,
+            of_type("formats", {"text": TextFormat, "json_object": JSONObjectFormat, "json_schema": JSONSchemaFormat}),
+        ]
+        | None
+    ) = None
+    verbosity: Annotated[Any, Only("medium")] = None
+
+
+class ReasoningConfig(StrictModel):
+    """How much the model thinks. No summary of it is written: its text is returned itself."""
+
+    effort: str | None = None
+    summary: Annotated[Any, Only("auto")] = None
+    generate_summary: Annotated[Any, Only("auto")] = None
+    context: Annotated[Any, Only("auto")] = None
+    mode: Annotated[Any, Only("standard")] = None
+
+
+class StreamOptions(StrictModel):
+    """How to stream."""
+
+    include_obfuscation: Off = None
+
+
+ToolChoice = Annotated[
+    Literal["none", "auto", "required"] | FunctionChoice,
+    or_else('must be "none", "auto", "required" or {"type": "function", "name": NAME}'),
+]
+
+
+class ResponsesRequest(StrictModel):
+    """What to answer, in OpenAI's words and vLLM's."""
+
+    input: Input
+    instructions: str | None = None
+    previous_response_id: str | None = None
+    model: str | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    store: bool | None = None
+    include: Annotated[list[str], Field(max_length=16, fail_fast=True)] | None = None
+
+    max_output_tokens: Count | None = None
+    truncation: Literal["auto", "disabled"] | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_logprobs: CountOrAll | None = None
+    text: TextConfig | None = None
+    reasoning: ReasoningConfig | None = None
+    tools: (
+        Annotated[list[Annotated[FunctionTool, of_type("tools", {"function": FunctionTool})]], Field(fail_fast=True)]
+        | None
+    ) = None
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+
+    # vLLM's
+    top_k: CountOrAll | None = None
+    min_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    logit_bias: LogitBias | None = None
+    seed: Int64 | None = None
+    stop: Stop | None = None
+    stop_token_ids: TokenIds | None = None
+    ignore_eos: bool | None = None
+    skip_special_tokens: bool | None = None
+    include_stop_str_in_output: bool | None = None
+    structured_outputs: dict[str, Any] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    priority: Int64 | None = None
+    cache_salt: CacheSalt | None = None
+    request_id: RequestId | None = None
+
+    # These label a request for whoever keeps accounts or logs, or limit what we have none of; they ask nothing of us.
+    user: str | None = None
+    metadata: Metadata | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    prompt_cache_retention: str | None = None
+    max_tool_calls: Count | None = None  # of tools that a server runs
+
+    # What we do not do
+    background: Off = None
+    background_options: Absent = None
+    access_programs: Absent = None
+    context_management: NoList = None
+    conversation: Absent = None
+    image: Absent = None
+    moderation: Absent = None
+    prompt: Absent = None
+    prompt_cache_options: Annotated[Any, Only({"mode": "implicit"})] = None
+    service_tier: Annotated[Any, Only("auto", "default")] = None
+    enable_response_messages: Off = None
+    include_reasoning: On = None
+    previous_input_messages: Absent = None
+    ec_transfer_params: Absent = None
+    kv_transfer_params: Absent = None
+    media_io_kwargs: NoDict = None
+    mm_payload: Annotated[Any, Only("tensors")] = None
+    mm_processor_kwargs: NoDict = None
+    return_mm_kwargs: Annotated[Any, Only(True)] = None
+    session_id: Absent = None
+    vllm_xargs: NoDict = None
+    watermarking: Off = None
+
+    @field_validator("include", mode="after")
+    @classmethod
+    def _is_there(cls, include: list[str] | None) -> list[str] | None:
+        return None if include is None else check_include(include)
+
+    @model_validator(mode="after")
+    def _agrees(self) -> ResponsesRequest:
+        if self.stream_options is not None and not self.stream:
+            raise RequestError("stream_options needs stream: true", "stream_options")
+        if self.top_logprobs and not self.wants_logprobs:
+            raise RequestError(f"top_logprobs needs include: [{_LOGPROBS!r}]", "top_logprobs")
+        if self.structured_outputs is not None and self.text is not None and self.text.format is not None:
+            raise RequestError("text.format and structured_outputs both say what to write; give one", "text.format")
+        return self
+
+    @property
+    def wants_logprobs(self) -> bool:
+        """Whether the answer's text comes with log-probabilities."""
+        return _LOGPROBS in (self.include or ())
+
+    @property
+    def items(self) -> list[Item]:
+        """The input as items."""
+        if isinstance(self.input, str):
+            return [MessageItem(role="user", content=[TextPart(type="input_text", text=self.input)])]
+        return self.input
+
+    def chat(self, history: Sequence[Item]) -> ChatCompletionRequest:
+        """The chat of `history` and what this body adds.
+
+        Raises:
+            RequestError: a chat cannot have this.
+            RequestValidationError: likewise.
+        """
+        items = [*history, *self.items]
+        fields = {name: getattr(self, name) for name in _SAME} | {
+            "messages": [*self._instructions(), *messages(items)],
+            "max_completion_tokens": self.max_output_tokens,
+            "truncate_prompt_tokens": -1 if self.truncation == "auto" else None,
+            "continue_final_message": _is_unfinished(items[-1]) or None,
+            "reasoning_effort": self.reasoning.effort if self.reasoning else None,
+        }
+        if self.wants_logprobs:
+            fields |= {"logprobs": True, "top_logprobs": self.top_logprobs or 0}
+        if self.text is not None and self.text.format is not None:
+            fields["response_format"] = _response_format(self.text.format)
+        if self.tools:
+            names = {"name", "description", "parameters", "strict"}
+            functions = [tool.model_dump(include=names, exclude_none=True) for tool in self.tools]
+            fields["tools"] = [{"type": "function", "function": function} for function in functions]
+        choice = self.tool_choice
+        if isinstance(choice, FunctionChoice):
+            fields["tool_choice"] = {"type": "function", "function": {"name": choice.name}}
+        elif choice is not None:
+            fields["tool_choice"] = choice
+        try:
+            with renamed(FIELD_NAMES):
+                return ChatCompletionRequest.model_validate(fields)
+        except ValidationError as error:
+            errors = error.errors(include_url=False, include_context=False, include_input=False)
+            raise RequestValidationError([{**each, "loc": _here(each["loc"])} for each in errors]) from error
+
+    def _instructions(self) -> list[dict[str, Any]]:
+        return [] if self.instructions is None else [{"role": "system", "content": self.instructions}]
+
+
+def check_include(include: list[str]) -> list[str]:
+    """Refuses what cannot be included in an answer.
+
+    Raises:
+        RequestError: it asks for something else than log-probabilities.
+    """
+    for each in include:
+        if each != _LOGPROBS:
+            raise RequestError(
+                f"this server can include only {_LOGPROBS}; leave {each[:80]!r} out", "include", "unsupported_value"
+            )
+    return include
+
+
+def _is_unfinished(last: Item) -> bool:
+    """Whether the conversation ends within what the assistant says, which is gone on with then. vLLM's rule."""
+    return isinstance(last, MessageItem) and last.role == "assistant" and last.status in ("in_progress", "incomplete")
+
+
+def _response_format(given: TextFormat | JSONObjectFormat | JSONSchemaFormat) -> dict[str, Any]:
+    if not isinstance(given, JSONSchemaFormat):
+        return {"type": given.type}
+    names = {"name", "description", "schema_", "strict"}
+    schema = given.model_dump(include=names, exclude_none=True, by_alias=True)
+    return {"type": "json_schema", "json_schema": {"name": "response", **schema}}
+
+
+def _here(where: tuple[int | str, ...]) -> tuple[int | str, ...]:
+    """Where a field of a chat is in this body; what the items of a conversation became is not looked up again."""
+    first, *rest = where
+    name = FIELD_NAMES.get(str(first), first)
+    return ("body", *str(name).split("."), *(() if name == "input" else rest))
