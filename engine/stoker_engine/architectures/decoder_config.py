@@ -18,6 +18,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from stoker_engine.architectures.activation import Activation
 from stoker_engine.architectures.cache_spec import CacheSpec, LayerCache
 from stoker_engine.architectures.mla_config import MLAConfig
 from stoker_engine.architectures.moe_config import MoEConfig
@@ -67,6 +68,7 @@ class AttentionConfig:
         sliding_window: tokens seen back, the current one included; None sees all.
         logits_soft_cap: scores s become cap × tanh(s / cap).
         clip_qkv: queries, keys and values are clamped to ± this, after their norms.
+        sinks: each head has a learned score that no value goes with; it takes its part of the weights (gpt-oss).
         latent: keys and values are one latent a token; then the heads' sizes are stated there.
         value_head_dim: size of one value; None: that of a key. Other sizes are for the Transformers backend.
     """
@@ -83,6 +85,7 @@ class AttentionConfig:
     qk_norm: QKNormConfig | None = None
     logits_soft_cap: float | None = None
     clip_qkv: float | None = None
+    sinks: bool = False
     latent: MLAConfig | None = None
     value_head_dim: int | None = None
 
@@ -100,12 +103,12 @@ class MLPConfig:
 
     Attributes:
         size: its inner size.
-        act: the activation, by transformers' name.
+        act: the activation; one that is no name is a gated MLP's.
         gated: down(act(gate(x)) × up(x)) instead of down(act(up(x))).
     """
 
     size: int
-    act: str
+    act: Activation
     gated: bool = True
     bias: bool = False
 

@@ -104,6 +104,11 @@ _FAMILIES: Final = {
             "experts.down": "block_sparse_moe.experts.down_proj",
         }
     ),
+    "GptOssForCausalLM": _Names(
+        parts={
+            **_all("mlp.experts.gate_up_proj", "experts.gate", "experts.up"), "experts.down": "mlp.experts.down_proj",
+        }
+    ),
     "InternLM2ForCausalLM": _Names(
         parts={
             **_all("attention.wqkv", "q", "k", "v"), "o": "attention.wo",

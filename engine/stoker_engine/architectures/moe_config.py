@@ -6,7 +6,7 @@ All families' routers are one formula with other constants:
     choice   the top k of s + correction bias, within the best groups         (groups: DeepSeek-V2 and V3)
     weights  s at the chosen ÷ their p-norm (p = 1: their sum, or undivided) × routed_scaling_factor
 
-Taking the top k logits first and their softmax then (Granite) is the same as p = 1.
+Taking the top k logits first and their softmax then (Granite, gpt-oss) is the same as p = 1.
 """
 
 from __future__ import annotations
@@ -27,9 +27,11 @@ class MoEConfig:
     Attributes:
         num_experts: routed experts.
         num_experts_per_tok: experts that one token goes to.
-        intermediate_size: of one routed expert, a gated MLP without bias.
+        intermediate_size: of one routed expert, a gated MLP.
+        bias: whether the routed experts have biases (gpt-oss).
         scoring: how router logits become scores.
         normalize: p of the norm that weights are divided by; None leaves them.
+        router_bias: whether the router's logits have one.
         correction_bias: whether a bias, learned for balance, joins the scores for the choice only.
         num_groups: groups of experts, of equal size.
         topk_groups: how many groups a token may choose from.
@@ -42,8 +44,10 @@ class MoEConfig:
     num_experts: int
     num_experts_per_tok: int
     intermediate_size: int
+    bias: bool = False
     scoring: Literal["softmax", "sigmoid"] = "softmax"
     normalize: float | None = 1.0
+    router_bias: bool = False
     correction_bias: bool = False
     num_groups: int = 1
     topk_groups: int = 1
@@ -71,7 +75,7 @@ class MoEConfig:
             raise ModelError(f"{self.num_groups} groups of less than two experts cannot be ranked by their two best")
 
     def weights(self, hidden_size: int) -> int:
-        """How many numbers the layer's matrices hold, router included, correction bias not."""
+        """How many numbers the layer's matrices hold, router included, biases not."""
         experts = 3 * self.num_experts * self.intermediate_size * hidden_size
         shared = 3 * self.shared_intermediate_size * hidden_size + (hidden_size if self.shared_gate else 0)
         return self.num_experts * hidden_size + experts + shared

@@ -22,6 +22,8 @@ class AttentionShape:
         logits_soft_cap: scores s become cap × tanh(s / cap) before masks and biases (Gemma 2).
         alibi_slopes: [num_heads] float32; slope × (key position - query position) is added to the scores
             (Press et al., 2022).
+        sinks: [num_heads] float32; a score for each head that takes its part of the weights and has no value (Xiao et
+            al., 2023; learned in gpt-oss).
     """
 
     num_heads: int
@@ -32,6 +34,7 @@ class AttentionShape:
     sliding_window: int | None = None
     logits_soft_cap: float | None = None
     alibi_slopes: torch.Tensor | None = None
+    sinks: torch.Tensor | None = None
 
 
 @dataclass(frozen=True)

@@ -51,4 +51,5 @@ class NativeBackend:
             shape.sliding_window,
             shape.logits_soft_cap,
             shape.alibi_slopes,
+            shape.sinks,
         )

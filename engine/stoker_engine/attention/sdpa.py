@@ -85,7 +85,7 @@ def _attend(shape: AttentionShape, query: torch.Tensor, cache: KVCache, view: _V
     keys = _gather(cache.key, cache.key_scales, query.dtype, view)
     values = _gather(cache.value, cache.value_scales, query.dtype, view)
     grouped = grouped.to(keys.dtype)
-    if shape.logits_soft_cap is None and shape.alibi_slopes is None:
+    if shape.logits_soft_cap is None and shape.alibi_slopes is None and shape.sinks is None:
         mask = view.visible.repeat(1, 1, group, 1)
         attended = scaled_dot_product_attention(grouped, keys, values, attn_mask=mask, scale=shape.scale)
     else:
@@ -97,11 +97,18 @@ def _attend(shape: AttentionShape, query: torch.Tensor, cache: KVCache, view: _V
             slopes = shape.alibi_slopes.view(shape.num_kv_heads, group, 1, 1)
             scores = scores + slopes * view.distance.unsqueeze(2)
         scores = scores.masked_fill(~view.visible.unsqueeze(2), -torch.inf)
-        attended = scores.softmax(-1).flatten(2, 3).to(values.dtype) @ values
+        weights = scores.softmax(-1) if shape.sinks is None else _with_sinks(scores, shape.sinks)
+        attended = weights.flatten(2, 3).to(values.dtype) @ values
     # [sequences, queries, kv_heads, group, d]
     ungrouped = attended.unflatten(2, (group, queries)).permute(0, 3, 1, 2, 4)
     rows: torch.Tensor = ungrouped.flatten(2, 3).flatten(0, 1)
     return rows
+
+
+def _with_sinks(scores: torch.Tensor, sinks: torch.Tensor) -> torch.Tensor:
+    """The weights of `scores` [sequences, kv_heads, group, queries, keys] beside their heads' sinks."""
+    beside = sinks.view(*scores.shape[1:3], 1, 1).expand(*scores.shape[:-1], 1)
+    return torch.cat((scores, beside), dim=-1).softmax(-1)[..., :-1]
 
 
 def _gather(rows: torch.Tensor, scales: torch.Tensor | None, dtype: torch.dtype, view: _View) -> torch.Tensor:

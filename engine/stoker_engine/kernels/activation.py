@@ -1,4 +1,4 @@
-"""Activations of the MLP, by transformers' names."""
+"""Activations of the MLP, by transformers' names, and those that have numbers of their own."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Final
 import torch
 from torch.nn import functional
 
+from stoker_engine.architectures.activation import Activation, ClampedSwiGLU
 from stoker_engine.contract.errors import ModelError
 from stoker_engine.kernels.bundle import Operation
 
@@ -35,27 +36,35 @@ _ACTIVATIONS: Final[dict[str, Operation]] = {
 }
 
 
-def activation(name: str) -> Operation:
+def activation(act: Activation) -> Operation:
     """The activation with that config.json name.
 
     Raises:
-        ModelError: it is not known.
+        ModelError: it is not known, or a gate's.
     """
-    if name not in _ACTIVATIONS:
-        raise ModelError(f"activation {name!r} is not supported; supported are {', '.join(_ACTIVATIONS)}")
-    return _ACTIVATIONS[name]
+    if not isinstance(act, str) or act not in _ACTIVATIONS:
+        raise ModelError(f"activation {act!r} is not supported; supported are {', '.join(_ACTIVATIONS)}")
+    return _ACTIVATIONS[act]
 
 
-def act_and_mul(name: str) -> Operation:
-    """act(gate) × up of [tokens, 2 × size] with the gates first, for the activation with that config.json name.
+def act_and_mul(act: Activation) -> Operation:
+    """act(gate) × up of [tokens, 2 × size] with the gates first.
 
     Raises:
-        ModelError: it is not known.
+        ModelError: the activation is not known.
     """
-    act = activation(name)
+    if isinstance(act, ClampedSwiGLU):
+        return partial(_clamped_swiglu, act)
+    of_gate = activation(act)
 
     def gated(gate_up: torch.Tensor) -> torch.Tensor:
         gate, up = gate_up.chunk(2, dim=-1)
-        return act(gate) * up
+        return of_gate(gate) * up
 
     return gated
+
+
+def _clamped_swiglu(act: ClampedSwiGLU, gate_up: torch.Tensor) -> torch.Tensor:
+    gate, up = gate_up.chunk(2, dim=-1)
+    gate, up = gate.clamp(max=act.limit), up.clamp(-act.limit, act.limit)
+    return gate * torch.sigmoid(gate * act.alpha) * (up + 1)

@@ -13,6 +13,7 @@ from typing import Protocol
 
 import torch
 
+from stoker_engine.architectures.activation import Activation
 from stoker_engine.architectures.stored_formats import StoredFormat
 
 #: One tensor from another: a product, a norm, an activation.
@@ -30,6 +31,21 @@ class MakeProduct(Protocol):
 
     def __call__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Operation:
         """The product with this weight and bias."""
+        ...
+
+
+class MakeExperts(Protocol):
+    """See `Kernels.experts`."""
+
+    def __call__(
+        self,
+        gate_up: torch.Tensor,
+        down: torch.Tensor,
+        act: Activation,
+        gate_up_bias: torch.Tensor | None = None,
+        down_bias: torch.Tensor | None = None,
+    ) -> Experts:
+        """The experts with these weights and biases."""
         ...
 
 
@@ -55,14 +71,14 @@ class Kernels:
     Attributes:
         product: weight [outputs, inner] and bias [outputs] or None → `linear.linear` with them.
         batched_product: weight [heads, outputs, inner] → `batched_linear.batched_linear` with it.
-        experts: gate_up [experts, 2 × size, hidden], down [experts, hidden, size] and the activation's name →
-            `moe.experts` with them.
+        experts: gate_up [experts, 2 × size, hidden], down [experts, hidden, size], the activation, and biases
+            [experts, 2 × size] and [experts, hidden] or None → `moe.experts` with them.
         block_product: weight in blocks [outputs, bytes of a row], their format, numbers in a row, activations' dtype,
             and bias [outputs] or None → `blocks.block_linear` with them.
         block_rows: `blocks.block_rows`.
         rms_norm: weight [d], eps → `rms_norm.rms_norm` with them.
         layer_norm: weight and bias, eps → `layer_norm.layer_norm` with them.
-        activation: config.json's name → that activation; raises ModelError where it is not known.
+        activation: what a config states → that activation; raises ModelError where it is not known.
         act_and_mul: likewise → act(gate) × up of [tokens, 2 × size] with the gates first.
         apply_rotary: `rotary.apply_rotary`.
         angles: `rotary.angles`.
@@ -71,13 +87,13 @@ class Kernels:
 
     product: MakeProduct
     batched_product: Callable[[torch.Tensor], Operation]
-    experts: Callable[[torch.Tensor, torch.Tensor, str], Experts]
+    experts: MakeExperts
     block_product: MakeBlockProduct
     block_rows: Callable[[torch.Tensor, StoredFormat, int, torch.Tensor, torch.dtype], torch.Tensor]
     rms_norm: Callable[[torch.Tensor, float], Operation]
     layer_norm: Callable[[torch.Tensor | None, torch.Tensor | None, float], Operation]
-    activation: Callable[[str], Operation]
-    act_and_mul: Callable[[str], Operation]
+    activation: Callable[[Activation], Operation]
+    act_and_mul: Callable[[Activation], Operation]
     apply_rotary: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, bool], torch.Tensor]
     angles: Callable[[torch.Tensor, torch.Tensor, float, torch.dtype], tuple[torch.Tensor, torch.Tensor]]
     argmax: Argmax

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import torch
 
 from stoker_engine.architectures.moe_config import MoEConfig
-from stoker_engine.kernels.bundle import Experts, Operation
+from stoker_engine.kernels.bundle import Experts, MakeProduct, Operation
 from stoker_engine.parallel.transfer import to_host
 
 
@@ -57,6 +57,13 @@ def _within_best_groups(choice: torch.Tensor, config: MoEConfig) -> torch.Tensor
     best = group_scores.topk(config.topk_groups, dim=-1).indices
     out = torch.ones_like(group_scores, dtype=torch.bool).scatter_(-1, best, False)
     return grouped.masked_fill(out.unsqueeze(-1), -torch.inf).flatten(-2)  # type: ignore[no-any-return]
+
+
+def each_product(
+    product: MakeProduct, weights: torch.Tensor, biases: torch.Tensor | None = None
+) -> list[Operation]:
+    """The product with each of `weights` [count, outputs, inner] and `biases` [count, outputs] or None."""
+    return [product(weight, None if biases is None else biases[index]) for index, weight in enumerate(weights)]
 
 
 def experts(gate_up: Sequence[Operation], down: Sequence[Operation], act_and_mul: Operation) -> Experts:

@@ -6,6 +6,7 @@ from typing import Final
 
 import torch
 
+from stoker_engine.architectures.activation import Activation
 from stoker_engine.architectures.stored_formats import StoredFormat
 from stoker_engine.kernels.activation import act_and_mul, activation
 from stoker_engine.kernels.argmax import argmax
@@ -14,7 +15,7 @@ from stoker_engine.kernels.blocks import block_linear, block_rows
 from stoker_engine.kernels.bundle import Experts, Kernels, Operation
 from stoker_engine.kernels.layer_norm import layer_norm
 from stoker_engine.kernels.linear import linear
-from stoker_engine.kernels.moe import experts
+from stoker_engine.kernels.moe import each_product, experts
 from stoker_engine.kernels.rms_norm import rms_norm
 from stoker_engine.kernels.rotary import angles, apply_rotary
 
@@ -29,8 +30,14 @@ def _block_product(
     return lambda x: block_linear(x, blocks, stored, inner, bias)
 
 
-def _experts(gate_up: torch.Tensor, down: torch.Tensor, act: str) -> Experts:
-    return experts([_product(each) for each in gate_up], [_product(each) for each in down], act_and_mul(act))
+def _experts(
+    gate_up: torch.Tensor,
+    down: torch.Tensor,
+    act: Activation,
+    gate_up_bias: torch.Tensor | None = None,
+    down_bias: torch.Tensor | None = None,
+) -> Experts:
+    return experts(each_product(_product, gate_up, gate_up_bias), each_product(_product, down, down_bias), act_and_mul(act))
 
 
 REFERENCE: Final = Kernels(

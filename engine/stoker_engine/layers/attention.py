@@ -19,7 +19,7 @@ class Attention(nn.Module):
 
     Ranks share the heads. Where there are fewer key and value heads than ranks, several ranks hold the same one.
 
-    Slots: ``prefix.q``, ``k``, ``v``, ``o``, ``q_norm`` and ``k_norm``.
+    Slots: ``prefix.q``, ``k``, ``v``, ``o``, ``q_norm`` and ``k_norm``; ``prefix.sinks`` [heads], float32.
 
     Raises:
         ModelError: ranks cannot share the heads.
@@ -27,9 +27,12 @@ class Attention(nn.Module):
 
     def __init__(self, build: Build, prefix: str, config: AttentionConfig, hidden_size: int) -> None:
         super().__init__()
-        self.backend, self._ranks = build.backend, build.ranks
+        self.backend, self._ranks, self._prefix = build.backend, build.ranks, prefix
         self._query_heads, self._kv_heads = build.heads(config.num_heads), build.kv_heads(config.num_kv_heads)
         slopes = config.alibi_slopes
+        self.sinks: nn.Parameter | None = None
+        if config.sinks:
+            self.sinks = nn.Parameter(torch.empty(self._query_heads.size, dtype=torch.float32), requires_grad=False)
         self.shape = AttentionShape(
             num_heads=self._query_heads.size,
             num_kv_heads=self._kv_heads.size,
@@ -39,6 +42,7 @@ class Attention(nn.Module):
             sliding_window=config.sliding_window,
             logits_soft_cap=config.logits_soft_cap,
             alibi_slopes=None if slopes is None else torch.tensor(slopes[self._query_heads.positions]),
+            sinks=None if self.sinks is None else self.sinks.data,
         )
         hidden = Share.whole(hidden_size)
         width, kv_width = self._query_heads.times(config.head_dim), self._kv_heads.times(config.head_dim)
@@ -91,6 +95,8 @@ class Attention(nn.Module):
         slots = {**self.qkv.slots(), **self.out.slots()}
         if self.q_norm is not None and self.k_norm is not None:
             slots.update({**self.q_norm.slots(), **self.k_norm.slots()})
+        if self.sinks is not None:
+            slots[f"{self._prefix}.sinks"] = Slot.of(self.sinks.data, self._query_heads)
         return slots
 
 

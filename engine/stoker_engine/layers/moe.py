@@ -1,10 +1,11 @@
 """The mixture-of-experts layer, in place of a decoder layer's MLP.
 
-Slots: ``router.weight``, ``router.correction_bias``, ``experts.{e}.{gate, up, down}.weight``,
+Slots: ``router.{weight, bias, correction_bias}``, ``experts.{e}.{gate, up, down}.{weight, bias}``,
 ``shared.{gate, up, down}.weight`` and ``shared_gate.weight``. A router's correction bias stays float32: it decides
 between scores that may be close.
 
-Every rank routes all tokens, and computes its columns of every expert; the ranks' results are summed up once.
+Every rank routes all tokens, and computes its columns of every expert; the ranks' results are summed up once. The
+first rank's part has the biases of the experts' results.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from stoker_engine.architectures.activation import Activation
 from stoker_engine.architectures.moe_config import MoEConfig
 from stoker_engine.contract.errors import ModelError
 from stoker_engine.kernels.moe import route, sigmoid
@@ -26,17 +28,18 @@ class MoE(nn.Module):
     """Each token goes to a few experts, which a router chooses, and to the shared experts.
 
     Args:
-        act: the gates' activation, by its config.json name.
+        act: the gates' activation.
 
     Raises:
         ModelError: the activation is not computed here, or ranks cannot share the experts.
     """
 
-    def __init__(self, build: Build, prefix: str, config: MoEConfig, hidden_size: int, act: str) -> None:
+    def __init__(self, build: Build, prefix: str, config: MoEConfig, hidden_size: int, act: Activation) -> None:
         super().__init__()
         self.config, self._prefix, self._ranks = config, prefix, build.ranks
         self._hidden, experts = Share.whole(hidden_size), range(config.num_experts)
         self.router = _empty(config.num_experts, hidden_size, dtype=build.dtype)
+        self.router_bias = _empty(config.num_experts, dtype=build.dtype) if config.router_bias else None
         self.correction_bias = _empty(config.num_experts, dtype=torch.float32) if config.correction_bias else None
         gate, up, down = (
             build.linear([f"{prefix}.experts.{e}.{part}.weight" for e in experts]) for part in ("gate", "up", "down")
@@ -50,7 +53,13 @@ class MoE(nn.Module):
         size, count = self._inner.size, config.num_experts
         self.gate_up: Products = merged([(gate, size), (up, size)], hidden_size, build.dtype, build.kernels, count)
         self.down: Matrix = down.create(hidden_size, size, build.dtype, build.kernels, count)
-        self._experts = self.gate_up.experts(self.down, act)
+        self.gate_up_bias = self.down_bias = None
+        biases: tuple[torch.Tensor | None, torch.Tensor | None] = None, None
+        if config.bias:
+            self.gate_up_bias = _empty(count, 2 * size, dtype=build.dtype)
+            self.down_bias = _empty(count, hidden_size, dtype=build.dtype)
+            biases = self.gate_up_bias.data, self.down_bias.data if build.ranks.rank == 0 else None
+        self._experts = self.gate_up.experts(self.down, act, *biases)
         self._linear = build.kernels.product
         self.shared_gate_up = self.shared_down = self.shared_gate = None
         if config.shared_intermediate_size:
@@ -67,7 +76,8 @@ class MoE(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[tokens, hidden] → [tokens, hidden]."""
         # In float32: experts whose scores are close must not be chosen by rounding.
-        logits = self._linear(self.router.float())(x.float())
+        bias = None if self.router_bias is None else self.router_bias.float()
+        logits = self._linear(self.router.float(), bias)(x.float())
         weights, chosen = route(logits, self.config, self.correction_bias)
         routed = self._experts(x, weights, chosen)
         return self._ranks.all_reduce(routed if self.shared_gate_up is None else routed + self._shared(x))
@@ -83,6 +93,8 @@ class MoE(nn.Module):
         """The places a loader fills, by name."""
         prefix, hidden, inner = self._prefix, self._hidden, self._inner
         slots = {f"{prefix}.router.weight": Slot.whole(self.router.data)}
+        if self.router_bias is not None:
+            slots[f"{prefix}.router.bias"] = Slot.whole(self.router_bias.data)
         if self.correction_bias is not None:
             slots[f"{prefix}.router.correction_bias"] = Slot.whole(self.correction_bias.data)
         for expert in range(self.config.num_experts):
@@ -90,6 +102,10 @@ class MoE(nn.Module):
             slots[f"{name}.gate.weight"] = self.gate_up.slot(0, inner, hidden, expert)
             slots[f"{name}.up.weight"] = self.gate_up.slot(inner.size, inner, hidden, expert)
             slots[f"{name}.down.weight"] = self.down.slot(0, hidden, inner, expert)
+            if self.gate_up_bias is not None and self.down_bias is not None:
+                gate, up = self.gate_up_bias.data[expert].split(inner.size)
+                slots[f"{name}.gate.bias"], slots[f"{name}.up.bias"] = Slot.of(gate, inner), Slot.of(up, inner)
+                slots[f"{name}.down.bias"] = Slot.whole(self.down_bias.data[expert])
             orders = {
                 "gate": self.gate_up.columns_slot(0, expert),
                 "up": self.gate_up.columns_slot(inner.size, expert),

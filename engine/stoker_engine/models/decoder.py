@@ -7,7 +7,7 @@ Slots, which a family's weight names map to the checkpoint's:
 
     embed  embed_norm  positions  project_in  project_out  final_norm  lm_head         each .weight and, if any, .bias
     layers.{i}.{input_norm, post_attention_norm, pre_mlp_norm, post_mlp_norm}
-    layers.{i}.{q, k, v, o, q_norm, k_norm}, or those of `layers.mla`
+    layers.{i}.{q, k, v, o, q_norm, k_norm, sinks}, or those of `layers.mla`
     layers.{i}.{gate, up, down}, or those of `layers.moe`
 """
 

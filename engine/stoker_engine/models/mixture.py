@@ -21,12 +21,16 @@ Slots = Sequence[Slot]
 Parts = Sequence[torch.Tensor]
 
 
-def each_expert(*parts: str) -> Callable[[ModelConfig], Sequence[str]]:
-    """The slots of `parts` of every expert, expert by expert."""
+def each_expert(*parts: str, of: str = "weight") -> Callable[[ModelConfig], Sequence[str]]:
+    """The slots of `parts` of every expert, expert by expert.
+
+    Args:
+        of: ``weight`` or ``bias``.
+    """
 
     def slots(config: ModelConfig) -> Sequence[str]:
         experts = next((layer.moe.num_experts for layer in config.layers if layer.moe is not None), 0)
-        return [f"layers.{{i}}.experts.{expert}.{part}.weight" for expert in range(experts) for part in parts]
+        return [f"layers.{{i}}.experts.{expert}.{part}.{of}" for expert in range(experts) for part in parts]
 
     return slots
 
@@ -69,11 +73,9 @@ def _experts(block: str, gate: str, up: str, down: str) -> dict[str, str]:
 
 
 def _stacks(gate_up: str, down: str) -> dict[str, Fused]:
-    """The names of all experts' matrices, in full."""
-    return {
-        gate_up: Fused(each_expert("gate", "up"), stacked),
-        down: Fused(each_expert("down"), stacked),
-    }
+    """The names of all experts' matrices, in full: of numbers, and of blocks (MXFP4)."""
+    gates, downs = Fused(each_expert("gate", "up"), stacked), Fused(each_expert("down"), stacked)
+    return {gate_up: gates, f"{gate_up}_blocks": gates, down: downs, f"{down}_blocks": downs}
 
 
 _MLP: Final = "model.layers.{i}.mlp"

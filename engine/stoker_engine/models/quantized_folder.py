@@ -81,6 +81,9 @@ class QuantizedFolder:
 
 
 def _tensor_name(name: str, module: StoredModule) -> str:
-    """A module's matrix is its weight; a stack of experts has the name of its tensor, which may be that."""
-    weight = f"{name}.weight"
-    return weight if len(module.shape) == 2 or weight in module.tensors else name
+    """A module's matrix is its weight; a stack of experts has the name of its tensor, which may be that, or its blocks
+    (MXFP4)."""
+    weight, blocks = f"{name}.weight", f"{name}_blocks"
+    if len(module.shape) == 2 or weight in module.tensors:
+        return weight
+    return blocks if blocks in module.tensors else name

@@ -10,6 +10,7 @@ from typing import Final
 from stoker_engine.models.cohere import COHERE, GLM, STABLELM
 from stoker_engine.models.gemma import GEMMA1, GEMMA2, GEMMA3
 from stoker_engine.models.gpt import BLOOM, FALCON, GPT2, GPT_NEOX, GPTJ, MPT, OPT, PHI, STARCODER2
+from stoker_engine.models.gpt_oss import GPT_OSS
 from stoker_engine.models.llama import INTERNLM2, LLAMA, OLMO2, PHI3, QWEN1, QWEN3
 from stoker_engine.models.mixture import DBRX, DEEPSEEK, GLM4_MOE, GRANITE_MOE, MIXTRAL, QWEN2_MOE, QWEN3_MOE
 from stoker_engine.models.weight_names import WeightNames
@@ -25,6 +26,7 @@ FAMILIES: Final[dict[str, WeightNames]] = {
     "GPT2LMHeadModel": GPT2,
     "GPTJForCausalLM": GPTJ,
     "GPTNeoXForCausalLM": GPT_NEOX,
+    "GptOssForCausalLM": GPT_OSS,
     "GemmaForCausalLM": GEMMA1,
     "Gemma2ForCausalLM": GEMMA2,
     "Gemma3ForCausalLM": GEMMA3,

@@ -46,17 +46,23 @@ def read_rows(
         if not rows.numel():
             continue
         ordered, order = rows.flatten().sort()
-        runs = (source.read(name, (*run, *columns), slot.stored) for run in _runs(ordered, leading))
-        found = torch.cat([each.flatten(0, len(leading) - 1) for each in runs])
+        found = torch.cat(
+            [
+                source.read(name, (*run, *columns), slot.stored).flatten(0, len(leading) - 1)[wanted]
+                for run, wanted in _runs(ordered, leading)
+            ]
+        )
         slot.tensor.copy_(found[order.argsort()].view(slot.tensor.shape))
 
 
-def _runs(numbers: torch.Tensor, leading: Sequence[int]) -> Iterator[tuple[slice, ...]]:
-    """Slices of the `leading` dimensions that hold the rows of these `numbers`, which ascend."""
+def _runs(numbers: torch.Tensor, leading: Sequence[int]) -> Iterator[tuple[tuple[slice, ...], torch.Tensor]]:
+    """Slices of the `leading` dimensions that hold the rows of these `numbers`, which ascend, and which of the slice's
+    rows they are. Of rows that take turns with another slot's, those are read, too: sooner than each row alone."""
     inner = leading[-1]
-    breaks = (numbers.diff() != 1) | (numbers[1:] % inner == 0)
+    breaks = (numbers.diff() > 2) | (numbers[1:] // inner != numbers[:-1] // inner)
     starts = [0, *(breaks.nonzero().flatten() + 1).tolist()] if len(numbers) else []
     for start, stop in zip(starts, [*starts[1:], len(numbers)], strict=False):
-        first, size = int(numbers[start]), stop - start
+        first, last = int(numbers[start]), int(numbers[stop - 1])
         outer = torch.unravel_index(torch.tensor(first // inner), leading[:-1]) if len(leading) > 1 else ()
-        yield (*(slice(int(index), int(index) + 1) for index in outer), slice(first % inner, first % inner + size))
+        at = (*(slice(int(index), int(index) + 1) for index in outer), slice(first % inner, last % inner + 1))
+        yield at, numbers[start:stop] - first

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+from stoker_engine.architectures.activation import Activation
 from stoker_engine.architectures.stored_formats import StoredFormat
 from stoker_engine.kernels.bundle import Experts, Kernels, Operation
 from stoker_engine.kernels.moe import experts
@@ -57,11 +58,12 @@ class BlockMatrix(nn.Module):
         """See `Matrix`."""
         return self._product(self.blocks.data, None if self.columns is None else self.columns.data, bias)
 
-    def products(self) -> list[Operation]:
+    def products(self, biases: torch.Tensor | None = None) -> list[Operation]:
         """See `Matrix`."""
-        count = len(self.blocks)
-        columns = [None] * count if self.columns is None else list(self.columns.data)
-        return [self._product(blocks, order) for blocks, order in zip(self.blocks.data, columns, strict=True)]
+        none = [None] * len(self.blocks)
+        columns = none if self.columns is None else self.columns.data
+        each = zip(self.blocks.data, columns, none if biases is None else biases, strict=True)
+        return [self._product(blocks, order, bias) for blocks, order, bias in each]
 
     def batched_product(self) -> Operation:
         """See `Matrix`."""
@@ -75,9 +77,15 @@ class BlockMatrix(nn.Module):
             return found
         return torch.empty_like(found).index_copy_(1, self.columns.data.long(), found)
 
-    def experts(self, down: Products, act: str) -> Experts:
+    def experts(
+        self,
+        down: Products,
+        act: Activation,
+        biases: torch.Tensor | None = None,
+        down_biases: torch.Tensor | None = None,
+    ) -> Experts:
         """See `Matrix`."""
-        return experts(self.products(), down.products(), self.kernels.act_and_mul(act))
+        return experts(self.products(biases), down.products(down_biases), self.kernels.act_and_mul(act))
 
     def _product(
         self, blocks: torch.Tensor, columns: torch.Tensor | None, bias: torch.Tensor | None = None

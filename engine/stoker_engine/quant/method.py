@@ -14,6 +14,7 @@ from typing import Protocol
 
 import torch
 
+from stoker_engine.architectures.activation import Activation
 from stoker_engine.kernels.bundle import Experts, Kernels, Operation
 from stoker_engine.quant.slot import Share, Slot
 
@@ -40,16 +41,23 @@ class Products(Protocol):
         """[..., inner] → [..., outputs], see `kernels.linear`."""
         ...
 
-    def products(self) -> list[Operation]:
-        """The product with each of several."""
+    def products(self, biases: torch.Tensor | None = None) -> list[Operation]:
+        """The product with each of several; `biases`: [count, outputs]."""
         ...
 
-    def experts(self, down: Products, act: str) -> Experts:
+    def experts(
+        self,
+        down: Products,
+        act: Activation,
+        biases: torch.Tensor | None = None,
+        down_biases: torch.Tensor | None = None,
+    ) -> Experts:
         """The experts whose gates and up projections these are, see `kernels.moe.experts`.
 
         Args:
             down: their down projections.
-            act: the gate's activation, by its config.json name.
+            act: the gate's activation.
+            biases, down_biases: [count, outputs] of these, and of those.
         """
         ...
 

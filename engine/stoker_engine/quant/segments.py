@@ -8,6 +8,7 @@ from itertools import groupby
 import torch
 from torch import nn
 
+from stoker_engine.architectures.activation import Activation
 from stoker_engine.kernels.bundle import Experts, Kernels, Operation
 from stoker_engine.kernels.moe import experts
 from stoker_engine.quant.method import LinearMethod, Matrix, Products
@@ -59,14 +60,21 @@ class Segments(nn.Module):
         biases = [None] * len(self._sizes) if bias is None else bias.split(self._sizes)
         return _side_by_side([matrix.product(each) for matrix, each in zip(self.matrices, biases, strict=True)])
 
-    def products(self) -> list[Operation]:
+    def products(self, biases: torch.Tensor | None = None) -> list[Operation]:
         """See `Products`."""
-        each = [matrix.products() for matrix in self.matrices]
+        parts = [None] * len(self._sizes) if biases is None else biases.split(self._sizes, dim=1)
+        each = [matrix.products(part) for matrix, part in zip(self.matrices, parts, strict=True)]
         return [_side_by_side(products) for products in zip(*each, strict=True)]
 
-    def experts(self, down: Products, act: str) -> Experts:
+    def experts(
+        self,
+        down: Products,
+        act: Activation,
+        biases: torch.Tensor | None = None,
+        down_biases: torch.Tensor | None = None,
+    ) -> Experts:
         """See `Products`."""
-        return experts(self.products(), down.products(), self._kernels.act_and_mul(act))
+        return experts(self.products(biases), down.products(down_biases), self._kernels.act_and_mul(act))
 
     def _at(self, row: int) -> tuple[Matrix, int]:
         """The segment that holds that row, and its own first row."""

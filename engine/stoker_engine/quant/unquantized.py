@@ -7,8 +7,9 @@ from typing import Final
 import torch
 from torch import nn
 
+from stoker_engine.architectures.activation import Activation
 from stoker_engine.kernels.bundle import Experts, Kernels, Operation
-from stoker_engine.kernels.moe import experts
+from stoker_engine.kernels.moe import each_product, experts
 from stoker_engine.quant.method import Products
 from stoker_engine.quant.slot import Share, Slot
 
@@ -42,9 +43,9 @@ class UnquantizedMatrix(nn.Module):
         """See `Matrix`."""
         return self.kernels.product(self.weight.data, bias)
 
-    def products(self) -> list[Operation]:
+    def products(self, biases: torch.Tensor | None = None) -> list[Operation]:
         """See `Matrix`."""
-        return [self.kernels.product(each) for each in self.weight.data]
+        return each_product(self.kernels.product, self.weight.data, biases)
 
     def batched_product(self) -> Operation:
         """See `Matrix`."""
@@ -54,11 +55,17 @@ class UnquantizedMatrix(nn.Module):
         """See `Matrix`."""
         return nn.functional.embedding(rows, self.weight)
 
-    def experts(self, down: Products, act: str) -> Experts:
+    def experts(
+        self,
+        down: Products,
+        act: Activation,
+        biases: torch.Tensor | None = None,
+        down_biases: torch.Tensor | None = None,
+    ) -> Experts:
         """See `Matrix`."""
         if isinstance(down, UnquantizedMatrix):
-            return self.kernels.experts(self.weight.data, down.weight.data, act)
-        return experts(self.products(), down.products(), self.kernels.act_and_mul(act))
+            return self.kernels.experts(self.weight.data, down.weight.data, act, biases, down_biases)
+        return experts(self.products(biases), down.products(down_biases), self.kernels.act_and_mul(act))
 
 
 class Unquantized:

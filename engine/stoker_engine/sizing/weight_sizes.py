@@ -267,6 +267,8 @@ def _attention(attention: AttentionConfig, hidden: int, norm: NormConfig) -> Ite
         yield _matrix("o", hidden, heads * size, heads, by_rows=False)
     if attention.out_bias:
         yield WeightSize(hidden)
+    if attention.sinks:
+        yield WeightSize(heads, heads, wide=True)
     if attention.qk_norm is not None:
         sizes = 2 if attention.qk_norm.over == "head" else heads + kv_heads
         yield _norm(attention.qk_norm.norm, sizes * size)
@@ -278,7 +280,13 @@ def _mlp(layer: LayerConfig, hidden: int) -> Iterator[WeightSize]:
         yield from _gated("experts", moe.intermediate_size, hidden, moe.num_experts)
         if moe.shared_intermediate_size:
             yield from _gated("shared", moe.shared_intermediate_size, hidden)
+        if moe.bias:
+            gates = 2 * moe.num_experts * moe.intermediate_size
+            yield WeightSize(gates, moe.intermediate_size, experts=moe.num_experts, cut_like="experts.down")
+            yield WeightSize(moe.num_experts * hidden, experts=moe.num_experts)
         yield WeightSize((moe.num_experts + moe.shared_gate) * hidden)
+        if moe.router_bias:
+            yield WeightSize(moe.num_experts)
         if moe.correction_bias:
             yield WeightSize(moe.num_experts, wide=True)
         return

@@ -126,7 +126,11 @@ class Sequences:
         hidden = distance > 0
         if shape.sliding_window is not None:
             hidden = hidden | (distance <= -shape.sliding_window)
-        weights = scores.masked_fill(hidden, -torch.inf).softmax(-1)
+        scores = scores.masked_fill(hidden, -torch.inf)
+        if shape.sinks is not None:
+            sinks = shape.sinks.double()[:, None, None].expand(-1, length, 1)
+            scores = torch.cat([scores, sinks], dim=-1)
+        weights = scores.softmax(-1)[..., :length]
         return torch.einsum("hqk,khd->qhd", weights, value).flatten(1)
 
 

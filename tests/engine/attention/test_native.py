@@ -27,6 +27,8 @@ SHAPES = {
     "window": dataclasses.replace(PLAIN, sliding_window=37),
     "soft cap": dataclasses.replace(PLAIN, logits_soft_cap=5.0),
     "alibi": dataclasses.replace(PLAIN, alibi_slopes=torch.tensor([0.5, 0.25, 0.1, 0.05, 0.02, 0.01])),
+    "sinks": dataclasses.replace(PLAIN, sinks=torch.tensor([0.5, -3.0, 0.0, 2.0, 9.0, -200.0])),
+    "sinks and a window": dataclasses.replace(PLAIN, sliding_window=37, sinks=torch.linspace(-2, 40, 6)),
     "odd sizes": dataclasses.replace(PLAIN, head_dim=80, value_head_dim=20),
     "tiny": dataclasses.replace(PLAIN, head_dim=8, value_head_dim=8),
 }

@@ -16,10 +16,12 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from torch.nn import functional
 
+from stoker_engine.architectures.activation import ClampedSwiGLU
 from stoker_engine.architectures.stored_formats import GGUF_FORMATS, GroupFormat
 from stoker_engine.attention.backend import AttentionShape
 from stoker_engine.attention.native import NativeBackend
 from stoker_engine.contract.names import KV_CACHE_DTYPES
+from stoker_engine.kernels import activation as kernels_activation
 from stoker_engine.kernels import rotary
 from stoker_engine.kernels.native import activation as native_activation
 from stoker_engine.kernels.native import gguf_blocks, group_blocks
@@ -211,6 +213,21 @@ def test_activation(
 
 
 @drawn
+@given(rows, widths, st.integers(0, 9), st.sampled_from([(1.702, 7.0), (1.0, 0.5), (-0.3, 1e30)]), dtypes, seeds)
+def test_clamped_swiglu(
+    kernels: ctypes.CDLL, count: int, size: int, more: int, numbers: tuple[float, float], dtype: torch.dtype, seed: int
+) -> None:
+    x, act = 4 * Numbers(seed, dtype)(count, 2 * size + more), ClampedSwiGLU(*numbers)
+    x = x.flatten()[: (count - 1) * (2 * size + more) + 2 * size].clone()
+    x = x.as_strided((count, 2 * size), (2 * size + more, 1))
+    gate, up = x[:, :size].double().clamp(max=act.limit), x[:, size:].double().clamp(-act.limit, act.limit)
+    wanted = gate * torch.sigmoid(act.alpha * gate) * (up + 1)
+    close(native_activation.clamped_swiglu(kernels, act, x), wanted)
+    reference = kernels_activation.act_and_mul(act)(x.double())
+    assert torch.allclose(reference, wanted, rtol=1e-12, atol=1e-12)
+
+
+@drawn
 @given(rows, st.one_of(widths, st.integers(1, 3000)), st.integers(0, 9), st.integers(1, 50), seeds)
 def test_argmax(kernels: ctypes.CDLL, count: int, size: int, more: int, values: int, seed: int) -> None:
     """Of few values: the first of equals counts."""
@@ -252,6 +269,7 @@ def attentions(draw: st.DrawFn) -> tuple[AttentionShape, list[int], int, bool]:
         lengths[0] = draw(st.sampled_from([1023, 1024, 1025, 1100]))
     heads = kv_heads * group
     slopes = torch.rand(heads, generator=torch.Generator().manual_seed(heads)) / 10
+    sinks = torch.randn(heads, generator=torch.Generator().manual_seed(heads)) * draw(st.sampled_from([1.0, 50.0]))
     shape = AttentionShape(
         num_heads=heads,
         num_kv_heads=kv_heads,
@@ -261,6 +279,7 @@ def attentions(draw: st.DrawFn) -> tuple[AttentionShape, list[int], int, bool]:
         sliding_window=window,
         logits_soft_cap=draw(st.sampled_from([None, None, 30.0])),
         alibi_slopes=slopes if draw(st.integers(0, 3)) == 0 else None,
+        sinks=sinks if draw(st.integers(0, 2)) == 0 else None,
     )
     return shape, lengths, draw(st.one_of(st.sampled_from([1, 16, 64]), st.integers(1, 90))), latent
 

@@ -92,6 +92,30 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
             "routed_scaling_factor": 1.5,
         },
     ),
+    "gpt_oss": (
+        "gpt_oss",
+        {
+            **_SIZES,
+            "head_dim": 16,
+            "num_local_experts": 6,
+            "num_experts_per_tok": 3,
+            "sliding_window": 20,
+            "swiglu_limit": 2.0,
+        },
+    ),
+    "gpt_oss plain": (
+        "gpt_oss",
+        {
+            **_SIZES,
+            "head_dim": 16,
+            "num_local_experts": 6,
+            "num_experts_per_tok": 2,
+            "layer_types": ["full_attention"] * 3,
+            "attention_bias": False,
+            "swiglu_alpha": 1.1,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 5000.0},
+        },
+    ),
     "dbrx": (
         "dbrx",
         {
@@ -194,7 +218,7 @@ def test_what_deepseek_v2_lacks_a_reference_for_is_refused(option: dict[str, Any
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("name", ["qwen2_moe", "deepseek_v3"])
+@pytest.mark.parametrize("name", ["qwen2_moe", "deepseek_v3", "gpt_oss"])
 def test_a_sequence_has_the_same_logits_in_every_batch(
     name: str, dtype: torch.dtype, tmp_path: Path, decoder_of: Any, paged_run: Any
 ) -> None:

@@ -73,6 +73,11 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt_neox": ("gpt_neox", {**_SIZES, "use_parallel_residual": True}),
     "mixtral": ("mixtral", {**_SIZES, "num_local_experts": 4, "sliding_window": 20}),
     "qwen2_moe": ("qwen2_moe", {**_MIXTURE, "shared_expert_intermediate_size": 41, "num_key_value_heads": 2}),
+    "gpt_oss": ("gpt_oss", {**_SIZES, "num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 8}),
+    "gpt_oss 2 KV heads": (
+        "gpt_oss",
+        {**_SIZES, "num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 8, "num_key_value_heads": 2},
+    ),
     "deepseek_v2": ("deepseek_v2", {**_LATENT, "q_lora_rank": None, "topk_method": "greedy"}),
     "deepseek_v3": ("deepseek_v3", {**_LATENT, "q_lora_rank": 16, "n_shared_experts": 1}),
 }

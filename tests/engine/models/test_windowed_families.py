@@ -55,6 +55,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "phi3": {},
     "cohere2": {"num_hidden_layers": 5},
     "starcoder2": {},
+    "gpt_oss": {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}},
     "olmo3": _LOCAL,  # by transformers' own modules
     "exaone4": _LOCAL,
 }

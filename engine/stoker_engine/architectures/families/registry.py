@@ -14,6 +14,7 @@ from stoker_engine.architectures.families.family_config import FamilyConfig
 from stoker_engine.architectures.families.gemma import GEMMA1, GEMMA2, GEMMA3
 from stoker_engine.architectures.families.glm import GLM, GLM4
 from stoker_engine.architectures.families.gpt import GPT2, GPT_NEOX, GPTJ, OPT, PHI, STARCODER2
+from stoker_engine.architectures.families.gpt_oss import GPT_OSS
 from stoker_engine.architectures.families.llama import (
     GRANITE,
     INTERNLM2,
@@ -47,6 +48,7 @@ FAMILY_CONFIGS: Final[dict[str, FamilyConfig]] = {
     "GPT2LMHeadModel": GPT2,
     "GPTJForCausalLM": GPTJ,
     "GPTNeoXForCausalLM": GPT_NEOX,
+    "GptOssForCausalLM": GPT_OSS,
     "GemmaForCausalLM": GEMMA1,
     "Gemma2ForCausalLM": GEMMA2,
     "Gemma3ForCausalLM": GEMMA3,

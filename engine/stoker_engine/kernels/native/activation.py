@@ -6,6 +6,8 @@ import ctypes
 
 import torch
 
+from stoker_engine.architectures.activation import ClampedSwiGLU
+
 SILU, GELU_TANH, GELU = range(3)
 
 
@@ -20,5 +22,24 @@ def activation(library: ctypes.CDLL, kind: int, x: torch.Tensor, gated: bool) ->
     out = torch.empty(tokens, size, dtype=x.dtype)
     library.stoker_activation(
         x.dtype == torch.bfloat16, kind, gated, x.data_ptr(), x.stride(0), out.data_ptr(), tokens, size
+    )
+    return out
+
+
+def clamped_swiglu(library: ctypes.CDLL, act: ClampedSwiGLU, x: torch.Tensor) -> torch.Tensor:
+    """That gate's result, where `x` [tokens, 2 × size] holds the gates first."""
+    if x.dim() != 2 or x.stride(1) != 1:
+        return clamped_swiglu(library, act, x.reshape(-1, x.shape[-1]).contiguous()).view(*x.shape[:-1], -1)
+    tokens, width = x.shape
+    out = torch.empty(tokens, width // 2, dtype=x.dtype)
+    library.stoker_clamped_swiglu(
+        x.dtype == torch.bfloat16,
+        act.alpha,
+        act.limit,
+        x.data_ptr(),
+        x.stride(0),
+        out.data_ptr(),
+        tokens,
+        width // 2,
     )
     return out

@@ -323,13 +323,22 @@ struct Item {
     }
   }
 
+  // What the values of row `r` are multiplied by at the end. A sink is a key without a value, which each row of its head
+  // sees last.
+  float share_of(long r, const State& state) const {
+    if (!call.sinks) return 1.0f / state.weight[r];
+    const float sink = call.sinks[head_of(r)], largest = std::max(state.largest[r], sink);
+    const float factor = correction(state.largest[r], largest);
+    return factor / (state.weight[r] * factor + correction(sink, largest));
+  }
+
   void put(const State& state) const { call.is_bf16 ? put_as<bf16>(state) : put_as<float>(state); }
 
   template <class T>
   void put_as(const State& state) const {
     for (long r = 0; r < rows; r++) {
       T* to = (T*)call.out + ((first + r / group) * call.heads + head_of(r)) * call.value_dim;
-      const float share = 1.0f / state.weight[r];
+      const float share = share_of(r, state);
       for (long d = 0; d < call.value_dim; d += LANES)
         store_up_to(to + d, load(state.values + r * width + d) * share, call.value_dim - d);
     }

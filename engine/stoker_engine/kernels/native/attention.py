@@ -24,6 +24,7 @@ class _Call(ctypes.Structure):
         ("scale", _FLOAT),
         ("soft_cap", _FLOAT),
         ("alibi_slopes", _POINTER),
+        ("sinks", _POINTER),
         ("query", _POINTER),
         ("query_token", _LONG),
         ("query_head", _LONG),
@@ -114,6 +115,7 @@ def attention(
     sliding_window: int | None,
     logits_soft_cap: float | None,
     alibi_slopes: torch.Tensor | None,
+    sinks: torch.Tensor | None,
 ) -> torch.Tensor:
     """Stores the new keys and values, then attends. Shapes as in `attention.backend`.
 
@@ -127,7 +129,8 @@ def attention(
     assert key_cache.dtype in (query.dtype, torch.bfloat16) or (key_scales is not None and value_scales is not None)
     assert query.stride(2) == key.stride(2) == key_cache.stride(3) == value_cache.stride(3) == 1
     assert value is None or (value.dtype == query.dtype and value.stride(2) == 1)
-    assert alibi_slopes is None or (alibi_slopes.dtype == torch.float32 and alibi_slopes.is_contiguous())
+    for each in (alibi_slopes, sinks):
+        assert each is None or (each.dtype == torch.float32 and each.is_contiguous() and len(each) == heads)
     call = _Call(
         query.dtype == torch.bfloat16,
         heads,
@@ -138,6 +141,7 @@ def attention(
         scale,
         logits_soft_cap or 0.0,
         None if alibi_slopes is None else alibi_slopes.data_ptr(),
+        None if sinks is None else sinks.data_ptr(),
         query.data_ptr(),
         *query.stride()[:2],
         key.data_ptr(),

@@ -10,10 +10,11 @@ from typing import Final
 
 import torch
 
+from stoker_engine.architectures.activation import Activation, ClampedSwiGLU
 from stoker_engine.kernels.bundle import Experts, Kernels, Operation
-from stoker_engine.kernels.moe import experts
+from stoker_engine.kernels.moe import each_product, experts
 from stoker_engine.kernels.native import blocks
-from stoker_engine.kernels.native.activation import GELU, GELU_TANH, SILU, activation
+from stoker_engine.kernels.native.activation import GELU, GELU_TANH, SILU, activation, clamped_swiglu
 from stoker_engine.kernels.native.argmax import argmax
 from stoker_engine.kernels.native.linear import product
 from stoker_engine.kernels.native.rms_norm import rms_norm
@@ -37,17 +38,25 @@ def native_kernels(library: ctypes.CDLL) -> Kernels:
     multiply = partial(product, library)
 
     def batched_product(weight: torch.Tensor) -> Operation:
-        heads = [multiply(each) for each in weight]
+        heads = each_product(multiply, weight)
         return lambda x: torch.stack([head(x[:, index]) for index, head in enumerate(heads)], dim=1)
 
-    def chosen_experts(gate_up: torch.Tensor, down: torch.Tensor, act: str) -> Experts:
-        return experts([multiply(each) for each in gate_up], [multiply(each) for each in down], gated(act))
+    def chosen_experts(
+        gate_up: torch.Tensor,
+        down: torch.Tensor,
+        act: Activation,
+        gate_up_bias: torch.Tensor | None = None,
+        down_bias: torch.Tensor | None = None,
+    ) -> Experts:
+        return experts(each_product(multiply, gate_up, gate_up_bias), each_product(multiply, down, down_bias), gated(act))
 
-    def plain(name: str) -> Operation:
-        return _activation(library, name, REFERENCE.activation, gated=False)
+    def plain(act: Activation) -> Operation:
+        return _activation(library, act, REFERENCE.activation, gated=False)
 
-    def gated(name: str) -> Operation:
-        return _activation(library, name, REFERENCE.act_and_mul, gated=True)
+    def gated(act: Activation) -> Operation:
+        if isinstance(act, ClampedSwiGLU):
+            return partial(clamped_swiglu, library, act)
+        return _activation(library, act, REFERENCE.act_and_mul, gated=True)
 
     return replace(
         REFERENCE,
@@ -65,7 +74,9 @@ def native_kernels(library: ctypes.CDLL) -> Kernels:
     )
 
 
-def _activation(library: ctypes.CDLL, name: str, reference: Callable[[str], Operation], *, gated: bool) -> Operation:
-    if name not in _KINDS:
-        return reference(name)
-    return partial(activation, library, _KINDS[name], gated=gated)
+def _activation(
+    library: ctypes.CDLL, act: Activation, reference: Callable[[Activation], Operation], *, gated: bool
+) -> Operation:
+    if not isinstance(act, str) or act not in _KINDS:
+        return reference(act)
+    return partial(activation, library, _KINDS[act], gated=gated)

@@ -37,6 +37,7 @@ _ARGUMENTS = {
     "stoker_rotary": (_INT, _INT, _POINTER, _LONG, _LONG, _POINTER, _POINTER, _POINTER, _LONG, _LONG, _LONG, _LONG),
     "stoker_angles": (_INT, _POINTER, _POINTER, _FLOAT, _POINTER, _POINTER, _LONG, _LONG),
     "stoker_activation": (_INT, _INT, _INT, _POINTER, _LONG, _POINTER, _LONG, _LONG),
+    "stoker_clamped_swiglu": (_INT, _FLOAT, _FLOAT, _POINTER, _LONG, _POINTER, _LONG, _LONG),
 }
 
 _DTYPES = (torch.bfloat16, torch.float32)

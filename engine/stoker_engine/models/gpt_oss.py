@@ -1,0 +1,54 @@
+"""gpt-oss's names. Its experts are stacks: of numbers with inputs in rows, or of blocks (MXFP4) with outputs in rows.
+Either way the outputs of gate and up projections take turns: gate 0, up 0, gate 1, up 1 …"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import torch
+
+from stoker_engine.architectures.model_config import ModelConfig
+from stoker_engine.models.llama import LLAMA_NAMES
+from stoker_engine.models.mixture import each_expert, stacked
+from stoker_engine.models.weight_names import Fused, MovesRows, WeightNames
+from stoker_engine.quant.slot import Slot
+
+Slots = Sequence[Slot]
+Parts = Sequence[torch.Tensor]
+
+
+def _in_turns(tensor: torch.Tensor, slots: Slots, config: ModelConfig) -> Parts:
+    """[experts, outputs, …]: of each expert what belongs to its gate, and to its up projection."""
+    return [expert[part::2] for expert in tensor for part in (0, 1)]
+
+
+def _in_turns_transposed(tensor: torch.Tensor, slots: Slots, config: ModelConfig) -> Parts:
+    return _in_turns(tensor.transpose(1, 2), slots, config)
+
+
+def _stacked_transposed(tensor: torch.Tensor, slots: Slots, config: ModelConfig) -> Parts:
+    return stacked(tensor.transpose(1, 2), slots, config)
+
+
+def _each(tensor: torch.Tensor, slots: Slots, config: ModelConfig) -> Parts:
+    return tensor.unbind(0)
+
+
+_MLP: Final = "model.layers.{i}.mlp"
+
+GPT_OSS: Final = WeightNames(
+    names={
+        **LLAMA_NAMES,
+        "layers.{i}.sinks": "model.layers.{i}.self_attn.sinks",
+        "layers.{i}.router": f"{_MLP}.router",
+    },
+    fused={
+        f"{_MLP}.experts.gate_up_proj": Fused(each_expert("gate", "up"), _in_turns_transposed),
+        f"{_MLP}.experts.gate_up_proj_blocks": Fused(each_expert("gate", "up"), MovesRows(_in_turns)),
+        f"{_MLP}.experts.gate_up_proj_bias": Fused(each_expert("gate", "up", of="bias"), _in_turns),
+        f"{_MLP}.experts.down_proj": Fused(each_expert("down"), _stacked_transposed),
+        f"{_MLP}.experts.down_proj_blocks": Fused(each_expert("down"), stacked),
+        f"{_MLP}.experts.down_proj_bias": Fused(each_expert("down", of="bias"), _each),
+    },
+)
