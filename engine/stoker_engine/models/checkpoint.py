@@ -28,7 +28,7 @@ from stoker_engine.models.quantized_on_load import format_on_load
 from stoker_engine.models.registry import FAMILIES
 from stoker_engine.models.safetensors_folder import SafetensorsFolder
 from stoker_engine.quant.checkpoints.registry import FIND_MODULES
-from stoker_engine.sizing.planned_formats import TRANSPOSED, transposed
+from stoker_engine.sizing.planned_formats import refuse_transposed
 from stoker_engine.sizing.weight_formats import WeightFormats
 
 logger = logging.getLogger(__name__)
@@ -155,8 +155,7 @@ def _folder(path: Path, args: EngineArgs) -> Checkpoint:
         spelling, weights = FAMILIES[config.architecture], _safetensors(path)
         if quantization is None:
             return Checkpoint(path, config, card, DecoderLoader(spelling, weights, on_load))
-        if config.architecture in TRANSPOSED:
-            raise transposed(config.architecture)
+        refuse_transposed(config.architecture, quantization.method)
         modules = FIND_MODULES[quantization.method](quantization, weights.tensors)
         quantized = DecoderLoader(spelling, QuantizedFolder(weights, modules), kv_cache=kv_cache_of(given))
         return Checkpoint(path, config, card, quantized, quantization.method)

@@ -3,7 +3,7 @@
 from typing import Final
 
 from stoker_engine.architectures.model_config import ModelConfig
-from stoker_engine.models.fused import heads, rows
+from stoker_engine.models.fused import each_row, rows
 from stoker_engine.models.llama import GATE_UP, IGNORED, LLAMA_NAMES
 from stoker_engine.models.weight_names import Fused, WeightNames
 
@@ -19,8 +19,8 @@ def _k_norms(config: ModelConfig) -> list[str]:
 COHERE: Final = WeightNames(
     names=LLAMA_NAMES,
     fused={
-        "model.layers.{i}.self_attn.q_norm": Fused(_q_norms, heads),
-        "model.layers.{i}.self_attn.k_norm": Fused(_k_norms, heads),
+        "model.layers.{i}.self_attn.q_norm": Fused(_q_norms, each_row),
+        "model.layers.{i}.self_attn.k_norm": Fused(_k_norms, each_row),
     },
     ignored=IGNORED,
 )

@@ -47,8 +47,8 @@ def plus_one(tensor: torch.Tensor, config: ModelConfig) -> torch.Tensor:
 
 
 @MovesRows
-def heads(tensor: torch.Tensor, slots: Sequence[Slot], config: ModelConfig) -> Sequence[torch.Tensor]:
-    """One row a head."""
+def each_row(tensor: torch.Tensor, slots: Sequence[Slot], config: ModelConfig) -> Sequence[torch.Tensor]:
+    """A row for each head, or each expert."""
     if len(tensor) != len(slots):
-        raise WeightsError(f"a tensor holds {len(tensor)} heads, the model has {len(slots)}")
+        raise WeightsError(f"a tensor has {len(tensor)} rows, the model needs {len(slots)}")
     return tensor.unbind(0)

@@ -226,6 +226,11 @@ def _deepseek(metadata: Metadata) -> dict[str, Any]:
     return config
 
 
+def _gpt_oss(metadata: Metadata) -> dict[str, Any]:
+    stretched = _stretched(metadata, 0).get("rope_scaling", {"rope_type": "default"})
+    return {"rope_scaling": {**stretched, "truncate": False}}
+
+
 def _has_sigmoid(metadata: Metadata) -> bool:
     return bool(metadata.get("expert_gating_func", 1) == 2)
 
@@ -264,6 +269,11 @@ _FAMILIES: Final[dict[str, GGUFFamily]] = {
         "Glm4MoeForCausalLM", names=lambda metadata: {"layers.{i}.pre_mlp_norm": "blk.{i}.post_attention_norm"}
     ),
     "gpt2": GGUFFamily("GPT2LMHeadModel"),
+    "gpt-oss": GGUFFamily(
+        "GptOssForCausalLM",
+        _gpt_oss,
+        names=lambda metadata: {"layers.{i}.pre_mlp_norm": "blk.{i}.post_attention_norm"},
+    ),
     "gptneox": GGUFFamily("GPTNeoXForCausalLM"),
     "granite": GGUFFamily("GraniteForCausalLM", _granite, turned=True),
     "granitemoe": GGUFFamily("GraniteMoeForCausalLM", _granite, turned=True),

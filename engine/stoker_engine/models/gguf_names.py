@@ -13,7 +13,7 @@ from typing import Final
 import torch
 
 from stoker_engine.architectures.model_config import ModelConfig
-from stoker_engine.models.fused import heads, rows
+from stoker_engine.models.fused import each_row, rows
 from stoker_engine.models.llama import GATE_UP, QKV
 from stoker_engine.models.mixture import each_expert, latent_key_value, stacked
 from stoker_engine.models.weight_names import Change, Fused, Make, MovesRows, Transposed, WeightNames
@@ -31,6 +31,7 @@ NAMES: Final = {
     "layers.{i}.o": "blk.{i}.attn_output",
     "layers.{i}.q_norm": "blk.{i}.attn_q_norm",
     "layers.{i}.k_norm": "blk.{i}.attn_k_norm",
+    "layers.{i}.sinks": "blk.{i}.attn_sinks.weight",
     "layers.{i}.post_attention_norm": "blk.{i}.post_attention_norm",
     "layers.{i}.pre_mlp_norm": "blk.{i}.ffn_norm",
     "layers.{i}.gate": "blk.{i}.ffn_gate",
@@ -58,6 +59,9 @@ FUSED: Final = {
     "blk.{i}.ffn_gate_exps.weight": Fused(each_expert("gate"), stacked),
     "blk.{i}.ffn_up_exps.weight": Fused(each_expert("up"), stacked),
     "blk.{i}.ffn_down_exps.weight": Fused(each_expert("down"), stacked),
+    "blk.{i}.ffn_gate_exps.bias": Fused(each_expert("gate", of="bias"), each_row),
+    "blk.{i}.ffn_up_exps.bias": Fused(each_expert("up", of="bias"), each_row),
+    "blk.{i}.ffn_down_exps.bias": Fused(each_expert("down", of="bias"), each_row),
 }
 
 #: Gate and up projection in one tensor (Phi-3, GLM-4).
@@ -68,7 +72,7 @@ def _each_head(norm: str, count: Callable[[ModelConfig], int]) -> Fused:
     def slots(config: ModelConfig) -> Sequence[str]:
         return [f"layers.{{i}}.{norm}.{head}.weight" for head in range(count(config))]
 
-    return Fused(slots, heads)
+    return Fused(slots, each_row)
 
 
 #: Norms with weights of each head's own (Command-R, StableLM).

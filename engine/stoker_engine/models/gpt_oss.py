@@ -9,6 +9,7 @@ from typing import Final
 import torch
 
 from stoker_engine.architectures.model_config import ModelConfig
+from stoker_engine.models.fused import each_row
 from stoker_engine.models.llama import LLAMA_NAMES
 from stoker_engine.models.mixture import each_expert, stacked
 from stoker_engine.models.weight_names import Fused, MovesRows, WeightNames
@@ -31,10 +32,6 @@ def _stacked_transposed(tensor: torch.Tensor, slots: Slots, config: ModelConfig)
     return stacked(tensor.transpose(1, 2), slots, config)
 
 
-def _each(tensor: torch.Tensor, slots: Slots, config: ModelConfig) -> Parts:
-    return tensor.unbind(0)
-
-
 _MLP: Final = "model.layers.{i}.mlp"
 
 GPT_OSS: Final = WeightNames(
@@ -49,6 +46,6 @@ GPT_OSS: Final = WeightNames(
         f"{_MLP}.experts.gate_up_proj_bias": Fused(each_expert("gate", "up", of="bias"), _in_turns),
         f"{_MLP}.experts.down_proj": Fused(each_expert("down"), _stacked_transposed),
         f"{_MLP}.experts.down_proj_blocks": Fused(each_expert("down"), stacked),
-        f"{_MLP}.experts.down_proj_bias": Fused(each_expert("down", of="bias"), _each),
+        f"{_MLP}.experts.down_proj_bias": Fused(each_expert("down", of="bias"), each_row),
     },
 )

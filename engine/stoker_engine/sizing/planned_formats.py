@@ -18,8 +18,8 @@ from stoker_engine.sizing.weight_sizes import matrices
 #: Latent attention computes with these transposed, so they are dequantized when they are loaded.
 _NUMBERS: Final = (".k_b", ".v_b")
 
-#: Architectures whose files hold matrices transposed, which blocks do not bear.
-TRANSPOSED: Final = ("GPT2LMHeadModel",)
+#: Architectures whose files hold matrices transposed, which blocks do not bear; and the methods by which they do not.
+_TRANSPOSED: Final[dict[str, tuple[str, ...]]] = {"GPT2LMHeadModel": (), "GptOssForCausalLM": ("mxfp4",)}
 
 
 def stated_formats(config: ModelConfig, quantization: QuantizationConfig) -> WeightFormats:
@@ -28,8 +28,7 @@ def stated_formats(config: ModelConfig, quantization: QuantizationConfig) -> Wei
     Raises:
         ModelError: a matrix is stored in a way that is not computed.
     """
-    if config.architecture in TRANSPOSED:
-        raise transposed(config.architecture)
+    refuse_transposed(config.architecture, quantization.method)
     return WeightFormats.of(
         {
             slot: quantization.format_of(module_name(config.architecture, slot), matrix.rows, matrix.inner)
@@ -39,12 +38,19 @@ def stated_formats(config: ModelConfig, quantization: QuantizationConfig) -> Wei
     )
 
 
-def transposed(architecture: str) -> ModelError:
-    """That a checkpoint of one of `TRANSPOSED` is quantized."""
-    return ModelError(
-        f"{architecture}'s checkpoints hold matrices transposed, and quantized ones of it are not computed; use the "
-        "unquantized model with --quantization int8"
-    )
+def refuse_transposed(architecture: str, method: str) -> None:
+    """Refuses a checkpoint that `method` quantized, if it holds matrices transposed.
+
+    Raises:
+        ModelError: it does.
+    """
+    computed = _TRANSPOSED.get(architecture)
+    if computed is not None and method not in computed:
+        others = "".join(f"the one by {each}, or " for each in computed)
+        raise ModelError(
+            f"{architecture}'s checkpoints hold matrices transposed, and those by {method} are not computed; use "
+            f"{others}the unquantized model with --quantization int8"
+        )
 
 
 def on_load_formats(config: ModelConfig, method: str) -> WeightFormats:

@@ -26,6 +26,13 @@ _SHARED = {"n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_si
 _LATENT = {"kv_lora_rank": 20, "qk_nope_head_dim": 12, "qk_rope_head_dim": 8, "v_head_dim": 10, "q_lora_rank": 16}
 _GROUPS = {"n_group": 4, "topk_group": 2}
 _HALF = {"rope_parameters": {"rope_theta": 10000.0, "partial_rotary_factor": 0.5}}
+_YARN = {
+    "rope_type": "yarn",
+    "factor": 4.0,
+    "original_max_position_embeddings": 64,
+    "rope_theta": 150.0,
+    "truncate": False,
+}
 _MULTIPLIERS = {
     "embedding_multiplier": 3.0,
     "logits_scaling": 2.0,
@@ -68,6 +75,17 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "gpt2": ("gpt2", _GPT),
     "gpt_neox": ("gpt_neox", _OWN_HEADS),
+    "gpt_oss": (
+        "gpt_oss",
+        {
+            **SIZES,
+            "head_dim": 16,
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "sliding_window": 20,
+            "rope_parameters": _YARN,
+        },
+    ),
     "gpt_neox sequential": ("gpt_neox", {**_OWN_HEADS, "use_parallel_residual": False}),
     "granite": ("granite", {**SIZES, **_MULTIPLIERS}),
     "granitemoe": ("granitemoe", {**SIZES, **_MULTIPLIERS, "num_local_experts": 4}),

@@ -31,6 +31,7 @@ ARCHITECTURES = {
     "glm4_moe": "glm4moe",
     "gpt2": "gpt2",
     "gpt_neox": "gptneox",
+    "gpt_oss": "gpt-oss",
     "granite": "granite",
     "granitemoe": "granitemoe",
     "llama": "llama",
@@ -180,6 +181,10 @@ def _metadata(model: PreTrainedModel) -> dict[str, Any]:
             found = {key: value for key, value in found.items() if "expert_group" not in key}
     elif "head_dim" in given or kind in ("gemma2", "gemma3_text"):
         found["attention.key_length"] = found["attention.value_length"] = size
+    if parameters.get("rope_type") == "yarn":
+        found["rope.scaling.type"] = "yarn"
+        found["rope.scaling.factor"] = float(parameters["factor"])
+        found["rope.scaling.original_context_length"] = parameters["original_max_position_embeddings"]
     if kind in ("llama", "mixtral"):
         found.pop("attention.sliding_window", None)
     return found
@@ -210,6 +215,17 @@ def _tensors(model: PreTrainedModel) -> dict[str, torch.Tensor]:
         elif kind == "dbrx" and ".experts.mlp." in name:
             experts = tensor.view(config.ffn_config.moe_num_experts, -1, config.hidden_size)
             out[name + ".weight"] = experts.transpose(1, 2) if name.endswith("w2") else experts
+        elif kind == "gpt_oss" and ".experts." in name:
+            end = ".bias" if name.endswith("_bias") else ".weight"
+            parts = tensor if end == ".bias" else tensor.transpose(1, 2)
+            stem = name.removesuffix("_bias")
+            if stem.endswith("gate_up_proj"):
+                stem = stem.removesuffix("gate_up_proj")
+                out[f"{stem}gate_proj{end}"], out[f"{stem}up_proj{end}"] = parts[:, ::2], parts[:, 1::2]
+            else:
+                out[stem + end] = parts
+        elif name.endswith(".sinks"):
+            out[name + ".weight"] = tensor
         elif name.endswith("experts.gate_up_proj"):
             gate, up = tensor.chunk(2, dim=1)
             stem = name.removesuffix("gate_up_proj").replace("block_sparse_moe", "mlp")
