@@ -59,9 +59,7 @@ def _within_best_groups(choice: torch.Tensor, config: MoEConfig) -> torch.Tensor
     return grouped.masked_fill(out.unsqueeze(-1), -torch.inf).flatten(-2)  # type: ignore[no-any-return]
 
 
-def each_product(
-    product: MakeProduct, weights: torch.Tensor, biases: torch.Tensor | None = None
-) -> list[Operation]:
+def each_product(product: MakeProduct, weights: torch.Tensor, biases: torch.Tensor | None = None) -> list[Operation]:
     """The product with each of `weights` [count, outputs, inner] and `biases` [count, outputs] or None."""
     return [product(weight, None if biases is None else biases[index]) for index, weight in enumerate(weights)]
 

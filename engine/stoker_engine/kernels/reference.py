@@ -37,7 +37,9 @@ def _experts(
     gate_up_bias: torch.Tensor | None = None,
     down_bias: torch.Tensor | None = None,
 ) -> Experts:
-    return experts(each_product(_product, gate_up, gate_up_bias), each_product(_product, down, down_bias), act_and_mul(act))
+    return experts(
+        each_product(_product, gate_up, gate_up_bias), each_product(_product, down, down_bias), act_and_mul(act)
+    )
 
 
 REFERENCE: Final = Kernels(

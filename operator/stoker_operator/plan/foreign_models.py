@@ -56,7 +56,6 @@ _BY_FIELDS: Final = {
     "Ernie4_5ForCausalLM": True,
     "Ernie4_5_MoeForCausalLM": True,
     "Exaone4ForCausalLM": True,
-    "GptOssForCausalLM": True,
     "HunYuanDenseV1ForCausalLM": True,
     "Llama4ForCausalLM": True,
     "Llama4ForConditionalGeneration": True,

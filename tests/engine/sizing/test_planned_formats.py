@@ -135,9 +135,9 @@ def test_a_family_whose_files_are_transposed(family: str, stated: dict[str, Any]
     (tmp_path / "config.json").write_text(json.dumps(config))
     quantization = read_quantization(config)
     assert quantization is not None
-    with pytest.raises(ModelError, match="checkpoints hold matrices transposed.*use"):
+    with pytest.raises(ModelError, match=r"checkpoints hold matrices transposed.*use"):
         stated_formats(_config(tmp_path), quantization)
-    with pytest.raises(ModelError, match="checkpoints hold matrices transposed.*use"):
+    with pytest.raises(ModelError, match=r"checkpoints hold matrices transposed.*use"):
         find_checkpoint(EngineArgs(str(tmp_path)))
 
 

@@ -18,7 +18,6 @@ from stoker_operator.plan.planner import plan
 
 #: Transformers' type → the architecture. Encoders are counted without projectors, hence the tolerance.
 COUNTED = {
-    "gpt_oss": "GptOssForCausalLM",
     "llama4": "Llama4ForConditionalGeneration",
     "minimax_m2": "MiniMaxM2ForCausalLM",
     "ernie4_5": "Ernie4_5ForCausalLM",
@@ -62,16 +61,16 @@ def test_a_model_has_as_many_weights_as_in_transformers(kind: str) -> None:
 
 
 def test_our_own_engine_does_not_serve_them(spec: Callable[..., Spec]) -> None:
-    config = {**CONFIG_MAPPING["gpt_oss"]().to_dict(), "architectures": ["GptOssForCausalLM"]}
+    config = {**CONFIG_MAPPING["exaone4"]().to_dict(), "architectures": ["Exaone4ForCausalLM"]}
     ours = plan(spec("hf://org/m", "nvidia-h100-80gb", 1, runtime="stoker", image="x"), Catalogue.load(), config)
-    assert ours.estimate is None and "GptOssForCausalLM is not supported" in ours.unknown
+    assert ours.estimate is None and "Exaone4ForCausalLM is not supported" in ours.unknown
     assert plan(spec("hf://org/m", "nvidia-h200", 2), Catalogue.load(), config).estimate is not None
 
 
 @pytest.mark.parametrize(
     "change",
     [
-        {"layer_types": ["linear_attention"] * 36},
+        {"layer_types": ["linear_attention"] * 32},
         {"layer_types": 7},
         {"mamba_d_state": 16},
         {"num_hidden_layers": 10**9},
@@ -80,7 +79,7 @@ def test_our_own_engine_does_not_serve_them(spec: Callable[..., Spec]) -> None:
     ],
 )
 def test_what_is_not_understood_is_not_known_and_runs(spec: Callable[..., Spec], change: dict[str, Any]) -> None:
-    config = {**CONFIG_MAPPING["gpt_oss"]().to_dict(), "architectures": ["GptOssForCausalLM"], **change}
+    config = {**CONFIG_MAPPING["exaone4"]().to_dict(), "architectures": ["Exaone4ForCausalLM"], **change}
     planned = plan(spec("hf://org/m", "nvidia-h200", 8), Catalogue.load(), config)
     assert planned.estimate is not None or planned.unknown
 

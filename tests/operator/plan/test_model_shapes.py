@@ -57,6 +57,8 @@ PUBLISHED = {
     "microsoft/phi-4": 14_659_507_200,
     "deepseek-ai/DeepSeek-V2-Lite": 15_706_484_224,
     "deepseek-ai/DeepSeek-V3": 671_026_419_200,
+    "openai/gpt-oss-20b": 20_914_757_184,
+    "openai/gpt-oss-120b": 116_829_156_672,
     "openai-community/gpt2": 124_439_808,
     "facebook/opt-125m": 125_239_296,
     "bigscience/bloom": 176_247_271_424,
@@ -78,8 +80,6 @@ PUBLISHED_ELSEWHERE = {
     "google/gemma-3-12b-it": 12_187_325_040,
     "google/gemma-3-27b-it": 27_432_406_640,
     "moonshotai/Kimi-K2-Instruct": 1_026_408_232_448,
-    "openai/gpt-oss-20b": 20_914_757_184,
-    "openai/gpt-oss-120b": 116_829_156_672,
     "MiniMaxAI/MiniMax-M2": 228_689_748_992,
     "ByteDance-Seed/Seed-OSS-36B-Instruct": 36_151_104_512,
 }

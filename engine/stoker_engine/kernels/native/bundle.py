@@ -48,7 +48,9 @@ def native_kernels(library: ctypes.CDLL) -> Kernels:
         gate_up_bias: torch.Tensor | None = None,
         down_bias: torch.Tensor | None = None,
     ) -> Experts:
-        return experts(each_product(multiply, gate_up, gate_up_bias), each_product(multiply, down, down_bias), gated(act))
+        return experts(
+            each_product(multiply, gate_up, gate_up_bias), each_product(multiply, down, down_bias), gated(act)
+        )
 
     def plain(act: Activation) -> Operation:
         return _activation(library, act, REFERENCE.activation, gated=False)
