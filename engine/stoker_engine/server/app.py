@@ -11,13 +11,16 @@ from fastapi import FastAPI
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 
+from stoker_engine.server import errors
+from stoker_engine.server.anthropic import routes as messages
+from stoker_engine.server.anthropic.errors import HEADER as ANTHROPIC_HEADER
 from stoker_engine.server.middleware.api_keys import APIKeyMiddleware, APIKeys
 from stoker_engine.server.middleware.body_limit import BodyLimitMiddleware
 from stoker_engine.server.middleware.http_metrics import HTTPMetricsMiddleware
 from stoker_engine.server.middleware.in_flight import InFlightMiddleware
 from stoker_engine.server.middleware.request_id import HEADER, RequestIdMiddleware
 from stoker_engine.server.observability import health
-from stoker_engine.server.openai import chat, completions, errors, models, tokenization
+from stoker_engine.server.openai import chat, completions, models, tokenization
 from stoker_engine.server.openai.responses import ErrorResponse
 from stoker_engine.server.paths import RootPathMiddleware
 from stoker_engine.server.responses import routes as responses
@@ -42,7 +45,7 @@ def create_app(service: Service) -> FastAPI:
         middleware=_middleware(service),
     )
     errors.install(app)
-    for endpoints in (completions, chat, responses, tokenization, models, health):
+    for endpoints in (completions, chat, responses, messages, tokenization, models, health):
         app.include_router(endpoints.routes(service))
     return app
 
@@ -59,7 +62,7 @@ def _middleware(service: Service) -> list[Middleware]:
                 allow_methods=args.allowed_methods,
                 allow_headers=args.allowed_headers,
                 allow_credentials=args.allow_credentials,
-                expose_headers=[HEADER, "retry-after"],
+                expose_headers=[HEADER, ANTHROPIC_HEADER, "retry-after"],
             )
         )
     middleware.append(

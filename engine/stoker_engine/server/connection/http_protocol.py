@@ -36,8 +36,8 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
 from stoker_engine.contract.frontend_args import FrontendArgs
+from stoker_engine.server import errors
 from stoker_engine.server.connection.stall_timer import StallTimer
-from stoker_engine.server.openai import errors
 
 logger = logging.getLogger(__name__)
 
@@ -167,7 +167,9 @@ def http_protocol(args: FrontendArgs) -> type[H11Protocol]:
             """Answers, where no answer has begun yet, and ends the connection."""
             self._refused = True
             self._unset_keepalive_if_required()
-            body = bytes(errors.response(HTTPException(status, sentence)).body)
+            cycle = self.cycle
+            scope = None if cycle is None or cycle.response_complete else cycle.scope
+            body = bytes(errors.response(HTTPException(status, sentence), scope).body)
             headers = [
                 _date(),
                 (b"content-type", b"application/json"),

@@ -23,7 +23,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from stoker_engine.contract.errors import ArgumentError
 from stoker_engine.contract.frontend_args import FrontendArgs
-from stoker_engine.server.openai import errors
+from stoker_engine.server import errors
 from stoker_engine.server.paths import OPEN_PATHS, route_path
 from stoker_engine.server.unavailable import UnauthorizedError
 
@@ -73,18 +73,20 @@ class APIKeys:
         """Whether a request needs one."""
         return bool(self._fixed) or self._file is not None
 
-    def check(self, authorization: bytes | None) -> None:
-        """Checks an ``Authorization`` header.
+    def check(self, authorization: bytes | None, x_api_key: bytes | None = None) -> None:
+        """Checks an ``Authorization`` header, or Anthropic's ``x-api-key``; one that is valid is enough.
 
         Raises:
-            UnauthorizedError: it holds no valid key.
+            UnauthorizedError: they hold no valid key.
         """
-        scheme, _, key = (authorization or b"").partition(b" ")
-        digest = hashlib.sha256(key.strip()).digest()
+        scheme, _, bearer = (authorization or b"").partition(b" ")
+        given = [bearer if scheme.lower() == b"bearer" else b"", x_api_key or b""]
         self._refresh()
         # Every key is compared, and digests are of one length: the time reveals nothing.
-        valid = [hmac.compare_digest(digest, known) for known in (*self._fixed, *self._from_file)]
-        if scheme.lower() != b"bearer" or not any(valid):
+        digests = [hashlib.sha256(key.strip()).digest() for key in given]
+        known = (*self._fixed, *self._from_file)
+        valid = [hmac.compare_digest(digest, each) for digest in digests for each in known]
+        if not any(valid):
             raise UnauthorizedError("this server wants an API key: Authorization: Bearer KEY", code="invalid_api_key")
 
     def _refresh(self) -> None:
@@ -123,10 +125,11 @@ class APIKeyMiddleware:
         """Handles a request."""
         if scope["type"] == "http" and route_path(scope) not in OPEN_PATHS:
             try:
-                authorization = Headers(scope=scope).get("authorization")
-                self._keys.check(None if authorization is None else authorization.encode("latin-1"))
+                headers = Headers(scope=scope)
+                given = (headers.get(name) for name in ("authorization", "x-api-key"))
+                self._keys.check(*(None if value is None else value.encode("latin-1") for value in given))
             except UnauthorizedError as error:
-                await errors.response(error)(scope, receive, send)
+                await errors.response(error, scope)(scope, receive, send)
                 return
         await self._app(scope, receive, send)
 

@@ -1,4 +1,4 @@
-"""Every error in OpenAI's shape: ``{"error": {"message", "type", "param", "code"}}``.
+"""Errors in OpenAI's shape: ``{"error": {"message", "type", "param", "code"}}``.
 
 what happened                                   status
 the body is not JSON, or not what we know       400      (FastAPI would say 422)
@@ -14,16 +14,13 @@ import logging
 from collections.abc import Sequence
 from typing import Any
 
-from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect, Request
-from starlette.responses import Response
+from starlette.requests import ClientDisconnect
 
 from stoker_engine.contract.errors import EngineDeadError, RequestError
 from stoker_engine.server.connection.disconnect import ClientGoneError
 from stoker_engine.server.openai.responses import ErrorInfo, ErrorResponse
-from stoker_engine.server.unavailable import OverloadedError, UnauthorizedError, UnavailableError
 
 logger = logging.getLogger(__name__)
 
@@ -34,16 +31,6 @@ _CODES = {
     "unsupported": "unsupported_value",
 }
 _CLIENT_GONE = 499  # nginx's number: no standard one exists, and nobody receives it
-
-
-def install(app: FastAPI) -> None:
-    """Makes `app` answer every error in OpenAI's shape."""
-    app.add_exception_handler(RequestError, _answer)
-    app.add_exception_handler(RequestValidationError, _answer)
-    app.add_exception_handler(HTTPException, _answer)
-    app.add_exception_handler(ClientGoneError, _answer)
-    app.add_exception_handler(ClientDisconnect, _answer)
-    app.add_exception_handler(Exception, _answer)
 
 
 def describe(error: Exception) -> tuple[int, ErrorResponse]:
@@ -68,23 +55,6 @@ def describe(error: Exception) -> tuple[int, ErrorResponse]:
 def encode(body: ErrorResponse) -> bytes:
     """`body` as JSON. ASCII, because a message may quote what is not valid Unicode."""
     return json.dumps(body.model_dump()).encode()
-
-
-def response(error: Exception) -> Response:
-    """The answer that reports `error`."""
-    status, body = describe(error)
-    headers = dict(error.headers or {}) if isinstance(error, HTTPException) else {}
-    if isinstance(error, UnavailableError | OverloadedError):
-        headers["retry-after"] = str(error.retry_after_s)
-    if isinstance(error, UnavailableError | EngineDeadError):
-        headers["connection"] = "close"  # the next request finds another server
-    if isinstance(error, UnauthorizedError):
-        headers["www-authenticate"] = "Bearer"
-    return Response(encode(body), status, headers, media_type="application/json")
-
-
-async def _answer(request: Request, error: Exception) -> Response:
-    return response(error)
 
 
 def _body(message: str, type: str, param: str | None = None, code: str | None = None) -> ErrorResponse:

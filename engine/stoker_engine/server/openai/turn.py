@@ -102,6 +102,8 @@ class Turn:
         request: Request,
         answer_id: str,
         field_names: Mapping[str, str] | None = None,
+        *,
+        bends: bool = False,
     ) -> Turn:
         """Checks and tokenizes all there is to check; nothing is generated before `deltas` or `collect`.
 
@@ -109,6 +111,7 @@ class Turn:
             request: whose client may hang up meanwhile.
             answer_id: the answer's; the engine's requests are named after it.
             field_names: what the client calls the fields of `body`, where that is something else.
+            bends: whether `max_tokens` is as much as the prompt leaves room for, where that is less.
 
         Raises:
             RequestError: it cannot be served as it is.
@@ -118,11 +121,14 @@ class Turn:
         names = {**body.field_names, **(field_names or {})}
         with renamed(names):
             service.check(body)
-            rendered = await until_disconnect(request.receive, _render(body, service))
+            rendered = await until_disconnect(request.receive, rendered_prompt(body, service))
             info = service.client.info
             limit = body.max_completion_tokens or body.max_tokens
             prompt = prompt_tokens(rendered.token_ids, body.truncate_prompt_tokens, limit, info)
-            params = body.params_for(info.sampling_defaults, info.max_model_len - len(prompt))
+            room = info.max_model_len - len(prompt)
+            params = body.params_for(info.sampling_defaults, room)
+            if bends and params.max_tokens is not None:
+                params = replace(params, max_tokens=min(params.max_tokens, room))
             parsing = service.parsing(body, rendered.text)
             params = replace(params, visible_special_tokens=parsing.visible)
         generation = service.generation(answer_id, body, [prompt], [params], names)
@@ -161,7 +167,12 @@ class Turn:
         return TurnDelta(list(parts), delta.token_ids, delta.logprobs or [], delta.finish_reason, delta.stop_reason)
 
 
-async def _render(body: ChatCompletionRequest, service: Service) -> ChatPrompt:
+async def rendered_prompt(body: ChatCompletionRequest, service: Service) -> ChatPrompt:
+    """The conversation as the model reads it.
+
+    Raises:
+        RequestError: the chat template refuses it, or it is too long.
+    """
     args = service.args.frontend
     return await render(
         body.messages,

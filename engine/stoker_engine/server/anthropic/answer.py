@@ -1,0 +1,149 @@
+"""A turn's answer as Anthropic's message."""
+
+from __future__ import annotations
+
+import hashlib
+import uuid
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import pydantic_core
+from pydantic import BaseModel
+
+from stoker_engine.core.finish_reason import FinishReason
+from stoker_engine.server.openai.responses import Extra, Usage
+from stoker_engine.server.parsers.parts import Content, Part, Reasoning, ToolCallArguments, ToolCallStart, merged
+
+StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use", "model_context_window_exceeded"]
+
+
+class TextBlock(BaseModel):
+    """Text of the answer."""
+
+    type: Literal["text"] = "text"
+    text: str = ""
+
+
+class ThinkingBlock(BaseModel):
+    """What the model thought. Clients send it back with its signature, some only if it has one."""
+
+    type: Literal["thinking"] = "thinking"
+    thinking: str = ""
+    signature: str = ""
+
+
+class ToolUseBlock(BaseModel):
+    """The model calls a tool."""
+
+    type: Literal["tool_use"] = "tool_use"
+    id: str
+    name: str
+    input: dict[str, Any] = {}
+
+
+Block = TextBlock | ThinkingBlock | ToolUseBlock
+
+
+class AnthropicUsage(BaseModel):
+    """Tokens. Those of the prompt that a prefix hit saved do not count as input, as Anthropic counts."""
+
+    input_tokens: int
+    cache_creation_input_tokens: Extra[int] = None
+    cache_read_input_tokens: Extra[int] = None
+    output_tokens: int
+
+    @classmethod
+    def of(cls, usage: Usage) -> AnthropicUsage:
+        """A chat's usage, counted so."""
+        if (details := usage.prompt_tokens_details) is None:
+            return cls(input_tokens=usage.prompt_tokens, output_tokens=usage.completion_tokens)
+        return cls(
+            input_tokens=usage.prompt_tokens - details.cached_tokens,
+            cache_creation_input_tokens=0,  # a cache that is written for nothing is not accounted for
+            cache_read_input_tokens=details.cached_tokens,
+            output_tokens=usage.completion_tokens,
+        )
+
+
+class AnthropicMessage(BaseModel):
+    """The answer of /v1/messages."""
+
+    id: str
+    type: Literal["message"] = "message"
+    role: Literal["assistant"] = "assistant"
+    model: str
+    content: list[Block] = []
+    stop_reason: StopReason | None = None
+    stop_sequence: str | None = None
+    usage: AnthropicUsage
+
+
+class MessageTokensCount(BaseModel):
+    """The answer of /v1/messages/count_tokens."""
+
+    input_tokens: int
+
+
+def content_blocks(parts: Sequence[Part], *, show_thinking: bool) -> list[Block]:
+    """The blocks of a whole answer, in the order in which the model wrote them.
+
+    Where it wrote nothing there is one empty text: many clients read the first block.
+    """
+    blocks: list[Block] = []
+    for part in merged(parts):
+        match part:
+            case Content(text):
+                blocks.append(TextBlock(text=text))
+            case Reasoning(text):
+                blocks.append(ThinkingBlock(thinking=text if show_thinking else "", signature=signature(text)))
+            case ToolCallStart(name, id):
+                blocks.append(ToolUseBlock(id=id or new_tool_use_id(), name=name))
+            case ToolCallArguments(text):
+                call = blocks[-1]
+                assert isinstance(call, ToolUseBlock)
+                call.input = _input(text)
+    return blocks or [TextBlock()]
+
+
+def _input(arguments: str) -> dict[str, Any]:
+    """A call's arguments; of one that was cut off what there is, read as clients read it from a stream."""
+    whole = parsed(arguments)
+    return whole if whole is not None else parsed(arguments, allow_partial=True) or {}
+
+
+def parsed(arguments: str, *, allow_partial: bool = False) -> dict[str, Any] | None:
+    """Arguments as a JSON object; None where they are none."""
+    try:
+        value = pydantic_core.from_json(arguments, allow_inf_nan=False, allow_partial=allow_partial)
+    except ValueError:
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def signature(thinking: str) -> str:
+    """What stands for Anthropic's signature."""
+    return hashlib.sha256(thinking.encode(errors="replace")).hexdigest()
+
+
+def new_tool_use_id() -> str:
+    """A name for a call that the model gave none."""
+    return f"toolu_{uuid.uuid4().hex[:24]}"
+
+
+def stop_reason(
+    finish_reason: FinishReason | None, stopped_by: int | str | None, *, calls: bool, bent: bool
+) -> tuple[StopReason, str | None]:
+    """Why an answer ended, and the stop sequence, if it was one.
+
+    Args:
+        stopped_by: the stop string or token that ended it.
+        calls: whether it ends with calls that are complete.
+        bent: whether the model's context left room for less than `max_tokens`.
+    """
+    if finish_reason == FinishReason.LENGTH:
+        return ("model_context_window_exceeded" if bent else "max_tokens"), None
+    if calls:
+        return "tool_use", None
+    if isinstance(stopped_by, str):
+        return "stop_sequence", stopped_by
+    return "end_turn", None

@@ -1,0 +1,207 @@
+"""The content blocks that messages are made of, and the chat messages that they become.
+
+https://docs.anthropic.com/en/api/messages. A string stands for one block of text, everywhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import groupby
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import BeforeValidator, Field, ValidationInfo, field_validator
+from pydantic_core import PydanticCustomError
+
+from stoker_engine.server.openai.field_types import StrictModel
+from stoker_engine.server.openai.unbuilt import Absent, NoList, Only
+
+#: Where the client would have us cache the prompt. It asks for nothing: whatever prompts share is computed once.
+CacheHint = dict[str, Any] | None
+
+#: What Claude Code tells Anthropic's accountants in a system block, another one with each request. It is not for
+#: the model, and no two prompts would begin alike with it.
+_BILLING: Final = "x-anthropic-billing-header:"
+
+
+class TextBlockParam(StrictModel):
+    """Text."""
+
+    type: Literal["text"]
+    text: str
+    citations: NoList = None
+    cache_control: CacheHint = None
+
+
+class ThinkingBlockParam(StrictModel):
+    """What the assistant thought, as it was answered. Nothing here depends on its signature, so nothing checks it."""
+
+    type: Literal["thinking"]
+    thinking: str
+    signature: str | None = None
+    cache_control: CacheHint = None
+
+
+class RedactedThinkingBlockParam(StrictModel):
+    """What another server's assistant thought, for that server's eyes; the model does not get it."""
+
+    type: Literal["redacted_thinking"]
+    data: str
+
+
+class ToolUseBlockParam(StrictModel):
+    """The assistant calls a tool."""
+
+    type: Literal["tool_use"]
+    id: str
+    name: str
+    input: dict[str, Any]
+    caller: Annotated[Any, Only({"type": "direct"})] = None
+    toolset_name: Absent = None
+    cache_control: CacheHint = None
+
+
+def of_types(*types: str) -> BeforeValidator:
+    """Refuses blocks of other types, by name."""
+
+    def check(value: Any) -> Any:
+        kind = value.get("type") if isinstance(value, dict) else None
+        if isinstance(kind, str) and kind not in types:
+            kinds = {"kind": kind[:50], "types": ", ".join(types)}
+            raise PydanticCustomError("unsupported", "blocks of the type {kind} are not read here, only {types}", kinds)
+        return value
+
+    return BeforeValidator(check)
+
+
+def _as_blocks(value: Any) -> Any:
+    if isinstance(value, str):
+        return [{"type": "text", "text": value}]
+    if not isinstance(value, list):
+        raise PydanticCustomError("shape", "must be a string or a list of content blocks")
+    return value
+
+
+_TextBlocks = Annotated[list[Annotated[TextBlockParam, of_types("text")]], Field(fail_fast=True)]
+#: A string, or blocks of text.
+Text = Annotated[_TextBlocks, BeforeValidator(_as_blocks, json_schema_input_type=str | list[TextBlockParam])]
+
+
+class ToolResultBlockParam(StrictModel):
+    """What a tool answered."""
+
+    type: Literal["tool_result"]
+    tool_use_id: str
+    content: Text | None = None
+    is_error: bool | None = None
+    toolset_name: Absent = None
+    cache_control: CacheHint = None
+
+    def for_chat(self) -> dict[str, Any]:
+        """The message of the tool. Chat templates know no errors: the text says so."""
+        text = "\n".join(block.text for block in self.content or ())
+        if self.is_error and not text.lower().startswith("error"):
+            text = f"Error: {text}" if text else "Error"
+        return {"role": "tool", "tool_call_id": self.tool_use_id, "content": text}
+
+
+BlockParam = Annotated[
+    TextBlockParam | ThinkingBlockParam | RedactedThinkingBlockParam | ToolUseBlockParam | ToolResultBlockParam,
+    Field(discriminator="type"),
+]
+_KnownBlock = Annotated[BlockParam, of_types("text", "tool_use", "tool_result", "thinking", "redacted_thinking")]
+_Blocks = Annotated[list[_KnownBlock], Field(min_length=1, fail_fast=True)]
+
+_WHOSE: Final = {
+    "tool_use": ("assistant",),
+    "thinking": ("assistant",),
+    "redacted_thinking": ("assistant",),
+    "tool_result": ("user",),
+}
+
+
+class MessageParam(StrictModel):
+    """One message of a conversation."""
+
+    role: Literal["user", "assistant", "system"]
+    content: Annotated[_Blocks, BeforeValidator(_as_blocks, json_schema_input_type=str | list[BlockParam])]
+
+    @field_validator("content", mode="after")
+    @classmethod
+    def _are_its(cls, content: list[BlockParam], info: ValidationInfo) -> list[BlockParam]:
+        role = info.data.get("role")
+        for block in content:
+            if role not in (None, *_WHOSE.get(block.type, (role,))):
+                words = {"kind": block.type, "whose": _WHOSE[block.type][0]}
+                raise PydanticCustomError("shape", "{kind} blocks belong into messages of the role {whose}", words)
+        return content
+
+
+def chat_messages(
+    system: Sequence[TextBlockParam], messages: Sequence[MessageParam], *, system_anywhere: bool
+) -> list[dict[str, Any]]:
+    """The same conversation as a chat's messages.
+
+    Turns of one role that follow each other are one turn. Several texts of it are parts of one message.
+
+    Args:
+        system_anywhere: whether system messages stay where they are; else they all come first, in one.
+    """
+    instructions = _for_model(system)
+    if not system_anywhere:
+        later = (block for message in messages if message.role == "system" for block in message.content)
+        instructions += _for_model(later)
+        messages = [message for message in messages if message.role != "system"]
+    chat = [{"role": "system", "content": _parts(instructions)}] if instructions else []
+    for role, run in groupby(messages, key=lambda message: message.role):
+        blocks = [block for message in run for block in message.content]
+        match role:
+            case "assistant":
+                chat.append(_assistant(blocks))
+            case "system":
+                texts = _for_model(blocks)
+                chat += [{"role": "system", "content": _parts(texts)}] if texts else []
+            case _:
+                chat += _user(blocks)
+    return chat
+
+
+def _assistant(blocks: Sequence[BlockParam]) -> dict[str, Any]:
+    message: dict[str, Any] = {"role": "assistant"}
+    calls = [
+        {"id": block.id, "type": "function", "function": {"name": block.name, "arguments": block.input}}
+        for block in blocks
+        if isinstance(block, ToolUseBlockParam)
+    ]
+    texts = _texts(blocks)
+    message["content"] = _parts(texts) if texts or not calls else None
+    if calls:
+        message["tool_calls"] = calls
+    if thoughts := [block.thinking for block in blocks if isinstance(block, ThinkingBlockParam) and block.thinking]:
+        message["reasoning"] = "\n".join(thoughts)
+    return message
+
+
+def _user(blocks: Sequence[BlockParam]) -> list[dict[str, Any]]:
+    said = [block for block in blocks if not isinstance(block, TextBlockParam) or block.text]
+    if not said:
+        return [{"role": "user", "content": ""}]
+    chat: list[dict[str, Any]] = []
+    for is_text, run in groupby(said, key=lambda block: isinstance(block, TextBlockParam)):
+        if is_text:
+            chat.append({"role": "user", "content": _parts(_texts(run))})
+        else:
+            chat += [block.for_chat() for block in run if isinstance(block, ToolResultBlockParam)]
+    return chat
+
+
+def _texts(blocks: Iterable[BlockParam]) -> list[str]:
+    return [block.text for block in blocks if isinstance(block, TextBlockParam) and block.text]
+
+
+def _for_model(blocks: Iterable[BlockParam]) -> list[str]:
+    return [text for text in _texts(blocks) if not text.startswith(_BILLING)]
+
+
+def _parts(texts: Sequence[str]) -> str | list[dict[str, str]]:
+    """The content of a chat message."""
+    return "".join(texts) if len(texts) < 2 else [{"type": "text", "text": text} for text in texts]

@@ -1,0 +1,169 @@
+"""The events of a streamed message.
+
+https://docs.anthropic.com/en/api/messages-streaming::
+
+    message_start, ping
+    for each block: content_block_start, content_block_delta …, content_block_stop
+    message_delta (why it ended, usage), message_stop
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from typing import Literal
+
+from pydantic import BaseModel
+
+from stoker_engine.server.anthropic.answer import (
+    AnthropicMessage,
+    AnthropicUsage,
+    Block,
+    StopReason,
+    TextBlock,
+    ThinkingBlock,
+    ToolUseBlock,
+    new_tool_use_id,
+)
+from stoker_engine.server.parsers.parts import Content, Part, Reasoning, ToolCallArguments, ToolCallStart
+
+
+class MessageStart(BaseModel):
+    """The message, without content."""
+
+    type: Literal["message_start"] = "message_start"
+    message: AnthropicMessage
+
+
+class Ping(BaseModel):
+    """Nothing."""
+
+    type: Literal["ping"] = "ping"
+
+
+class ContentBlockStart(BaseModel):
+    """A block, empty."""
+
+    type: Literal["content_block_start"] = "content_block_start"
+    index: int
+    content_block: Block
+
+
+class TextDelta(BaseModel):
+    """More of a text."""
+
+    type: Literal["text_delta"] = "text_delta"
+    text: str
+
+
+class ThinkingDelta(BaseModel):
+    """More of what the model thinks."""
+
+    type: Literal["thinking_delta"] = "thinking_delta"
+    thinking: str
+
+
+class SignatureDelta(BaseModel):
+    """The signature of a thinking block, at its end."""
+
+    type: Literal["signature_delta"] = "signature_delta"
+    signature: str
+
+
+class InputJSONDelta(BaseModel):
+    """More of the text of a call's input."""
+
+    type: Literal["input_json_delta"] = "input_json_delta"
+    partial_json: str
+
+
+class ContentBlockDelta(BaseModel):
+    """What is added to a block."""
+
+    type: Literal["content_block_delta"] = "content_block_delta"
+    index: int
+    delta: TextDelta | ThinkingDelta | SignatureDelta | InputJSONDelta
+
+
+class ContentBlockStop(BaseModel):
+    """A block is complete."""
+
+    type: Literal["content_block_stop"] = "content_block_stop"
+    index: int
+
+
+class Stopped(BaseModel):
+    """Why a message ended."""
+
+    stop_reason: StopReason
+    stop_sequence: str | None
+
+
+class MessageDelta(BaseModel):
+    """A message's end."""
+
+    type: Literal["message_delta"] = "message_delta"
+    delta: Stopped
+    usage: AnthropicUsage
+
+
+class MessageStop(BaseModel):
+    """The last event."""
+
+    type: Literal["message_stop"] = "message_stop"
+
+
+class BlockEvents:
+    """Parts as they come → events of blocks; one block is open at a time.
+
+    Args:
+        show_thinking: whether thinking has its text; else only its signature.
+    """
+
+    def __init__(self, show_thinking: bool) -> None:
+        self._show_thinking = show_thinking
+        self._index = -1
+        self._open: Block | None = None
+        self._thought = hashlib.sha256()
+
+    def write(self, part: Part) -> Iterator[BaseModel]:
+        """The events of a further part."""
+        match part:
+            case Content(text):
+                if not isinstance(self._open, TextBlock):
+                    yield from self._begin(TextBlock())
+                yield self._delta(TextDelta(text=text))
+            case Reasoning(text):
+                if not isinstance(self._open, ThinkingBlock):
+                    self._thought = hashlib.sha256()
+                    yield from self._begin(ThinkingBlock())
+                self._thought.update(text.encode(errors="replace"))
+                if self._show_thinking:
+                    yield self._delta(ThinkingDelta(thinking=text))
+            case ToolCallStart(name, id):
+                yield from self._begin(ToolUseBlock(id=id or new_tool_use_id(), name=name))
+            case ToolCallArguments(text):
+                yield self._delta(InputJSONDelta(partial_json=text))
+
+    def end(self) -> Iterator[BaseModel]:
+        """The events that complete the last block; the first and empty one, where there was none."""
+        if self._index < 0:
+            yield from self._begin(TextBlock())
+        yield from self._close()
+
+    def _begin(self, block: Block) -> Iterator[BaseModel]:
+        yield from self._close()
+        self._index += 1
+        self._open = block
+        yield ContentBlockStart(index=self._index, content_block=block)
+
+    def _close(self) -> Iterator[BaseModel]:
+        if self._open is None:
+            return
+        if isinstance(self._open, ThinkingBlock):
+            yield self._delta(SignatureDelta(signature=self._thought.hexdigest()))
+        yield ContentBlockStop(index=self._index)
+        self._open = None
+
+    def _delta(self, delta: TextDelta | ThinkingDelta | SignatureDelta | InputJSONDelta) -> ContentBlockDelta:
+        return ContentBlockDelta(index=self._index, delta=delta)

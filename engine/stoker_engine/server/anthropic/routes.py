@@ -1,0 +1,161 @@
+"""/v1/messages and /v1/messages/count_tokens: conversations in Anthropic's words."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from functools import partial
+
+from fastapi import APIRouter, Request
+from pydantic import BaseModel
+from starlette.responses import Response
+
+from stoker_engine.server.anthropic import errors
+from stoker_engine.server.anthropic.answer import (
+    AnthropicMessage,
+    AnthropicUsage,
+    MessageTokensCount,
+    content_blocks,
+    parsed,
+    stop_reason,
+)
+from stoker_engine.server.anthropic.events import BlockEvents, MessageDelta, MessageStart, MessageStop, Ping, Stopped
+from stoker_engine.server.anthropic.request import FIELD_NAMES, Conversation, CountTokensRequest, MessagesRequest
+from stoker_engine.server.anthropic.system_places import takes_system_anywhere
+from stoker_engine.server.connection.body import JSONRoute
+from stoker_engine.server.connection.disconnect import until_disconnect
+from stoker_engine.server.connection.sse import EventStream, Framing, event
+from stoker_engine.server.engine.generation import renamed
+from stoker_engine.server.middleware import request_id
+from stoker_engine.server.openai.chat_request import ChatCompletionRequest
+from stoker_engine.server.openai.turn import Answer, Turn, TurnDelta, rendered_prompt
+from stoker_engine.server.parsers.parts import Part, ToolCallArguments, ToolCallStart
+from stoker_engine.server.service import Service
+
+
+def routes(service: Service) -> APIRouter:
+    """The endpoints, for `service`."""
+    failed = {"model": errors.AnthropicErrorResponse}
+    router = APIRouter(route_class=JSONRoute, responses={"4XX": failed, "5XX": failed})
+    chats = _Chats(service)
+
+    @router.post("/v1/messages", response_model=AnthropicMessage)
+    async def create_message(body: MessagesRequest, request: Request) -> Response:
+        """Answers a conversation."""
+        chat = await chats.of(body)
+        name = request_id.request_id(request, None)
+        turn = await Turn.prepare(chat, service, request, f"msg_{name}", FIELD_NAMES, bends=True)
+        writer = _Writer(body, turn, service.model_name)
+        headers = {request_id.HEADER: name, errors.HEADER: name}
+        if body.stream:
+            return EventStream(writer.events(), headers, Framing(named=True, last=b"", error=partial(_error, name)))
+        message = await until_disconnect(request.receive, writer.whole())
+        return Response(message.model_dump_json(), headers=headers, media_type="application/json")
+
+    @router.post("/v1/messages/count_tokens", response_model=MessageTokensCount)
+    async def count_tokens(body: CountTokensRequest, request: Request) -> Response:
+        """How many tokens the prompt of a message would have, however many."""
+        chat = await chats.of(body)
+        service.check(chat)
+        chat.truncate_prompt_tokens = -1  # what is to be cut may be longer than the context
+        with renamed({**chat.field_names, **FIELD_NAMES}):
+            prompt = await until_disconnect(request.receive, rendered_prompt(chat, service))
+        name = request_id.request_id(request, None)
+        count = MessageTokensCount(input_tokens=len(prompt.token_ids))
+        return Response(count.model_dump_json(), headers={errors.HEADER: name}, media_type="application/json")
+
+    return router
+
+
+class _Chats:
+    """Bodies → chat requests, for one model."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._system_anywhere: bool | None = None
+
+    async def of(self, body: Conversation) -> ChatCompletionRequest:
+        """The chat request that `body` is.
+
+        Raises:
+            RequestError: no chat can be like that, or the model cannot answer now.
+        """
+        await self._service.wait_ready()
+        if body.has_later_system and self._system_anywhere is None:
+            self._system_anywhere = await takes_system_anywhere(self._service.client.tokenizer)
+        # It may be long: the event loop answers others meanwhile.
+        return await asyncio.to_thread(body.to_chat, system_anywhere=self._system_anywhere is not False)
+
+
+@dataclass
+class _Writer:
+    """Writes an answer, whole or in events."""
+
+    body: MessagesRequest
+    turn: Turn
+    model: str
+    _arguments: str = ""  # of the call that began last
+    _blocks: BlockEvents = field(init=False)
+    _begun: bool = False
+
+    def __post_init__(self) -> None:
+        self._blocks = BlockEvents(self._show_thinking)
+
+    @property
+    def _show_thinking(self) -> bool:
+        return self.body.thinking is None or self.body.thinking.display != "omitted"
+
+    async def whole(self) -> AnthropicMessage:
+        """The answer, once all of it is there."""
+        [answer] = await self.turn.collect()
+        self._see(answer.parts)
+        message = self._message()
+        message.content = content_blocks(answer.parts, show_thinking=self._show_thinking)
+        ended = self._stopped(answer)
+        message.stop_reason, message.stop_sequence = ended.stop_reason, ended.stop_sequence
+        return message
+
+    async def events(self) -> AsyncGenerator[list[BaseModel], None]:
+        """The answer as it is made."""
+        async with aclosing(self.turn.deltas()) as deltas:
+            async for step in deltas:
+                yield [each for _, delta in step for each in self._events(delta)]
+
+    def _events(self, delta: TurnDelta) -> Iterator[BaseModel]:
+        if not self._begun:  # not before the engine took the request
+            self._begun = True
+            yield MessageStart(message=self._message())
+            yield Ping()
+        self._see(delta.parts)
+        for part in delta.parts:
+            yield from self._blocks.write(part)
+        if delta.finish_reason is not None:
+            yield from self._blocks.end()
+            yield MessageDelta(delta=self._stopped(delta), usage=self._usage())
+            yield MessageStop()
+
+    def _message(self) -> AnthropicMessage:
+        return AnthropicMessage(id=self.turn.generation.id, model=self.model, usage=self._usage())
+
+    def _usage(self) -> AnthropicUsage:
+        return AnthropicUsage.of(self.turn.generation.usage())
+
+    def _see(self, parts: list[Part]) -> None:
+        for part in parts:
+            if isinstance(part, ToolCallStart):
+                self._arguments = ""
+            elif isinstance(part, ToolCallArguments):
+                self._arguments += part.text
+
+    def _stopped(self, end: Answer | TurnDelta) -> Stopped:
+        bent = self.turn.generation.params[0].max_tokens != self.body.max_tokens
+        calls = parsed(self._arguments) is not None  # a call that a stop sequence cut off must not be run
+        reason, sequence = stop_reason(end.finish_reason, end.stop_reason, calls=calls, bent=bent)
+        return Stopped(stop_reason=reason, stop_sequence=sequence)
+
+
+def _error(name: str, error: Exception) -> bytes:
+    """The event that ends a stream that fails."""
+    return event(errors.encode(errors.describe(error, name)[1]), "error")

@@ -1,0 +1,20 @@
+"""Where a chat template takes system messages: anywhere, or only first. Many refuse a later one, and some drop it."""
+
+from __future__ import annotations
+
+from stoker_engine.contract.errors import RequestError
+from stoker_engine.server.engine.engine_client import PromptTokenizer
+
+_FIRST, _LATER = "be brief", "be kind"
+
+
+async def takes_system_anywhere(tokenizer: PromptTokenizer) -> bool:
+    """Whether the model's chat template writes a system message that comes later, in its place."""
+    roles = {"system": _FIRST, "user": "hello", "assistant": "hi"}
+    chat = [{"role": role, "content": content} for role, content in roles.items()]
+    chat += [{"role": "system", "content": _LATER}, {"role": "user", "content": "bye"}]
+    try:
+        text = await tokenizer.chat_text(chat)
+    except RequestError:
+        return False
+    return -1 < text.find("hello") < text.find(_LATER) < text.find("bye")
