@@ -10,7 +10,7 @@ import inspect
 import json
 import runpy
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, cast
 
 from pydantic import PydanticUserError, TypeAdapter, validate_call
 from pydantic_core import from_json
@@ -36,7 +36,7 @@ class Tools:
         self.definitions = []
         for name, function in functions.items():
             try:
-                schema = TypeAdapter(function).json_schema()
+                schema = TypeAdapter(cast("type[Any]", function)).json_schema()
                 self._functions[name] = validate_call(function)
             except (PydanticUserError, NameError) as error:
                 raise ArgumentError("--tools", f"{name}() takes what JSON cannot say: {error}") from error

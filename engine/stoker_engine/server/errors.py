@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
-from starlette.types import Scope
 
 from stoker_engine.contract.errors import EngineDeadError, RequestError
 from stoker_engine.server.anthropic import errors as anthropic
@@ -26,7 +28,7 @@ def install(app: FastAPI) -> None:
     app.add_exception_handler(Exception, _answer)
 
 
-def response(error: Exception, scope: Scope | None) -> Response:
+def response(error: Exception, scope: Mapping[str, Any] | None) -> Response:
     """The answer that reports `error`.
 
     Args:

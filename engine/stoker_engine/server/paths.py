@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Mapping
+from typing import Any, Final
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -10,7 +11,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 OPEN_PATHS: Final = frozenset({"/health", "/ready", "/live", "/ping", "/version", "/metrics"})
 
 
-def route_path(scope: Scope) -> str:
+def route_path(scope: Mapping[str, Any]) -> str:
     """The path without the prefix of a proxy (``--root-path``), by starlette's rule."""
     path: str = scope["path"]
     prefix: str = scope.get("root_path", "")

@@ -6,10 +6,10 @@ https://docs.anthropic.com/en/api/errors. There is no field for what is wrong wi
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Any, Final, Literal
 
 from pydantic import BaseModel
-from starlette.types import Scope
 
 from stoker_engine.server.openai import errors
 from stoker_engine.server.paths import route_path
@@ -43,7 +43,7 @@ class AnthropicErrorResponse(BaseModel):
     request_id: str | None = None
 
 
-def is_asked(scope: Scope) -> bool:
+def is_asked(scope: Mapping[str, Any]) -> bool:
     """Whether a request is of this API, and wants its errors."""
     path = route_path(scope)
     return path == "/v1/messages" or path.startswith("/v1/messages/")
