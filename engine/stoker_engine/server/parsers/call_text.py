@@ -19,7 +19,7 @@ T = TypeVar("T")
 #: What reads text, and waits for more where it must; the result is what was read.
 Reading = Generator[None, None, T]
 
-_SPACES: Final = re.compile(r"\s*")
+_SPACES: Final = re.compile(r"[ \t\r\n]*")
 
 
 class NotACallError(Exception):

@@ -10,12 +10,14 @@ import re
 from typing import Any, Final
 
 from stoker_engine.server.parsers.call_text import CallText, NotACallError, Reading
-from stoker_engine.server.parsers.json_calls import TOOL_NAME, call_name
+from stoker_engine.server.parsers.json_calls import call_name
 from stoker_engine.server.parsers.parts import Part, tool_call
 
 #: Lists and dicts within each other.
 _DEEPEST: Final = 64
 
+#: Of a tool also with dots and hyphens, of an argument also Python's own words: both are common.
+_NAME: Final = re.compile(r"[\w.-]*")
 _WORD: Final = re.compile(r"[-+\w.]*")
 _NUMBER: Final = re.compile(
     r"[-+]?(?:(0|[1-9][0-9_]*)|[0-9]+\.[0-9]*|\.[0-9]+)(e[-+]?[0-9]+)?", re.ASCII | re.IGNORECASE
@@ -25,8 +27,11 @@ _WORDS: Final = {"True": True, "False": False, "None": None, "true": True, "fals
 
 _ESCAPE: Final = re.compile(r"\\(?:([0-7]{1,3})|x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|(.))", re.DOTALL)
 _ESCAPED: Final = {"\n": "", "\\": "\\", "'": "'", '"': '"'} | dict(zip("abfnrtv", "\a\b\f\n\r\t\v", strict=True))
+_LINE_ENDS: Final = r"\r\n"
 _PLAIN: Final = {
-    (quote, long): re.compile(f"[^\\\\{quote}{'' if long else chr(10)}]*") for quote in "\"'" for long in (False, True)
+    (quote, long): re.compile(f"[^\\\\{quote}{'' if long else _LINE_ENDS}]*")
+    for quote in "\"'"
+    for long in (False, True)
 }
 
 
@@ -37,16 +42,18 @@ def read_call(text: CallText) -> Reading[list[Part]]:
         NotACallError: it is none.
     """
     yield from text.spaces()
-    name = yield from text.run(TOOL_NAME)
+    name = yield from text.run(_NAME)
     yield from text.spaces()
     yield from text.text("(")
+    if not all(part.isidentifier() for part in name.replace("-", "_").split(".")):
+        raise NotACallError
     arguments: dict[str, Any] = {}
     yield from text.spaces()
     while (yield from text.next()) != ")":
-        argument = yield from text.run(TOOL_NAME)
+        argument = yield from text.run(_NAME)
         yield from text.spaces()
         yield from text.text("=")
-        if not argument or argument in arguments:
+        if not argument.isidentifier() or argument in arguments:
             raise NotACallError
         arguments[argument] = yield from _value(text)
         yield from _comma(text, ")")
@@ -142,7 +149,7 @@ def _string(text: CallText, quote: str) -> Reading[str]:
             case "\\":
                 yield from text.text("\\")
                 pieces.append("\\" + (yield from text.one()))
-            case "" | "\n":
+            case "" | "\r" | "\n":
                 raise NotACallError
             case _:
                 quotes = 0
@@ -157,6 +164,8 @@ def _string(text: CallText, quote: str) -> Reading[str]:
 def _unescaped(escape: re.Match[str]) -> str:
     octal, *hexadecimal, other = escape.groups()
     if other is not None:
+        if other in "xuUN":  # cut off, or a name of a character
+            raise NotACallError
         return _ESCAPED.get(other, escape[0])
     code = int(octal, 8) if octal else int(next(filter(None, hexadecimal)), 16)
     if code > 0x10FFFF:
