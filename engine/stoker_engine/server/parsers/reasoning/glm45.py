@@ -1,0 +1,14 @@
+"""The reasoning of GLM 4.5 and later."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from stoker_engine.server.parsers.reasoning.think import ThinkReasoningParser
+
+
+class Glm45ReasoningParser(ThinkReasoningParser):
+    """GLM 4.5's format: ``<think>…</think>``, which a call of a tool ends as well."""
+
+    markers: ClassVar[tuple[str, ...]] = (*ThinkReasoningParser.markers, "<tool_call>")
+    call_begins: ClassVar[str | None] = "<tool_call>"

@@ -1,0 +1,57 @@
+"""The reasoning of Granite 3.2."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Final
+
+from stoker_engine.server.parsers.markers import MarkedText, Markers
+from stoker_engine.server.parsers.parts import Content, Part, Reasoning
+
+_OPENINGS: Final = ("Here is my thought process:", "Here's my thought process:")
+_CLOSINGS: Final = ("Here is my response:", "Here's my response:")
+_RESPONSE: Final = Markers(*_CLOSINGS)
+
+
+class GraniteReasoningParser:
+    """Granite 3.2's format: ``Here is my thought process: … Here is my response: …``, without special tokens.
+
+    It reasons only where the prompt asks for these sentences, or where it begins with the first of them; both are
+    dropped, as vLLM does. Whatever else comes first is the answer.
+    """
+
+    markers: ClassVar[tuple[str, ...]] = ()
+    # Tokens of a sentence differ with what stands before it.
+    answer_begins_after: ClassVar[tuple[str, ...]] = (*_CLOSINGS, *(f" {closing}" for closing in _CLOSINGS))
+
+    def __init__(self, prompt: str, calls: bool = False) -> None:
+        self.is_reasoning = any(closing in prompt for closing in _CLOSINGS)
+        self._beginning: str | None = ""  # of the text, until it is known what it is
+        self._text: MarkedText | None = None  # while it reasons
+
+    def feed(self, text: str) -> list[Part]:
+        """`Reasoning` and `Content` in a further piece of the text."""
+        if self._beginning is not None:
+            self._beginning += text
+            begun = self._beginning.lstrip()
+            if any(opening.startswith(begun) for opening in _OPENINGS if opening != begun):
+                return []
+            text, self._beginning = self._beginning, None
+            self.is_reasoning = begun.startswith(_OPENINGS)
+            if self.is_reasoning:
+                self._text = MarkedText()
+                text = begun.partition(":")[2]
+        if self._text is None:
+            return [Content(text)]
+        self._text.feed(text)
+        reasoning, closing = self._text.until(_RESPONSE)
+        if closing is None:
+            return [Reasoning(reasoning)]
+        rest = self._text.rest()
+        self._text, self.is_reasoning = None, False
+        return [Reasoning(reasoning), Content(rest)]
+
+    def end(self) -> list[Part]:
+        """What was held back, when no more text comes."""
+        if self._text is not None:
+            return [Reasoning(self._text.rest())]
+        return [Content(self._beginning or "")]

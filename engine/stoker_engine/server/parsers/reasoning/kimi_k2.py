@@ -1,0 +1,14 @@
+"""The reasoning of Kimi K2 Thinking."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from stoker_engine.server.parsers.reasoning.think import ThinkReasoningParser
+
+
+class KimiK2ReasoningParser(ThinkReasoningParser):
+    """Kimi K2's format: ``<think>…</think>``, which the section of calls ends as well."""
+
+    markers: ClassVar[tuple[str, ...]] = (*ThinkReasoningParser.markers, "<|tool_calls_section_begin|>")
+    call_begins: ClassVar[str | None] = "<|tool_calls_section_begin|>"

@@ -1,0 +1,77 @@
+"""Reasoning between ``<think>`` and ``</think>``: what most models that reason write."""
+
+from __future__ import annotations
+
+import re
+from typing import ClassVar, Final
+
+from stoker_engine.server.parsers.markers import MarkedText, Markers
+from stoker_engine.server.parsers.parts import Content, Part, Reasoning
+
+_OPEN: Final = "<think>"
+_CLOSE: Final = "</think>"
+
+#: What stands between the turns of a rendered chat, whichever model it is for.
+_BETWEEN_TURNS: Final = re.compile(r"<[|｜]|<(?:role|assistant|start_of_turn)>|\[/?INST\]|</s>")
+
+
+class ThinkReasoningParser:
+    """All is reasoning until ``</think>``, unless the prompt has closed it: so it is also where the text is cut off
+    before. vLLM's parsers of these formats do the same.
+
+    An opening tag is dropped at the beginning, whether or not the prompt has one already. Later tags are text, since
+    a model may well write about them.
+
+    Attributes:
+        call_begins: how a call of a tool begins in this format, where models are known to write one without closing
+            their reasoning; None: they are not.
+    """
+
+    markers: ClassVar[tuple[str, ...]] = (_OPEN, _CLOSE)
+    answer_begins_after: ClassVar[tuple[str, ...]] = (_CLOSE,)
+    call_begins: ClassVar[str | None] = None
+
+    def __init__(self, prompt: str, calls: bool = False) -> None:
+        self.is_reasoning = not _is_closed(prompt)
+        self._text = MarkedText()
+        self._spaces: str | None = ""  # all there is so far; None: there is more
+        self._call_begins = self.call_begins if calls else None
+        self._markers = Markers(*filter(None, (_OPEN, _CLOSE, self._call_begins)))
+
+    def feed(self, text: str) -> list[Part]:
+        """`Reasoning` and `Content` in a further piece of the text."""
+        if not self.is_reasoning:
+            return [Content(text)]
+        self._text.feed(text)
+        reasoning = ""
+        while True:
+            before, marker = self._text.until(self._markers)
+            reasoning += self._begun(before, marker)
+            if marker == _CLOSE or (marker is not None and marker == self._call_begins):
+                self.is_reasoning = False
+                rest = self._text.rest()
+                return [Reasoning(reasoning), Content(rest if marker == _CLOSE else marker + rest)]
+            if marker is None:
+                return [Reasoning(reasoning)]
+
+    def end(self) -> list[Part]:
+        """What was held back, when no more text comes."""
+        rest = (self._spaces or "") + self._text.rest()
+        return [Reasoning(rest)] if self.is_reasoning else [Content(rest)]
+
+    def _begun(self, text: str, marker: str | None) -> str:
+        """What is reasoning of `text` and the opening tag that may follow it."""
+        if self._spaces is not None:
+            text = self._spaces + text
+            self._spaces = None if text.strip() or marker else text
+            if marker == _OPEN and not text.strip():
+                return ""
+            if self._spaces is not None:
+                return ""
+        return text + _OPEN if marker == _OPEN else text
+
+
+def _is_closed(prompt: str) -> bool:
+    """Whether the turn that the prompt leaves open has reasoned already."""
+    end = prompt.rfind(_CLOSE)
+    return end > prompt.rfind(_OPEN) and _BETWEEN_TURNS.search(prompt, end) is None
