@@ -1,0 +1,9 @@
+"""vLLM's other name for the calls of Qwen3-Coder."""
+
+from __future__ import annotations
+
+from stoker_engine.server.parsers.tools.qwen3_coder import Qwen3CoderToolParser
+
+
+class Qwen3XMLToolParser(Qwen3CoderToolParser):
+    """The same format."""

@@ -1,0 +1,123 @@
+"""Arguments whose values are written as plain text → JSON, as the tool's parameters want them."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+from urllib.parse import unquote
+
+from stoker_engine.server.openai.messages import Tool
+from stoker_engine.server.parsers.json_text import NotJSONError, parsed
+
+_INTEGER: Final = re.compile(r"([+-]?[0-9]+)(?:\.0*)?")
+_NUMBER: Final = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
+_BOOLEANS: Final = {"true": "true", "1": "true", "false": "false", "0": "false"}
+
+#: Python's names of types, which tools are described with now and then.
+_ALIASES: Final = {
+    "str": "string",
+    "int": "integer",
+    "float": "number",
+    "bool": "boolean",
+    "list": "array",
+    "dict": "object",
+}
+
+
+def arguments(tools: Sequence[Tool], name: str, values: Mapping[str, str]) -> str:
+    """The text of the arguments of a call of the tool `name`.
+
+    A value that does not read as what the tool wants stays a string, as do those of unknown tools and parameters.
+    """
+    schema = next((tool.function.parameters for tool in tools if tool.function.name == name), None) or {}
+    properties = schema.get("properties")
+    wanted = properties if isinstance(properties, dict) else {}
+    members = [f"{_string(key)}: {_typed(text, _types(wanted.get(key), schema))}" for key, text in values.items()]
+    return f"{{{', '.join(members)}}}"
+
+
+def _typed(text: str, types: set[str]) -> str:
+    """`text` as JSON of the first of `types` that it reads as; vLLM's order, and what it takes for each of them.
+
+    Templates write ``None`` for null, and ``5.0`` where an integer was meant.
+    """
+    word = text.strip()
+    if "null" in types and (word.lower() == "null" or (word == "None" and "string" not in types)):
+        return "null"
+    if "integer" in types and (integer := _INTEGER.fullmatch(word)) is not None and len(word) < 4000:
+        return str(int(integer[1]))
+    if "number" in types and _NUMBER.fullmatch(word) is not None and math.isfinite(float(word)):
+        return word if _is_json(word) else repr(float(word))
+    if "boolean" in types and word.lower() in _BOOLEANS:
+        return _BOOLEANS[word.lower()]
+    if not types.isdisjoint(("object", "array")) and word[:1] in ("{", "[") and _is_json(word):
+        return word
+    return _string(text)
+
+
+def _types(schema: Any, root: Mapping[str, Any]) -> set[str]:
+    """The types that `schema`, a part of `root`, allows; a string where it does not tell."""
+    types: set[str] = set()
+    references: set[str] = set()
+    pending = [schema]
+    while pending:
+        schema = pending.pop()
+        if not isinstance(schema, dict):
+            continue
+        declared = schema.get("type")
+        for type in declared if isinstance(declared, list) else [declared]:
+            if isinstance(type, str):
+                types.add(_ALIASES.get(type, type))
+        values = schema.get("enum")
+        for value in [*(values if isinstance(values, list) else ()), *([schema["const"]] if "const" in schema else ())]:
+            types.add(_type_of(value))
+        for several in ("anyOf", "oneOf", "allOf"):
+            if isinstance(schema.get(several), list):
+                pending += schema[several]
+        reference = schema.get("$ref")
+        if isinstance(reference, str) and reference not in references:
+            references.add(reference)
+            pending.append(_referenced(reference, root))
+    return types or {"string"}
+
+
+def _referenced(reference: str, root: Mapping[str, Any]) -> Any:
+    """The part of `root` that a JSON pointer shows; None: there is none, or it shows elsewhere."""
+    beginning, *path = unquote(reference).split("/")
+    place: Any = root if beginning == "#" else None
+    for name in path:
+        place = place.get(name.replace("~1", "/").replace("~0", "~")) if isinstance(place, dict) else None
+    return place
+
+
+def _type_of(value: Any) -> str:
+    match value:
+        case None:
+            return "null"
+        case bool():
+            return "boolean"
+        case int():
+            return "integer"
+        case float():
+            return "number"
+        case str():
+            return "string"
+        case list():
+            return "array"
+        case _:
+            return "object"
+
+
+def _is_json(text: str) -> bool:
+    try:
+        parsed(text)
+    except NotJSONError:
+        return False
+    return True
+
+
+def _string(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)
