@@ -1,0 +1,186 @@
+"""Harmony, the format of gpt-oss: an answer is several messages, each with a channel and perhaps a recipient.
+
+``<|start|>assistant<|channel|>analysis<|message|>…<|end|>`` is reasoning, the channel ``final`` the answer, and one to
+``functions.NAME`` a call. Format: OpenAI's Harmony response format.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from dataclasses import dataclass
+from typing import Final
+
+from stoker_engine.server.parsers.markers import MarkedText, Markers
+
+START: Final = "<|start|>"
+CHANNEL: Final = "<|channel|>"
+MESSAGE: Final = "<|message|>"
+CONSTRAIN: Final = "<|constrain|>"
+ENDS: Final = ("<|end|>", "<|call|>", "<|return|>")  # the latter two mostly end the sequence, and are not in its text
+MARKERS: Final = (START, CHANNEL, MESSAGE, CONSTRAIN, *ENDS)
+
+#: What the template leaves open, and the model goes on with.
+OPENING: Final = f"{START}assistant"
+
+_MARKERS: Final = Markers(*MARKERS)
+_RECIPIENT: Final = re.compile(r"(?:^|\s)to=([^\s<]+)")
+
+#: What may be the beginning of a header that has no channel yet.
+_BEFORE_CHANNEL: Final = re.compile(r"<\|start\|>(?:a?(?!ssistant)[\w.-]*|assistant(?:\s+(?:t?|to|to=\S*\s*))?)")
+
+#: Most characters of a header: names have 64 at most.
+_LONGEST_HEADER: Final = 1024
+
+
+@dataclass(frozen=True)
+class Header:
+    """What stands before the text of a message.
+
+    Attributes:
+        text: as it is written, with `MESSAGE`.
+        written: the part of it that the model wrote; the rest is the prompt's.
+    """
+
+    text: str
+    written: str
+
+    @functools.cached_property
+    def role(self) -> str:
+        """Who writes; mostly the assistant."""
+        return re.split(r"[\s<]", self.text.removeprefix(START), maxsplit=1)[0]
+
+    @functools.cached_property
+    def channel(self) -> str | None:
+        """``analysis``, ``commentary``, ``final``, or what the model made up."""
+        found = re.search(rf"{re.escape(CHANNEL)}\s*([^\s<]+)", self.text)
+        return None if found is None else found[1]
+
+    @functools.cached_property
+    def recipient(self) -> str | None:
+        """Whom it is for, where that is not the user. It stands before the channel or after it."""
+        for part in self.text.split(CHANNEL):
+            if (found := _RECIPIENT.search(part)) is not None:
+                return found[1]
+        return None
+
+    @functools.cached_property
+    def is_answer(self) -> bool:
+        """Whether the user is to read the message: the answer, or a preamble of calls."""
+        return self.role == "assistant" and self.recipient is None and self.channel in ("final", "commentary", None)
+
+    @functools.cached_property
+    def is_reasoning(self) -> bool:
+        """Whether the message is reasoning."""
+        return self.role == "assistant" and self.recipient is None and self.channel == "analysis"
+
+
+@dataclass(frozen=True)
+class Text:
+    """Text of the message that began last; before one began, or after it ended, it belongs to none."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class End:
+    """The message is complete; `text` is the marker, which may be missing."""
+
+    text: str
+
+
+Event = Header | Text | End
+
+
+class HarmonyReader:
+    """Text → headers, texts and ends of messages. What is not Harmony is text of no message.
+
+    Args:
+        opening: of the message with which the text goes on.
+    """
+
+    def __init__(self, opening: str = OPENING) -> None:
+        self._text = MarkedText()
+        self._header: str | None = None  # while it is not complete
+        self._written = ""  # of it
+        self.header: Header | None = None  # of the message that is open
+        self.feed(opening)
+        self._written = ""
+        if self.header is not None:
+            self.header = Header(self.header.text, "")
+
+    def feed(self, text: str) -> list[Event]:
+        """The events of a further piece of the text."""
+        self._text.feed(text)
+        events: list[Event] = []
+        while True:
+            before, marker = self._text.until(_MARKERS)
+            events += self._take(before)
+            if marker is None:
+                return events
+            events += self._take_marker(marker)
+
+    def end(self) -> list[Event]:
+        """What is left when no more text comes; a message that is open ends."""
+        events = self._take(self._text.rest())
+        events += self._not_a_header()
+        return [*events, *self._close("")]
+
+    def _take(self, text: str) -> list[Event]:
+        if not text:
+            return []
+        if self._header is None:
+            return [Text(text)]
+        self._header += text
+        self._written += text
+        return [] if self._may_be_a_header() else self._not_a_header()
+
+    def _take_marker(self, marker: str) -> list[Event]:
+        match marker:
+            case "<|start|>":
+                events = [*self._not_a_header(), *self._close("")]
+                self._header = self._written = marker
+                return events
+            case "<|channel|>" if self._header is None:  # models forget to end a message, and to begin the next
+                events = self._close("")
+                self._header, self._written = OPENING + marker, marker
+                return events
+            case "<|channel|>" | "<|constrain|>" if self._header is not None and self._may_go_on(marker):
+                self._header += marker
+                self._written += marker
+                return []
+            case "<|message|>" if self._header is not None:
+                self.header = Header(self._header + marker, self._written + marker)
+                self._header = None
+                return [self.header]
+            case _ if marker in ENDS and self._header is None and self.header is not None:
+                return self._close(marker)
+            case _:
+                return [*self._not_a_header(), Text(marker)]
+
+    def _may_go_on(self, marker: str) -> bool:
+        """Whether `marker` may stand in the header that is open."""
+        assert self._header is not None
+        return (CHANNEL in self._header) == (marker == CONSTRAIN)
+
+    def _may_be_a_header(self) -> bool:
+        """Whether the header that is open can become one: text of no message is not held back for long."""
+        assert self._header is not None
+        if len(self._header) > _LONGEST_HEADER or "\n" in self._header:
+            return False
+        if CHANNEL in self._header:
+            return True
+        return _BEFORE_CHANNEL.fullmatch(self._header) is not None
+
+    def _not_a_header(self) -> list[Event]:
+        """What was taken for a header is text."""
+        if self._header is None:
+            return []
+        self._header = None
+        return [Text(self._written)] if self._written else []
+
+    def _close(self, marker: str) -> list[Event]:
+        if self.header is None:
+            return []
+        self.header = None
+        return [End(marker)]

@@ -1,0 +1,70 @@
+"""The reasoning of gpt-oss."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+from stoker_engine.server.parsers import harmony
+from stoker_engine.server.parsers.parts import Content, Part, Reasoning
+
+
+class GptOssReasoningParser:
+    """Harmony's channels: ``analysis`` is reasoning; ``final`` is content, and ``commentary`` to the user as well.
+
+    Messages to somebody else, which are calls, are handed on as they are written: the parser of tools called ``openai``
+    reads them, and without it nothing is lost. Messages of one kind are put in lines of their own, as vLLM joins them.
+    """
+
+    markers: ClassVar[tuple[str, ...]] = harmony.MARKERS
+    answer_begins_after: ClassVar[tuple[str, ...]] = tuple(
+        f"{harmony.CHANNEL}final{type}{harmony.MESSAGE}" for type in ("", " json", f" {harmony.CONSTRAIN}json")
+    )
+
+    def __init__(self, prompt: str, calls: bool = False) -> None:
+        opening = prompt.rfind(harmony.START)
+        self._reader = harmony.HarmonyReader(prompt[opening:] if opening >= 0 else harmony.OPENING)
+        self._said: set[type[Content] | type[Reasoning]] = set()
+        self._breaks = False  # whether a line begins with the next text
+        header = self._reader.header
+        self.is_reasoning = header is None or header.is_reasoning
+        self._header = header
+
+    def feed(self, text: str) -> list[Part]:
+        """`Reasoning` and `Content` in a further piece of the text."""
+        return self._parts(self._reader.feed(text))
+
+    def end(self) -> list[Part]:
+        """What was held back, when no more text comes."""
+        return self._parts(self._reader.end())
+
+    def _parts(self, events: Sequence[harmony.Event]) -> list[Part]:
+        parts: list[Part] = []
+        for event in events:
+            match event:
+                case harmony.Header():
+                    self._header = event
+                    self.is_reasoning = event.is_reasoning
+                    if event.is_reasoning or event.is_answer:
+                        self._breaks = (Reasoning if event.is_reasoning else Content) in self._said
+                    else:
+                        parts.append(Content(event.written))
+                case harmony.Text():
+                    parts.append(self._part(event.text))
+                case harmony.End():
+                    if self._header is not None and not (self._header.is_reasoning or self._header.is_answer):
+                        parts.append(Content(event.text))
+                    self._header = None
+        return parts
+
+    def _part(self, text: str) -> Part:
+        if self._header is None:  # text of no message
+            self.is_reasoning = False
+            return Content(text)
+        kind = Reasoning if self._header.is_reasoning else Content
+        if self._header.is_reasoning or self._header.is_answer:
+            self._said.add(kind)
+            if self._breaks:
+                self._breaks = False
+                return kind("\n" + text)
+        return kind(text)

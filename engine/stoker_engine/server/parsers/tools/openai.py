@@ -1,0 +1,87 @@
+"""The calls of gpt-oss."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar, Final
+
+from stoker_engine.server.openai.messages import Tool
+from stoker_engine.server.parsers import harmony
+from stoker_engine.server.parsers.json_text import NotJSONError, parsed
+from stoker_engine.server.parsers.parts import Content, Part, tool_call
+
+_FUNCTIONS: Final = "functions."
+
+
+class OpenAIToolParser:
+    """Harmony's messages to ``functions.NAME``, on whatever channel; also to the name alone, if a tool is called so.
+
+    It gets them from the parser of reasoning called ``openai_gptoss``, or reads all messages itself: then what is
+    neither answer nor call is content as it is written.
+    """
+
+    markers: ClassVar[tuple[str, ...]] = harmony.MARKERS
+
+    def __init__(self, tools: Sequence[Tool]) -> None:
+        self._names = {tool.function.name for tool in tools}
+        self._reader = harmony.HarmonyReader()
+        self._header: harmony.Header | None = None
+        self._arguments: list[str] = []
+        self._breaks = False  # whether a line begins with the next text of an answer
+        self._answered = False
+
+    def feed(self, text: str) -> list[Part]:
+        """`Content` and calls in a further piece of the text."""
+        return self._parts(self._reader.feed(text))
+
+    def end(self) -> list[Part]:
+        """What was held back, when no more text comes; the token that ends a call ends the sequence, too."""
+        return self._parts(self._reader.end())
+
+    def _parts(self, events: Sequence[harmony.Event]) -> list[Part]:
+        parts: list[Part] = []
+        for event in events:
+            match event:
+                case harmony.Header():
+                    self._header = event
+                    self._breaks = self._answered
+                    if not event.is_answer and self._name() is None:
+                        parts.append(Content(event.written))
+                case harmony.Text():
+                    parts += self._text(event.text)
+                case harmony.End():
+                    parts += self._end(event.text)
+        return parts
+
+    def _text(self, text: str) -> list[Part]:
+        if self._name() is not None:
+            self._arguments.append(text)
+            return []
+        if self._header is not None and self._header.is_answer:
+            self._answered = True
+            if self._breaks:
+                self._breaks = False
+                return [Content("\n" + text)]
+        return [Content(text)]
+
+    def _end(self, marker: str) -> list[Part]:
+        header, name, arguments = self._header, self._name(), "".join(self._arguments)
+        self._header, self._arguments = None, []
+        if header is None or header.is_answer:
+            return []
+        if name is None:
+            return [Content(marker)]
+        try:
+            if isinstance(parsed(arguments), dict):
+                return tool_call(name, arguments.strip())
+        except NotJSONError:
+            pass
+        return [Content(header.written + arguments + marker)]
+
+    def _name(self) -> str | None:
+        """Of the tool that the message calls; None: it calls none."""
+        if self._header is None or self._header.role != "assistant" or (to := self._header.recipient) is None:
+            return None
+        if to.startswith(_FUNCTIONS) and to != _FUNCTIONS:
+            return to.removeprefix(_FUNCTIONS)
+        return to if to in self._names else None
