@@ -1,13 +1,93 @@
-"""Which parsers a model needs, from its chat template: only where that is sure."""
+"""Which parsers a model needs, from its chat template: only where that is sure.
+
+A template shows how a call looks, since it writes the calls of earlier turns. Reasoning is sure where the prompt tells
+in every case whether it is open or closed, or where templates close it on demand alone: such models reason by default.
+"""
 
 from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Final
+
+#: Names of parsers, and patterns that are all found in templates of that format; the first that fits.
+_CALLS: Final[tuple[tuple[str, tuple[str, ...]], ...]] = (
+    ("openai", (r"<\|start\|>assistant", r"<\|channel\|>final<\|message\|>", r"functions\.")),
+    ("kimi_k2", (r"<\|tool_calls_section_begin\|>", r"<\|tool_call_argument_begin\|>", r"<\|tool_call_end\|>")),
+    ("deepseek_v3", (r"<｜tool▁calls▁begin｜>", r"<｜tool▁sep｜>", r"```json")),
+    ("deepseek_v31", (r"<｜tool▁calls▁begin｜>", r"<｜tool▁sep｜>")),
+    ("glm45", (r"<tool_call>", r"<arg_key>.*</arg_key>", r"<arg_value>.*</arg_value>")),
+    ("qwen3_coder", (r"<tool_call>\\n<function=", r"<parameter=", r"</parameter>", r"</function>\\n</tool_call>")),
+    ("mistral", (r"\[TOOL_CALLS\]", r"\[AVAILABLE_TOOLS\]")),
+    ("granite4", (r"<\|start_of_role\|>", r"<tool_call>\\n\{\"name\": \"", r"\"arguments\": ", r"\}\\n</tool_call>")),
+    ("granite", (r"<\|start_of_role\|>", r"<\|tool_call\|>")),
+    ("hermes", (r"<tool_call>(?:\\n)?\{\"name\": \"", r"\"arguments\": ", r"\}(?:\\n)?</tool_call>")),
+    ("hermes", (r"\n<tool_call>\n", r"\"name\": \"", r"\"arguments\": ", r"\n</tool_call>'")),
+    ("llama3_json", (r"<\|start_header_id\|>ipython", r"\{\"name\": \"' ?\+", r"\"parameters\": ", r"<\|eot_id\|>")),
+)
+
+_OPEN, _CLOSE = "<think>", "</think>"
+
+#: What decides the end of the prompt: statements, and expressions with their texts.
+_STATEMENT: Final = re.compile(r"\{#.*?#\}|\{%-?\s*(\w+)(.*?)-?%\}|\{\{(.*?)\}\}", re.DOTALL)
+_GENERATION: Final = re.compile(r"\{%-?\s*if\s+[^%]*\badd_generation_prompt\b[^%]*%\}")
+_INLINE: Final = re.compile(r"(?P<yes>.*)\sif\s.*?\selse\s(?P<no>.*)", re.DOTALL)
 
 
 def tool_call_parser(template: str | None) -> str | None:
     """How the model of this chat template writes calls; None where that is not sure."""
+    for name, patterns in _CALLS:
+        if all(re.search(pattern, template or "") for pattern in patterns):
+            return name
     return None
 
 
 def reasoning_parser(template: str | None) -> str | None:
     """How the model of this chat template sets its reasoning apart; None where that is not sure."""
-    return None
+    calls = tool_call_parser(template)
+    if template is None or calls == "openai":
+        return None if template is None else "openai_gptoss"
+    if calls == "kimi_k2":  # the template does not tell, but puts the tags into all answers of models that reason
+        return "kimi_k2" if "<think></think>" in template else None
+    ends = _ends_of_prompts(template)
+    if ends not in ({_OPEN}, {_CLOSE, _OPEN}, {_CLOSE, ""}):
+        return None
+    if calls == "glm45":
+        return "glm45"
+    return "qwen3" if "<tool_call>" in template else "deepseek_r1"
+
+
+def _ends_of_prompts(template: str) -> set[str]:
+    """Which tags may come last where the template leaves the turn to the model; an empty text for none."""
+    begins = [found.end() for found in _GENERATION.finditer(template)]
+    if not begins:
+        return {""}
+    return _ends(_STATEMENT.finditer(template, begins[-1]), {""})[0]
+
+
+def _ends(statements: Iterator[re.Match[str]], ends: set[str]) -> tuple[set[str], str]:
+    """The same for a block, which other tags came before; and the statement that ends it."""
+    for statement in statements:
+        word = statement[1]
+        if word in ("elif", "else", "endif"):
+            return ends, word
+        if word == "if":
+            before, ends = ends, set()
+            while word not in ("else", "endif"):
+                branch, word = _ends(statements, before)
+                ends |= branch
+            if word == "else":
+                ends |= _ends(statements, before)[0]
+            elif word == "endif":
+                ends |= before
+        elif statement[3] is not None or word == "set":
+            ends = _written(statement[3] or statement[2], ends)
+    return ends, "endif"
+
+
+def _written(expression: str, ends: set[str]) -> set[str]:
+    """The same after an expression, of which the last tag counts."""
+    if (inline := _INLINE.fullmatch(expression)) is not None:
+        return _written(inline["yes"], ends) | _written(inline["no"], ends)
+    tags = re.findall(f"{_OPEN}|{_CLOSE}", expression)
+    return {tags[-1]} if tags else ends
