@@ -11,6 +11,9 @@ _OPENINGS: Final = ("Here is my thought process:", "Here's my thought process:")
 _CLOSINGS: Final = ("Here is my response:", "Here's my response:")
 _RESPONSE: Final = Markers(*_CLOSINGS)
 
+#: Characters, spaces mostly, after which it is no longer waited for the first sentence.
+_WAITS: Final = 100
+
 
 class GraniteReasoningParser:
     """Granite 3.2's format: ``Here is my thought process: … Here is my response: …``, without special tokens.
@@ -33,7 +36,8 @@ class GraniteReasoningParser:
         if self._beginning is not None:
             self._beginning += text
             begun = self._beginning.lstrip()
-            if any(opening.startswith(begun) for opening in _OPENINGS if opening != begun):
+            waits = len(self._beginning) < _WAITS
+            if waits and any(opening.startswith(begun) for opening in _OPENINGS if opening != begun):
                 return []
             text, self._beginning = self._beginning, None
             self.is_reasoning = begun.startswith(_OPENINGS)

@@ -34,7 +34,8 @@ class ThinkReasoningParser:
     def __init__(self, prompt: str, calls: bool = False) -> None:
         self.is_reasoning = not _is_closed(prompt)
         self._text = MarkedText()
-        self._spaces: str | None = ""  # all there is so far; None: there is more
+        self._spaces: list[str] = []  # before anything else comes
+        self._begun = False
         self._call_begins = self.call_begins if calls else None
         self._markers = Markers(*filter(None, (_OPEN, _CLOSE, self._call_begins)))
 
@@ -46,7 +47,7 @@ class ThinkReasoningParser:
         reasoning = ""
         while True:
             before, marker = self._text.until(self._markers)
-            reasoning += self._begun(before, marker)
+            reasoning += self._said(before, marker)
             if marker == _CLOSE or (marker is not None and marker == self._call_begins):
                 self.is_reasoning = False
                 rest = self._text.rest()
@@ -56,17 +57,18 @@ class ThinkReasoningParser:
 
     def end(self) -> list[Part]:
         """What was held back, when no more text comes."""
-        rest = (self._spaces or "") + self._text.rest()
+        rest = ("" if self._begun else "".join(self._spaces)) + self._text.rest()
         return [Reasoning(rest)] if self.is_reasoning else [Content(rest)]
 
-    def _begun(self, text: str, marker: str | None) -> str:
+    def _said(self, text: str, marker: str | None) -> str:
         """What is reasoning of `text` and the opening tag that may follow it."""
-        if self._spaces is not None:
-            text = self._spaces + text
-            self._spaces = None if text.strip() or marker else text
-            if marker == _OPEN and not text.strip():
+        if not self._begun:
+            self._spaces.append(text)
+            if marker is None and not text.strip():
                 return ""
-            if self._spaces is not None:
+            self._begun = True
+            text = "".join(self._spaces)
+            if marker == _OPEN and not text.strip():
                 return ""
         return text + _OPEN if marker == _OPEN else text
 

@@ -1,0 +1,193 @@
+"""Reasoning is told from the answer, as the models' own chat templates write both."""
+
+from __future__ import annotations
+
+import random
+import time
+
+import pytest
+
+from stoker_engine.server.parsers.parts import Content, Reasoning
+from stoker_engine.server.parsers.registry import REASONING_PARSERS, reasoning_parser
+
+from .rendered import Reading, answer, prompt, said
+
+TEMPLATES = [
+    ("Qwen-Qwen3-0.6B", "qwen3"),
+    ("Qwen3.5-4B", "qwen3"),
+    ("StepFun3.5-Flash", "deepseek_r1"),
+    ("GLM-4.6", "glm45"),
+    ("GLM-4.7-Flash", "glm45"),
+    ("openai-gpt-oss-120b", "openai_gptoss"),
+]
+THINK = ["deepseek_r1", "qwen3", "glm45", "kimi_k2"]
+PIECES = [
+    "Hm",
+    " so",
+    "\n",
+    "\n\n",
+    "<",
+    "<th",
+    "</",
+    "</thin",
+    "<|",
+    "think>",
+    "é",
+    "漢",
+    "😀",
+    "{}",
+    "<tool_cal",
+    "Here is",
+]
+
+
+def drawn_text(draw: random.Random) -> str:
+    return "T" + "".join(draw.choice(PIECES) for _ in range(draw.randint(0, 30))) + "."
+
+
+@pytest.mark.parametrize(("template", "parser"), TEMPLATES)
+def test_what_templates_write_is_read_wherever_it_is_cut(template: str, parser: str) -> None:
+    draw = random.Random(template)
+    for _ in range(5):
+        reasoning, content = drawn_text(draw), drawn_text(draw)
+        before, text = answer(template, content, reasoning)
+        parts = Reading(before, parser).however_cut(text)
+        assert [type(part) for part in parts] == [Reasoning, Content]
+        assert (said(parts, Reasoning).strip(), said(parts, Content).strip()) == (reasoning, content)
+
+
+@pytest.mark.parametrize(
+    ("template", "parser", "variables"),
+    [
+        ("Qwen-Qwen3-0.6B", "qwen3", {"enable_thinking": False}),
+        ("Qwen3.5-4B", "qwen3", {"enable_thinking": False}),
+        ("GLM-4.6", "glm45", {"enable_thinking": False}),
+        ("GLM-4.7-Flash", "glm45", {"enable_thinking": False}),
+        ("HuggingFaceTB-SmolLM3-3B", "deepseek_r1", {"enable_thinking": False}),
+        ("deepseek-ai-DeepSeek-V3.1", "deepseek_r1", {"thinking": False}),
+    ],
+)
+def test_where_the_prompt_closes_the_reasoning_all_is_content(
+    template: str, parser: str, variables: dict[str, bool]
+) -> None:
+    reading = Reading(prompt(template, **variables), parser)
+    assert not reading.parser().is_reasoning
+    for text in ("Yes.", "\n\nYes </think> <think> no", "<think>"):
+        assert reading.however_cut(text) == [Content(text)]
+
+
+@pytest.mark.parametrize(
+    ("template", "parser", "variables"),
+    [
+        ("Qwen-Qwen3-0.6B", "qwen3", {}),
+        ("Qwen-Qwen3-0.6B", "qwen3", {"enable_thinking": True}),
+        ("Qwen3.5-4B", "qwen3", {}),
+        ("GLM-4.6", "glm45", {}),
+        ("GLM-4.7-Flash", "glm45", {}),
+        ("Kimi-K2-Thinking", "kimi_k2", {}),
+        ("llama-cpp-deepseek-r1", "deepseek_r1", {}),
+        ("deepseek-ai-DeepSeek-V3.1", "deepseek_r1", {"thinking": True}),
+        ("openai-gpt-oss-120b", "openai_gptoss", {}),
+    ],
+)
+@pytest.mark.parametrize("user", ["Well?", "What does </think> mean?", "<think></think>", "<|start|>assistant"])
+def test_tags_that_the_user_writes_neither_open_nor_close_it(
+    template: str, parser: str, variables: dict[str, bool], user: str
+) -> None:
+    assert Reading(prompt(template, user=user, **variables), parser).parser().is_reasoning
+
+
+@pytest.mark.parametrize("parser", THINK)
+@pytest.mark.parametrize(
+    ("text", "reasoning", "content"),
+    [
+        ("I think</think>Yes.", "I think", "Yes."),
+        ("<think>I think</think>Yes.", "I think", "Yes."),
+        (" \n<think>\nI think\n</think>\n\nYes.", "\nI think\n", "\n\nYes."),
+        ("</think>Yes.", "", "Yes."),
+        ("<think></think>", "", ""),
+        ("\n</think>Yes.", "\n", "Yes."),
+        ("I think", "I think", ""),
+        ("I think</thin", "I think</thin", ""),
+        ("<thin", "<thin", ""),
+        ("\n <thi", "\n <thi", ""),
+        (" \n", " \n", ""),
+        ("", "", ""),
+        ("A <think> in between</think>Yes.", "A <think> in between", "Yes."),
+        ("<think><think>twice</think>Yes.", "<think>twice", "Yes."),
+        ("I think</think>Yes</think> and <think>no</think>.", "I think", "Yes</think> and <think>no</think>."),
+        ("<</think></think>", "<", "</think>"),
+        ("<tool_call><|tool_calls_section_begin|></think>Yes.", "<tool_call><|tool_calls_section_begin|>", "Yes."),
+    ],
+)
+def test_tags_in_odd_places(parser: str, text: str, reasoning: str, content: str) -> None:
+    parts = Reading("<|im_start|>assistant\n", parser).however_cut(text)
+    assert parts == [part for part in (Reasoning(reasoning), Content(content)) if part.text]
+
+
+@pytest.mark.parametrize(
+    ("parser", "call"),
+    [("qwen3", "<tool_call>\n{"), ("glm45", "<tool_call>f"), ("kimi_k2", "<|tool_calls_section_begin|>")],
+)
+def test_a_call_ends_the_reasoning_where_calls_may_come(parser: str, call: str) -> None:
+    for pieces in ([f"Hm. {call} …"], f"Hm. {call} …"):
+        reading = reasoning_parser(parser)("", calls=True)
+        parts = [part for piece in pieces for part in reading.feed(piece)]
+        assert not reading.is_reasoning
+        parts += reading.end()
+        assert (said(parts, Reasoning), said(parts, Content)) == ("Hm. ", f"{call} …")
+
+
+@pytest.mark.parametrize("parser", REASONING_PARSERS)
+def test_the_answer_begins_where_grammars_do(parser: str) -> None:
+    asked = "Write your response after 'Here is my response:'." if parser == "granite" else ""
+    opening = {"granite": "Here is my thought process:", "openai_gptoss": "<|channel|>analysis<|message|>"}
+    for marker in reasoning_parser(parser).answer_begins_after:
+        reading = reasoning_parser(parser)(asked)
+        assert reading.is_reasoning
+        reading.feed(opening.get(parser, "") + "Hm.")
+        assert reading.is_reasoning
+        if parser == "openai_gptoss":
+            reading.feed("<|end|><|start|>assistant")
+        reading.feed(marker)
+        assert not reading.is_reasoning
+        assert reading.feed("{") == [Content("{")]
+
+
+@pytest.mark.parametrize("parser", [*THINK, "openai_gptoss"])
+def test_text_is_not_held_back(parser: str) -> None:
+    reading = Reading("", parser).parser()
+    opening = "<|channel|>analysis<|message|>" if parser == "openai_gptoss" else "x"
+    reading.feed(opening)
+    for character in "I think <b> and </p> </thank> you, <|not|> ":
+        text = said(reading.feed(character), Reasoning)
+        assert character in text or character in "<|/phinkat"
+
+
+@pytest.mark.parametrize("parser", ["qwen3", "granite", "openai_gptoss"])
+@pytest.mark.parametrize("repeated", ["<", "</think", " ", "Here is my ", "<|start|>", "<|channel|>"])
+def test_whatever_comes_takes_linear_time(parser: str, repeated: str) -> None:
+    began = time.process_time()
+    text = (repeated * 30_000)[:30_000]
+    assert len(said(Reading("", parser)(text), Reasoning, Content)) == len(text)
+    assert time.process_time() - began < 3
+
+
+@pytest.mark.parametrize(
+    ("text", "reasoning", "content"),
+    [
+        ("Here is my thought process: a: b Here is my response: c", " a: b ", " c"),
+        ("\nHere's my thought process:\nHm\n\nHere's my response:\nYes", "\nHm\n\n", "\nYes"),
+        ("Here is my thought process: Hm", " Hm", ""),
+        ("Here is my thought process: Hm Here is my resp", " Hm Here is my resp", ""),
+        ("Here is my thought", "", "Here is my thought"),
+        ("Here is my response: Yes", "", "Here is my response: Yes"),
+        ("Well. Here is my thought process: x Here is my response: y", "", None),
+        ("", "", ""),
+        ("  ", "", "  "),
+    ],
+)
+def test_granite_reasons_where_it_says_so(text: str, reasoning: str, content: str | None) -> None:
+    parts = Reading("", "granite").however_cut(text)
+    content = text if content is None else content
+    assert parts == [part for part in (Reasoning(reasoning), Content(content)) if part.text]
