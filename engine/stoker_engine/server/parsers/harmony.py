@@ -27,7 +27,7 @@ _MARKERS: Final = Markers(*MARKERS)
 _RECIPIENT: Final = re.compile(r"(?:^|\s)to=([^\s<]+)")
 
 #: What may be the beginning of a header that has no channel yet.
-_BEFORE_CHANNEL: Final = re.compile(r"<\|start\|>(?:a?(?!ssistant)[\w.-]*|assistant(?:\s+(?:t?|to|to=\S*\s*))?)")
+_BEFORE_CHANNEL: Final = re.compile(r"<\|start\|>(?:(?!assistant)[\w.-]*|assistant(?:\s+(?:t?|to|to=\S*\s*))?)")
 
 #: Most characters of a header: names have 64 at most.
 _LONGEST_HEADER: Final = 1024

@@ -1,0 +1,223 @@
+"""gpt-oss's messages: what its chat template writes, and what it should not."""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+
+import pytest
+
+from stoker_engine.server.parsers.parts import Content, Part, Reasoning, ToolCallStart, merged, tool_call
+
+from .drawn_calls import draw_call
+from .rendered import Reading, answer, prompt, said
+
+GPT_OSS = "openai-gpt-oss-120b"
+F = {"type": "function", "function": {"name": "f", "description": "It does.", "parameters": {"type": "object"}}}
+PROMPT = prompt(GPT_OSS, [F])
+BOTH = Reading(PROMPT, "openai_gptoss", "openai", [F])
+REASONING_ALONE = Reading(PROMPT, "openai_gptoss")
+CALLS_ALONE = Reading(PROMPT, None, "openai", [F])
+
+ANALYSIS = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant"
+CALL = '<|channel|>commentary to=functions.f <|constrain|>json<|message|>{"a": 1}'
+CALLED = tool_call("f", '{"a": 1}')
+
+
+def test_the_prompt_leaves_the_assistants_message_open() -> None:
+    assert PROMPT.endswith("<|start|>assistant")
+
+
+def test_what_the_template_writes_is_read_wherever_it_is_cut() -> None:
+    draw = random.Random(120)
+    for _ in range(10):
+        name, arguments = draw_call(draw)
+        if "<|" in json.dumps(arguments):
+            arguments = {"a": 1.5}
+        before, text = answer(GPT_OSS, "", "I think.\n\nSo…", [(name, arguments)], [F])
+        parts = Reading(before, "openai_gptoss", "openai", [F]).however_cut(text)
+        assert parts[:2] == [Reasoning("I think.\n\nSo…"), ToolCallStart(name)]
+        assert json.loads(parts[2].text) == arguments  # type: ignore[union-attr]
+    before, text = answer(GPT_OSS, "It is 5.", "I add.")
+    assert Reading(before, "openai_gptoss", "openai").however_cut(text) == [Reasoning("I add."), Content("It is 5.")]
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        CALL,
+        '<|channel|>commentary to=functions.f<|constrain|>json<|message|>{"a": 1}',
+        '<|channel|>commentary to=functions.f json<|message|>{"a": 1}',
+        '<|channel|>commentary to=functions.f<|message|>{"a": 1}',
+        '<|channel|>analysis to=functions.f code<|message|> {"a": 1}\n',
+        ' to=functions.f<|channel|>commentary json<|message|>{"a": 1}',
+        ' to=functions.f<|channel|>commentary <|constrain|>json<|message|>{"a": 1}',
+        '<|channel|>commentary to=f <|constrain|>json<|message|>{"a": 1}',
+    ],
+)
+@pytest.mark.parametrize("end", ["", "<|call|>", "<|end|>"])
+def test_calls_in_all_their_spellings(call: str, end: str) -> None:
+    assert BOTH.however_cut(call + end) == CALLED
+    assert BOTH.however_cut(ANALYSIS + call + end) == [Reasoning("Hm."), *CALLED]
+    assert CALLS_ALONE.however_cut(call + end) == CALLED
+    assert REASONING_ALONE.however_cut(call + end) == [Content(call + end)]
+    another = f"{ANALYSIS}{call}{end}<|start|>assistant{call}"
+    assert BOTH.however_cut(another) == [Reasoning("Hm."), *CALLED, *CALLED]
+
+
+def test_messages_of_one_kind_are_lines() -> None:
+    text = (
+        f"{ANALYSIS}<|channel|>commentary<|message|>I look.<|end|><|start|>assistant{ANALYSIS}"
+        "<|channel|>final<|message|>It is 5.\n<|return|>"
+    )
+    assert BOTH.however_cut(text) == [
+        Reasoning("Hm."),
+        Content("I look."),
+        Reasoning("\nHm."),
+        Content("\nIt is 5.\n"),
+    ]
+    assert said(CALLS_ALONE(text), Content).endswith("It is 5.\n")
+
+
+def test_each_parser_alone_loses_nothing() -> None:
+    text = f"{ANALYSIS}<|channel|>commentary<|message|>I look.<|end|><|start|>assistant{CALL}<|call|>"
+    assert REASONING_ALONE.however_cut(text) == [
+        Reasoning("Hm."),
+        Content(f"I look.<|start|>assistant{CALL}<|call|>"),
+    ]
+    assert CALLS_ALONE.however_cut(text) == [
+        Content("<|channel|>analysis<|message|>Hm.<|end|>I look."),
+        *CALLED,
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        ("Hello", [Content("Hello")]),
+        (" today", [Content(" today")]),
+        (" to=f and more", [Content(" to=f and more")]),
+        ("\n\nHello", [Content("\n\nHello")]),
+        ("assistant", [Content("assistant")]),
+        ("<|channel|>final", [Content("<|channel|>final")]),
+        ("<|channel|>final Hello\n there", [Content("<|channel|>final Hello\n there")]),
+        ("<|message|>Hello", [Content("Hello")]),
+        ("<|message|>Hello<|end|>", [Content("Hello")]),
+        ("<|channel|>unknown<|message|>Hello<|end|>", [Content("<|channel|>unknown<|message|>Hello<|end|>")]),
+        ("<|channel|>final <|constrain|>json<|message|>{}", [Content("{}")]),
+        ("<|channel|>final<|message|>a<|message|>b<|constrain|>c", [Content("a<|message|>b<|constrain|>c")]),
+        ("<|channel|>analysis<|message|>a<|channel|>final<|message|>b", [Reasoning("a"), Content("b")]),
+        (
+            "<|channel|>analysis<|message|>a<|start|>assistant<|channel|>final<|message|>b",
+            [Reasoning("a"), Content("b")],
+        ),
+        ("<|channel|>analysis<|message|>a<|end|>b", [Reasoning("a"), Content("b")]),
+        ("<|channel|>analysis<|message|>a", [Reasoning("a")]),
+        ("<|channel|>analysis<|message|>a<|en", [Reasoning("a<|en")]),
+        ("<|channel|>analysis<|message|>a<|end|><|start|>user<|message|>b<|end|>", None),
+        ("<|channel|>commentary to=python<|message|>print()<|call|>", None),
+        ("<|channel|>commentary to=functions.<|message|>{}<|call|>", None),
+        ("<|channel|>commentary to=g<|message|>{}<|call|>", None),
+        ("<|channel|>commentary to=functions.f <|constrain|>json<|message|>[1]<|call|>", None),
+        ("<|channel|>commentary to=functions.f <|constrain|>json<|message|>5", None),
+        ("<|channel|>commentary to=functions.f <|constrain|>json<|message|><|call|>", None),
+        ('<|channel|>commentary to=functions.f <|constrain|>json<|message|>{"a": NaN}<|end|>', None),
+        ("<|start|><|start|>", None),
+        ("<|channel|><|channel|>", None),
+        ("<|end|><|return|>", None),
+        ("<|channel|>" + "x" * 2000, None),
+        ("", []),
+    ],
+)
+def test_what_is_not_harmony_is_content_unchanged(text: str, parts: list[Part] | None) -> None:
+    if parts is None:
+        analysis, end, rest = text.partition("a<|end|>")
+        parts = [Reasoning("a"), Content(rest)] if end else [Content(analysis)]
+    assert BOTH.however_cut(text) == parts
+    assert REASONING_ALONE.however_cut(text) == parts
+
+
+def test_a_call_that_is_cut_off_is_content_unchanged() -> None:
+    for end in range(1, len(CALL)):
+        expected = Content(CALL[:end])
+        for reading in (BOTH, CALLS_ALONE, REASONING_ALONE):
+            if CALL[:end] not in ("<|channel|>commentary",):
+                assert reading(CALL[:end]) == [expected], CALL[:end]
+
+
+@pytest.mark.parametrize(
+    ("opening", "is_reasoning", "part"),
+    [
+        ("", True, Content("x")),
+        ("<|channel|>analysis<|message|>", True, Reasoning("x")),
+        ("<|channel|>analysis<|message|>I thi", True, Reasoning("x")),
+        ("<|channel|>final<|message|>", False, Content("x")),
+        ("<|channel|>final<|message|>It", False, Content("x")),
+        ("<|channel|>commentary<|message|>", False, Content("x")),
+    ],
+)
+def test_prompts_that_end_within_a_message(opening: str, is_reasoning: bool, part: Part) -> None:
+    reading = Reading(PROMPT + opening, "openai_gptoss", "openai")
+    assert reading.parser().is_reasoning == is_reasoning
+    assert reading.however_cut("x") == [part]
+
+
+def test_reasoning_is_over_where_an_answer_or_a_call_is_written() -> None:
+    for written, is_reasoning in (
+        ("<|channel|>analysis<|message|>Hm.", True),
+        ("<|channel|>analysis<|message|>Hm.<|end|>", True),
+        (f"{ANALYSIS}<|channel|>final", True),
+        (f"{ANALYSIS}<|channel|>final<|message|>", False),
+        (f"{ANALYSIS}{CALL}", False),
+        ("Hello", False),
+    ):
+        parser = BOTH.parser()
+        parser.feed(written)
+        assert parser.is_reasoning == is_reasoning, written
+
+
+def test_random_markers_lose_no_text() -> None:
+    draw = random.Random(3)
+    pieces = ["<|start|>", "<|channel|>", "<|message|>", "<|constrain|>", "<|end|>", "<|call|>", "assistant", "user"]
+    pieces += [
+        "analysis",
+        "final",
+        "commentary",
+        " to=functions.f",
+        " json",
+        "{}",
+        "word1 ",
+        "word2\n",
+        '{"a": 1}',
+        " ",
+    ]
+    for _ in range(300):
+        text = "".join(draw.choice(pieces) for _ in range(draw.randint(1, 14)))
+        for reading in (BOTH, CALLS_ALONE, REASONING_ALONE):
+            whole = reading([text])
+            assert reading(text) == whole
+            cut = draw.randrange(len(text) + 1)
+            assert reading([text[:cut], text[cut:]]) == whole
+            if not any(isinstance(part, ToolCallStart) for part in whole):
+                for word in ("word1", "word2", "{}", '{"a": 1}'):
+                    written = "".join(part.text for part in whole if not isinstance(part, ToolCallStart))
+                    assert written.count(word) == text.count(word), text
+
+
+@pytest.mark.parametrize(
+    ("begin", "repeated"),
+    [
+        ("", "<|start|>assistant"),
+        ("", "<|channel|>final"),
+        ("<|channel|>commentary to=functions.f<|message|>", "{"),
+        ("<|channel|>commentary to=functions.f<|message|>", "<|message|>"),
+        ("<|channel|>final<|message|>", "<|"),
+        (" to=", "x"),
+    ],
+)
+def test_whatever_comes_takes_linear_time(begin: str, repeated: str) -> None:
+    began = time.process_time()
+    text = begin + (repeated * 40_000)[:40_000]
+    assert BOTH(text) == merged(BOTH([text]))
+    assert time.process_time() - began < 4

@@ -1,0 +1,290 @@
+"""Calls between XML-like tags, as the models' own chat templates write them; their arguments by the tools' schemas."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import jsonschema
+import pytest
+
+from stoker_engine.server.openai.messages import Tool
+from stoker_engine.server.parsers.parts import Content, Part, Reasoning, ToolCallArguments, ToolCallStart, tool_call
+from stoker_engine.server.parsers.typed_values import arguments
+
+from .drawn_calls import draw_text, draw_value
+from .rendered import Reading, answer, said
+
+TEMPLATES = [
+    ("Qwen3-Coder", "qwen3_coder"),
+    ("Qwen3.5-4B", "qwen3_xml"),
+    ("StepFun3.5-Flash", "qwen3_coder"),
+    ("GLM-4.6", "glm45"),
+    ("GLM-4.7-Flash", "glm45"),
+]
+TAGS = {
+    "qwen3_coder": ("</parameter>", "<parameter=a>", "</function>", "<function=f>", "</tool_call>", "\n"),
+    "glm45": ("</arg_value>", "<arg_value>", "</arg_key>", "<arg_key>", "</tool_call>", "<tool_call>f"),
+}
+TAGS["qwen3_xml"] = TAGS["qwen3_coder"]
+
+#: These within a value end it: nothing tells them from the tags around it.
+AMBIGUOUS = re.compile(r"</parameter>\s*(<parameter=|</function>)|</arg_value>\s*(<arg_key>|</tool_call>)")
+
+#: One call in each format.
+ONE = {
+    "qwen3_coder": "<tool_call>\n<function=f>\n<parameter=a>\n1\n</parameter>\n<parameter=b>\ntwo\n</parameter>\n"
+    "</function>\n</tool_call>",
+    "glm45": "<tool_call>f\n<arg_key>a</arg_key>\n<arg_value>1</arg_value>\n<arg_key>b</arg_key>\n"
+    "<arg_value>two</arg_value>\n</tool_call>",
+}
+CALL = tool_call("f", '{"a": 1, "b": "two"}')
+
+
+def tool(name: str, **properties: Any) -> dict[str, Any]:
+    parameters = {"type": "object", "properties": properties}
+    return {"type": "function", "function": {"name": name, "description": "It does.", "parameters": parameters}}
+
+
+F = tool("f", a={"type": "integer"}, b={"type": "string"})
+
+
+def drawn_value(draw: random.Random, tags: tuple[str, ...]) -> Any:
+    value = draw_value(draw)
+    if isinstance(value, str):
+        value = draw.choice(("", "\n", " ")) + draw_text(draw) + draw.choice(tags) + draw_text(draw)
+        return "ambiguous" if AMBIGUOUS.search(f"{value}\n") or "<|" in value or "<｜" in value else value
+    return value
+
+
+def schema_of(value: Any) -> dict[str, Any]:
+    """A schema as tools have them that `value` meets."""
+    match value:
+        case bool():
+            return {"type": "boolean"}
+        case int():
+            return {"type": "integer"}
+        case float():
+            return {"type": "number"}
+        case str():
+            return {"type": "string"}
+        case None:
+            return {"type": ["integer", "null"]}
+        case list():
+            return {"type": "array"}
+        case _:
+            return {"type": "object"}
+
+
+def calls_of(parts: list[Part]) -> list[tuple[str, Any]]:
+    names = [part.name for part in parts if isinstance(part, ToolCallStart)]
+    texts = [json.loads(part.text) for part in parts if isinstance(part, ToolCallArguments)]
+    return list(zip(names, texts, strict=True))
+
+
+@pytest.mark.parametrize(("template", "parser"), TEMPLATES)
+def test_what_templates_write_is_read_wherever_it_is_cut(template: str, parser: str) -> None:
+    draw = random.Random(template)
+    for content in ("", "", "I look:", "Zwei\n\nAbsätze <b>so</b>."):
+        calls, tools = [], []
+        for number in range(draw.randint(1, 4)):
+            names = draw.sample(("a", "city", "max_results", "x1", "query"), draw.choice((0, 1, 2, 4)))
+            values = {name: drawn_value(draw, TAGS[parser]) for name in names}
+            calls.append((f"f{number}", values))
+            tools.append(tool(f"f{number}", **{name: schema_of(value) for name, value in values.items()}))
+        before, text = answer(template, content, "Hm." if "Coder" not in template else None, calls, tools)
+        reasoning = "glm45" if parser == "glm45" else "qwen3"
+        reading = Reading(before, None if "Coder" in template else reasoning, parser, tools)
+        parts = reading.however_cut(text)
+        assert calls_of(parts) == calls
+        assert said(parts, Content).strip() == content
+        assert said(parts, Reasoning).strip() in ("Hm.", "")
+        if content:
+            assert isinstance(parts[-1], ToolCallArguments)
+
+
+@pytest.mark.parametrize("parser", ONE)
+def test_text_around_calls_stays_in_its_place(parser: str) -> None:
+    one, reading = ONE[parser], Reading("", None, parser, [F])
+    assert reading.however_cut(f"\n\n{one}\n{one}\n") == [*CALL, *CALL]
+    assert reading.however_cut(f"A <b>\n{one}\nand\n{one} end") == [
+        Content("A <b>\n"),
+        *CALL,
+        Content("\nand\n"),
+        *CALL,
+        Content(" end"),
+    ]
+    assert reading.however_cut(" \n") == [Content(" \n")]
+
+
+@pytest.mark.parametrize("parser", ONE)
+def test_what_is_cut_off_is_content_unchanged(parser: str) -> None:
+    one, reading = ONE[parser], Reading("", None, parser, [F])
+    complete = one.index("</function>") + len("</function>") if "</function>" in one else len(one)
+    for end in range(1, len(one) + 1):
+        before = "Look: " if end % 2 else ""
+        expected: list[Part] = CALL if end >= complete else [Content(one[:end])]
+        if before:
+            expected = [Content(before), *expected] if end >= complete else [Content(before + one[:end])]
+        assert reading([before + one[:end]]) == expected
+        assert reading(before + one[:end]) == expected
+
+
+@pytest.mark.parametrize(
+    ("parser", "text"),
+    [
+        ("qwen3_coder", "<tool_call>\n</tool_call>"),
+        ("qwen3_coder", "<tool_call>f(1)</tool_call>"),
+        ("qwen3_coder", '<tool_call>\n{"name": "f"}\n</tool_call>'),
+        ("qwen3_coder", "<tool_call>\n<function=>\n</function>\n</tool_call>"),
+        ("qwen3_coder", "<function=f\n></function>"),
+        ("qwen3_coder", "<function=f>text</function>"),
+        ("qwen3_coder", "<function=f><parameter=></parameter></function>"),
+        ("qwen3_coder", "<function=f><parameter=a>1</function>"),
+        ("qwen3_coder", "<function=f><parameter=a>1</parameter>"),
+        ("qwen3_coder", "Write <function=NAME> and then </function>, or <tool_call> for short."),
+        ("glm45", "<tool_call></tool_call>"),
+        ("glm45", "<tool_call>\n\n</tool_call>"),
+        ("glm45", "<tool_call>f<arg_value>1</arg_value></tool_call>"),
+        ("glm45", "<tool_call>f<arg_key>a</arg_key>1</tool_call>"),
+        ("glm45", "<tool_call>f<arg_key>a</arg_key><arg_value>1</tool_call>"),
+        ("glm45", "<tool_call>f\ng</tool_call>"),
+        ("glm45", "<tool_call>f<b></tool_call> and so on"),
+    ],
+)
+def test_what_is_malformed_is_content_unchanged(parser: str, text: str) -> None:
+    reading = Reading("", None, parser, [F])
+    assert reading.however_cut(text) == [Content(text)]
+    is_open = text.endswith(("<parameter=a>1</function>", "</parameter>", "<arg_value>1</tool_call>"))
+    if not is_open:  # a value that does not end takes in what follows
+        assert reading.however_cut(f"{text}\n{ONE[parser]}") == [Content(f"{text}\n"), *CALL]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "<function=f>\n<parameter=a>\n1\n</parameter>\n<parameter=b>\ntwo\n</parameter>\n</function>",
+        "<function=f><parameter=a>1</parameter><parameter=b>two</parameter></function></tool_call>",
+        "<tool_call><function=f><parameter=a>1</parameter><parameter=b>two</parameter></function>",
+        "<tool_call>\n<tool_call>\n<function=f><parameter=a>1</parameter><parameter=b>two</parameter></function></tool_call>",
+    ],
+)
+def test_qwens_models_leave_tags_out(text: str) -> None:
+    begin = [Content("<tool_call>\n")] if text.startswith("<tool_call>\n<tool_call>") else []
+    assert Reading("", None, "qwen3_coder", [F]).however_cut(text) == [*begin, *CALL]
+
+
+def test_calls_of_unknown_tools_are_calls() -> None:
+    for parser, one in ONE.items():
+        expected = tool_call("f", '{"a": "1", "b": "two"}')
+        assert Reading("", None, parser, [tool("g")]).however_cut(one) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "schema", "value"),
+    [
+        ("5", {"type": "string"}, "5"),
+        ("5", {"type": "integer"}, 5),
+        (" -05 ", {"type": "integer"}, -5),
+        ("5.0", {"type": "integer"}, 5),
+        ("5.5", {"type": "integer"}, "5.5"),
+        ("1_000", {"type": "integer"}, "1_000"),
+        ("٣", {"type": "integer"}, "٣"),
+        ("9" * 3000, {"type": "integer"}, int("9" * 3000)),
+        ("9" * 5000, {"type": "integer"}, "9" * 5000),
+        ("5", {"type": "number"}, 5),
+        ("-.5", {"type": "number"}, -0.5),
+        ("+1.", {"type": "number"}, 1.0),
+        ("1e-3", {"type": "number"}, 0.001),
+        ("1e999", {"type": "number"}, "1e999"),
+        ("nan", {"type": "number"}, "nan"),
+        ("Infinity", {"type": "number"}, "Infinity"),
+        ("True", {"type": "boolean"}, True),
+        ("0", {"type": "boolean"}, False),
+        ("yes", {"type": "boolean"}, "yes"),
+        ("null", {"type": ["string", "null"]}, None),
+        ("None", {"type": ["string", "null"]}, "None"),
+        ("None", {"type": ["integer", "null"]}, None),
+        ("null", {"type": "string"}, "null"),
+        ("5", {"anyOf": [{"type": "integer"}, {"type": "null"}]}, 5),
+        ("x", {"anyOf": [{"type": "integer"}, {"type": "null"}]}, "x"),
+        ("5", {"type": ["string", "integer"]}, 5),
+        ("2", {"enum": [1, 2]}, 2),
+        ("2", {"enum": ["1", "2"]}, "2"),
+        ("2", {"const": 2}, 2),
+        ('{"a": [1]}', {"type": "object"}, {"a": [1]}),
+        ("{'a': 1}", {"type": "object"}, "{'a': 1}"),
+        ('{"a": NaN}', {"type": "object"}, '{"a": NaN}'),
+        ("[1, 2", {"type": "array"}, "[1, 2"),
+        ("[1]", {"oneOf": [{"type": "array"}, {"type": "string"}]}, [1]),
+        ("5", {"type": "array"}, "5"),
+        ("[" * 20_000, {"type": "array"}, "[" * 20_000),
+        ("[" * 20_000 + "]" * 20_000, {"type": "array"}, "[" * 20_000 + "]" * 20_000),
+        ("[1]", {"$ref": "#/$defs/list"}, [1]),
+        ("[1]", {"$ref": "#/$defs/again"}, "[1]"),
+        ("[1]", {"$ref": "#/$defs/nothing"}, "[1]"),
+        ("[1]", {"$ref": "https://example.org/list"}, "[1]"),
+        ("5", {}, "5"),
+        ("5", True, "5"),
+        ("5", None, "5"),
+        ("5", {"type": 7, "enum": 8, "anyOf": 9, "$ref": 10}, "5"),
+        ("5", {"type": "int"}, 5),
+    ],
+)
+def test_values_are_what_the_tool_wants_or_strings(text: str, schema: Any, value: Any) -> None:
+    parameters = {"type": "object", "properties": {"x": schema}}
+    parameters["$defs"] = {"list": {"type": "array"}, "again": {"$ref": "#/$defs/again"}}
+    offered = [Tool.model_validate({"type": "function", "function": {"name": "f", "parameters": parameters}})]
+    written = json.loads(arguments(offered, "f", {"x": text}), parse_constant=pytest.fail)
+    assert written == {"x": value}
+    assert type(written["x"]) is type(value)
+
+
+def test_values_that_read_as_what_is_wanted_meet_the_schema() -> None:
+    draw = random.Random(17)
+    for _ in range(300):
+        value = draw_value(draw)
+        schema = schema_of(value)
+        wanted = draw.choice(({"anyOf": [schema, {"type": "null"}]}, schema, {"allOf": [schema]}))
+        text = value if isinstance(value, str) else json.dumps(value)
+        offered = [Tool.model_validate(tool("f", x=wanted))]
+        written = json.loads(arguments(offered, "f", {"x": text}))
+        jsonschema.validate(written["x"], wanted)
+        assert written == {"x": None if text == "null" and wanted is not schema and isinstance(value, str) else value}
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [None, {}, {"properties": None}, {"properties": []}, {"properties": {"a": {"allOf": [{}] * 10_000}}}],
+)
+def test_odd_parameters_of_tools_do_no_harm(parameters: Mapping[str, Any] | None) -> None:
+    offered = [{"type": "function", "function": {"name": "f", "parameters": parameters}}]
+    for parser, one in ONE.items():
+        assert Reading("", None, parser, offered)([one]) == tool_call("f", '{"a": "1", "b": "two"}')
+
+
+@pytest.mark.parametrize(
+    ("parser", "begin", "repeated"),
+    [
+        ("qwen3_coder", "", "<tool_call>\n"),
+        ("qwen3_coder", "", "<function=f><parameter=a>"),
+        ("qwen3_coder", "<function=f><parameter=a>", "</parameter>\n"),
+        ("qwen3_coder", "<function=f><parameter=a>", "</parameter"),
+        ("qwen3_coder", "<function=f>", "<parameter=a>b</parameter>"),
+        ("qwen3_coder", "<function=", "f"),
+        ("qwen3_coder", "<tool_call>", " "),
+        ("glm45", "", "<tool_call>f<arg_key>"),
+        ("glm45", "<tool_call>f<arg_key>a</arg_key><arg_value>", "</arg_value>\n"),
+        ("glm45", "<tool_call>", "f"),
+    ],
+)
+def test_whatever_comes_takes_linear_time(parser: str, begin: str, repeated: str) -> None:
+    began = time.process_time()
+    text = begin + (repeated * 40_000)[:40_000]
+    assert Reading("", None, parser, [F])(text) == [Content(text)]
+    assert Reading("", None, parser, [F])([text]) == [Content(text)]
+    assert time.process_time() - began < 4
