@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
 
 import torch
 
@@ -37,32 +38,58 @@ def read_rows(
     parts = parts_of(numbers)
     if len(parts) != len(slots):
         raise WeightsError(f"{name} holds {len(parts)} weights, the model needs {len(slots)}")
-    for slot, part in zip(slots, parts, strict=True):
-        whole = part.shape if len(shape) == 1 else torch.Size([*part.shape[:-1], shape[-1]])
-        check_shape(name, whole, slot)
-        shard = slot.shard or tuple(slice(0, size) for size in whole)
-        columns = () if len(shape) == 1 else (shard[-1],)
-        rows = part[shard] if len(shape) == 1 else part[shard[:-1]]
-        if not rows.numel():
-            continue
-        ordered, order = rows.flatten().sort()
-        found = torch.cat(
-            [
-                source.read(name, (*run, *columns), slot.stored).flatten(0, len(leading) - 1)[wanted]
-                for run, wanted in _runs(ordered, leading)
-            ]
-        )
-        slot.tensor.copy_(found[order.argsort()].view(slot.tensor.shape))
+    wanted = [_rows_of(name, part, shape, slot) for slot, part in zip(slots, parts, strict=True)]
+    for together in _taking_turns([each for each in wanted if each.numbers.numel()]):
+        numbers, order = torch.cat([each.numbers for each in together]).sort()
+        columns, stored = together[0].columns, together[0].slot.stored
+        runs = (source.read(name, (*run, *columns), stored) for run in _runs(numbers, leading))
+        found = torch.cat([each.flatten(0, len(leading) - 1) for each in runs])
+        for each, part in zip(together, order.argsort().split([len(e.numbers) for e in together]), strict=True):
+            each.slot.tensor.copy_(found[part].view(each.slot.tensor.shape))
 
 
-def _runs(numbers: torch.Tensor, leading: Sequence[int]) -> Iterator[tuple[tuple[slice, ...], torch.Tensor]]:
-    """Slices of the `leading` dimensions that hold the rows of these `numbers`, which ascend, and which of the slice's
-    rows they are. Of rows that take turns with another slot's, those are read, too: sooner than each row alone."""
+class _Wanted(NamedTuple):
+    """What is read for a slot.
+
+    Attributes:
+        numbers: of the rows, as they follow each other in the slot.
+        columns: of each row; empty where a row is a number.
+    """
+
+    slot: Slot
+    numbers: torch.Tensor
+    columns: tuple[slice, ...]
+
+
+def _rows_of(name: str, part: torch.Tensor, shape: torch.Size, slot: Slot) -> _Wanted:
+    if len(shape) == 1:
+        check_shape(name, part.shape, slot)
+        return _Wanted(slot, (part if slot.shard is None else part[slot.shard]).flatten(), ())
+    whole = torch.Size([*part.shape[:-1], shape[-1]])
+    check_shape(name, whole, slot)
+    shard = slot.shard or tuple(slice(0, size) for size in whole)
+    return _Wanted(slot, part[shard[:-1]].flatten(), (shard[-1],))
+
+
+def _taking_turns(wanted: Sequence[_Wanted]) -> Iterator[list[_Wanted]]:
+    """`wanted`, in groups whose rows lie among each other's: what lies together is read at once."""
+    together: list[_Wanted] = []
+    for each in wanted:
+        apart = not together or max(int(e.numbers.max()) for e in together) < int(each.numbers.min())
+        if together and (apart or (each.columns, each.slot.stored) != (together[0].columns, together[0].slot.stored)):
+            yield together
+            together = []
+        together.append(each)
+    if together:
+        yield together
+
+
+def _runs(numbers: torch.Tensor, leading: Sequence[int]) -> Iterator[tuple[slice, ...]]:
+    """Slices of the `leading` dimensions that hold the rows of these `numbers`, which ascend."""
     inner = leading[-1]
-    breaks = (numbers.diff() > 2) | (numbers[1:] // inner != numbers[:-1] // inner)
+    breaks = (numbers.diff() != 1) | (numbers[1:] % inner == 0)
     starts = [0, *(breaks.nonzero().flatten() + 1).tolist()] if len(numbers) else []
     for start, stop in zip(starts, [*starts[1:], len(numbers)], strict=False):
-        first, last = int(numbers[start]), int(numbers[stop - 1])
+        first, size = int(numbers[start]), stop - start
         outer = torch.unravel_index(torch.tensor(first // inner), leading[:-1]) if len(leading) > 1 else ()
-        at = (*(slice(int(index), int(index) + 1) for index in outer), slice(first % inner, last % inner + 1))
-        yield at, numbers[start:stop] - first
+        yield (*(slice(int(index), int(index) + 1) for index in outer), slice(first % inner, first % inner + size))

@@ -102,7 +102,7 @@ class Packed:
 
 @dataclass(frozen=True)
 class Pairs:
-    """4-bit codes, two in a byte, the low half first: uint8 [..., outputs, inner / 2], or [..., inner / 32, 16]."""
+    """4-bit codes, two in a byte, the low half first: uint8 [..., outputs, inner / 2]."""
 
     tensors: Tensors
     name: str
@@ -110,13 +110,8 @@ class Pairs:
     def read(self, part: Part) -> torch.Tensor:
         """See `Values`."""
         *others, columns = part
-        in_blocks = len(self.tensors.shape(self.name)) > len(part)
-        if in_blocks:
-            cut = slice(columns.start // 32, -(-columns.stop // 32)), slice(0, 16)
-            found = self.tensors.read(self.name, (*others, *cut)).flatten(-2)
-        else:
-            found = self.tensors.read(self.name, (*others, slice(columns.start // 2, -(-columns.stop // 2))))
-        first = columns.start % (32 if in_blocks else 2)
+        found = self.tensors.read(self.name, (*others, slice(columns.start // 2, -(-columns.stop // 2))))
+        first = columns.start % 2
         codes = torch.stack([found & 15, found >> 4], dim=-1).flatten(-2)
         return codes[..., first : first + columns.stop - columns.start]
 
@@ -201,14 +196,8 @@ class GroupedMatrix:
     def rows(self, part: Part) -> torch.Tensor:
         """See `StoredModule`."""
         *others, columns = part
-        group, inner = self.format.group, self.shape[-1]
-        if (group and (columns.start % group or (columns.stop % group and columns.stop != inner))) or (
-            self.order is not None and columns != slice(0, inner)
-        ):
-            raise WeightsError(
-                f"{self.name} is stored in {self.format.name} and cannot be cut between columns {columns.start} and "
-                f"{columns.stop}; choose a --tensor-parallel-size that leaves its groups whole"
-            )
+        group = self.format.group
+        check_cut(self.name, self.format, columns, self.shape[-1], whole=self.order is not None)
         groups = slice(columns.start // group, -(-columns.stop // group)) if group else slice(0, 1)
         by_group = (*others, groups)
         codes = self.codes.read(part)
@@ -229,6 +218,24 @@ class GroupedMatrix:
     def columns(self) -> torch.Tensor | None:
         """See `StoredModule`."""
         return self.order
+
+
+def check_cut(name: str, format: GroupFormat, columns: slice, inner: int, *, whole: bool = False) -> None:
+    """Whether the matrix called `name`, with rows of `inner` numbers, can be cut to these columns.
+
+    Args:
+        whole: it has an order of its own, and cannot be cut at all.
+
+    Raises:
+        WeightsError: it cannot.
+    """
+    group = format.group
+    within = group and (columns.start % group or (columns.stop % group and columns.stop != inner))
+    if within or (whole and columns != slice(0, inner)):
+        raise WeightsError(
+            f"{name} is stored in {format.name} and cannot be cut between columns {columns.start} and "
+            f"{columns.stop}; choose a --tensor-parallel-size that leaves its groups whole"
+        )
 
 
 def check_sizes(name: str, shape: Sequence[int]) -> None:

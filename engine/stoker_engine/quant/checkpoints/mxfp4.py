@@ -1,21 +1,57 @@
 """Stacks of experts in MXFP4, as gpt-oss stores them.
 
-gate_up_proj_blocks    uint8 [count, outputs, inner / 32, 16], pairs of fp4
+gate_up_proj_blocks    uint8 [count, outputs, inner / 32, 16], pairs of fp4, the low half first
 gate_up_proj_scales    uint8 [count, outputs, inner / 32]: powers of two, 127 is 1
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 
 from stoker_engine.architectures.quantization.mxfp4 import MXFP4
+from stoker_engine.architectures.stored_formats import GroupFormat
 from stoker_engine.contract.errors import WeightsError
 from stoker_engine.quant.checkpoints.components import components, needed
-from stoker_engine.quant.checkpoints.grouped_matrix import Grid, GroupedMatrix, Pairs, check_sizes, scale_of
-from stoker_engine.quant.checkpoints.module import Tensors
+from stoker_engine.quant.checkpoints.grouped_matrix import Grid, check_cut, check_sizes, scale_of
+from stoker_engine.quant.checkpoints.module import Part, Tensors
 
 
-def find_modules(config: MXFP4, tensors: Tensors) -> dict[str, GroupedMatrix]:
+@dataclass(frozen=True)
+class MXFP4Stack:
+    """See `StoredModule`. Its blocks are units of codes in another order (`kernels.group_blocks`), so that no number is
+    unpacked: there are many.
+
+    Attributes:
+        blocks: the tensor of that name.
+        scales: by rows and groups.
+    """
+
+    name: str
+    shape: torch.Size
+    format: GroupFormat
+    tensors: frozenset[str]
+    source: Tensors
+    blocks: str
+    scales: Grid
+
+    def rows(self, part: Part) -> torch.Tensor:
+        """See `StoredModule`."""
+        *others, columns = part
+        check_cut(self.name, self.format, columns, self.shape[-1])
+        groups = slice(columns.start // 32, columns.stop // 32)
+        pairs = self.source.read(self.blocks, (*others, groups, slice(0, 16)))
+        first, second = pairs.unflatten(-1, (2, 8)).unbind(-2)  # numbers 0 … 15, and 16 … 31
+        units = torch.stack([first & 15 | second << 4, first >> 4 | second & 0xF0], dim=-1)
+        return torch.cat([self.scales.read((*others, groups)), units.flatten(-3)], dim=-1)
+
+    def columns(self) -> torch.Tensor | None:
+        """See `StoredModule`."""
+        return None
+
+
+def find_modules(config: MXFP4, tensors: Tensors) -> dict[str, MXFP4Stack]:
     """The quantized stacks among `tensors`, by the names of their modules.
 
     Raises:
@@ -30,12 +66,13 @@ def find_modules(config: MXFP4, tensors: Tensors) -> dict[str, GroupedMatrix]:
         shape = torch.Size((*stack, groups * 32))
         check_sizes(blocks, shape)
         scale_of(tensors, scales)
-        found[name] = GroupedMatrix(
+        found[name] = MXFP4Stack(
             name,
             shape,
             config.format,
             frozenset(parts.values()),
-            Pairs(tensors, blocks),
+            tensors,
+            blocks,
             Grid.of(tensors, scales, shape, 1, groups),
         )
     return found
