@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from stoker_engine.core.sampling_params import BeamSearchParams, SamplingParams
+    from stoker_engine.core.structured_outputs import StructuredOutputs, StructuredOutputsParams
     from stoker_engine.llm import LLM
 
-__all__ = ["LLM", "BeamSearchParams", "SamplingParams"]
+__all__ = ["LLM", "BeamSearchParams", "SamplingParams", "StructuredOutputs", "StructuredOutputsParams"]
 
 
 def __getattr__(name: str) -> Any:
@@ -26,4 +27,8 @@ def __getattr__(name: str) -> Any:
         from stoker_engine.core import sampling_params
 
         return getattr(sampling_params, name)
+    if name in ("StructuredOutputs", "StructuredOutputsParams"):
+        from stoker_engine.core import structured_outputs
+
+        return getattr(structured_outputs, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

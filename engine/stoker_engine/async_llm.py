@@ -25,6 +25,7 @@ from stoker_engine.contract.engine_args import EngineArgs
 from stoker_engine.contract.errors import EngineDeadError, RequestError
 from stoker_engine.core.engine_info import EngineInfo
 from stoker_engine.core.finish_reason import FinishReason
+from stoker_engine.core.grammar import Grammar
 from stoker_engine.core.outputs import OutputDelta, StepOutputs, TokenDelta
 from stoker_engine.core.sampling_params import RequestParams
 from stoker_engine.core.step_report import StepReport
@@ -93,6 +94,8 @@ class AsyncLLM:
         self._dead_of: EngineDeadError | None = None
         self._closed = False
         self._streams: dict[str, OutputStream] = {}
+        self._told: EngineProcess | None = None  # which engine has the vocabulary as bytes
+        self._telling = asyncio.Lock()
 
     async def load(self) -> EngineInfo:
         """Waits until the engine is loaded. Call once; and again, for another engine, when it is dead.
@@ -243,11 +246,12 @@ class AsyncLLM:
         self._check_serving()
         assert self._inputs is not None and self._outputs is not None and self._bad_words is not None
         words = await self._bad_words.encoded(params.bad_words) if params.kind == "generate" else ()
+        grammar = await self._grammar(params)
         self._check_serving()  # it may have died meanwhile
         if request_id in self._streams:
             raise RequestError(f"a request with the id {request_id} is running; choose another", "request_id")
         request = self._inputs.of_prompt(
-            request_id, prompt, params, priority=priority, cache_salt=cache_salt, bad_words=words
+            request_id, prompt, params, priority=priority, cache_salt=cache_salt, bad_words=words, grammar=grammar
         )
         self._streams[request_id] = stream
         self._outputs.add(request)
@@ -258,6 +262,21 @@ class AsyncLLM:
             raise
         self._watchdog.watch(self._process, self._death)
         return request.num_sequences
+
+    async def _grammar(self, params: RequestParams) -> Grammar | None:
+        """The grammar that a request asks for, checked; the engine's process knows the vocabulary then."""
+        structured = params.structured_outputs if params.kind == "generate" else None
+        if structured is None:
+            return None
+        source = await self.tokenizer.compile_grammar(structured)
+        async with self._telling:
+            while self._told is not self._process:
+                process, table = self._process, await self.tokenizer.token_table()
+                self._check_serving()
+                if process is self._process:  # else another engine has come meanwhile
+                    process.send(table)
+                    self._told = process
+        return Grammar(source, structured.begins_after)
 
     def abort(self, request_id: str) -> None:
         """Ends a request, if it runs, and forgets it. Unknown ids are ignored."""

@@ -25,6 +25,8 @@ from stoker_engine.core.step_report import StepTimes
 from stoker_engine.exec.dtypes import stored_as
 from stoker_engine.exec.executor import Executor, LocalExecutor
 from stoker_engine.exec.runner import Runner
+from stoker_engine.grammar.preparing import Preparing
+from stoker_engine.grammar.token_table import TokenTable
 from stoker_engine.models.checkpoint import Checkpoint, find_checkpoint
 from stoker_engine.models.generation_config import sampling_defaults
 from stoker_engine.sched.kv_manager import KVManager
@@ -85,6 +87,7 @@ class Engine:
             kv_cache_dtype=stored.kv_cache_dtype,
         )
         self._journal = Journal()
+        self._preparing = Preparing()
         self._most_in_flight = 2 if args.async_scheduling else 1
         self._in_flight: deque[tuple[Scheduled, float]] = deque()
 
@@ -104,14 +107,23 @@ class Engine:
     @property
     def has_work(self) -> bool:
         """Whether `step` has something to do or to report."""
-        return self.scheduler.has_work or self._journal.has_news
+        return self.scheduler.has_work or self._journal.has_news or len(self._preparing) > 0
+
+    def set_token_table(self, table: TokenTable) -> None:
+        """The vocabulary as bytes, before the first request with a grammar."""
+        self.executor.set_token_table(table)
 
     def add(self, request: EngineRequest) -> None:
-        """Takes in a request, checked by `tokens.input_processor`."""
-        self._journal.arrived(self.scheduler.add(request))
+        """Takes in a request, checked by `tokens.input_processor`. One with a grammar is scheduled once that is
+        compiled."""
+        if request.grammar is not None:
+            self._preparing.add(request, self.executor.prepare(request.grammar))
+        else:
+            self._journal.arrived(self.scheduler.add(request))
 
     def abort(self, request_id: str) -> None:
         """Ends a request whose result nobody wants any more; unknown ids are ignored."""
+        self._preparing.abort(request_id)
         request = self.scheduler.finish(request_id, FinishReason.ABORT)
         if request is not None:
             self._journal.ended(request, time.monotonic())
@@ -135,6 +147,14 @@ class Engine:
         self.executor.shutdown()
 
     def _step(self) -> StepOutputs:
+        if len(self._preparing):
+            if not self.scheduler.has_work:
+                self._preparing.wait()
+            prepared, failed = self._preparing.take()
+            for request in prepared:
+                self._journal.arrived(self.scheduler.add(request))
+            if failed or not self.scheduler.has_work:
+                return StepOutputs(failed, None)
         while len(self._in_flight) < self._most_in_flight and self._launch():
             pass
         if not self._in_flight:

@@ -11,6 +11,7 @@ from tqdm import tqdm
 from stoker_engine.contract.engine_args import EngineArgs
 from stoker_engine.contract.errors import RequestError
 from stoker_engine.core.engine_request import EngineRequest
+from stoker_engine.core.grammar import Grammar
 from stoker_engine.core.outputs import (
     BeamSearchOutput,
     BeamSearchSequence,
@@ -21,6 +22,8 @@ from stoker_engine.core.outputs import (
 from stoker_engine.core.sampling_defaults import sampling_params
 from stoker_engine.core.sampling_params import BeamSearchParams, RequestParams, SamplingParams
 from stoker_engine.engine import Engine
+from stoker_engine.grammar.compile import compile_grammar
+from stoker_engine.grammar.matcher import GrammarError
 from stoker_engine.models.checkpoint import find_checkpoint
 from stoker_engine.tokens.input_processor import InputProcessor
 from stoker_engine.tokens.output_processor import OutputProcessor
@@ -50,6 +53,7 @@ class LLM:
         self._inputs = InputProcessor(self.engine.info, self.tokenizer)
         self._outputs = OutputProcessor(self.tokenizer)
         self._ids = map(str, itertools.count())
+        self._has_token_table = False  # the engine has
 
     def get_tokenizer(self) -> Tokenizer:
         """The model's tokenizer."""
@@ -159,7 +163,7 @@ class LLM:
         if len(priorities) != len(prompts):
             raise RequestError(f"{len(prompts)} prompts but {len(priorities)} priorities; give one each")
         requests = [
-            self._inputs.request(next(self._ids), prompt, asked, priority=place)
+            self._inputs.request(next(self._ids), prompt, asked, priority=place, grammar=self._grammar(asked))
             for prompt, asked, place in zip(prompts, params, priorities, strict=True)
         ]
         outputs = {r.id: _empty(r, text) for r, text in zip(requests, texts, strict=True)}
@@ -180,6 +184,21 @@ class LLM:
                 self._outputs.forget(request.id)
                 self.engine.abort(request.id)
         return list(outputs.values())
+
+    def _grammar(self, params: RequestParams) -> Grammar | None:
+        """The grammar that `params` ask for, compiled."""
+        structured = params.structured_outputs if params.kind == "generate" else None
+        if structured is None:
+            return None
+        if not self._has_token_table:
+            self.engine.set_token_table(self.tokenizer.token_table())
+            self._has_token_table = True
+        grammar = Grammar(compile_grammar(structured), structured.begins_after)
+        try:
+            self.engine.executor.prepare(grammar).result()
+        except GrammarError as error:
+            raise RequestError(str(error), f"structured_outputs.{structured.kind}") from error
+        return grammar
 
 
 def _empty(request: EngineRequest, text: str | None) -> RequestOutput:

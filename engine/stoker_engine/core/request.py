@@ -150,7 +150,9 @@ class Request:
         self.num_sequences = asked.num_sequences
         self.max_length = self.num_prompt_tokens + asked.max_tokens
         self.stop_token_ids = params.stop_token_ids or ()
-        self.eos_token_ids = frozenset() if params.ignore_eos else asked.eos_token_ids
+        # Where there is a grammar, no such token comes that is to be ignored: see `grammar.masks`.
+        ignores_eos = params.ignore_eos and asked.grammar is None
+        self.eos_token_ids = frozenset() if ignores_eos else asked.eos_token_ids
         self.wants_prompt_logprobs = params.kind == "generate" and params.prompt_logprobs is not None
         if params.kind == "beam":
             self.beams = BeamSearch(params, asked.max_tokens, self.eos_token_ids | frozenset(params.stop_token_ids))

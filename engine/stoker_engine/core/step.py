@@ -114,16 +114,18 @@ class Sampled:
         logprobs: of each of them, when asked for.
         candidates: of a beam, which draws nothing: (token, log-probability), best first.
         is_corrupted: its logits are no numbers that a token can be chosen by, so that nothing was drawn.
+        error: why its grammar cannot go on, so that nothing was drawn.
     """
 
     token_ids: list[list[int]]
     logprobs: list[list[TokenLogprobs]] | None = None
     candidates: list[tuple[int, float]] | None = None
     is_corrupted: bool = False
+    error: str | None = None
 
     def __reduce__(self) -> tuple[type[Sampled], tuple[object, ...]]:
         """Pickled as a call: twice as fast as the dictionary that slots are pickled as, hundreds of times a step."""
-        return Sampled, (self.token_ids, self.logprobs, self.candidates, self.is_corrupted)
+        return Sampled, (self.token_ids, self.logprobs, self.candidates, self.is_corrupted, self.error)
 
 
 @dataclass(frozen=True, slots=True)

@@ -87,3 +87,7 @@ class StructuredOutputs:
             if not self.choice:
                 raise RequestError("choice is empty: no output could be written", f"{_PARAM}.choice")
             object.__setattr__(self, "choice", tuple(self.choice))
+
+
+#: The name by which vLLM's users know it.
+StructuredOutputsParams = StructuredOutputs

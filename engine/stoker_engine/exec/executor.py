@@ -10,9 +10,11 @@ from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Protocol
 
+from stoker_engine.core.grammar import Grammar
 from stoker_engine.core.step import Step, StepResult
 from stoker_engine.exec.kv_cache import KVCachePlan
 from stoker_engine.exec.runner import Runner
+from stoker_engine.grammar.token_table import TokenTable
 
 
 class Executor(Protocol):
@@ -40,6 +42,14 @@ class Executor(Protocol):
 
     def abandon(self) -> None:
         """Waits for what is launched, and drops it."""
+        ...
+
+    def set_token_table(self, table: TokenTable) -> None:
+        """The vocabulary as bytes, before the first grammar."""
+        ...
+
+    def prepare(self, grammar: Grammar) -> Future[None]:
+        """Begins to make a grammar ready, beside the steps. The future raises `GrammarError` where that cannot be."""
         ...
 
     def shutdown(self) -> None:
@@ -81,6 +91,14 @@ class LocalExecutor:
         while self._launched:
             self._launched[0].exception()
             self._launched.popleft()
+
+    def set_token_table(self, table: TokenTable) -> None:
+        """See `Executor`."""
+        self.runner.grammars.set_token_table(table)
+
+    def prepare(self, grammar: Grammar) -> Future[None]:
+        """See `Executor`."""
+        return self.runner.grammars.prepare(grammar)
 
     def shutdown(self) -> None:
         """See `Executor`."""

@@ -21,6 +21,7 @@ import select
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from multiprocessing.connection import Connection, wait
@@ -29,9 +30,11 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from stoker_engine.children.lifeline import wait_for_hangup
 from stoker_engine.contract.engine_args import EngineArgs
 from stoker_engine.contract.errors import EngineDeadError, EngineStuckError, StokerError
+from stoker_engine.core.grammar import Grammar
 from stoker_engine.core.step import Step, StepResult
 from stoker_engine.exec.rank_messages import Loaded, Progress
 from stoker_engine.exec.rank_process import PROGRAM, RankProcess
+from stoker_engine.grammar.token_table import TokenTable
 
 if TYPE_CHECKING:
     from stoker_engine.exec.kv_cache import KVCachePlan
@@ -128,6 +131,16 @@ class RankExecutor:
         with suppress(EngineDeadError):  # which the next call raises again
             while self._num_launched:
                 self.collect()
+
+    def set_token_table(self, table: TokenTable) -> None:
+        """See `Executor`."""
+        self._send(table)
+
+    def prepare(self, grammar: Grammar) -> Future[None]:
+        """See `Executor`. Rank 0, which samples, compiles it beside the first step that needs it."""
+        ready: Future[None] = Future()
+        ready.set_result(None)
+        return ready
 
     def shutdown(self) -> None:
         """See `Executor`."""

@@ -26,6 +26,7 @@ from stoker_engine.children.lifeline import die_with, wait_for_hangup
 from stoker_engine.children.load_failed import LoadFailed
 from stoker_engine.contract.errors import StokerError
 from stoker_engine.exec.rank_messages import Loaded, Lost, Progress
+from stoker_engine.grammar.token_table import TokenTable
 
 if TYPE_CHECKING:
     from stoker_engine.exec.runner import Runner
@@ -92,12 +93,16 @@ def _load(connection: Connection, ranks: ProcessRanks) -> Runner | None:
 
 
 def _run(connection: Connection, runner: Runner, answers: bool) -> None:
-    """Until no more steps come. All ranks compute the same result; one of them sends it."""
+    """Until no more messages come. All ranks compute the same result; one of them sends it."""
     # Steps are taken in while one runs: else a large one and a large result could wait for each other in the pipe.
     inbox: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
     threading.Thread(target=_receive, args=(connection, inbox), name="inbox", daemon=True).start()
     while (data := inbox.get()) is not None:
-        result = runner.run(pickle.loads(data))
+        message = pickle.loads(data)
+        if isinstance(message, TokenTable):
+            runner.grammars.set_token_table(message)
+            continue
+        result = runner.run(message)
         if answers:
             _send(connection, result)
 

@@ -1,6 +1,6 @@
 """What the executor of ranks and its ranks send each other, pickled.
 
-To a rank: `EngineArgs` first; then a `Step` at a time.
+To a rank: `EngineArgs` first; then a `Step` at a time, and before the first grammar a `TokenTable`.
 From it: `Progress` while it loads, then `Loaded` or `LoadFailed`; from rank 0 a `StepResult` for each step; last `Lost`
 or `Died`, if it can still be said.
 """

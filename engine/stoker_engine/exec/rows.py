@@ -20,6 +20,8 @@ import numpy as np
 from stoker_engine.core.logit_rules import LogitRules
 from stoker_engine.core.step import TABLE_ENTRY, Fork, NewSequence, Step
 from stoker_engine.core.token_counts import TokenCounts
+from stoker_engine.grammar.masks import FREE, Mask
+from stoker_engine.grammar.matcher import Matcher
 from stoker_engine.sampling.choice import Choice
 from stoker_engine.sizing.cache_groups import NULL_BLOCK, CacheGroup
 
@@ -34,6 +36,7 @@ class RowState:
         counts: tokens it holds, where they are penalised.
         num_prompt_logprobs: prompt tokens whose log-probabilities are known.
         is_plain: its next token is the likeliest one, and nothing else is asked for.
+        matcher: how far it has come in its grammar; None: there is none, or nobody has asked yet.
     """
 
     new: NewSequence
@@ -42,6 +45,7 @@ class RowState:
     counts: TokenCounts | None
     num_prompt_logprobs: int
     is_plain: bool
+    matcher: Matcher | None = None
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -64,6 +68,7 @@ class Rows:
         states: of each row that has been begun.
         is_plain: bool [rows], see `RowState`.
         wants_prompt_logprobs: rows whose requests ask for them.
+        constrained: rows whose requests have a grammar.
     """
 
     def __init__(self, num_rows: int, num_tokens: int, block_size: int, groups: Sequence[CacheGroup]) -> None:
@@ -73,6 +78,7 @@ class Rows:
         self.states: dict[int, RowState] = {}
         self.is_plain = np.zeros(num_rows, dtype=bool)
         self.wants_prompt_logprobs: set[int] = set()
+        self.constrained: set[int] = set()
         self._rules: WeakValueDictionary[tuple[str, float], LogitRules] = WeakValueDictionary()
         self._counted: set[int] = set()  # rows whose tokens are counted
         self._num_blocks = [0] * num_rows  # entries of the tables that may not be empty
@@ -107,11 +113,14 @@ class Rows:
                 if (counts := self.states[row].counts) is not None:
                     counts.add(token_id)
 
-    def choice(self, row: int, position: int, num_samples: int, drafted: list[int]) -> Choice | None:
+    def choice(
+        self, row: int, position: int, num_samples: int, drafted: list[int], mask: Mask = FREE
+    ) -> Choice | None:
         """How the token at `position` is chosen; None: it is the likeliest one.
 
         Args:
             drafted: tokens before it that are not the row's yet.
+            mask: what its grammar leaves.
         """
         if self.is_plain[row] and num_samples == 1:
             return None
@@ -132,6 +141,7 @@ class Rows:
             counts=counts,
             may_end=asked.params.kind != "generate" or position - prompt >= asked.params.min_tokens,
             num_candidates=state.new.num_candidates,
+            forbidden=mask.forbidden,
         )
 
     def prompt_positions(self, row: int, start: int, end: int) -> range:
@@ -153,6 +163,7 @@ class Rows:
         rules = self._rules_of(new)
         params = asked.params
         is_plain = params.kind == "generate" and params.temperature == 0 and params.logprobs is None and rules is None
+        is_plain = is_plain and asked.grammar is None
         self._remember(
             row, RowState(new, new.index, rules, _counts(rules, prompt, output), new.num_prompt_logprobs, is_plain)
         )
@@ -165,6 +176,7 @@ class Rows:
             table[row, :num_blocks] = table[parent, :num_blocks]
         state = copy.copy(self.states[parent])
         state.index = fork.index
+        state.matcher = None  # the parent goes on with its own
         if state.rules is not None:  # the parent may be ahead
             prompt = state.new.asked.prompt_token_ids
             state.counts = _counts(state.rules, prompt, self.token_ids[row, len(prompt) : fork.num_tokens].tolist())
@@ -177,6 +189,9 @@ class Rows:
         self.wants_prompt_logprobs.discard(row)
         if params.kind == "generate" and params.prompt_logprobs is not None:
             self.wants_prompt_logprobs.add(row)
+        self.constrained.discard(row)
+        if state.new.asked.grammar is not None:
+            self.constrained.add(row)
         self._counted.discard(row)
         if state.counts is not None:
             self._counted.add(row)

@@ -18,6 +18,9 @@ from stoker_engine.exec.dtypes import resolve_dtype, stored_as
 from stoker_engine.exec.inputs import InputBuilder, Inputs
 from stoker_engine.exec.kv_cache import KVCachePool, plan_kv_cache
 from stoker_engine.exec.rows import Rows
+from stoker_engine.exec.step_masks import StepMasks, StepMasksByPlace
+from stoker_engine.grammar.grammars import Grammars
+from stoker_engine.grammar.masks import FREE
 from stoker_engine.kernels.select import select_kernels
 from stoker_engine.layers.build import Build
 from stoker_engine.models.checkpoint import Checkpoint
@@ -46,6 +49,7 @@ class Runner:
 
     Attributes:
         plan: the KV cache's size.
+        grammars: those that outputs may be constrained by.
 
     Raises:
         ArgumentError: the device or dtype cannot be had.
@@ -96,6 +100,8 @@ class Runner:
         self._inputs = InputBuilder(args.block_size, self.plan.groups, self.device)
         num_tokens = self.plan.max_model_len + _SPARE_TOKENS
         self._rows = Rows(args.max_num_seqs, num_tokens, args.block_size, self.plan.groups)
+        self.grammars = Grammars(self.config.vocab_size, self.config.eos_token_ids)
+        self._masks = StepMasks(self.grammars)
 
     def run(self, step: Step) -> StepResult:
         """Computes a step and samples. The tokens of the first child of each sequence are in its row then; of all
@@ -109,12 +115,14 @@ class Runner:
             self._pool.copy(step.copies)
             inputs = self._inputs.build(step, self._rows)
             plan = self._backend.prepare(inputs.metadata)
+            masks = self._masks.launch(step, self._rows) if self._ranks.rank == 0 else None
             prepared = time.monotonic()
             hidden = self.model.forward(StepInputs(inputs.token_ids, inputs.positions, plan, self._pool.caches))
             logit_rows = self._logit_rows(step, inputs)
             logits = self._logits(hidden, logit_rows) if len(logit_rows) else None
             computed = time.monotonic()
-            sampled = self._sample(logits, step) if logits is not None and self._ranks.rank == 0 else []
+            by_place = masks.result() if masks is not None else {}
+            sampled = self._sample(logits, step, by_place) if logits is not None and self._ranks.rank == 0 else []
             if logits is not None:
                 self._keep_sampled(step, sampled)
             prompt_logprobs = self._all_prompt_logprobs(hidden, inputs, step)
@@ -139,7 +147,7 @@ class Runner:
         """Of flat rows in ascending order; no copy where they are all of them."""
         return self.model.logits(hidden if len(rows) == len(hidden) else hidden[to_device(rows, self.device)])
 
-    def _sample(self, logits: torch.Tensor, step: Step) -> list[Sampled]:
+    def _sample(self, logits: torch.Tensor, step: Step, masks: StepMasksByPlace) -> list[Sampled]:
         """Of each sequence that samples: what was drawn, drafts judged."""
         drafts = {draft.place: draft.token_ids for draft in step.drafts}
         rows = [row for row, num_samples in zip(step.rows, step.num_samples, strict=True) if num_samples]
@@ -151,12 +159,19 @@ class Runner:
             if num_samples:
                 draft = drafts.get(place, [])
                 position = start + length - len(draft)
+                of_place = masks.get(place, [FREE] * (1 + len(draft)))
                 choices += [
-                    self._rows.choice(row, position + held, num_samples, draft[:held]) for held in range(len(draft) + 1)
+                    self._rows.choice(row, position + held, num_samples, draft[:held], mask)
+                    for held, mask in enumerate(of_place)
                 ]
         drawn = iter(sample(logits, choices, self._rows_at_once, self._kernels.argmax))
         places = [place for place, num_samples in enumerate(step.num_samples) if num_samples]
-        return [_judged([next(drawn) for _ in range(1 + len(drafts.get(p, [])))], drafts.get(p, [])) for p in places]
+        judged = []
+        for place in places:
+            draft = drafts.get(place, [])
+            of_place = masks.get(place, [FREE] * (1 + len(draft)))
+            judged.append(_judged([next(drawn) for _ in of_place], draft, [mask.error for mask in of_place]))
+        return judged
 
     def _keep_sampled(self, step: Step, sampled: list[Sampled]) -> None:
         """Writes the tokens of each first child into its row."""
@@ -217,17 +232,24 @@ class Runner:
         return found if is_finite else None
 
 
-def _judged(drawn: list[Sampled], draft: list[int]) -> Sampled:
+def _judged(drawn: list[Sampled], draft: list[int], errors: list[str | None]) -> Sampled:
     """What the sequence gets of a draft: the tokens that the model drew as well, and the one that it drew after them.
 
     Each row was sampled as if the draft before it held. Since a draw depends on nothing but seed and position, what
     comes out is what would have come out without any draft.
+
+    Args:
+        errors: why there is no next token, by the row's grammar.
     """
+    if errors[0] is not None:
+        return Sampled([], error=errors[0])
     if not draft:
         return drawn[0]
     tokens: list[int] = []
     logprobs: list[TokenLogprobs] = []
-    for its, drafted in zip(drawn, [*draft, None], strict=True):
+    for its, drafted, error in zip(drawn, [*draft, None], errors, strict=True):
+        if error is not None:
+            break  # which the next step finds, too
         if its.is_corrupted:
             return its
         [[token]] = its.token_ids

@@ -27,6 +27,7 @@ from stoker_engine.contract.errors import StokerError
 from stoker_engine.core.engine_request import EngineRequest
 from stoker_engine.core.finish_reason import FinishReason
 from stoker_engine.core.outputs import StepOutputs, TokenDelta
+from stoker_engine.grammar.token_table import TokenTable
 from stoker_engine.processes.messages import Abort, Stop
 from stoker_engine.processes.status_word import Phase, StatusWord
 
@@ -114,6 +115,8 @@ def _take(engine: Engine, connection: Connection, inbox: Inbox, status: StatusWo
             engine.abort(message.request_id)
         elif isinstance(message, Stop):
             engine.stop(message.request_id, message.index)
+        elif isinstance(message, TokenTable):
+            engine.set_token_table(message)
         else:
             raise _unexpected(message)
 

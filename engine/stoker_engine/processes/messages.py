@@ -1,6 +1,6 @@
 """What the two processes send each other: these, and the core's own requests and outputs, pickled.
 
-To the engine: `EngineArgs` first; then `EngineRequest`, `Abort`, `Stop`.
+To the engine: `EngineArgs` first; then `EngineRequest`, `Abort`, `Stop`; `TokenTable` before the first request with a grammar.
 From it: `EngineInfo` or `LoadFailed` first; then `StepOutputs`; `Died` (`stoker_engine.children`) last, if it can
 still be said.
 """

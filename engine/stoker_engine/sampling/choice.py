@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from stoker_engine.core.logit_rules import LogitRules
 from stoker_engine.core.sampling_params import RequestParams
 from stoker_engine.core.token_counts import TokenCounts
@@ -22,6 +24,7 @@ class Choice:
         counts: the tokens it holds, where they are penalised.
         may_end: whether it has the tokens that it must have before it ends (min_tokens).
         num_candidates: of a beam: how many likeliest next tokens are wanted.
+        forbidden: bool [vocabulary], tokens that its grammar does not go on with; None: it has none.
     """
 
     params: RequestParams
@@ -33,3 +36,4 @@ class Choice:
     counts: TokenCounts | None = None
     may_end: bool = True
     num_candidates: int = 0
+    forbidden: np.ndarray | None = None

@@ -46,6 +46,10 @@ def commit(lineup: Lineup, scheduled: Scheduled, result: StepResult) -> list[Tok
             sequence.request.prompt_logprobs += result.prompt_logprobs.get(place) or []
         if drawn is None:
             continue
+        if drawn.error is not None:
+            logger.error("request %s: %s", sequence.request.id, drawn.error)
+            deltas += _fail(lineup, sequence.request, drawn.error)
+            continue
         if sequence.request.beams is not None:
             sequence.candidates = drawn.candidates
             searching[sequence.request] = None
@@ -122,7 +126,11 @@ def _fail_corrupted(lineup: Lineup, scheduled: Scheduled, result: StepResult) ->
         if is_corrupted and sequence.life == life:
             corrupted[sequence.request] = None
     wrong = {block for request in corrupted for s in request.live for block in lineup.kv.forget(s)}
-    deltas = [delta for request in corrupted for delta in _fail(lineup, request)]
+    deltas = []
+    for request in corrupted:
+        logger.error("request %s: %s", request.id, CORRUPTED)
+        lineup.num_corrupted += 1
+        deltas += _fail(lineup, request, CORRUPTED)
     # Who has ended meanwhile may have been one of them, or have shared what they computed.
     cache = lineup.kv.prefix_cache
     wrong |= cache.forget_pending(lambda owner: isinstance(owner, Sequence) and owner.row == NO_ROW)
@@ -133,17 +141,15 @@ def _fail_corrupted(lineup: Lineup, scheduled: Scheduled, result: StepResult) ->
     return deltas
 
 
-def _fail(lineup: Lineup, request: Request) -> list[TokenDelta]:
-    """Ends a request whose logits are no numbers."""
-    logger.error("request %s: %s", request.id, CORRUPTED)
-    lineup.num_corrupted += 1
+def _fail(lineup: Lineup, request: Request, error: str) -> list[TokenDelta]:
+    """Ends a request that cannot go on."""
     unfinished = [sequence.index for sequence in request.live]
     if request.beams is not None:
         unfinished = list(range(request.asked.num_sequences))
     else:
         unfinished += range(request.num_started, request.asked.num_sequences)
     lineup.finish(request.id, FinishReason.ERROR)
-    return [TokenDelta(request.id, index, [], FinishReason.ERROR, error=CORRUPTED) for index in unfinished]
+    return [TokenDelta(request.id, index, [], FinishReason.ERROR, error=error) for index in unfinished]
 
 
 def _advance_beams(lineup: Lineup, request: Request) -> list[TokenDelta]:

@@ -5,6 +5,7 @@ Everything a request can be refused for is refused here, before it touches the e
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from collections.abc import Sequence
 from typing import Protocol
@@ -12,6 +13,7 @@ from typing import Protocol
 from stoker_engine.contract.errors import RequestError
 from stoker_engine.core.engine_info import EngineInfo
 from stoker_engine.core.engine_request import EngineRequest
+from stoker_engine.core.grammar import Grammar
 from stoker_engine.core.sampling_params import BeamSearchParams, RequestParams, SamplingParams
 from stoker_engine.core.token_ids import TokenIds
 from stoker_engine.sizing.cache_groups import blocks_for_beams
@@ -49,6 +51,7 @@ class InputProcessor:
         priority: int = 0,
         cache_salt: str = "",
         bad_words: tuple[TokenSequence, ...] | None = None,
+        grammar: Grammar | None = None,
     ) -> EngineRequest:
         """Truncates and checks a prompt, and makes its request; see `of_prompt`.
 
@@ -56,7 +59,15 @@ class InputProcessor:
             RequestError: the engine cannot serve this; `param` names the field, by the names of `SamplingParams`.
         """
         prompt = prompt_tokens(prompt_token_ids, params.truncate_prompt_tokens, params.max_tokens, self._info)
-        return self.of_prompt(request_id, prompt, params, priority=priority, cache_salt=cache_salt, bad_words=bad_words)
+        return self.of_prompt(
+            request_id,
+            prompt,
+            params,
+            priority=priority,
+            cache_salt=cache_salt,
+            bad_words=bad_words,
+            grammar=grammar,
+        )
 
     def of_prompt(
         self,
@@ -67,11 +78,13 @@ class InputProcessor:
         priority: int = 0,
         cache_salt: str = "",
         bad_words: tuple[TokenSequence, ...] | None = None,
+        grammar: Grammar | None = None,
     ) -> EngineRequest:
         """Checks the parameters of a prompt that is checked, and makes its request.
 
         Args:
             bad_words: the token sequences of `params.bad_words`, if they are encoded already.
+            grammar: what `params.structured_outputs` asks for.
 
         Raises:
             RequestError: the engine cannot serve this; `param` names the field, by the names of `SamplingParams`.
@@ -82,6 +95,10 @@ class InputProcessor:
             self._check_sampling(params, max_tokens)
             seed = self._seeds.getrandbits(63) if params.seed is None else params.seed
             words = self._bad_words(params.bad_words) if bad_words is None else bad_words
+            assert (grammar is None) == (params.structured_outputs is None), "nothing here compiles grammars"
+            if grammar is not None:
+                self._check_ends()
+                params = dataclasses.replace(params, structured_outputs=None)  # the grammar says it
         else:
             self._check_beams(params, len(prompt), max_tokens)
             seed, words = 0, ()  # beams draw nothing
@@ -93,9 +110,18 @@ class InputProcessor:
             seed=seed,
             eos_token_ids=frozenset(self._info.eos_token_ids),
             bad_words=words,
+            grammar=grammar,
             priority=priority,
             cache_salt=cache_salt,
         )
+
+    def _check_ends(self) -> None:
+        if not any(token_id < self._info.vocab_size for token_id in self._info.eos_token_ids):
+            raise RequestError(
+                "this model has no end-of-sequence token, so an output that is complete could not end; "
+                "structured_outputs needs one (eos_token_id in its config.json)",
+                "structured_outputs",
+            )
 
     def _max_tokens(self, length: int, params: RequestParams) -> int:
         """Most tokens of each output, for a prompt of `length` tokens."""

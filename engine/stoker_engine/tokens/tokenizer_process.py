@@ -30,6 +30,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from stoker_engine.contract.errors import ModelError, RequestError, RequestFailedError, StokerError
+from stoker_engine.grammar.token_table import TokenTable
 from stoker_engine.tokens.tokenizer_worker import ANSWER, FORK, HELLO, JOB
 from stoker_engine.tokens.vocabulary import Vocabulary
 
@@ -190,6 +191,14 @@ class TokenizerProcess:
         """The text of tokens."""
         arguments = {"token_ids": list(token_ids), "skip_special_tokens": skip_special_tokens}
         return _text(*await self._do("decode", arguments))
+
+    async def token_table(self) -> TokenTable:
+        """The bytes of all tokens, for grammars.
+
+        Raises:
+            RequestError: the tokenizer does not write text token by token.
+        """
+        return TokenTable((await self._do("token_table", {}))[1])
 
     async def chat_text(
         self, messages: Sequence[Mapping[str, Any]], *, chat_template: str | None = None, **options: Any

@@ -7,7 +7,7 @@ be ended by ending its worker, what it took of memory is gone with it, and a tem
 neither hold up nor starve anybody. The process has a single thread, without which nobody may fork.
 
     job       length, pickle of (method of `Tokenizer`, arguments)
-    answer    length of the header, of the data; header as JSON: {"text": true}, {"lengths": …} or an error; data
+    answer    length of the header, of the data; header as JSON: {"text": true}, {"table": true}, {"lengths": …} or an error; data
 
 An answer is no pickle: it may come from a worker in which a stranger's template ran.
 """
@@ -145,6 +145,7 @@ def _read(jobs: BinaryIO) -> bytes | None:
 
 def _answer(connection: socket.socket, tokenizer: object, job: bytes) -> None:
     from stoker_engine.contract.errors import RequestError
+    from stoker_engine.grammar.token_table import TokenTable
 
     data: bytes = b""
     try:
@@ -154,6 +155,8 @@ def _answer(connection: socket.socket, tokenizer: object, job: bytes) -> None:
         if isinstance(result, str):
             header: dict[str, object] = {"text": True}
             data = result.encode("utf-8", "surrogatepass")
+        elif isinstance(result, TokenTable):
+            header, data = {"table": True}, result.data
         else:
             header = {"lengths": [len(ids) for ids in result]}
             data = array.array("I", [token_id for ids in result for token_id in ids]).tobytes()

@@ -12,8 +12,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from stoker_engine.contract.errors import RequestError
+from stoker_engine.grammar.token_table import TokenTable
 from stoker_engine.tokens.detokenizer import IncrementalDetokenizer
 from stoker_engine.tokens.piece_decoders import ByteLevel, PieceDecoder, byte_level_bytes, fallback_byte, piece_decoders
+from stoker_engine.tokens.token_bytes import token_table
 
 
 @dataclass(eq=False)
@@ -90,6 +92,14 @@ class Vocabulary:
             return byte_level_bytes(token)
         byte = fallback_byte(token)
         return token.replace("▁", " ").encode() if byte is None else bytes([byte])
+
+    def token_table(self) -> TokenTable:
+        """The bytes of all tokens, for grammars; takes a second for a large vocabulary.
+
+        Raises:
+            RequestError: the tokenizer does not write text token by token.
+        """
+        return token_table(self)
 
     @functools.lru_cache(maxsize=65536)  # noqa: B019 - a vocabulary lives as long as its process
     def token_text(self, token_id: int) -> str:

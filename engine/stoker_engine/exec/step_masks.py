@@ -1,0 +1,80 @@
+"""The grammars of a step's rows: in a thread beside the model, what may come next in each is found out.
+
+A row's matcher is a cache: its state is a function of the tokens of the row's output. So a sequence that was preempted
+or forked begins with a new one, which takes in all of them.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import Future, ThreadPoolExecutor
+
+from stoker_engine.core.step import Step
+from stoker_engine.exec.rows import Rows
+from stoker_engine.grammar.grammars import Grammars
+from stoker_engine.grammar.masks import FREE, Mask, Masks
+from stoker_engine.grammar.matcher import GrammarError, Matcher
+
+#: Of the sequences that sample, by place in the batch: a mask for the next token, and one behind each token of the
+#: draft. Those without a grammar are not there.
+StepMasksByPlace = dict[int, list[Mask]]
+
+
+class StepMasks:
+    """Finds the masks of steps, one step at a time.
+
+    Args:
+        grammars: the engine's.
+    """
+
+    def __init__(self, grammars: Grammars) -> None:
+        self._grammars = grammars
+        self._masks = Masks(grammars.vocab_size, grammars.eos_token_ids)
+        self._thread: ThreadPoolExecutor | None = None
+
+    def launch(self, step: Step, rows: Rows) -> Future[StepMasksByPlace] | None:
+        """Begins with the masks of a step, whose changes `rows` have taken in; None: nothing in it has a grammar. Until
+        they are there, nobody may write into the rows."""
+        places = [
+            place for place, row in enumerate(step.rows) if row in rows.constrained and step.num_samples[place] > 0
+        ] if rows.constrained else []
+        if not places:
+            return None
+        self._thread = self._thread or ThreadPoolExecutor(1, "masks")
+        return self._thread.submit(self._find, step, rows, places)
+
+    def _find(self, step: Step, rows: Rows, places: list[int]) -> StepMasksByPlace:
+        drafts = {draft.place: draft.token_ids for draft in step.drafts}
+        found: StepMasksByPlace = {}
+        matchers: list[Matcher] = []
+        ignores_eos: list[bool] = []
+        at: list[tuple[int, int]] = []  # place, and how much of the draft holds
+        for place in places:
+            row, draft = step.rows[place], drafts.get(place, [])
+            params = rows.states[row].new.asked.params
+            found[place] = [FREE] * (1 + len(draft))
+            try:
+                matcher = self._matcher(rows, row, step.starts[place] + step.lengths[place] - len(draft))
+            except GrammarError as error:
+                found[place] = [Mask(error=str(error))] * (1 + len(draft))
+                continue
+            for held in range(1 + len(draft)):
+                matchers.append(matcher)
+                ignores_eos.append(params.ignore_eos)
+                at.append((place, held))
+                if held < len(draft):
+                    matcher = matcher.copy()
+                    matcher.take([draft[held]])
+                    if matcher.error is not None:  # the draft does not hold here, nor behind
+                        break
+        for (place, held), mask in zip(at, self._masks.compute(matchers, ignores_eos), strict=True):
+            found[place][held] = mask
+        return found
+
+    def _matcher(self, rows: Rows, row: int, position: int) -> Matcher:
+        """The row's, which has taken in what its output holds before `position`."""
+        state = rows.states[row]
+        assert state.new.asked.grammar is not None
+        matcher = state.matcher = state.matcher or self._grammars.begin(state.new.asked.grammar)
+        known = rows.token_ids[row, state.num_prompt_tokens + matcher.num_taken : position]
+        matcher.take(known.tolist())
+        return matcher

@@ -1,0 +1,114 @@
+"""Compiled grammars: each is compiled once, beside the steps, and every sequence begins with a copy of it."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections import OrderedDict
+from collections.abc import Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TYPE_CHECKING, Final
+
+from stoker_engine.core.grammar import Grammar
+from stoker_engine.grammar.matcher import GrammarError, Matcher, first_line
+from stoker_engine.grammar.token_table import TokenTable
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher, LLTokenizer
+
+#: Grammars that are kept compiled, for requests to come.
+_KEPT: Final = 64
+
+#: Grammars that are compiled at the same time.
+_THREADS: Final = 2
+
+
+class Grammars:
+    """The grammars of one engine, safe to use from several threads.
+
+    Args:
+        vocab_size: how many logits a row has; ids that the token table has no bytes for are never chosen.
+        eos_token_ids: tokens that end an output, allowed exactly where the grammar may end.
+    """
+
+    def __init__(self, vocab_size: int, eos_token_ids: Iterable[int]) -> None:
+        self.vocab_size = vocab_size
+        self.eos_token_ids = sorted(token_id for token_id in eos_token_ids if token_id < vocab_size)
+        self._table: TokenTable | None = None
+        self._tokenizer: LLTokenizer | None = None
+        self._compiled: OrderedDict[str, LLMatcher] = OrderedDict()
+        self._lock = threading.Lock()  # held for as long as the vocabulary is read, or a grammar looked up
+        self._threads: ThreadPoolExecutor | None = None
+
+    def set_token_table(self, table: TokenTable) -> None:
+        """The vocabulary; before the first grammar."""
+        self._table = table
+
+    def prepare(self, grammar: Grammar) -> Future[None]:
+        """Compiles a grammar in a thread, if it is not compiled already; the vocabulary is read before the first one.
+        The future raises `GrammarError` where it cannot be compiled."""
+        self._threads = self._threads or ThreadPoolExecutor(_THREADS, "grammars")
+        return self._threads.submit(self._prepare, grammar.source)
+
+    def begin(self, grammar: Grammar) -> Matcher:
+        """The beginning of an output.
+
+        Raises:
+            GrammarError: the grammar cannot be compiled.
+        """
+        return Matcher(self._compile(grammar.source).deep_copy(), grammar.begins_after)
+
+    def _prepare(self, source: str) -> None:
+        self._compile(source)
+
+    def _compile(self, source: str) -> LLMatcher:
+        from llguidance import LLMatcher
+
+        with self._lock:
+            tokenizer = self._tokenizer = self._tokenizer or self._read()
+            if (compiled := self._compiled.get(source)) is not None:
+                self._compiled.move_to_end(source)
+                return compiled
+        compiled = LLMatcher(tokenizer, unforced(source), log_level=0)
+        if compiled.is_error():
+            raise GrammarError(f"the grammar cannot be compiled: {first_line(compiled.get_error())}")
+        with self._lock:
+            self._compiled[source] = compiled
+            while len(self._compiled) > _KEPT:
+                self._compiled.popitem(last=False)
+        return compiled
+
+    def _read(self) -> LLTokenizer:
+        from llguidance import LLTokenizer
+
+        assert self._table is not None, "a grammar came before the token table"
+        tokenizer = LLTokenizer(_Words(self._table, self.vocab_size, self.eos_token_ids), eos_token=self.eos_token_ids)
+        self._table = None
+        return tokenizer
+
+
+class _Words:
+    """The vocabulary in the form that llguidance reads: its ``TokenizerWrapper``."""
+
+    is_tokenizer_wrapper = True
+    bos_token_id = None
+
+    def __init__(self, table: TokenTable, vocab_size: int, eos_token_ids: list[int]) -> None:
+        words, special = table.unpack()
+        self.tokens = words[:vocab_size] + [b""] * (vocab_size - len(words))
+        self.special_token_ids = sorted({*special, *eos_token_ids})
+        self.eos_token_id = eos_token_ids[0]
+
+    def __call__(self, text: str) -> list[int]:
+        raise NotImplementedError("the engine has no tokenizer")
+
+
+def unforced(source: str) -> str:
+    """The same grammar, by which text that must come may come in any tokens.
+
+    llguidance would else have the tokens by which a tokenizer writes it, and there is no tokenizer here.
+    """
+    # As llguidance tells them apart: a list of grammars as JSON, or one in Lark.
+    grammars = json.loads(source)["grammars"] if source.lstrip().startswith("{") else [{"lark_grammar": source}]
+    name = grammars[0].setdefault("name", "grammar")
+    return json.dumps({"grammars": [{"lark_grammar": f'%llguidance {{"no_forcing": true}}\nstart: @{name}'}, *grammars]})

@@ -1,0 +1,66 @@
+"""What each token adds to a text, in bytes: how a grammar is spelled by tokens.
+
+In the middle of a text, where an output is. Decoders that hold part of a token back until the next one comes have no
+answer.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from stoker_engine.contract.errors import RequestError
+from stoker_engine.grammar.token_table import TokenTable
+from stoker_engine.tokens.piece_decoders import (
+    ByteFallback,
+    ByteLevel,
+    PieceDecoder,
+    Whole,
+    WordEnd,
+    byte_level_bytes,
+    fallback_byte,
+)
+
+if TYPE_CHECKING:
+    from stoker_engine.tokens.vocabulary import Vocabulary
+
+
+def token_table(vocabulary: Vocabulary) -> TokenTable:
+    """The bytes of all tokens.
+
+    Raises:
+        RequestError: the tokenizer's decoder is of a kind that does not write token by token.
+    """
+    decoders = vocabulary.piece_decoders()
+    if any(isinstance(decoder, Whole | WordEnd) for decoder in decoders):
+        raise RequestError(
+            "this model's tokenizer does not write text token by token, so its output cannot be constrained",
+            "structured_outputs",
+        )
+    special = {token_id for token_id, token in enumerate(vocabulary.tokens) if token in vocabulary.special}
+    special |= vocabulary.special_ids
+    if any(isinstance(decoder, ByteLevel) for decoder in decoders):
+        words = [b"" if token is None else byte_level_bytes(token) for token in vocabulary.tokens]
+    else:
+        _through(decoders, "x")  # what follows is not the first token
+        falls_back = any(isinstance(decoder, ByteFallback) for decoder in decoders)
+        words = [b"" if token is None else _bytes(decoders, token, falls_back) for token in vocabulary.tokens]
+    for token_id in special:
+        if (token := vocabulary.id_to_token(token_id)) is not None:
+            words[token_id] = token.encode()
+    return TokenTable.of(words, special)
+
+
+def _bytes(decoders: list[PieceDecoder], token: str, falls_back: bool) -> bytes:
+    byte = fallback_byte(token) if falls_back else None
+    return _through(decoders, token).encode("utf-8", "surrogatepass") if byte is None else bytes([byte])
+
+
+def _through(decoders: list[PieceDecoder], token: str) -> str:
+    pieces = [token]
+    for decoder in decoders:
+        pieces = [out for piece in pieces for out in _as_list(decoder.add(piece))]
+    return "".join(pieces)
+
+
+def _as_list(pieces: str | list[str]) -> list[str]:
+    return [pieces] if isinstance(pieces, str) else pieces
