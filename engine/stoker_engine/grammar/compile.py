@@ -1,30 +1,108 @@
-"""Structured outputs → a grammar as llguidance serialises it."""
+"""What an output must look like → the grammar that llguidance makes masks of, as text."""
 
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
 
 from stoker_engine.contract.errors import RequestError
 from stoker_engine.core.structured_outputs import StructuredOutputs
+from stoker_engine.grammar.json_schema import prepare_schema
+from stoker_engine.grammar.lark import lark_of
+from stoker_engine.grammar.limits import MAX_LENGTH
+from stoker_engine.grammar.regex_dialect import check_dialect
+from stoker_engine.grammar.structural_tag import StructuralTags
+
+#: The whitespace of JSON, where nothing is said of it: what programs write that indent. Without a bound, a model that
+#: has nothing to say may write blanks for ever.
+WHITESPACE: Final = r"[ \t]{1,8}|\r?\n[ \t]{0,64}"
+
+#: Regular expressions that match nothing but the whitespace of JSON.
+_ONLY_WHITESPACE: Final = re.compile(r"(?:[ \t\n\r]|\\[ntrs]|[\[\]()|*+?]|\(\?:|\{[0-9]+,?[0-9]*\})*")
 
 
-def compile_grammar(structured: StructuredOutputs) -> str:
-    """The grammar that an output must be a sentence of.
+def compile_grammar(outputs: StructuredOutputs, special: Mapping[str, int] | None = None) -> str:
+    """A grammar in llguidance's notation, as JSON: ``{"grammars": […]}``.
+
+    Whether llguidance can make masks of it, `check_grammar` says.
+
+    Args:
+        special: the model's special tokens, which structural tags may name.
 
     Raises:
-        RequestError: it cannot be compiled.
+        RequestError: it cannot be kept, or is malformed; `param` names the field, by the names of `StructuredOutputs`.
     """
+    param = f"structured_outputs.{outputs.kind}"
+    grammars = _grammars(outputs, param, special or {})
+    source = json.dumps({"grammars": grammars})
+    if len(source) > MAX_LENGTH:
+        raise RequestError(f"the grammar has {len(source)} characters; at most {MAX_LENGTH} are taken", param)
+    return source
+
+
+def _grammars(outputs: StructuredOutputs, param: str, special: Mapping[str, int]) -> list[dict[str, Any]]:
+    closed = outputs.disable_additional_properties
+    match outputs.kind:
+        case "json" | "json_object":
+            schema = {"type": "object"} if outputs.kind == "json_object" else outputs.json
+            prepared = prepare_schema(schema, param, closed)
+            if prepared is False:
+                raise RequestError("the schema is false: no output is valid by it", param)
+            return [
+                {"json_schema": {"x-guidance": _json_options(outputs), **(prepared if prepared is not True else {})}}
+            ]
+        case "regex":
+            return _of_regex(outputs.regex or "", param)
+        case "choice":
+            return [{"lark_grammar": _of_choice(outputs.choice or (), param)}]
+        case "grammar":
+            _check_length(outputs.grammar or "", param)
+            return [{"lark_grammar": lark_of(outputs.grammar or "", param)}]
+        case _:
+            tags = StructuralTags(param, _json_options(outputs), closed, special)
+            return tags.grammars(outputs.structural_tag)
+
+
+def _json_options(outputs: StructuredOutputs) -> dict[str, Any]:
+    if outputs.disable_any_whitespace:
+        return {"whitespace_flexible": False}
+    pattern = outputs.whitespace_pattern
+    if pattern is None:
+        return {"whitespace_pattern": WHITESPACE}
+    if not _ONLY_WHITESPACE.fullmatch(pattern):
+        raise RequestError(
+            r"whitespace_pattern must match nothing but spaces, \t, \n and \r, such as '[ \n]{0,4}'",
+            "structured_outputs.whitespace_pattern",
+        )
+    return {"whitespace_pattern": pattern.replace(r"\s", r"[ \t\n\r]")}
+
+
+def _of_regex(pattern: str, param: str) -> list[dict[str, Any]]:
     from llguidance import LLMatcher
 
-    if structured.json_object:
-        return LLMatcher.grammar_from_json_schema({"type": "object"})
-    if structured.json is not None:
-        schema = structured.json if isinstance(structured.json, str) else json.dumps(structured.json)
-        return LLMatcher.grammar_from_json_schema(schema)
-    if structured.regex is not None:
-        return LLMatcher.grammar_from_regex(structured.regex)
-    if structured.choice is not None:
-        return LLMatcher.grammar_from_lark("start: " + " | ".join(json.dumps(each) for each in structured.choice))
-    if structured.grammar is not None:
-        return LLMatcher.grammar_from_lark(structured.grammar)
-    raise RequestError("structural_tag is not built yet", "structured_outputs")
+    _check_length(pattern, param)
+    try:
+        check_dialect(pattern)
+    except ValueError as error:
+        raise RequestError(f"regex: {error}", param) from None
+    grammars: list[dict[str, Any]] = json.loads(LLMatcher.grammar_from_regex(pattern))["grammars"]
+    return grammars
+
+
+def _of_choice(choices: Sequence[str], param: str) -> str:
+    """One terminal: thousands of rules would be beyond the parser."""
+    for choice in choices:
+        _check_length(choice, param)
+    literals = (json.dumps(choice, ensure_ascii=False) for choice in dict.fromkeys(choices))
+    return f"start: CHOICE\nCHOICE: {' | '.join(literals)}"
+
+
+def _check_length(text: str, param: str) -> None:
+    if len(text) > MAX_LENGTH:
+        raise RequestError(f"this has {len(text)} characters; at most {MAX_LENGTH} are taken", param)
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise RequestError("this holds a lone surrogate, which no output can have", param) from None

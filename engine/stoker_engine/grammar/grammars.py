@@ -111,4 +111,6 @@ def unforced(source: str) -> str:
     # As llguidance tells them apart: a list of grammars as JSON, or one in Lark.
     grammars = json.loads(source)["grammars"] if source.lstrip().startswith("{") else [{"lark_grammar": source}]
     name = grammars[0].setdefault("name", "grammar")
-    return json.dumps({"grammars": [{"lark_grammar": f'%llguidance {{"no_forcing": true}}\nstart: @{name}'}, *grammars]})
+    return json.dumps(
+        {"grammars": [{"lark_grammar": f'%llguidance {{"no_forcing": true}}\nstart: @{name}'}, *grammars]}
+    )

@@ -9,6 +9,7 @@ larger jobs, whose workers have grown, begin each with a new one too, so that me
     medium       up to 1 MiB
     large        more
     untrusted    a template that came with a request, with limits on time and memory
+    grammars     what outputs must look like, likewise
 """
 
 from __future__ import annotations
@@ -30,7 +31,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from stoker_engine.contract.errors import ModelError, RequestError, RequestFailedError, StokerError
+from stoker_engine.core.structured_outputs import StructuredOutputs
+from stoker_engine.grammar.limits import COMPILE_CPU_S, COMPILE_MEMORY, COMPILE_TIMEOUT_S
 from stoker_engine.grammar.token_table import TokenTable
+from stoker_engine.tokens.kept_grammars import KeptGrammars
 from stoker_engine.tokens.tokenizer_worker import ANSWER, FORK, HELLO, JOB
 from stoker_engine.tokens.vocabulary import Vocabulary
 
@@ -46,8 +50,11 @@ TEMPLATE_MEMORY: Final = 512 * 1024**2
 #: Most bytes that an answer of a worker in which a stranger's template ran may have.
 _MOST_UNTRUSTED = 256 * 1024**2
 
-#: Seconds after which a process that forks no worker is taken for stopped.
-_FORK_TIMEOUT_S = 10.0
+#: Seconds after which a process that forks no worker is taken for stopped; it may read the vocabulary for grammars first.
+_FORK_TIMEOUT_S = 30.0
+
+#: The code of what takes too much to be compiled.
+TOO_COMPLEX: Final = "grammar_too_complex"
 
 _FAILED = "the tokenizer failed at this request; see the server's log"
 
@@ -103,7 +110,7 @@ class _Lane:
 
     timeout: float
     keeps: bool = False
-    fork: bytes = FORK.pack(0, 0, 5)
+    fork: bytes = FORK.pack(0, 0, 5, False)
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)
     worker: _Worker | None = None
 
@@ -120,11 +127,15 @@ class TokenizerProcess:
     def __init__(self, path: Path, chat_template: str | None = None, log_format: str = "text") -> None:
         self._arguments = [log_format, str(path), *([] if chat_template is None else [chat_template])]
         self._lanes = {
-            "small": _Lane(30, keeps=True, fork=FORK.pack(0, 0, 0)),
+            "small": _Lane(30, keeps=True, fork=FORK.pack(0, 0, 0, False)),
             "medium": _Lane(120),
             "large": _Lane(600),
-            "untrusted": _Lane(TEMPLATE_TIMEOUT_S, fork=FORK.pack(TEMPLATE_MEMORY, int(TEMPLATE_TIMEOUT_S) + 1, 5)),
+            "untrusted": _Lane(
+                TEMPLATE_TIMEOUT_S, fork=FORK.pack(TEMPLATE_MEMORY, int(TEMPLATE_TIMEOUT_S) + 1, 5, False)
+            ),
+            "grammars": _Lane(COMPILE_TIMEOUT_S, fork=FORK.pack(COMPILE_MEMORY, COMPILE_CPU_S, 5, True)),
         }
+        self._grammars = KeptGrammars()
         self._workers: set[_Worker] = set()
         self._process: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
@@ -215,12 +226,37 @@ class TokenizerProcess:
         if chat_template is None:
             return _text(*await self._do("chat_text", arguments))
         try:
-            return _text(*await self._do("chat_text", arguments, untrusted=True))
+            return _text(*await self._do("chat_text", arguments, "untrusted"))
         except TimeoutError:
             sentence = f"the chat template was stopped: it took longer than {TEMPLATE_TIMEOUT_S:g} s"
         except RequestFailedError:
             sentence = f"the chat template was stopped: it crashed, or took more than {TEMPLATE_MEMORY >> 20} MiB"
         raise RequestError(f"{sentence}; send a simpler one", "chat_template")
+
+    async def compile_grammar(self, structured: StructuredOutputs) -> str:
+        """The grammar that an output must keep, checked, as llguidance reads it; see `grammar.compile`.
+
+        What was compiled, or refused, lately is known.
+
+        Raises:
+            RequestError: it is malformed, too large, takes too much, or no output keeps it.
+        """
+        return await self._grammars.get(structured, self._compile_grammar)
+
+    async def _compile_grammar(self, structured: StructuredOutputs) -> str:
+        try:
+            return _text(*await self._do("compile_grammar", {"structured": structured}, "grammars"))
+        except TimeoutError:
+            sentence = f"it took longer than {COMPILE_TIMEOUT_S:g} s"
+        except RequestFailedError:
+            sentence = (
+                f"it took more than {COMPILE_CPU_S} s of processor time or {COMPILE_MEMORY >> 20} MiB, or crashed"
+            )
+        raise RequestError(
+            f"this could not be compiled: {sentence}; send something simpler",
+            f"structured_outputs.{structured.kind}",
+            TOO_COMPLEX,
+        )
 
     def close(self) -> None:
         """Ends the process, and all work."""
@@ -234,18 +270,22 @@ class TokenizerProcess:
             self._process.wait()
 
     async def _do(
-        self, method: str, arguments: Mapping[str, Any], untrusted: bool = False
+        self, method: str, arguments: Mapping[str, Any], confined: str | None = None
     ) -> tuple[dict[str, Any], bytes]:
         """Has a worker call a method of the tokenizer.
+
+        Args:
+            confined: the lane of what may do harm; else its size says which.
 
         Raises:
             RequestError: what the method raised.
             RequestFailedError: the worker died of it.
-            TimeoutError: it took too long, in the lane of the untrusted.
+            TimeoutError: it took too long, in a lane of what may do harm.
         """
         job = pickle.dumps((method, arguments))
         by_size = next((name for most, name in _LANES if len(job) <= most), "large")
-        lane = self._lanes["untrusted" if untrusted else by_size]
+        lane = self._lanes[confined or by_size]
+        untrusted = confined is not None
         async with lane.turn:
             for attempt in (1, 2):
                 try:

@@ -6,8 +6,9 @@ A worker shares the loaded tokenizer's memory and does one job after the other, 
 be ended by ending its worker, what it took of memory is gone with it, and a template of a stranger runs where it can
 neither hold up nor starve anybody. The process has a single thread, without which nobody may fork.
 
-    job       length, pickle of (method of `Tokenizer`, arguments)
-    answer    length of the header, of the data; header as JSON: {"text": true}, {"table": true}, {"lengths": …} or an error; data
+    job       length, pickle of (method of `Tokenizer`, or of `GrammarCompiler`; arguments)
+    answer    length of the header, of the data; header as JSON: {"text": true}, {"table": true}, {"lengths": …} or an
+              error; data
 
 An answer is no pickle: it may come from a worker in which a stranger's template ran.
 """
@@ -28,7 +29,10 @@ import socket
 import struct
 import sys
 from pathlib import Path
-from typing import BinaryIO, Final
+from typing import TYPE_CHECKING, BinaryIO, Final
+
+if TYPE_CHECKING:
+    from stoker_engine.tokens.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
 
@@ -38,8 +42,9 @@ ANSWER: Final = struct.Struct("!QQ")
 HELLO: Final = struct.Struct("!Q")
 
 #: What the control socket says along with a worker's own socket: bytes of memory that it may take beyond what it shares
-#: and seconds of CPU time (0: no limit), and how much less urgent than the rest of the server it is.
-FORK: Final = struct.Struct("!QQB")
+#: and seconds of CPU time (0: no limit), how much less urgent than the rest of the server it is, and whether it is for
+#: grammars.
+FORK: Final = struct.Struct("!QQB?")
 
 
 def main(argv: list[str]) -> int:
@@ -90,15 +95,35 @@ def _render_wrongly() -> None:
             chat_template.render(template, [{"role": "user", "content": ""}])
 
 
-def _fork_workers(control: socket.socket, tokenizer: object) -> None:
+def _fork_workers(control: socket.socket, tokenizer: Tokenizer) -> None:
+    grammars: object = None
     while True:
         message, descriptors, _, _ = socket.recv_fds(control, FORK.size, 1)
         if not message:
             return
+        memory, cpu_seconds, niceness, compiles = FORK.unpack(message)
+        if compiles and grammars is None:
+            grammars = _grammar_compiler(tokenizer)
         if os.fork() == 0:
             control.close()
-            _work(tokenizer, socket.socket(fileno=descriptors[0]), *FORK.unpack(message))
+            worker = socket.socket(fileno=descriptors[0])
+            _work(grammars if compiles else tokenizer, worker, memory, cpu_seconds, niceness)
         os.close(descriptors[0])
+
+
+def _grammar_compiler(tokenizer: Tokenizer) -> object:
+    """What compiles grammars, made when the first one comes; forks share it."""
+    from stoker_engine.tokens.grammar_compiler import GrammarCompiler
+
+    try:
+        compiler = GrammarCompiler(tokenizer)
+    except Exception:  # its jobs fail, and no others
+        logger.exception("the vocabulary cannot be read for grammars")
+        return None
+    gc.collect()
+    gc.freeze()
+    _trim()
+    return compiler
 
 
 def _work(tokenizer: object, connection: socket.socket, memory: int, cpu_seconds: int, niceness: int) -> None:

@@ -1,0 +1,68 @@
+"""Whether masks can be made of a grammar: tried by what the engine runs, where it may take no more than it may."""
+
+from __future__ import annotations
+
+import random
+import re
+from typing import Final
+
+from stoker_engine.contract.errors import RequestError
+from stoker_engine.core.grammar import Grammar
+from stoker_engine.grammar.grammars import Grammars
+from stoker_engine.grammar.limits import TRIED_STEPS, parser_limits
+from stoker_engine.grammar.matcher import GrammarError
+
+#: What a mask's bytes are searched for: a token that may come.
+_ANY: Final = re.compile(rb"[^\0]")
+
+#: Most characters of an error.
+_LONGEST: Final = 300
+
+
+def check_grammar(grammars: Grammars, source: str, param: str) -> None:
+    """Compiles a grammar, and tries the first steps of an output that keeps it.
+
+    Some limits are reached only once there is text: an object of thousands of optional properties compiles.
+
+    Raises:
+        RequestError: the grammar is malformed, too large, or no output keeps it.
+    """
+    try:
+        matcher = grammars.begin(Grammar(source)).matcher
+    except GrammarError as error:
+        raise RequestError(_why(source) or str(error), param) from None
+    rng = random.Random(0)
+    for step in range(TRIED_STEPS):
+        mask = matcher.compute_bitmask()
+        if matcher.is_error():
+            if step == 0 and "NoExtension" in matcher.get_error():
+                raise RequestError("no output keeps to this: something in it is contradictory, or never ends", param)
+            raise RequestError(_sentence(matcher.get_error()), param)
+        if matcher.is_stopped():
+            return
+        places = [match.start() for match in _ANY.finditer(mask)]
+        if not places:
+            raise RequestError("no output keeps to this: something in it is contradictory", param)
+        place = rng.choice(places)
+        token_id = 8 * place + rng.choice([bit for bit in range(8) if mask[place] >> bit & 1])
+        if not matcher.consume_token(token_id):
+            raise RequestError(_sentence(matcher.get_error()), param)
+
+
+def _why(source: str) -> str:
+    """What the library has against a grammar, at length; empty: nothing, without the vocabulary."""
+    from llguidance import LLMatcher
+
+    failed, reasons = LLMatcher.validate_grammar_with_warnings(source, limits=parser_limits())
+    return _sentence(reasons[0]) if failed else ""
+
+
+def _sentence(error: str) -> str:
+    """An error of the library's, without its backtraces and drawings."""
+    if "panic" in error:
+        return "the grammar's compiler failed at this; write it in another way"
+    if "Current row has" in error or "lexer error: too many" in error or "fuel" in error:
+        return "the grammar is too large: at some place an output could go on in too many ways. Send a simpler one"
+    if reason := re.search(r"^error: (.*)$", error, re.MULTILINE):
+        return f"the regular expression cannot be compiled: {reason[1]}"[:_LONGEST]
+    return error.partition("\n")[0].partition(" <state>")[0][:_LONGEST]

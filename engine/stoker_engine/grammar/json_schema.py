@@ -1,0 +1,283 @@
+"""JSON Schemas made ready for llguidance: what it would leave unchecked is refused, by name.
+
+Whatever is accepted here is kept by every output: the compiler ignores a keyword that the schema's draft does not have,
+and reads numbers as floats. So this walks over a schema first.
+
+https://json-schema.org/draft/2020-12, and llguidance's docs/json_schema.md for what is implemented.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any, Final, NoReturn
+from urllib.parse import quote, unquote
+
+from stoker_engine.contract.errors import RequestError
+from stoker_engine.grammar.limits import MAX_LENGTH, MAX_NESTING
+from stoker_engine.grammar.regex_dialect import check_dialect
+
+#: Drafts by what ``$schema`` says. All are read as the latest one, which says more than any of the others.
+_DRAFTS: Final = re.compile(r"https?://json-schema\.org/(draft/(2020-12|2019-09)|draft-0[467])/schema#?")
+
+#: Keywords of any draft that no grammar expresses → values that ask for nothing.
+_UNSUPPORTED: Final[Mapping[str, tuple[Any, ...]]] = {
+    "$dynamicRef": (),
+    "$recursiveRef": (),
+    "contains": (),
+    "dependencies": ({},),
+    "dependentRequired": ({},),
+    "dependentSchemas": ({},),
+    "disallow": (),
+    "divisibleBy": (),
+    "extends": (),
+    "not": (False,),
+    "propertyNames": (True, {}, {"type": "string"}),
+    "unevaluatedItems": (True, {}),
+    "unevaluatedProperties": (True, {}),
+    "uniqueItems": (False,),
+}
+#: These mean nothing without others.
+_DEPENDENT: Final = ("if", "then", "else", "minContains", "maxContains", "$recursiveAnchor", "$vocabulary")
+
+_SCHEMA: Final = ("additionalProperties", "additionalItems", "items")
+_SCHEMAS: Final = ("allOf", "anyOf", "oneOf", "prefixItems", "items")
+_NAMED_SCHEMAS: Final = ("properties", "patternProperties", "$defs", "definitions")
+_IN_PLACE: Final = ("$ref", "allOf", "anyOf", "oneOf")
+_NUMBERS: Final = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf", "const", "enum")
+
+_FORMATS: Final = ("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri")
+
+
+def prepare_schema(given: Any, param: str, closed: bool = False) -> Any:
+    """A schema that says the same and that llguidance compiles to the whole of what it says, or not at all.
+
+    Args:
+        given: the schema: an object, a boolean, or their text.
+        param: the field that it came in.
+        closed: objects have only the properties that they name, unless they say something of others.
+
+    Raises:
+        RequestError: it is no schema, too large, or asks for what cannot be kept; the sentence names the keyword.
+    """
+    schema = _parse(given, param)
+    if isinstance(schema, bool):
+        return schema
+    if not isinstance(schema, dict):
+        raise RequestError(f"a JSON Schema is an object or a boolean, not {_kind(schema)}", param)
+    _check_nesting(schema, param)
+    return _Preparation(schema, param, closed).done()
+
+
+def _parse(given: Any, param: str) -> Any:
+    if not isinstance(given, str):
+        try:
+            given = json.dumps(given, allow_nan=False)
+        except (ValueError, TypeError, RecursionError) as error:
+            raise RequestError(f"this is no JSON Schema: {error}", param) from None
+    if len(given) > MAX_LENGTH:
+        raise RequestError(f"the schema has {len(given)} characters; at most {MAX_LENGTH} are taken", param)
+    try:
+        return json.loads(given, parse_constant=_no_constant)
+    except RecursionError:
+        raise _too_deep(param) from None
+    except ValueError as error:
+        raise RequestError(f"the schema is no JSON: {error}", param) from None
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no JSON")
+
+
+def _check_nesting(schema: Any, param: str) -> None:
+    level, depth = [schema], 0
+    while level:
+        depth += 1
+        if depth > MAX_NESTING:
+            raise _too_deep(param)
+        inner = (value.values() if isinstance(value, dict) else value for value in level)
+        level = [value for values in inner for value in values if isinstance(value, dict | list) and value]
+
+
+def _too_deep(param: str) -> RequestError:
+    return RequestError(f"the schema nests more than {MAX_NESTING} objects and arrays; use $ref for parts of it", param)
+
+
+def _kind(value: Any) -> str:
+    return {"list": "a list", "str": "a string", "NoneType": "null"}.get(type(value).__name__, "a number")
+
+
+class _Preparation:
+    """Walks over one schema, and changes it in place."""
+
+    def __init__(self, schema: dict[str, Any], param: str, closed: bool) -> None:
+        self._root = copy.deepcopy(schema)
+        self._param = param
+        self._closed = closed
+        self._seen: set[int] = set()
+        self._refs: list[tuple[dict[str, Any], str]] = []
+        self._anchors: dict[str, str] = {}
+        self._uri = ""
+        self._is_draft4 = False
+
+    def done(self) -> dict[str, Any]:
+        root = self._root
+        if "x-guidance" in root:
+            self._refuse("#", "x-guidance belongs to another server's schemas; leave it out")
+        draft = root.pop("$schema", None)
+        self._is_draft4 = isinstance(draft, str) and "draft-04" in draft
+        uri = root.pop("id" if self._is_draft4 else "$id", None)
+        self._uri = uri.partition("#")[0] if isinstance(uri, str) else ""
+        if draft is not None and not (isinstance(draft, str) and _DRAFTS.fullmatch(draft)):
+            self._refuse("#", f"$schema names {str(draft)[:100]!r}; use JSON Schema's drafts 4 to 2020-12")
+        self._walk(root, "#")
+        while self._refs:
+            schema, place = self._refs.pop()
+            self._resolve(schema, place)
+        return root
+
+    def _refuse(self, place: str, sentence: str) -> NoReturn:
+        raise RequestError(f"{sentence} (at {place[:200]})", self._param)
+
+    def _unsupported(self, keyword: str, place: str) -> NoReturn:
+        self._refuse(place, f"the keyword {keyword} is not supported: no grammar expresses it. Leave it out")
+
+    def _walk(self, schema: Any, place: str) -> None:
+        if not isinstance(schema, dict) or id(schema) in self._seen:
+            return
+        self._seen.add(id(schema))
+        self._check_keywords(schema, place)
+        for name in ("$anchor", "$dynamicAnchor"):
+            if isinstance(anchor := schema.pop(name, None), str):
+                self._anchors[anchor] = place
+        if "$ref" in schema:
+            self._refs.append((schema, place))
+        for inner, where in _subschemas(schema, place):
+            self._walk(inner, where)
+        names = any(isinstance(schema.get(name), dict) for name in ("properties", "patternProperties"))
+        if self._closed and names:
+            schema.setdefault("additionalProperties", False)
+
+    def _check_keywords(self, schema: dict[str, Any], place: str) -> None:
+        if place != "#":
+            schema.pop("$schema", None)
+            if isinstance(schema.get("$id"), str) or (self._is_draft4 and isinstance(schema.get("id"), str)):
+                self._refuse(place, "$id within a schema is not supported: it would change what $ref refers to")
+        if schema.get("unevaluatedProperties") is False and not any(name in schema for name in _IN_PLACE):
+            del schema["unevaluatedProperties"]
+            schema.setdefault("additionalProperties", False)
+        for name, neutral in _UNSUPPORTED.items():
+            if name in schema:
+                given = schema.pop(name)
+                if not any(_same(given, value) for value in neutral):
+                    self._unsupported(name, place)
+        if "if" in schema and not schema.keys().isdisjoint(("then", "else")):
+            self._unsupported("if", place)
+        for name in _DEPENDENT:
+            schema.pop(name, None)
+        if "additionalItems" in schema and "prefixItems" in schema:
+            self._refuse(place, "additionalItems and prefixItems are of different drafts; use items with prefixItems")
+        self._check_values(schema, place)
+
+    def _check_values(self, schema: dict[str, Any], place: str) -> None:
+        for name in _NUMBERS:
+            for number in _numbers(schema.get(name)):
+                if isinstance(number, int) and not _is_exact(number):
+                    self._refuse(place, f"{name}: integers are kept up to 2**53; {str(number)[:40]} is beyond that")
+        if isinstance(schema.get("pattern"), str):
+            self._check_pattern(schema["pattern"], place)
+        if isinstance(patterns := schema.get("patternProperties"), dict):
+            for pattern in patterns:
+                self._check_pattern(pattern, place)
+        self._check_format(schema, place)
+        self._check_min_properties(schema, place)
+
+    def _check_pattern(self, pattern: str, place: str) -> None:
+        try:
+            check_dialect(pattern)
+        except ValueError as error:
+            self._refuse(place, f"pattern {pattern[:100]!r}: {error}")
+
+    def _check_format(self, schema: dict[str, Any], place: str) -> None:
+        """Formats of numbers say nothing of their text."""
+        kind = schema.get("type", "string")
+        is_string = "string" in (kind if isinstance(kind, list) else [kind])
+        if is_string and schema.get("format", "date") not in _FORMATS:
+            name = str(schema["format"])[:100]
+            self._refuse(place, f"the format {name!r} is not supported; leave it out, or use {', '.join(_FORMATS)}")
+
+    def _check_min_properties(self, schema: dict[str, Any], place: str) -> None:
+        """Objects whose properties are not named may hold one twice, which then counts once."""
+        least = schema.get("minProperties")
+        required = schema.get("required")
+        named = set(map(str, required)) if isinstance(required, list) else set()
+        closed = schema.get("additionalProperties") is False and not schema.get("patternProperties")
+        if isinstance(least, int) and least > len(named) + 1 and not closed:
+            self._refuse(
+                place,
+                f"minProperties: {least} is not supported where properties are not named; name them in required, "
+                "or set additionalProperties to false",
+            )
+
+    def _resolve(self, schema: dict[str, Any], place: str) -> None:
+        """Has a reference be a pointer into this schema, and walks over what it refers to."""
+        given = schema["$ref"]
+        if not isinstance(given, str):
+            self._refuse(place, "$ref must be a string")
+        ref = given.removeprefix(self._uri) if self._uri and given.startswith(f"{self._uri}#") else given
+        if not ref.startswith("#"):
+            self._refuse(place, f"$ref: {given[:100]!r} is outside this schema; put what it refers to into $defs")
+        pointer = unquote(ref[1:])
+        if pointer and not pointer.startswith("/"):
+            if pointer not in self._anchors:
+                self._refuse(place, f"$ref: there is no $anchor {pointer[:100]!r}")
+            schema["$ref"] = quote(self._anchors[pointer], safe="#/$~")
+            return
+        schema["$ref"] = ref
+        target: Any = self._root
+        for segment in pointer.split("/")[1:]:
+            key = segment.replace("~1", "/").replace("~0", "~")
+            if isinstance(target, dict) and key and key in target:
+                target = target[key]
+            elif isinstance(target, list) and re.fullmatch("[0-9]{1,9}", key) and int(key) < len(target):
+                target = target[int(key)]
+            else:
+                self._refuse(place, f"$ref: there is nothing at {given[:100]!r}")
+        if not isinstance(target, dict | bool):
+            self._refuse(place, f"$ref: what is at {given[:100]!r} is no schema")
+        self._walk(target, ref)
+
+
+def _subschemas(schema: dict[str, Any], place: str) -> Iterator[tuple[Any, str]]:
+    for name in _SCHEMA:
+        if isinstance(schema.get(name), dict):
+            yield schema[name], f"{place}/{name}"
+    for name in _SCHEMAS:
+        if isinstance(schema.get(name), list):
+            for index, inner in enumerate(schema[name]):
+                yield inner, f"{place}/{name}/{index}"
+    for name in _NAMED_SCHEMAS:
+        if isinstance(schema.get(name), dict):
+            for key, inner in schema[name].items():
+                yield inner, f"{place}/{name}/{key.replace('~', '~0').replace('/', '~1')}"
+
+
+def _numbers(value: Any) -> Iterator[int | float]:
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, list):
+        for inner in value:
+            yield from _numbers(inner)
+    elif isinstance(value, int | float) and not isinstance(value, bool):
+        yield value
+
+
+def _is_exact(number: int) -> bool:
+    return abs(number) <= 2**53
+
+
+def _same(value: Any, neutral: Any) -> bool:
+    """Equality, except that 0 is not false."""
+    return type(value) is type(neutral) and bool(value == neutral)

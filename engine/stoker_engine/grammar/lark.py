@@ -1,0 +1,65 @@
+"""Grammars that users write: Lark's syntax, as llguidance reads it, and GBNF (EBNF), which becomes it.
+
+https://github.com/guidance-ai/llguidance/blob/main/docs/syntax.md
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from typing import Any, Final
+
+from stoker_engine.contract.errors import RequestError
+from stoker_engine.grammar.json_schema import prepare_schema
+
+#: Options of a whole grammar that say something about the text.
+_OPTIONS: Final = frozenset({"allow_initial_skip", "ignore_once", "no_forcing"})
+
+#: ``name[options]:``, at the beginning of a line
+_RULE_OPTIONS: Final = re.compile(r"^\s*[?!]*[\w-]+\s*(?:\{[^}\n]*\}|::[^\[\n]*)?\[([^\n]*)\]\s*:", re.MULTILINE)
+_UNKEPT: Final = re.compile(r"\b(max_tokens|temperature|stop)\s*=")
+
+
+def lark_of(grammar: str, param: str) -> str:
+    """A user's grammar in Lark's syntax, with the schemas in it prepared.
+
+    Raises:
+        RequestError: it cannot be read, or asks for more than which text may come.
+    """
+    from llguidance.gbnf_to_lark import any_to_lark
+
+    try:
+        lark = any_to_lark(grammar)
+    except RecursionError:
+        raise RequestError("the grammar is nested too deeply", param) from None
+    except Exception as error:  # whatever it raises, at what is no GBNF
+        raise RequestError(f"the grammar cannot be read as Lark or GBNF: {error}"[:500], param) from None
+    for options in _RULE_OPTIONS.findall(lark):
+        if unkept := _UNKEPT.search(options):
+            raise RequestError(f"the rule option {unkept[1]} is not supported; leave it out", param)
+    lark = _each_json(lark, "%llguidance", lambda options: _check_options(options, param))
+    return _each_json(lark, "%json", lambda schema: prepare_schema(schema, param))
+
+
+def _each_json(lark: str, directive: str, change: Callable[[Any], Any]) -> str:
+    """Puts `change` of it in the place of the JSON after each `directive`; what is no JSON the compiler refuses."""
+    decoder, parts, end = json.JSONDecoder(), [], 0
+    for match in re.finditer(rf"{directive}\s*", lark):
+        if match.start() < end:
+            continue  # within the JSON before
+        try:
+            value, after = decoder.raw_decode(lark, match.end())
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(value, dict | bool):
+            parts += [lark[end : match.end()], json.dumps(change(value))]
+            end = after
+    return "".join((*parts, lark[end:]))
+
+
+def _check_options(options: Any, param: str) -> Any:
+    unknown = next((name for name in options if name not in _OPTIONS), None) if isinstance(options, dict) else None
+    if unknown is not None:
+        raise RequestError(f"%llguidance: the option {unknown[:100]} is not supported; leave it out", param)
+    return options

@@ -1,0 +1,42 @@
+"""How much a grammar may take: of whoever compiles it, and of each step of the engine."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from llguidance import LLParserLimits
+
+#: Most characters of a constraint as it is sent, and most bytes of what it becomes.
+MAX_LENGTH: Final = 2**20
+
+#: Most nested objects and arrays of a JSON Schema; vLLM's.
+MAX_NESTING: Final = 64
+
+#: Seconds of processor time, and bytes of memory, that compiling one may take.
+COMPILE_CPU_S: Final = 2
+COMPILE_MEMORY: Final = 512 * 1024**2
+
+#: Seconds after which it is given up all the same, where the machine is busy.
+COMPILE_TIMEOUT_S: Final = 20.0
+
+#: Steps that are tried of a grammar before it is taken.
+TRIED_STEPS: Final = 24
+
+
+def parser_limits() -> LLParserLimits:
+    """llguidance's limits, which bound a step: a mask takes a few milliseconds at most.
+
+    What is beyond them is an error of that grammar. Errors leave out the state of the parser, which is the output.
+    """
+    from llguidance import LLParserLimits
+
+    return LLParserLimits(
+        max_items_in_row=2_000,
+        initial_lexer_fuel=1_000_000,
+        step_lexer_fuel=200_000,
+        step_max_items=50_000,
+        max_lexer_states=50_000,
+        max_grammar_size=500_000,
+        verbose_errors=False,
+    )

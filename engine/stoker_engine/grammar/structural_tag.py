@@ -1,0 +1,229 @@
+"""Structural tags: free text, within which what stands between tags is constrained. vLLM's two ways to write them.
+
+The first: once one of `triggers` has come, the text goes on with one of the `structures` that begin with it.
+
+    {"type": "structural_tag", "triggers": ["<f"], "structures": [{"begin": "<f=x>", "schema": {…}, "end": "</f>"}]}
+
+The second is a tree of formats (https://xgrammar.mlc.ai/docs/tutorials/structural_tag.html), of which these are known:
+const_string, any_text, json_schema, regex, grammar, sequence, or, optional, plus, star, repeat, tag, triggered_tags,
+tags_with_separator.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Any, Final, NoReturn
+
+from stoker_engine.contract.errors import RequestError
+from stoker_engine.grammar.json_schema import prepare_schema
+from stoker_engine.grammar.lark import lark_of
+from stoker_engine.grammar.limits import MAX_LENGTH, MAX_NESTING
+
+#: Most tags and formats; each is a rule of the grammar.
+MAX_FORMATS: Final = 2_000
+
+
+class StructuralTags:
+    """Makes the grammar of one structural tag.
+
+    Args:
+        json_options: how JSON within it is written: llguidance's ``x-guidance``.
+        closed: see `prepare_schema`.
+        special: the model's special tokens. Where a begin, end or trigger is one of them, it is that token, and else
+            text.
+    """
+
+    def __init__(
+        self,
+        param: str,
+        json_options: Mapping[str, Any],
+        closed: bool = False,
+        special: Mapping[str, int] | None = None,
+    ) -> None:
+        self._param = param
+        self._json_options = json_options
+        self._closed = closed
+        self._special = special or {}
+        self._rules: list[str] = []
+        self._grammars: list[dict[str, Any]] = []
+        self._depth = 0
+
+    def grammars(self, given: Any) -> list[dict[str, Any]]:
+        """llguidance's list of grammars, the first of which is the whole.
+
+        Raises:
+            RequestError: the tag is malformed, or holds what cannot be constrained.
+        """
+        tag = self._parse(given)
+        start = self._format(tag["format"]) if "format" in tag else self._of_structures(tag)
+        lark = "\n".join([f"start: {start}", *self._rules, r"ANY_TEXT: /(.|\n)*/"])
+        return [{"name": "tags", "lark_grammar": lark}, *self._grammars]
+
+    def _refuse(self, sentence: str) -> NoReturn:
+        raise RequestError(f"structural_tag: {sentence}", self._param)
+
+    def _parse(self, given: Any) -> dict[str, Any]:
+        if isinstance(given, str):
+            if len(given) > MAX_LENGTH:
+                self._refuse(f"it has {len(given)} characters; at most {MAX_LENGTH} are taken")
+            try:
+                given = json.loads(given)
+            except (ValueError, RecursionError) as error:
+                self._refuse(f"it is no JSON: {error}")
+        if not isinstance(given, Mapping):
+            self._refuse("it must be an object, or the text of one")
+        return dict(given)
+
+    def _get(self, tag: Mapping[str, Any], name: str, kind: type, default: Any = None) -> Any:
+        value = tag.get(name, default)
+        if not isinstance(value, kind):
+            word = {"str": "a string", "list": "a list", "dict": "an object", "bool": "true or false"}
+            self._refuse(f"{name} must be {word.get(kind.__name__, 'a number')}")
+        return value
+
+    def _of_structures(self, tag: Mapping[str, Any]) -> str:
+        structures = [
+            {
+                "begin": self._get(structure, "begin", str),
+                "content": {"type": "json_schema", "json_schema": structure.get("schema") or {}},
+                "end": self._get(structure, "end", str),
+            }
+            for structure in self._get(tag, "structures", list)
+            if isinstance(structure, dict) or self._refuse("structures must be objects with begin, schema and end")
+        ]
+        return self._triggered_tags({"triggers": tag.get("triggers"), "tags": structures})
+
+    def _format(self, given: Any) -> str:
+        """The expression of a format."""
+        if not isinstance(given, dict):
+            self._refuse("a format must be an object with a type")
+        kind = given.get("type")
+        makers: dict[Any, Callable[[Mapping[str, Any]], str]] = {
+            "const_string": lambda one: self._text(self._get(one, "value", str)),
+            "any_text": lambda one: self._any_text(one),
+            "json_schema": lambda one: self._json(one.get("json_schema")),
+            "regex": lambda one: self._regex(self._get(one, "pattern", str)),
+            "grammar": lambda one: self._side_grammar(lark_of(self._get(one, "grammar", str), self._param)),
+            "sequence": lambda one: self._all(one, " "),
+            "or": lambda one: self._all(one, " | "),
+            "optional": lambda one: f"({self._format(one.get('content'))})?",
+            "plus": lambda one: f"({self._format(one.get('content'))})+",
+            "star": lambda one: f"({self._format(one.get('content'))})*",
+            "repeat": lambda one: self._repeat(one),
+            "tag": lambda one: self._tag(one),
+            "triggered_tags": lambda one: self._triggered_tags(one),
+            "tags_with_separator": lambda one: self._tags_with_separator(one),
+        }
+        if not isinstance(kind, str) or kind not in makers:
+            self._refuse(f"the format {str(kind)[:100]!r} is not supported; use one of {', '.join(makers)}")
+        self._depth += 1
+        if self._depth > MAX_NESTING:
+            self._refuse(f"it nests more than {MAX_NESTING} formats")
+        rule = self._rule(makers[kind](given))
+        self._depth -= 1
+        return rule
+
+    def _rule(self, expression: str, options: str = "") -> str:
+        if len(self._rules) >= MAX_FORMATS:
+            self._refuse(f"it has more than {MAX_FORMATS} formats")
+        name = f"r{len(self._rules)}"
+        self._rules.append(f"{name}{options}: {expression}")
+        return name
+
+    def _text(self, text: str) -> str:
+        """A literal, or the token that it is."""
+        if text in self._special:
+            return f"<[{self._special[text]}]>"
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            self._refuse("a text holds a lone surrogate, which no output can have")
+        return json.dumps(text, ensure_ascii=False) if text else '""'
+
+    def _any_text(self, one: Mapping[str, Any]) -> str:
+        if one.get("excludes"):
+            self._refuse("any_text with excludes is not supported; use triggered_tags")
+        return "ANY_TEXT"
+
+    def _json(self, schema: Any) -> str:
+        prepared = prepare_schema(schema, self._param, self._closed)
+        prepared = prepared if isinstance(prepared, dict) else ({} if prepared else {"anyOf": []})
+        return self._side_grammar(None, {"x-guidance": self._json_options, **prepared})
+
+    def _side_grammar(self, lark: str | None, schema: Any = None) -> str:
+        name = f"g{len(self._grammars)}"
+        self._grammars.append({"name": name, **({"json_schema": schema} if lark is None else {"lark_grammar": lark})})
+        return f"@{name}"
+
+    def _regex(self, pattern: str) -> str:
+        from llguidance import LLMatcher
+
+        return self._side_grammar(json.loads(LLMatcher.grammar_from_regex(pattern))["grammars"][0]["lark_grammar"])
+
+    def _all(self, one: Mapping[str, Any], joint: str) -> str:
+        elements = self._get(one, "elements", list)
+        if not elements:
+            self._refuse("elements must not be empty")
+        return joint.join(self._format(element) for element in elements)
+
+    def _repeat(self, one: Mapping[str, Any]) -> str:
+        least, most = self._get(one, "min", int), self._get(one, "max", int, -1)
+        if isinstance(one["min"], bool) or least < 0 or (most != -1 and most < least) or max(least, most) > 10_000:
+            self._refuse("repeat takes min and max, 0 to 10000, or -1 as max")
+        return f"({self._format(one.get('content'))}){{{least},{'' if most == -1 else most}}}"
+
+    def _tag(self, one: Any, begin: str | None = None) -> str:
+        """A tag, of which `begin` is still to come."""
+        if not isinstance(one, dict):
+            self._refuse("a tag must be an object with begin, content and end")
+        begin = self._get(one, "begin", str) if begin is None else begin
+        ends = one.get("end")
+        ends = [ends] if isinstance(ends, str) else ends
+        if not isinstance(ends, list) or not ends or not all(isinstance(end, str) for end in ends):
+            self._refuse("end must be a string, or a list of some")
+        content = one.get("content")
+        if isinstance(content, dict) and content.get("type") == "any_text":
+            if not all(ends):
+                self._refuse("a tag of any text needs an end")
+            return f"{self._text(begin)} {self._until(ends)}"
+        after = " | ".join(map(self._text, ends))
+        return f"{self._text(begin)} {self._format(content)} ({after})"
+
+    def _until(self, ends: list[str]) -> str:
+        """Text up to the first of some ends."""
+        if all(end in self._special for end in ends):
+            return f"ANY_TEXT ({' | '.join(map(self._text, ends))})"
+        alternatives = " | ".join(self._rule(f"ANY_TEXT {self._text(end)}", "[lazy]") for end in ends)
+        return f"({alternatives})"
+
+    def _triggered_tags(self, one: Mapping[str, Any]) -> str:
+        triggers, tags = self._get(one, "triggers", list), self._get(one, "tags", list)
+        if not triggers or not all(isinstance(trigger, str) and trigger for trigger in triggers):
+            self._refuse("triggers must be some strings, none of them empty")
+        if not tags:
+            self._refuse("it has no tags")
+        alternatives = [self._triggered(tag, triggers) for tag in tags]
+        every = f"({' | '.join(alternatives)})"
+        if self._get(one, "stop_after_first", bool, False):
+            return every if self._get(one, "at_least_one", bool, False) else f"({every} | ANY_TEXT)"
+        return f"{every}{'+' if self._get(one, 'at_least_one', bool, False) else '*'} ANY_TEXT"
+
+    def _triggered(self, tag: Any, triggers: list[str]) -> str:
+        begin = self._get(tag, "begin", str) if isinstance(tag, dict) else self._refuse("a tag must be an object")
+        trigger = next((trigger for trigger in triggers if begin.startswith(trigger)), None)
+        if trigger is None:
+            self._refuse(f"no trigger begins the tag {begin[:100]!r}")
+        rest = self._tag(tag, begin[len(trigger) :])
+        if trigger in self._special:
+            return self._rule(f"ANY_TEXT {self._text(trigger)} {rest}")
+        text = self._rule(f"ANY_TEXT {self._text(trigger)}", "[lazy]")
+        return self._rule(f"{text} {rest}")
+
+    def _tags_with_separator(self, one: Mapping[str, Any]) -> str:
+        tags = [self._rule(self._tag(tag)) for tag in self._get(one, "tags", list)]
+        if not tags:
+            self._refuse("it has no tags")
+        every, separator = f"({' | '.join(tags)})", self._text(self._get(one, "separator", str))
+        more = "" if self._get(one, "stop_after_first", bool, False) else f" ({separator} {every})*"
+        return f"({every}{more})" if self._get(one, "at_least_one", bool, False) else f"({every}{more})?"
