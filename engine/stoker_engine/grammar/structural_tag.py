@@ -12,6 +12,7 @@ tags_with_separator.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping
 from typing import Any, Final, NoReturn
 
@@ -30,8 +31,7 @@ class StructuralTags:
     Args:
         json_options: how JSON within it is written: llguidance's ``x-guidance``.
         closed: see `prepare_schema`.
-        special: the model's special tokens. Where a begin, end or trigger is one of them, it is that token, and else
-            text.
+        special: the model's special tokens. Where a text holds one, it is that token, and not its letters.
     """
 
     def __init__(
@@ -48,6 +48,7 @@ class StructuralTags:
         self._rules: list[str] = []
         self._grammars: list[dict[str, Any]] = []
         self._depth = 0
+        self._tokens: re.Pattern[str] | None = None  # the special tokens that it names
 
     def grammars(self, given: Any) -> list[dict[str, Any]]:
         """llguidance's list of grammars, the first of which is the whole.
@@ -56,6 +57,9 @@ class StructuralTags:
             RequestError: the tag is malformed, or holds what cannot be constrained.
         """
         tag = self._parse(given)
+        text = json.dumps(tag, ensure_ascii=False)
+        if present := sorted((token for token in self._special if token and token in text), key=len, reverse=True):
+            self._tokens = re.compile(f"({'|'.join(map(re.escape, present))})")
         start = self._format(tag["format"]) if "format" in tag else self._of_structures(tag)
         lark = "\n".join([f"start: {start}", *self._rules, r"ANY_TEXT: /(.|\n)*/"])
         return [{"name": "tags", "lark_grammar": lark}, *self._grammars]
@@ -132,14 +136,17 @@ class StructuralTags:
         return name
 
     def _text(self, text: str) -> str:
-        """A literal, or the token that it is."""
-        if text in self._special:
-            return f"<[{self._special[text]}]>"
+        """A literal, in which special tokens are such."""
         try:
             text.encode()
         except UnicodeEncodeError:
             self._refuse("a text holds a lone surrogate, which no output can have")
-        return json.dumps(text, ensure_ascii=False) if text else '""'
+        pieces = self._tokens.split(text) if self._tokens is not None else [text]
+        return " ".join(self._literal(piece) for piece in pieces if piece) or '""'
+
+    def _literal(self, piece: str) -> str:
+        token_id = self._special.get(piece)
+        return json.dumps(piece, ensure_ascii=False) if token_id is None else f"<[{token_id}]>"
 
     def _any_text(self, one: Mapping[str, Any]) -> str:
         if one.get("excludes"):
@@ -194,8 +201,14 @@ class StructuralTags:
         """Text up to the first of some ends."""
         if all(end in self._special for end in ends):
             return f"ANY_TEXT ({' | '.join(map(self._text, ends))})"
-        alternatives = " | ".join(self._rule(f"ANY_TEXT {self._text(end)}", "[lazy]") for end in ends)
-        return f"({alternatives})"
+        return f"({' | '.join(self._up_to(end) for end in ends)})"
+
+    def _up_to(self, text: str) -> str:
+        """Any text up to the first time that `text` comes; a special token in it comes nowhere else."""
+        first, *rest = [piece for piece in (self._tokens.split(text) if self._tokens else [text]) if piece]
+        if first in self._special:
+            return self._rule(f"ANY_TEXT {self._text(text)}")
+        return " ".join([self._rule(f"ANY_TEXT {self._literal(first)}", "[lazy]"), *map(self._literal, rest)])
 
     def _triggered_tags(self, one: Mapping[str, Any]) -> str:
         triggers, tags = self._get(one, "triggers", list), self._get(one, "tags", list)
@@ -215,10 +228,7 @@ class StructuralTags:
         if trigger is None:
             self._refuse(f"no trigger begins the tag {begin[:100]!r}")
         rest = self._tag(tag, begin[len(trigger) :])
-        if trigger in self._special:
-            return self._rule(f"ANY_TEXT {self._text(trigger)} {rest}")
-        text = self._rule(f"ANY_TEXT {self._text(trigger)}", "[lazy]")
-        return self._rule(f"{text} {rest}")
+        return self._rule(f"{self._up_to(trigger)} {rest}")
 
     def _tags_with_separator(self, one: Mapping[str, Any]) -> str:
         tags = [self._rule(self._tag(tag)) for tag in self._get(one, "tags", list)]

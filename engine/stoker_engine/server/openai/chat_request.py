@@ -75,7 +75,7 @@ class ChatCompletionRequest(UnbuiltChat, SampledRequest, ChatRendering):
     def field_names(self) -> dict[str, str]:
         """What this body calls the engine's `prompt`, `max_tokens` and `logprobs`."""
         limit = "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
-        return {"prompt": "messages", "max_tokens": limit, "logprobs": "top_logprobs"}
+        return {"prompt": "messages", "max_tokens": limit, "logprobs": "top_logprobs", **self.format_names}
 
     @property
     def num_logprobs(self) -> int | None:

@@ -44,7 +44,9 @@ def routes(service: Service) -> APIRouter:
         params_for = functools.cache(partial(body.params_for, info.sampling_defaults))  # prompts share theirs
         params = [params_for(min(DEFAULT_MAX_TOKENS, info.max_model_len - len(prompt))) for prompt in prompts]
         base_id = request_id(request, body.request_id)
-        generation = service.generation(f"cmpl-{base_id}", body, prompts, params, report_output=not body.only_echo)
+        generation = service.generation(
+            f"cmpl-{base_id}", body, prompts, params, body.format_names, report_output=not body.only_echo
+        )
         echo = await until_disconnect(request.receive, _echo(body, prompts, client.tokenizer)) if body.echo else None
         writer = _Writer(body, generation, service.model_name, echo, service.logprobs(body, body.logprobs))
         headers = {HEADER: base_id}

@@ -45,8 +45,9 @@ class StrictModel(BaseModel):
         """Of names beyond all that there are only one is looked at: errors of a million would take seconds."""
         if not isinstance(data, dict) or len(data) <= len(cls.model_fields):
             return data
-        unknown = next(name for name in data if name not in cls.model_fields)
-        return {name: data[name] for name in (*cls.model_fields, unknown) if name in data}
+        known = [info.alias or name for name, info in cls.model_fields.items()]
+        unknown = next(name for name in data if name not in known)
+        return {name: data[name] for name in (*known, unknown) if name in data}
 
 
 def or_else(sentence: str) -> WrapValidator:

@@ -24,6 +24,7 @@ from stoker_engine.server.openai.field_types import (
     TokenIds,
     Width,
 )
+from stoker_engine.server.openai.structured_outputs import Formatted
 from stoker_engine.server.openai.unbuilt import Off, Unbuilt
 
 #: Fields that `SamplingParams` knows by the same name.
@@ -64,6 +65,7 @@ _NEUTRAL_FOR_BEAMS: Final[Mapping[str, Sequence[Any]]] = {
     "stop": ([],),
     "prompt_logprobs": (),
     "stream": (False,),
+    "wanted_format": (),
 }
 
 
@@ -75,7 +77,7 @@ class StreamOptions(StrictModel):
     include_obfuscation: Off = None
 
 
-class SampledRequest(Unbuilt, StrictModel):
+class SampledRequest(Formatted, Unbuilt, StrictModel):
     """The fields of both bodies."""
 
     model: str | None = None
@@ -142,6 +144,8 @@ class SampledRequest(Unbuilt, StrictModel):
         for name, neutral in {**_NEUTRAL_FOR_BEAMS, **self.logprobs_neutral_for_beams}.items():
             value = getattr(self, name)
             if value is not None and value not in neutral:
+                if name == "wanted_format":  # which a grammar keeps to, and no beam
+                    name = "structured_outputs" if self.structured_outputs is not None else "response_format"
                 raise RequestError(f"{name} does not go with beam search; leave it out", name)
 
     @property
@@ -192,4 +196,5 @@ class SampledRequest(Unbuilt, StrictModel):
         given = {name: getattr(self, name) for name in _SAMPLING}
         given["logit_bias"] = {int(token): bias for token, bias in (self.logit_bias or {}).items()}
         given |= {"max_tokens": max_tokens, "logprobs": logprobs, "prompt_logprobs": prompt_logprobs}
+        given["structured_outputs"] = self.wanted_format
         return sampling_params(given, defaults)

@@ -37,6 +37,20 @@ class Only:
         return {"enum": [*self.neutral, None]}
 
 
+class Renamed(Only):
+    """Accepts null alone, and says what a field is called today."""
+
+    def __init__(self, instead: str) -> None:
+        super().__init__()
+        self.instead = instead
+
+    def check(self, value: Any) -> Any:
+        """Refuses any value."""
+        if value is not None:
+            raise PydanticCustomError("unsupported", "this is an old name; use {instead}", {"instead": self.instead})
+        return value
+
+
 def _same(value: Any, neutral: Any) -> bool:
     """Equality, except that true is not 1."""
     return isinstance(value, bool) == isinstance(neutral, bool) and bool(value == neutral)
@@ -55,14 +69,12 @@ class Unbuilt(BaseModel):
     """Common to completions and chat."""
 
     # OpenAI's
-    response_format: Annotated[Any, Only({"type": "text"})] = None
     service_tier: Annotated[Any, Only("auto", "default")] = None
 
     # vLLM's sampling parameters
     logprob_token_ids: Absent = None
     repetition_detection: Absent = None
     spaces_between_special_tokens: On = None
-    structured_outputs: Absent = None
     thinking_token_budget: Annotated[Any, Only(-1)] = None
     truncation_side: Annotated[Any, Only("left")] = None
     vllm_xargs: NoDict = None
