@@ -113,9 +113,7 @@ class Rows:
                 if (counts := self.states[row].counts) is not None:
                     counts.add(token_id)
 
-    def choice(
-        self, row: int, position: int, num_samples: int, drafted: list[int], mask: Mask = FREE
-    ) -> Choice | None:
+    def choice(self, row: int, position: int, num_samples: int, drafted: list[int], mask: Mask = FREE) -> Choice | None:
         """How the token at `position` is chosen; None: it is the likeliest one.
 
         Args:
@@ -141,7 +139,7 @@ class Rows:
             counts=counts,
             may_end=asked.params.kind != "generate" or position - prompt >= asked.params.min_tokens,
             num_candidates=state.new.num_candidates,
-            forbidden=mask.forbidden,
+            allowed=mask.allowed,
         )
 
     def prompt_positions(self, row: int, start: int, end: int) -> range:

@@ -152,7 +152,7 @@ class Runner:
         drafts = {draft.place: draft.token_ids for draft in step.drafts}
         rows = [row for row, num_samples in zip(step.rows, step.num_samples, strict=True) if num_samples]
         if not drafts and self._rows.is_plain[rows].all() and max(step.num_samples, default=0) == 1:
-            return sample(logits, [None] * len(rows), self._rows_at_once, self._kernels.argmax)
+            return sample(logits, [None] * len(rows), self._rows_at_once, self._kernels)
         choices: list[Choice | None] = []
         shares = zip(step.rows, step.starts, step.lengths, step.num_samples, strict=True)
         for place, (row, start, length, num_samples) in enumerate(shares):
@@ -164,7 +164,7 @@ class Runner:
                     self._rows.choice(row, position + held, num_samples, draft[:held], mask)
                     for held, mask in enumerate(of_place)
                 ]
-        drawn = iter(sample(logits, choices, self._rows_at_once, self._kernels.argmax))
+        drawn = iter(sample(logits, choices, self._rows_at_once, self._kernels))
         places = [place for place, num_samples in enumerate(step.num_samples) if num_samples]
         judged = []
         for place in places:

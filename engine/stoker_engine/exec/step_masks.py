@@ -34,9 +34,11 @@ class StepMasks:
     def launch(self, step: Step, rows: Rows) -> Future[StepMasksByPlace] | None:
         """Begins with the masks of a step, whose changes `rows` have taken in; None: nothing in it has a grammar. Until
         they are there, nobody may write into the rows."""
-        places = [
-            place for place, row in enumerate(step.rows) if row in rows.constrained and step.num_samples[place] > 0
-        ] if rows.constrained else []
+        places = (
+            [place for place, row in enumerate(step.rows) if row in rows.constrained and step.num_samples[place] > 0]
+            if rows.constrained
+            else []
+        )
         if not places:
             return None
         self._thread = self._thread or ThreadPoolExecutor(1, "masks")

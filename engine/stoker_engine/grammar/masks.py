@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -20,11 +20,11 @@ class Mask:
     """What may come next in one sequence.
 
     Attributes:
-        forbidden: bool [vocabulary], tokens that may not; None: any may.
+        allowed: int32 [words], a bit for each token that may, the lowest first; None: any may.
         error: why none may, so that the sequence has no next token; None: some may.
     """
 
-    forbidden: np.ndarray | None = None
+    allowed: np.ndarray | None = None
     error: str | None = None
 
 
@@ -41,8 +41,8 @@ class Masks:
     """
 
     def __init__(self, vocab_size: int, eos_token_ids: Sequence[int]) -> None:
-        self._vocab_size = vocab_size
-        self._eos = np.array(eos_token_ids, dtype=np.int64)
+        self._words = -(-vocab_size // 32)
+        self._no_eos = _bits(range(vocab_size), self._words) & ~_bits(eos_token_ids, self._words)
         self._executor: LLExecutor | None = None
 
     def compute(self, matchers: Sequence[Matcher], ignores_eos: Sequence[bool]) -> list[Mask]:
@@ -53,39 +53,37 @@ class Masks:
             ignores_eos: whether it does not end before nothing else can come.
         """
         begun = [matcher for matcher in matchers if matcher.has_begun]
-        allowed = np.full((len(begun), -(-self._vocab_size // 32)), 0, dtype=np.int32)
+        allowed = np.zeros((len(begun), self._words), dtype=np.int32)
         if begun:
             pairs = [(matcher.matcher, place) for place, matcher in enumerate(begun)]
-            self._threads().unsafe_compute_mask_ptr(pairs, allowed.ctypes.data, allowed.shape[1] * 4, len(begun))
-        forbidden = np.unpackbits(
-            np.invert(allowed, out=allowed).view(np.uint8), axis=1, count=self._vocab_size, bitorder="little"
-        ).view(bool)
-        of_begun = iter(forbidden)
-        masks: list[Mask] = []
-        for matcher, ignores in zip(matchers, ignores_eos, strict=True):
-            if matcher.has_begun:
-                row = next(of_begun)
-                if (error := matcher.error) is not None:
-                    masks.append(Mask(error=error))
-                    continue
-                if ignores:
-                    row[self._eos] = True
-                    if row.all():
-                        row[self._eos] = False
-                masks.append(Mask(row))
-            elif ignores:
-                row = np.zeros(self._vocab_size, dtype=bool)
-                row[self._eos] = True
-                masks.append(Mask(row))
-            else:
-                masks.append(FREE)
-        return masks
+            self._threads().unsafe_compute_mask_ptr(pairs, allowed.ctypes.data, self._words * 4, len(begun))
+        of_begun = iter(allowed)
+        return [
+            self._mask(matcher, next(of_begun) if matcher.has_begun else None, ignores)
+            for matcher, ignores in zip(matchers, ignores_eos, strict=True)
+        ]
+
+    def _mask(self, matcher: Matcher, allowed: np.ndarray | None, ignores_eos: bool) -> Mask:
+        if allowed is None:
+            return Mask(self._no_eos) if ignores_eos else FREE
+        if (error := matcher.error) is not None:
+            return Mask(error=error)
+        if ignores_eos and (others := allowed & self._no_eos).any():
+            return Mask(others)
+        return Mask(allowed)
 
     def _threads(self) -> LLExecutor:
         from llguidance import LLExecutor
 
         self._executor = self._executor or LLExecutor(num_threads=_num_threads())
         return self._executor
+
+
+def _bits(token_ids: Iterable[int], words: int) -> np.ndarray:
+    """int32 [words] with a bit for each of the tokens."""
+    bits = np.zeros(words * 32, dtype=bool)
+    bits[list(token_ids)] = True
+    return np.packbits(bits, bitorder="little").view(np.int32)
 
 
 def _num_threads() -> int:

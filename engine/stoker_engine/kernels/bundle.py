@@ -25,6 +25,9 @@ Experts = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 #: See `Kernels.argmax`.
 Argmax = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
 
+#: See `Kernels.keep_allowed`.
+KeepAllowed = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], None]
+
 
 class MakeProduct(Protocol):
     """See `Kernels.product`."""
@@ -83,6 +86,7 @@ class Kernels:
         apply_rotary: `rotary.apply_rotary`.
         angles: `rotary.angles`.
         argmax: `argmax.argmax`.
+        keep_allowed: `token_mask.keep_allowed`.
     """
 
     product: MakeProduct
@@ -97,3 +101,4 @@ class Kernels:
     apply_rotary: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, bool], torch.Tensor]
     angles: Callable[[torch.Tensor, torch.Tensor, float, torch.dtype], tuple[torch.Tensor, torch.Tensor]]
     argmax: Argmax
+    keep_allowed: KeepAllowed

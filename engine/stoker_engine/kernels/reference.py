@@ -18,6 +18,7 @@ from stoker_engine.kernels.linear import linear
 from stoker_engine.kernels.moe import each_product, experts
 from stoker_engine.kernels.rms_norm import rms_norm
 from stoker_engine.kernels.rotary import angles, apply_rotary
+from stoker_engine.kernels.token_mask import keep_allowed
 
 
 def _product(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Operation:
@@ -55,4 +56,5 @@ REFERENCE: Final = Kernels(
     apply_rotary=apply_rotary,
     angles=angles,
     argmax=argmax,
+    keep_allowed=keep_allowed,
 )

@@ -1,6 +1,7 @@
 """What the two processes send each other: these, and the core's own requests and outputs, pickled.
 
-To the engine: `EngineArgs` first; then `EngineRequest`, `Abort`, `Stop`; `TokenTable` before the first request with a grammar.
+To the engine: `EngineArgs` first; then `EngineRequest`, `Abort`, `Stop`, and before the first request with
+a grammar a `TokenTable`.
 From it: `EngineInfo` or `LoadFailed` first; then `StepOutputs`; `Died` (`stoker_engine.children`) last, if it can
 still be said.
 """

@@ -24,7 +24,7 @@ class Choice:
         counts: the tokens it holds, where they are penalised.
         may_end: whether it has the tokens that it must have before it ends (min_tokens).
         num_candidates: of a beam: how many likeliest next tokens are wanted.
-        forbidden: bool [vocabulary], tokens that its grammar does not go on with; None: it has none.
+        allowed: int32 [words], a bit for each token that its grammar goes on with; None: it has none.
     """
 
     params: RequestParams
@@ -36,4 +36,4 @@ class Choice:
     counts: TokenCounts | None = None
     may_end: bool = True
     num_candidates: int = 0
-    forbidden: np.ndarray | None = None
+    allowed: np.ndarray | None = None

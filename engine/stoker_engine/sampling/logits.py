@@ -1,8 +1,9 @@
 """What a request's parameters do to its logits before a token is drawn; vectorised over the batch, in vLLM's order.
 
-    grammar → allowed_token_ids → bad_words → min_tokens → logit_bias → repetition, frequency and presence penalties
+    allowed_token_ids → bad_words → min_tokens → logit_bias → repetition, frequency and presence penalties
 
-Each step touches only the rows that ask for it, and of a row only the tokens it is about.
+What no grammar goes on with is taken out before (`sampler`). Each step touches only the rows that ask for it, and of a
+row only the tokens it is about.
 """
 
 from __future__ import annotations
@@ -38,12 +39,9 @@ def process_logits(logits: torch.Tensor, choices: list[Choice]) -> torch.Tensor:
         for row, choice in enumerate(choices)
         if (rules := choice.rules) is not None and (rules.is_lasting or not choice.may_end)
     ]
-    constrained = [(row, choice.forbidden) for row, choice in enumerate(choices) if choice.forbidden is not None]
-    if not rows and not constrained:
+    if not rows:
         return logits
     logits = logits.clone()
-    for row, forbidden in constrained:
-        logits[row].masked_fill_(to_device(forbidden, logits.device), -torch.inf)
     _keep_allowed(logits, rows)
     _forbid(logits, rows)
     _add_bias(logits, rows)

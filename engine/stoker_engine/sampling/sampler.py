@@ -11,11 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+import numpy as np
 import torch
 
 from stoker_engine.core.logprobs import TokenLogprobs
 from stoker_engine.core.step import Sampled
-from stoker_engine.kernels.bundle import Argmax
+from stoker_engine.kernels.bundle import Kernels
 from stoker_engine.parallel.transfer import to_device, to_host
 from stoker_engine.sampling.choice import Choice
 from stoker_engine.sampling.draw import Draw, draw
@@ -23,23 +24,27 @@ from stoker_engine.sampling.logits import process_logits
 from stoker_engine.sampling.logprobs import candidates, token_logprobs
 
 
-def sample(logits: torch.Tensor, choices: Sequence[Choice | None], rows_at_once: int, argmax: Argmax) -> list[Sampled]:
+def sample(
+    logits: torch.Tensor, choices: Sequence[Choice | None], rows_at_once: int, kernels: Kernels
+) -> list[Sampled]:
     """Samples each row.
 
     Args:
-        logits: [rows, vocabulary] float32, as the model gave them.
+        logits: [rows, vocabulary] float32, as the model gave them. They may be overwritten.
         choices: how to choose by each row; None: the likeliest token, and nothing else.
         rows_at_once: most rows that are worked on, `sizing.memory.sampler_rows`.
-        argmax: `kernels.argmax`, for the device that the logits are on.
+        kernels: for the device that the logits are on.
     """
     sampled: list[Sampled] = []
     for part in _parts(len(choices), rows_at_once):
-        sampled += _sample(logits[part], choices[part], rows_at_once, argmax)
+        sampled += _sample(logits[part], choices[part], rows_at_once, kernels)
     return sampled
 
 
-def _sample(logits: torch.Tensor, choices: Sequence[Choice | None], rows_at_once: int, argmax: Argmax) -> list[Sampled]:
-    best, largest = argmax(logits)
+def _sample(
+    logits: torch.Tensor, choices: Sequence[Choice | None], rows_at_once: int, kernels: Kernels
+) -> list[Sampled]:
+    best, largest = kernels.argmax(logits)
     finite = to_host(largest.isfinite())
     sampled = [
         Sampled([[token]]) if is_finite else _corrupted()
@@ -54,20 +59,23 @@ def _sample(logits: torch.Tensor, choices: Sequence[Choice | None], rows_at_once
             sampled[row] = Sampled([], candidates=offer)
     if others:
         rows = [row for row, _ in others]
-        chosen = _choose(_rows(logits, rows), [choice for _, choice in others], _rows(best, rows), rows_at_once, argmax)
+        chosen = _choose(
+            _rows(logits, rows), [choice for _, choice in others], _rows(best, rows), rows_at_once, kernels
+        )
         for row, its in zip(rows, chosen, strict=True):
             sampled[row] = its
     return sampled
 
 
 def _choose(
-    logits: torch.Tensor, choices: list[Choice], best: torch.Tensor, rows_at_once: int, argmax: Argmax
+    logits: torch.Tensor, choices: list[Choice], best: torch.Tensor, rows_at_once: int, kernels: Kernels
 ) -> list[Sampled]:
     """Rows without beams. A row that several samples are drawn from stands for as many."""
     finite = [True] * len(choices)
-    processed = process_logits(logits, choices)
-    if processed is not logits:
-        best, largest = argmax(processed)
+    constrained = _constrained(logits, choices, kernels)
+    processed = process_logits(constrained, choices)
+    if processed is not logits or any(c.allowed is not None for c in choices):
+        best, largest = kernels.argmax(processed)
         finite = to_host(largest.isfinite())
     likeliest = to_host(best)
 
@@ -107,6 +115,18 @@ def _choose(
         of_row = [[logprobs[p]] for p in mine if p in logprobs]
         sampled.append(Sampled([[tokens[p]] for p in mine], of_row or None))
     return sampled
+
+
+def _constrained(logits: torch.Tensor, choices: list[Choice], kernels: Kernels) -> torch.Tensor:
+    """What grammars leave; in place, unless somebody asks for what was there."""
+    masks = [(row, c.allowed) for row, c in enumerate(choices) if c.allowed is not None]
+    if not masks:
+        return logits
+    if any(c.params.kind == "generate" and c.params.logprobs is not None for c in choices):
+        logits = logits.clone()
+    rows = to_device([row for row, _ in masks], logits.device)
+    kernels.keep_allowed(logits, rows, to_device(np.stack([allowed for _, allowed in masks]), logits.device))
+    return logits
 
 
 def _corrupted() -> Sampled:

@@ -17,7 +17,7 @@ from stoker_engine.sampling.choice import Choice
 from stoker_engine.sampling.sampler import sample
 from stoker_engine.sizing import memory
 
-ARGMAX = select_kernels(torch.device("cpu"), torch.float32).argmax
+KERNELS = select_kernels(torch.device("cpu"), torch.float32)
 
 VOCABULARY, ROWS = 8_000, 12
 
@@ -67,7 +67,7 @@ def test_the_sampler_stays_within_what_the_planner_counts(
     logits = torch.randn(ROWS, VOCABULARY, generator=torch.Generator().manual_seed(0)) / 10
     sequences = [sequence(row, **asked) for row in range(ROWS)]
     rows_at_once = memory.sampler_rows(VOCABULARY, ROWS)
-    most = peak(lambda: sample(logits, sequences, rows_at_once, ARGMAX)) + logits.nbytes
+    most = peak(lambda: sample(logits, sequences, rows_at_once, KERNELS)) + logits.nbytes
     counted = memory.sampling_bytes(VOCABULARY, ROWS)
     assert most <= counted, f"{most / VOCABULARY / 4:.1f} rows of logits, {counted / VOCABULARY / 4:.1f} counted"
     if asked is WORST:
@@ -78,6 +78,6 @@ def test_rows_at_a_time_are_drawn_like_rows_at_once() -> None:
     logits = torch.randn(ROWS, VOCABULARY, generator=torch.Generator().manual_seed(1)) / 2
     asked: list[dict[str, Any]] = [{}, {"top_p": 0.9}, {"top_k": 9}, WORST, {"temperature": 0}, {"logprobs": 3}]
     sequences = [sequence(row, num_samples=1 + row % 3, **asked[row % len(asked)]) for row in range(ROWS)]
-    together = sample(logits, sequences, ROWS * 3, ARGMAX)
+    together = sample(logits, sequences, ROWS * 3, KERNELS)
     for at_once in (1, 2, 7):
-        assert sample(logits, sequences, at_once, ARGMAX) == together
+        assert sample(logits, sequences, at_once, KERNELS) == together

@@ -40,11 +40,11 @@ def _sequence(known: list[int] | None = None, prompt: int = 1, **fields: Any) ->
 
 
 #: The one that the engine uses on this machine.
-ARGMAX = select_kernels(torch.device("cpu"), torch.float32).argmax
+KERNELS = select_kernels(torch.device("cpu"), torch.float32)
 
 
 def sample(logits: torch.Tensor, choices: list[Choice], at_once: int = 64) -> list[Sampled]:
-    return sample_rows(logits, choices, at_once, ARGMAX)
+    return sample_rows(logits, choices, at_once, KERNELS)
 
 
 def _draw(seed: int = 0, position: int = 1, **fields: Any) -> Draw:

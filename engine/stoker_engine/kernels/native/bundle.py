@@ -19,6 +19,7 @@ from stoker_engine.kernels.native.argmax import argmax
 from stoker_engine.kernels.native.linear import product
 from stoker_engine.kernels.native.rms_norm import rms_norm
 from stoker_engine.kernels.native.rotary import angles, apply_rotary
+from stoker_engine.kernels.native.token_mask import keep_allowed
 from stoker_engine.kernels.reference import REFERENCE
 
 _KINDS: Final = {
@@ -73,6 +74,7 @@ def native_kernels(library: ctypes.CDLL) -> Kernels:
         apply_rotary=partial(apply_rotary, library),
         angles=partial(angles, library),
         argmax=partial(argmax, library),
+        keep_allowed=partial(keep_allowed, library),
     )
 
 
