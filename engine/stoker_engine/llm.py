@@ -193,7 +193,9 @@ class LLM:
         if not self._has_token_table:
             self.engine.set_token_table(self.tokenizer.token_table())
             self._has_token_table = True
-        grammar = Grammar(compile_grammar(structured), structured.begins_after)
+        tokenizer = self.tokenizer
+        special = {tokenizer.id_to_token(token_id) or "": token_id for token_id in sorted(tokenizer.special_ids)}
+        grammar = Grammar(compile_grammar(structured, special), structured.begins_after)
         try:
             self.engine.executor.prepare(grammar).result()
         except GrammarError as error:

@@ -7,9 +7,10 @@ import threading
 from collections import OrderedDict
 from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from stoker_engine.core.grammar import Grammar
+from stoker_engine.grammar.limits import parser_limits
 from stoker_engine.grammar.matcher import GrammarError, Matcher, first_line
 from stoker_engine.grammar.token_table import TokenTable
 
@@ -69,7 +70,7 @@ class Grammars:
             if (compiled := self._compiled.get(source)) is not None:
                 self._compiled.move_to_end(source)
                 return compiled
-        compiled = LLMatcher(tokenizer, unforced(source), log_level=0)
+        compiled = LLMatcher(tokenizer, unforced(source), log_level=0, limits=parser_limits())
         if compiled.is_error():
             raise GrammarError(f"the grammar cannot be compiled: {first_line(compiled.get_error())}")
         with self._lock:
@@ -82,7 +83,8 @@ class Grammars:
         from llguidance import LLTokenizer
 
         assert self._table is not None, "a grammar came before the token table"
-        tokenizer = LLTokenizer(_Words(self._table, self.vocab_size, self.eos_token_ids), eos_token=self.eos_token_ids)
+        words: Any = _Words(self._table, self.vocab_size, self.eos_token_ids)
+        tokenizer = LLTokenizer(words, eos_token=self.eos_token_ids)
         self._table = None
         return tokenizer
 
