@@ -47,6 +47,7 @@ _SCHEMAS: Final = ("allOf", "anyOf", "oneOf", "prefixItems", "items")
 _NAMED_SCHEMAS: Final = ("properties", "patternProperties", "$defs", "definitions")
 _IN_PLACE: Final = ("$ref", "allOf", "anyOf", "oneOf")
 _NUMBERS: Final = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf", "const", "enum")
+_COUNTS: Final = ("minItems", "maxItems", "minLength", "maxLength", "minProperties", "maxProperties")
 
 _FORMATS: Final = ("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri")
 
@@ -177,11 +178,14 @@ class _Preparation:
             self._unsupported("if", place)
         for name in _DEPENDENT:
             schema.pop(name, None)
-        if "additionalItems" in schema and "prefixItems" in schema:
-            self._refuse(place, "additionalItems and prefixItems are of different drafts; use items with prefixItems")
+        if "additionalItems" in schema and not schema.keys().isdisjoint((*_IN_PLACE, "const", "enum", "prefixItems")):
+            self._refuse(place, "additionalItems is not supported beside other keywords; use prefixItems and items")
         self._check_values(schema, place)
 
     def _check_values(self, schema: dict[str, Any], place: str) -> None:
+        for name in _COUNTS:
+            if isinstance(count := schema.get(name), float) and count.is_integer():
+                schema[name] = int(count)
         for name in _NUMBERS:
             for number in _numbers(schema.get(name)):
                 if isinstance(number, int) and not _is_exact(number):

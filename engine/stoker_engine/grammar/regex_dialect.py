@@ -7,6 +7,12 @@ error of the compiler's; here is what all accept, each in a way of its own.
 
 from __future__ import annotations
 
+import re
+from typing import Final
+
+#: An escape that goes on in braces.
+_BRACED: Final = re.compile(r"\\[pPxuU]\{[^}]*\}")
+
 
 def check_dialect(pattern: str) -> None:
     r"""Refuses what Rust reads as something else than ECMA-262 and Python do.
@@ -18,7 +24,7 @@ def check_dialect(pattern: str) -> None:
     while place < len(pattern):
         char = pattern[place]
         if char == "\\":
-            place += 2
+            place = pattern.find("}", place) + 1 if _BRACED.match(pattern, place) else place + 2
             last = ""
             continue
         if in_class:

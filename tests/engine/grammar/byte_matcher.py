@@ -1,0 +1,46 @@
+"""Grammars over bytes: a vocabulary of all bytes and one special token, which says what a text does by itself."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from stoker_engine.core.grammar import Grammar
+from stoker_engine.core.structured_outputs import StructuredOutputs
+from stoker_engine.grammar.check import check_grammar
+from stoker_engine.grammar.compile import compile_grammar
+from stoker_engine.grammar.grammars import Grammars
+from stoker_engine.grammar.token_table import TokenTable
+
+#: A special token, and its id.
+SPECIAL = "<|x|>"
+SPECIAL_ID = 256
+_END = 257
+
+
+class ByteMatcher:
+    """Compiles structured outputs as the worker does, and says what keeps to them."""
+
+    def __init__(self) -> None:
+        self._grammars = Grammars(258, [_END])
+        self._grammars.set_token_table(
+            TokenTable.of([*(bytes([byte]) for byte in range(256)), SPECIAL.encode(), b""], [SPECIAL_ID, _END])
+        )
+
+    def compile(self, **constraint: Any) -> str:
+        """The grammar of `StructuredOutputs(**constraint)`.
+
+        Raises:
+            RequestError: it is refused.
+        """
+        structured = StructuredOutputs(**constraint)
+        source = compile_grammar(structured, {SPECIAL: SPECIAL_ID})
+        check_grammar(self._grammars, source, f"structured_outputs.{structured.kind}")
+        return source
+
+    def accepts(self, source: str, text: str | bytes | list[int]) -> bool:
+        """Whether a grammar may write `text` and end there."""
+        if isinstance(text, str):
+            text = text.encode("utf-8", "surrogatepass")
+        matcher = self._grammars.begin(Grammar(source)).matcher
+        taken = matcher.try_consume_tokens(list(text))
+        return taken == len(text) and matcher.is_accepting()

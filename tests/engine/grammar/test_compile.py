@@ -1,0 +1,337 @@
+"""What may be asked of grammars, what they then write, and what is refused by name."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import jsonschema
+import pytest
+
+from stoker_engine.contract.errors import RequestError
+
+from .byte_matcher import SPECIAL, SPECIAL_ID, ByteMatcher
+
+INT = {"type": "integer"}
+STRING = {"type": "string"}
+
+
+@pytest.fixture(scope="module")
+def bytes_() -> ByteMatcher:
+    return ByteMatcher()
+
+
+def refusal(bytes_: ByteMatcher, **constraint: Any) -> str:
+    with pytest.raises(RequestError) as error:
+        bytes_.compile(**constraint)
+    assert error.value.param is not None
+    assert error.value.param.startswith("structured_outputs")
+    assert len(error.value.message) < 500
+    return error.value.message
+
+
+@pytest.mark.parametrize(
+    "limits",
+    [
+        {},
+        {"maxLength": 9},
+        {"minLength": 1, "maxLength": 9},
+        {"pattern": "a.*"},
+        {"pattern": r"^\D+$"},
+        {"minLength": 1},
+    ],
+)
+def test_strings_hold_no_raw_control_characters(bytes_: ByteMatcher, limits: dict[str, Any]) -> None:
+    source = bytes_.compile(json={**STRING, **limits})
+    for character in map(chr, [*range(32), 0x7F, 0x80, 0x2028, 0xFFFF, 0x1F98A]):
+        text = f'"a{character}b"'
+        if bytes_.accepts(source, text):
+            assert jsonschema.Draft202012Validator({**STRING, **limits}).is_valid(json.loads(text, strict=True))
+        else:
+            assert ord(character) < 0x20 or character == "\x7f"
+    for wrong in (b'"a\xff"', b'"a\xed\xa0\x80"', b'"a\xc3"', rb'"a\ud800"', rb'"a\x41"', b'"a', b'a"'):
+        assert not bytes_.accepts(source, wrong), wrong
+    assert bytes_.accepts(source, r'"a\n\"\\"')
+
+
+def test_lengths_count_characters(bytes_: ByteMatcher) -> None:
+    source = bytes_.compile(json={**STRING, "minLength": 2, "maxLength": 3})
+    for text in ("a", "ab", "abc", "abcd", "é🦊", "🦊🦊🦊", "🦊🦊🦊🦊", '"\\', "\n\t\r", "\n\t\r\b"):
+        assert bytes_.accepts(source, json.dumps(text, ensure_ascii=False)) == (2 <= len(text) <= 3), text
+
+
+def test_whitespace(bytes_: ByteMatcher) -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "array", "items": INT}}, "required": ["a"]}
+    compact, spaced, indented = '{"a":[1,2]}', '{"a": [1, 2]}', json.dumps({"a": [1, 2]}, indent=8)
+    endless = '{"a":' + " " * 99 + "[1,2]}"
+    taken = {
+        "default": bytes_.compile(json=schema),
+        "none": bytes_.compile(json=schema, disable_any_whitespace=True),
+        "own": bytes_.compile(json=schema, whitespace_pattern=r"\s?"),
+        "object": bytes_.compile(json_object=True),
+    }
+    texts = (compact, spaced, indented, indented.replace("\n", "\r\n"), endless, f" {compact}", f"{compact}\n")
+    accepted = {name: [bytes_.accepts(source, text) for text in texts] for name, source in taken.items()}
+    assert accepted == {
+        "default": [True, True, True, True, False, False, False],
+        "none": [True, False, False, False, False, False, False],
+        "own": [True, True, False, False, False, False, False],
+        "object": [True, True, True, True, False, False, False],
+    }
+    for pattern in (".*", "[^a]", "a?", r"\S", "1", "{1}"):
+        message = refusal(bytes_, json={}, whitespace_pattern=pattern)
+        assert "whitespace" in message or "regular expression" in message
+
+
+def test_schemas_may_be_text_and_booleans(bytes_: ByteMatcher) -> None:
+    for schema in ('{"type": "null"}', {"type": "null"}):
+        assert bytes_.accepts(bytes_.compile(json=schema), "null")
+    for schema in (True, "true", {}, "{}"):
+        assert bytes_.accepts(bytes_.compile(json=schema), '[{"a": 1.5e3}, null]')
+    for wrong, word in (("{", "no JSON"), ("NaN", "NaN"), ("[1]", "a list"), ("1", "a number"), (False, "false")):
+        assert word in refusal(bytes_, json=wrong)
+    assert "surrogate" in refusal(bytes_, choice=["a", "\ud800"])
+
+
+def test_properties_are_closed_where_asked(bytes_: ByteMatcher) -> None:
+    schema = {"type": "object", "properties": {"a": {"properties": {"b": INT}}}}
+    inner, outer = '{"a": {"b": 1, "c": 2}}', '{"a": {}, "c": 2}'
+    open_, closed = bytes_.compile(json=schema), bytes_.compile(json=schema, disable_additional_properties=True)
+    for text in (inner, outer):
+        assert bytes_.accepts(open_, text)
+        assert not bytes_.accepts(closed, text)
+    assert bytes_.accepts(closed, '{"a": {"b": 1}}')
+
+
+@pytest.mark.parametrize(
+    ("schema", "word"),
+    [
+        ({"not": {}}, "not"),
+        ({"properties": {"a/b": {"uniqueItems": True}}}, "#/properties/a~1b"),
+        ({"if": {}, "then": INT}, "if"),
+        ({"$schema": "http://json-schema.org/draft-04/schema#", "items": {"contains": INT}}, "contains"),
+        ({"$schema": "urn:mine"}, "$schema"),
+        ({"x-guidance": {"lenient": True}}, "x-guidance"),
+        ({"$ref": "#/$defs/a", "$defs": {"b": INT}}, "#/$defs/a"),
+        ({"$ref": "#/default", "default": {"not": {}}}, "not"),
+        ({"$ref": "#a"}, "$anchor"),
+        ({"$ref": "http://example.com/a"}, "outside"),
+        ({"$ref": "#"}, "never ends"),
+        ({"const": 2**53 + 1}, "2**53"),
+        ({"enum": [1, {"a": [2**60]}]}, "2**53"),
+        ({**INT, "maximum": 2**63 - 1}, "2**53"),
+        ({"type": "object", "minProperties": 2}, "minProperties"),
+        ({**STRING, "format": "idn-email"}, "idn-email"),
+        ({**STRING, "pattern": "[a&&b]"}, "&&"),
+        ({**STRING, "pattern": "a++"}, "possessive"),
+        ({**STRING, "pattern": "(?=a)b"}, "look-around"),
+        ({"patternProperties": {"[[a]b]": {}}}, "bracket"),
+        ({"oneOf": [INT, {"type": "number"}]}, "oneOf"),
+        ({"items": [INT], "additionalItems": STRING, "allOf": [{}]}, "additionalItems"),
+        ({"allOf": [INT, STRING]}, "ncompatible types"),
+        ({"enum": []}, "nsatisfiable"),
+        ({"type": "strin"}, "strin"),
+        ({"properties": [1]}, "properties"),
+        ({"minimum": float("inf")}, "JSON"),
+    ],
+)
+def test_what_a_grammar_cannot_keep_is_refused(bytes_: ByteMatcher, schema: dict[str, Any], word: str) -> None:
+    assert word in refusal(bytes_, json=schema)
+
+
+def test_keywords_that_ask_for_nothing_are_taken(bytes_: ByteMatcher) -> None:
+    neutral = {"uniqueItems": False, "not": False, "propertyNames": {"type": "string"}, "dependencies": {}, "then": INT}
+    annotations = {"title": "t", "x-mine": {"not": 1}, "examples": [{"not": {}}], "deprecated": True, "default": 2**70}
+    assert bytes_.accepts(bytes_.compile(json={"type": "array", **neutral, **annotations}), "[1, 1]")
+    closed = bytes_.compile(json={"type": "object", "properties": {"a": {}}, "unevaluatedProperties": False})
+    assert not bytes_.accepts(closed, '{"b": 1}')
+    formatted = {"type": "integer", "format": "int32"}  # which says how it is stored
+    assert bytes_.accepts(bytes_.compile(json=formatted), "5")
+
+
+def test_references(bytes_: ByteMatcher) -> None:
+    tree = {
+        "$id": "https://example.com/tree",
+        "$defs": {
+            "x y%/": {"$anchor": "node", "properties": {"next": {"$ref": "https://example.com/tree#node"}}},
+            "leaf": {"const": "leaf"},
+        },
+        "anyOf": [{"$ref": "#/$defs/x%20y%25~1"}, {"$ref": "#/%24defs/leaf"}],
+    }
+    source = bytes_.compile(json=tree)
+    assert bytes_.accepts(source, '{"next": {"next": {}}}')
+    assert bytes_.accepts(source, '"leaf"')
+    assert not bytes_.accepts(source, '{"next": {"next": {"next": "leaf"')
+
+
+def test_regexes(bytes_: ByteMatcher) -> None:
+    for pattern, texts in {
+        r"[a-z]{2,3}-\d+": ("ab-1", "abc-12", "a-1", "ab-", "ab-1\n"),
+        r"^(yes|no)$": ("yes", "no", "yess", ""),
+        "a\n/b": ("a\n/b", "a/b"),
+        r"(?i)é.": ("éx", "Éx", "é\n"),
+        "": ("", "a"),
+        r"\p{Lu}+": ("AÉ", "a"),
+    }.items():
+        source = bytes_.compile(regex=pattern)
+        for text in texts:
+            expected = text.isupper() if r"\p" in pattern else re.fullmatch(pattern, text) is not None
+            assert bytes_.accepts(source, text) == expected, (pattern, text)
+    for pattern, word in (
+        ("(", "unclosed group"),
+        (r"(a)\1", "backreferences"),
+        ("a(?!b)", "look-around"),
+        ("[z-a]", ""),
+    ):
+        assert word in refusal(bytes_, regex=pattern)
+    assert "contradictory" in refusal(bytes_, regex=r"[^\d\D]")
+
+
+def test_choices(bytes_: ByteMatcher) -> None:
+    choices = ["a", "ab", 'q"\\\n\x00', "é🦊", "<|x|>", "/x/i", "", *(f"choice {number}" for number in range(5000))]
+    source = bytes_.compile(choice=choices)
+    for choice in choices[:20] + choices[-20:]:
+        assert bytes_.accepts(source, choice), choice
+    for other in ("b", "abc", "choice", "choice 5000", "A"):
+        assert not bytes_.accepts(source, other), other
+
+
+SUM = 'root ::= term ("+" term)*\nterm ::= [0-9]+ | "(" root ")"  # a sum\n'
+SUM_LARK = 'start: term ("+" term)*\n?term: /[0-9]+/ | "(" start ")"\n'
+#: vLLM's example.
+SQL = """
+root ::= select_statement
+select_statement ::= "SELECT " column " from " table " where " condition
+column ::= "col_1 " | "col_2 "
+table ::= "table_1 " | "table_2 "
+condition ::= column "= " number
+number ::= "1 " | "2 "
+"""
+
+
+def test_grammars_in_two_languages(bytes_: ByteMatcher) -> None:
+    for grammar in (SUM, SUM_LARK):
+        source = bytes_.compile(grammar=grammar)
+        for text, fine in {"1": True, "1+(22+3)": True, "(1": False, "1+": False, "": False}.items():
+            assert bytes_.accepts(source, text) == fine, text
+    assert bytes_.accepts(bytes_.compile(grammar=SQL), "SELECT col_1  from table_2  where col_1 = 1 ")
+    schema = bytes_.compile(grammar='start: "x" %json {"type": "array", "items": {"type": "null"}}')
+    assert bytes_.accepts(schema, "x[null]")
+
+
+@pytest.mark.parametrize(
+    ("grammar", "word"),
+    [
+        ("", "root"),
+        ("start: undefined", "undefined"),
+        ('start: a\na[max_tokens=3]: "a"', "max_tokens"),
+        ("start: a\na[temperature=0.5, lazy]: /a/", "temperature"),
+        ('start: a "b"\na[stop="b"]: /.*/', "stop"),
+        ('%llguidance {"allow_invalid_utf8": true}\nstart: "a"', "allow_invalid_utf8"),
+        ('start: %json {"type": "string", "not": {}}', "not"),
+        ('start: %json {"x-guidance": {"lenient": true}, "not": {}}', "x-guidance"),
+        ("start: @other", "@other"),
+        ("start: start", "never ends"),
+        ('start: "a" | start "b" <|unknown|>', "special token"),
+        ('root ::= "a" (', "GBNF"),
+    ],
+)
+def test_grammars_that_are_refused(bytes_: ByteMatcher, grammar: str, word: str) -> None:
+    assert word in refusal(bytes_, grammar=grammar)
+
+
+CALL = {"type": "object", "properties": {"a": INT}, "required": ["a"]}
+
+
+def test_structural_tags(bytes_: ByteMatcher) -> None:
+    tag = {
+        "type": "structural_tag",
+        "triggers": ["<f"],
+        "structures": [
+            {"begin": "<f=x>", "schema": CALL, "end": "</f>"},
+            {"begin": "<f=y>", "schema": {}, "end": "</f>"},
+        ],
+    }
+    for given in (tag, json.dumps(tag)):
+        source = bytes_.compile(structural_tag=given)
+        for text in ("", "free", 'a <f=x>{"a": 1}</f> b <f=y>[]</f>', "1 < 2 <"):
+            assert bytes_.accepts(source, text), text
+        for text in ("<f", "<f=z>", '<f=x>{"b": 1}</f>', '<f=x>{"a": 1}', "<f=y>x</f>"):
+            assert not bytes_.accepts(source, text), text
+
+
+def test_formats_of_structural_tags(bytes_: ByteMatcher) -> None:
+    def tagged(content: dict[str, Any], end: str | list[str] = "</t>") -> dict[str, Any]:
+        return {"type": "tag", "begin": "<t>", "content": content, "end": end}
+
+    number = {"type": "regex", "pattern": "[0-9]"}
+    word = {"type": "const_string", "value": 'a"'}
+    for given, good, bad in (
+        (tagged({"type": "json_schema", "json_schema": CALL}), ['<t>{"a": 1}</t>'], ["<t>{}</t>", "a<t>"]),
+        (tagged({"type": "any_text"}, ["</t>", "END"]), ["<t>x</t>", "<t></t>", "<t>xEND"], ["<t>", "<t></t>x"]),
+        ({"type": "sequence", "elements": [number, word]}, ['1a"'], ["1", 'a"1']),
+        ({"type": "or", "elements": [number, word]}, ["1", 'a"'], ['1a"', ""]),
+        ({"type": "optional", "content": number}, ["", "1"], ["11"]),
+        ({"type": "plus", "content": number}, ["1", "123"], [""]),
+        ({"type": "star", "content": word}, ["", 'a"a"'], ["1"]),
+        ({"type": "repeat", "content": number, "min": 2, "max": 3}, ["12", "123"], ["1", "1234"]),
+        ({"type": "grammar", "grammar": SUM}, ["1+2"], ["1+"]),
+        (
+            {"type": "tags_with_separator", "tags": [tagged(number)], "separator": ","},
+            ["", "<t>1</t>,<t>2</t>"],
+            ["<t>1</t><t>2</t>", "<t>1</t>,"],
+        ),
+        (
+            {"type": "triggered_tags", "triggers": ["<t"], "tags": [tagged(number)], "at_least_one": True},
+            ["x<t>1</t>y", "<t>1</t><t>2</t>"],
+            ["x", "<t>a</t>"],
+        ),
+        (
+            {"type": "triggered_tags", "triggers": ["<t"], "tags": [tagged(number)], "stop_after_first": True},
+            ["x", "x<t>1</t>"],
+            ["x<t>1</t>y"],
+        ),
+    ):
+        source = bytes_.compile(structural_tag={"type": "structural_tag", "format": given})
+        for text in good:
+            assert bytes_.accepts(source, text), (given, text)
+        for text in bad:
+            assert not bytes_.accepts(source, text), (given, text)
+
+
+def test_special_tokens_are_tokens_in_structural_tags(bytes_: ByteMatcher) -> None:
+    tag = {"triggers": [SPECIAL], "structures": [{"begin": f"{SPECIAL}f", "schema": INT, "end": f";\n{SPECIAL}"}]}
+    source = bytes_.compile(structural_tag=tag)
+    assert bytes_.accepts(source, [*b"text", SPECIAL_ID, *b"f12;\n", SPECIAL_ID, *b"more"])
+    assert not bytes_.accepts(source, [SPECIAL_ID, *b"g12"])
+    assert not bytes_.accepts(source, [SPECIAL_ID, *f"f12;\n{SPECIAL}".encode()])
+
+
+@pytest.mark.parametrize(
+    ("tag", "word"),
+    [
+        ("{", "JSON"),
+        ({}, "structures"),
+        ({"triggers": ["a"], "structures": []}, "no tags"),
+        ({"triggers": [""], "structures": []}, "triggers"),
+        ({"triggers": ["a"], "structures": [3]}, "structures"),
+        ({"triggers": ["a"], "structures": [{"begin": "b", "schema": {}, "end": ""}]}, "no trigger"),
+        ({"triggers": ["a"], "structures": [{"begin": "a", "schema": {"not": {}}, "end": ""}]}, "not"),
+        ({"format": {"type": "qwen_xml_parameter"}}, "qwen_xml_parameter"),
+        ({"format": {"type": "sequence", "elements": []}}, "elements"),
+        ({"format": {"type": "repeat", "min": 3, "max": 2, "content": {}}}, "repeat"),
+        ({"format": {"type": "any_text", "excludes": ["a"]}}, "excludes"),
+        ({"format": {"type": "tag", "begin": "a", "content": {"type": "any_text"}, "end": ""}}, "end"),
+        ({"format": {"type": "const_string", "value": "\ud800"}}, "surrogate"),
+    ],
+)
+def test_structural_tags_that_are_refused(bytes_: ByteMatcher, tag: Any, word: str) -> None:
+    assert word in refusal(bytes_, structural_tag=tag)
+
+
+def test_one_object_of_very_many_optional_properties_is_refused_at_once(bytes_: ByteMatcher) -> None:
+    """It compiles, and fails at the first property: so the first steps are tried."""
+    bytes_.compile(json={"type": "object", "properties": {f"p{number}": STRING for number in range(300)}})
+    message = refusal(bytes_, json={"type": "object", "properties": {f"p{number}": STRING for number in range(2000)}})
+    assert "too large" in message

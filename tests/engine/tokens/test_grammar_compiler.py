@@ -1,0 +1,154 @@
+"""Grammars are compiled where that may be ended: hostile ones take little, and hurt nobody. Processes are real."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from tokenizers import Tokenizer as Backend
+
+from stoker_engine.contract.errors import RequestError
+from stoker_engine.core.structured_outputs import StructuredOutputs
+from stoker_engine.grammar.limits import COMPILE_CPU_S, COMPILE_MEMORY
+from stoker_engine.tokens import tokenizer_process
+from stoker_engine.tokens.kept_grammars import KeptGrammars
+from stoker_engine.tokens.tokenizer_process import TokenizerProcess
+
+from ..grammar.hostile import constraints, growing
+
+#: It takes longer to be compiled than anybody may take.
+ENDLESS = {"json": {"allOf": [{"type": "string", "pattern": f"(a|b)*a(a|b){{{i}}}"} for i in range(1, 30)]}}
+#: It ends its process.
+CRASHING = {"grammar": "start: r0\n" + "".join(f'r{i}: r{i + 1} r{i + 1} | "x"\n' for i in range(3000)) + 'r3000: "y"'}
+
+
+@pytest.fixture(scope="module")
+def folder(byte_level: Backend, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("tokenizer")
+    byte_level.save(str(folder / "tokenizer.json"))
+    return folder
+
+
+def run(folder: Path, check: Callable[[TokenizerProcess], Awaitable[None]]) -> None:
+    async def checked() -> None:
+        tokenizer = TokenizerProcess(folder)
+        try:
+            await tokenizer.load()
+            await check(tokenizer)
+        finally:
+            tokenizer.close()
+
+    asyncio.run(checked())
+
+
+async def outcome(tokenizer: TokenizerProcess, constraint: dict[str, Any]) -> RequestError | None:
+    try:
+        await tokenizer.compile_grammar(StructuredOutputs(**constraint))
+    except RequestError as error:
+        assert error.status == 400, (constraint, error)
+        assert error.message
+        assert error.param is not None
+        assert error.param.startswith("structured_outputs")
+        return error
+    return None
+
+
+def test_grammars_are_compiled_and_known_afterwards(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def check(tokenizer: TokenizerProcess) -> None:
+        good, bad = StructuredOutputs(json={"type": "object"}), {"json": {"not": {}}}
+        first, second = await asyncio.gather(*(tokenizer.compile_grammar(good) for _ in range(2)))
+        assert first == second
+        error = await outcome(tokenizer, bad)
+        assert error is not None
+        monkeypatch.setattr(tokenizer, "_do", None)  # nothing is compiled twice
+        assert (
+            await tokenizer.compile_grammar(StructuredOutputs(json={"type": "object"}, begins_after=((1,),))) == first
+        )
+        again = await outcome(tokenizer, bad)
+        assert again is not None
+        assert again is not error
+        assert again.message == error.message
+
+    run(folder, check)
+
+
+def test_what_takes_too_much_is_ended(folder: Path) -> None:
+    async def check(tokenizer: TokenizerProcess) -> None:
+        await tokenizer.compile_grammar(StructuredOutputs(json_object=True))
+        assert tokenizer._process is not None
+        parent = psutil.Process(tokenizer._process.pid)
+        assert parent.num_threads() == 1, "it forks"
+        memory = parent.memory_info().rss
+        endless = asyncio.create_task(outcome(tokenizer, ENDLESS))
+        await asyncio.sleep(0.1)
+        began = time.monotonic()
+        for number in range(20):
+            assert (await tokenizer.encode([f"hello {number}"]))[0]
+            await tokenizer.compile_grammar(StructuredOutputs(json_object=True))  # it is known
+        assert not endless.done(), "nobody waits for it"
+        assert time.monotonic() - began < COMPILE_CPU_S
+        for error in (await endless, await outcome(tokenizer, CRASHING)):
+            assert error is not None
+            assert error.code == tokenizer_process.TOO_COMPLEX
+            assert f"{COMPILE_CPU_S} s" in error.message
+        assert await outcome(tokenizer, {"regex": "a+"}) is None
+        assert parent.is_running()
+        assert parent.memory_info().rss < memory + COMPILE_MEMORY // 8
+
+    run(folder, check)
+
+
+def test_hostile_constraints_are_answered(folder: Path) -> None:
+    async def check(tokenizer: TokenizerProcess) -> None:
+        outcomes: Counter[bool] = Counter()
+        slowest = 0.0
+        for constraint in (*constraints(seed=1, count=150), *growing(12)):
+            began = time.monotonic()
+            try:
+                outcomes[await outcome(tokenizer, constraint) is None] += 1
+            except RequestError as error:
+                pytest.fail(f"{constraint}: {error}")
+            slowest = max(slowest, time.monotonic() - began)
+        assert min(outcomes.values()) > 30, outcomes
+        assert slowest < 5 * COMPILE_CPU_S
+        assert await outcome(tokenizer, {"json_object": True}) is None
+
+    run(folder, check)
+
+
+@pytest.mark.slow
+def test_thousands_of_hostile_constraints_are_answered(folder: Path) -> None:
+    async def check(tokenizer: TokenizerProcess) -> None:
+        for constraint in (*constraints(seed=2, count=4000), *growing(5), *growing(30)):
+            await outcome(tokenizer, constraint)
+
+    run(folder, check)
+
+
+def test_what_is_kept_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("stoker_engine.tokens.kept_grammars._MOST", 1000)
+    compiled = []
+
+    async def compile_grammar(structured: StructuredOutputs) -> str:
+        compiled.append(structured.regex)
+        if structured.regex == "busy":
+            raise RequestError("it took too much", None, "grammar_too_complex")
+        return "x" * 300
+
+    async def check() -> None:
+        kept = KeptGrammars()
+        for regex in ("a", "b", "c", "a", "c"):  # three are too many
+            await kept.get(StructuredOutputs(regex=regex), compile_grammar)
+        assert compiled == ["a", "b", "c", "a"]
+        for _ in range(2):  # what took too much is tried again
+            with pytest.raises(RequestError):
+                await kept.get(StructuredOutputs(regex="busy"), compile_grammar)
+        assert compiled[-2:] == ["busy", "busy"]
+
+    asyncio.run(check())
