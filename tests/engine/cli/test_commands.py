@@ -73,6 +73,14 @@ def test_run_batch_answers_every_line(command: Any, tiny_llama: Path, tmp_path: 
         line(7, prompt="the"),
         "no JSON",
         '{"custom_id": "chat", "method": "POST", "url": "/v1/chat/completions", "body": {"messages": []}}',
+        json.dumps(
+            {
+                "custom_id": "response",
+                "method": "POST",
+                "url": "/v1/responses",
+                "body": {"input": "the", "max_output_tokens": 4},
+            }
+        ),
         '{"custom_id": "elsewhere", "method": "POST", "url": "/health", "body": {}}',
     ]
     source, sink = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
@@ -84,7 +92,7 @@ def test_run_batch_answers_every_line(command: Any, tiny_llama: Path, tmp_path: 
     assert result.returncode == 1, result.stderr
     assert "7 lines have errors" in result.stderr
     answers = [json.loads(text) for text in sink.read_text().splitlines()]
-    assert len(answers) == 27
+    assert len(answers) == 28
     by_id = {answer["custom_id"]: answer for answer in answers}
     for i in range(20):
         response = by_id[f"good-{i}"]["response"]
@@ -95,6 +103,7 @@ def test_run_batch_answers_every_line(command: Any, tiny_llama: Path, tmp_path: 
     for custom_id in ("streamed", 7, "elsewhere"):
         assert by_id[custom_id]["error"]["message"]
     assert by_id["chat"]["response"]["status_code"] == 400
+    assert by_id["response"]["response"]["body"]["usage"]["output_tokens"] == 4
 
 
 def test_bench_throughput_and_latency(command: Any, tiny_llama: Path, tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ def fake_address(app: FastAPI, listen: Listen) -> Iterator[tuple[str, int]]:
         yield address
 
 
-@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/v1/responses"])
 @pytest.mark.parametrize("tokens_before", [0, 3])
 @pytest.mark.parametrize("stream", [True, False])
 def test_hanging_up_ends_the_request(
@@ -67,9 +67,10 @@ def test_hanging_up_frees_blocks(address: str, stream: bool) -> None:
 
 def asked(address: tuple[str, int], path: str, stream: bool, **fields: object) -> socket.socket:
     """A connection whose request is sent and whose answer nobody reads."""
-    subject = {"messages": [{"role": "user", "content": "hi"}]} if "chat" in path else {"prompt": "hi"}
+    messages = [{"role": "user", "content": "hi"}]
+    subject = {"/v1/chat/completions": {"messages": messages}, "/v1/responses": {"input": "hi"}}.get(path)
     extra = {} if path == "/tokenize" else {"ignore_eos": True, "stream": stream}
-    body = json.dumps({**subject, **extra, **fields}).encode()
+    body = json.dumps({**(subject or {"prompt": "hi"}), **extra, **fields}).encode()
     head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
     connection = socket.create_connection(address)
     connection.sendall(head.encode() + body)

@@ -94,6 +94,44 @@ CORPUS: list[tuple[str, dict[str, Any]]] = [
         },
     ),
     ("/v1/chat/completions", {"messages": [{"role": "user", "content": "hi"}], "stream": True, "max_tokens": 5}),
+    (
+        "/v1/responses",
+        {
+            "model": "tiny",
+            "instructions": "be brief",
+            "input": [
+                {"role": "user", "content": [{"type": "input_text", "text": "hi"}]},
+                {"type": "reasoning", "id": "r", "summary": [], "content": [{"type": "reasoning_text", "text": "hm"}]},
+                {"type": "function_call", "id": "i", "call_id": "1", "name": "f", "arguments": "{}"},
+                {"type": "function_call_output", "call_id": "1", "output": "5"},
+                {
+                    "type": "message",
+                    "id": "m",
+                    "role": "assistant",
+                    "status": "completed",
+                    "content": [{"type": "output_text", "text": "5", "annotations": [], "logprobs": []}],
+                },
+                {"role": "user", "content": "and?"},
+            ],
+            "max_output_tokens": 4,
+            "truncation": "auto",
+            "temperature": 0.7,
+            "top_p": 0.9,
+            "include": ["message.output_text.logprobs"],
+            "top_logprobs": 2,
+            "text": {"format": {"type": "text"}, "verbosity": "medium"},
+            "reasoning": {"effort": None, "summary": "auto"},
+            "tools": [{"type": "function", **TOOL["function"], "strict": False}],  # type: ignore[dict-item]
+            "tool_choice": "auto",
+            "parallel_tool_calls": True,
+            "metadata": {"a": "b"},
+            "store": False,
+            "user": "me",
+            "seed": 3,
+        },
+    ),
+    ("/v1/responses", {"input": "hi", "max_output_tokens": 5, "stream": True, "request_id": "one"}),
+    ("/v1/responses", {"input": "hi", "max_output_tokens": 5, "previous_response_id": "one"}),
     ("/tokenize", {"prompt": "the quick", "return_token_strs": True}),
     ("/tokenize", {"messages": [{"role": "user", "content": "hi"}], "add_generation_prompt": True}),
     ("/detokenize", {"tokens": [5, 6, 7]}),
@@ -160,6 +198,21 @@ CHAT: dict[str, list[Any]] = {
     "add_generation_prompt": [True, False],
     "tools": [[TOOL]],
 }
+RESPONSES: dict[str, list[Any]] = {
+    "input": ["", "hi", [{"role": "user", "content": "the lazy dog"}], [{"role": "user", "content": []}]],
+    "max_output_tokens": [1, 3, 8],
+    "instructions": ["", "be brief"],
+    "temperature": [0, 0.5, 5],
+    "top_k": [-1, 5],
+    "stop": ["a", ["the", "é"]],
+    "include": [[], ["message.output_text.logprobs"]],
+    "tools": [[], [{"type": "function", "name": "f"}]],
+    "truncation": ["auto", "disabled"],
+    "store": [True, False],
+    "stream": [True],
+    "request_id": ["one", "two"],
+    "previous_response_id": ["one", "two"],
+}
 HEADS = [
     b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n",
     b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer k\r\nX-Request-Id: a\r\n"
@@ -215,7 +268,10 @@ class Fuzzed:
             assert error["message"]
             assert b"Traceback" not in body
         elif content_type.startswith("text/event-stream"):
-            assert body.endswith(b"data: [DONE]\n\n"), (sent, body[-500:])
+            *_, last, end = body.split(b"\n\n")
+            ends = (b"data: [DONE]", b"event: response.completed\n", b"event: response.incomplete\n")
+            assert last.startswith(ends), (sent, body[-500:])
+            assert not end
         elif content_type.startswith("application/json"):
             json.loads(body, parse_constant=pytest.fail)
         with self._lock:
@@ -316,10 +372,16 @@ def _body(rng: random.Random) -> tuple[str, bytes]:
 
 
 def _combination(rng: random.Random) -> tuple[str, bytes]:
-    path, own = rng.choice([("/v1/completions", COMPLETION), ("/v1/chat/completions", CHAT)])
+    path, own, limit = rng.choice(
+        [
+            ("/v1/completions", COMPLETION, "max_tokens"),
+            ("/v1/chat/completions", CHAT, "max_tokens"),
+            ("/v1/responses", RESPONSES, "max_output_tokens"),
+        ]
+    )
     subject = next(iter(own))
-    others = {**VALID, **own}
-    names = {subject, "max_tokens", *rng.sample(list(others), rng.randint(0, 6))}
+    others = own if own is RESPONSES else {**VALID, **own}
+    names = {subject, limit, *rng.sample(list(others), rng.randint(0, 6))}
     return path, json.dumps({name: rng.choice(others[name]) for name in sorted(names)}).encode()
 
 

@@ -62,9 +62,11 @@ OutputItem = OutputMessage | OutputReasoning | OutputFunctionCall
 
 
 class InputTokensDetails(BaseModel):
-    """Of the prompt's tokens, those that a prefix hit saved."""
+    """Of the prompt's tokens, those that a prefix hit saved; and those that were written to the cache because the
+    request said so: it is filled by itself here."""
 
     cached_tokens: int
+    cache_write_tokens: Literal[0] = 0
 
 
 class OutputTokensDetails(BaseModel):

@@ -1,0 +1,434 @@
+"""/v1/responses: what it takes, how that becomes a chat, and what is kept of it. The engine is faked."""
+
+from __future__ import annotations
+
+import json
+import random
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from starlette.testclient import TestClient
+
+from stoker_engine.contract.errors import NotFoundError
+from stoker_engine.server.responses.items import from_json, messages, to_json
+from stoker_engine.server.responses.store import ResponseStore, StoredResponse
+
+from .conftest import FakeEngine, MakeClient
+from .test_errors import error_of
+
+PATH = "/v1/responses"
+
+
+@pytest.fixture
+def engine() -> FakeEngine:
+    engine = FakeEngine()
+    engine.info = replace(engine.info, max_model_len=4096)
+    return engine
+
+
+def ask(client: TestClient, **body: Any) -> dict[str, Any]:
+    """The answer of a request that is fine."""
+    response = client.post(PATH, json={"input": "hi", **body})
+    assert response.status_code == 200, response.text
+    answer: dict[str, Any] = response.json()
+    return answer
+
+
+def user(text: str) -> dict[str, Any]:
+    return {"role": "user", "content": text}
+
+
+CALL = {"type": "function_call", "call_id": "c1", "name": "f", "arguments": '{"a": 1}'}
+RESULT = {"type": "function_call_output", "call_id": "c1", "output": "2"}
+THOUGHT = {"type": "reasoning", "id": "r", "summary": [], "content": [{"type": "reasoning_text", "text": "hm"}]}
+SAID = {
+    "type": "message",
+    "id": "m",
+    "status": "completed",
+    "role": "assistant",
+    "content": [
+        {"type": "output_text", "text": "well, ", "annotations": [], "logprobs": []},
+        {"type": "refusal", "refusal": "no"},
+    ],
+}
+
+
+def call_in_chat(call_id: str = "c1") -> dict[str, Any]:
+    return {"id": call_id, "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
+
+
+def test_the_answer_repeats_what_was_asked(client: TestClient) -> None:
+    tool = {"type": "function", "name": "f", "parameters": {"type": "object", "default": None}, "strict": True}
+    answer = ask(
+        client,
+        instructions="be brief",
+        max_output_tokens=100,
+        temperature=0.5,
+        top_p=0.9,
+        tools=[tool],
+        tool_choice="auto",
+        parallel_tool_calls=False,
+        truncation="auto",
+        metadata={"a": "b"},
+        user="me",
+        max_tool_calls=3,
+    )
+    assert answer["object"] == "response"
+    assert answer["status"] == "completed"
+    assert answer["output"][0]["content"][0]["text"] == "hello world"
+    assert (answer["instructions"], answer["max_output_tokens"], answer["max_tool_calls"]) == ("be brief", 100, 3)
+    assert (answer["temperature"], answer["top_p"], answer["truncation"]) == (0.5, 0.9, "auto")
+    assert answer["tools"] == [{**tool, "description": None}]
+    assert answer["parallel_tool_calls"] is False
+    assert (answer["metadata"], answer["user"]) == ({"a": "b"}, "me")
+    assert answer["text"] == {"format": {"type": "text"}}
+    assert answer["error"] is answer["incomplete_details"] is answer["previous_response_id"] is None
+    usage = answer["usage"]
+    assert usage["input_tokens"] + usage["output_tokens"] == usage["total_tokens"]
+    assert usage["input_tokens_details"]["cached_tokens"] == 2
+    assert usage["output_tokens"] == len("hello world")
+
+
+def test_a_schema_is_not_changed_on_its_way() -> None:
+    from stoker_engine.server.responses.request import ResponsesRequest, _response_format
+
+    schema = {"type": "object", "properties": {"a": {"enum": [None, 1], "default": None}}, "x": {"schema_": None}}
+    given = {"type": "json_schema", "name": "n", "schema": schema, "strict": True}
+    body = ResponsesRequest.model_validate({"input": "a", "text": {"format": given}})
+    assert body.text is not None
+    assert body.text.format is not None
+    asked = _response_format(body.text.format)
+    assert asked == {"type": "json_schema", "json_schema": {"name": "n", "schema": schema, "strict": True}}
+    assert body.text.model_dump(by_alias=True, exclude_none=True)["format"]["schema"] == schema
+
+
+def test_what_goes_to_the_engine(client: TestClient, engine: FakeEngine) -> None:
+    ask(
+        client,
+        max_output_tokens=7,
+        temperature=0.5,
+        top_k=3,
+        min_p=0.1,
+        seed=4,
+        stop=["x"],
+        repetition_penalty=1.5,
+        logit_bias={"7": 3},
+        include=["message.output_text.logprobs"],
+        top_logprobs=3,
+        cache_salt="s",
+    )
+    _, params = engine.asked[-1]
+    assert (params.max_tokens, params.temperature, params.top_k, params.min_p, params.seed) == (7, 0.5, 3, 0.1, 4)
+    assert (list(params.stop), params.repetition_penalty, params.logprobs) == (["x"], 1.5, 3)
+    assert engine.options[-1]["cache_salt"] == "s"
+    ask(client)
+    assert engine.asked[-1][1].logprobs is None
+
+
+@pytest.mark.parametrize(
+    ("items", "expected"),
+    [
+        ([user("hi")], [user("hi")]),
+        (
+            [{"type": "message", "role": "developer", "content": [{"type": "input_text", "text": "a"}]}],
+            [{"role": "developer", "content": [{"type": "text", "text": "a"}]}],
+        ),
+        ([{"role": "user", "content": []}], [user("")]),
+        (
+            [THOUGHT, SAID, CALL, {**CALL, "call_id": "c2"}, RESULT],
+            [
+                {
+                    "role": "assistant",
+                    "reasoning": "hm",
+                    "content": "well, no",
+                    "tool_calls": [call_in_chat(), call_in_chat("c2")],
+                },
+                {"role": "tool", "tool_call_id": "c1", "content": "2"},
+            ],
+        ),
+        ([CALL], [{"role": "assistant", "tool_calls": [call_in_chat()]}]),
+        ([THOUGHT, user("go on")], [{"role": "assistant", "reasoning": "hm", "content": ""}, user("go on")]),
+        (
+            [SAID, SAID, CALL, THOUGHT, CALL],
+            [
+                {"role": "assistant", "content": "well, no"},
+                {"role": "assistant", "content": "well, no", "tool_calls": [call_in_chat()]},
+                {"role": "assistant", "reasoning": "hm", "tool_calls": [call_in_chat()]},
+            ],
+        ),
+        ([{"type": "reasoning", "summary": []}, user("a")], [user("a")]),
+        (
+            [{"type": "reasoning", "summary": [{"type": "summary_text", "text": "s"}]}, SAID],
+            [{"role": "assistant", "reasoning": "s", "content": "well, no"}],
+        ),
+        (
+            [{**RESULT, "output": [{"type": "input_text", "text": "2"}]}],
+            [{"role": "tool", "tool_call_id": "c1", "content": [{"type": "text", "text": "2"}]}],
+        ),
+    ],
+)
+def test_items_become_messages(items: list[Any], expected: list[Any]) -> None:
+    known = from_json(json.dumps(items).encode())
+    assert messages(known) == expected
+    assert messages(from_json(to_json(known))) == expected, "and do when they were kept"
+
+
+def test_no_text_of_an_item_is_lost() -> None:
+    """Whatever the order: each text stands in the messages, once and in its place."""
+    rng = random.Random(0)
+    for _ in range(300):
+        texts = [f"<{number}>" for number in range(rng.randint(1, 9))]
+        items: list[dict[str, Any]] = []
+        for text in texts:
+            items.append(
+                rng.choice(
+                    [
+                        {"role": rng.choice(["user", "assistant", "system"]), "content": text},
+                        {**THOUGHT, "content": [{"type": "reasoning_text", "text": text}]},
+                        {**CALL, "arguments": json.dumps({"a": text})},
+                        {**RESULT, "output": text},
+                    ]
+                )
+            )
+        written = json.dumps(messages(from_json(json.dumps(items).encode())))
+        places = [written.index(text) for text in texts]
+        assert places == sorted(places)
+        assert written.count("<") == len(texts)
+
+
+def test_instructions_come_first_and_are_not_carried_over(client: TestClient, engine: FakeEngine) -> None:
+    first = ask(client, input="one", instructions="be brief")
+    assert engine.tokenizer.rendered["messages"] == [{"role": "system", "content": "be brief"}, user("one")]
+    second = ask(client, input=[user("two")], instructions="be long", previous_response_id=first["id"])
+    said = {"role": "assistant", "content": "hello world"}
+    asked = [user("one"), said, user("two")]
+    assert engine.tokenizer.rendered["messages"] == [{"role": "system", "content": "be long"}, *asked]
+    assert second["previous_response_id"] == first["id"]
+    client.delete(f"{PATH}/{first['id']}")
+    ask(client, input="three", previous_response_id=second["id"])
+    assert engine.tokenizer.rendered["messages"] == [*asked, said, user("three")], "the whole conversation is kept"
+
+
+def test_an_answer_given_back_as_it_came(client: TestClient, engine: FakeEngine) -> None:
+    answer = ask(client, include=["message.output_text.logprobs"], top_logprobs=1)
+    assert len(answer["output"][0]["content"][0]["logprobs"]) == len("hello world")
+    ask(client, input=[user("hi"), *answer["output"], user("and")])
+    assert engine.tokenizer.rendered["messages"][1] == {"role": "assistant", "content": "hello world"}
+
+
+def test_what_the_assistant_says_half_is_gone_on_with(client: TestClient, engine: FakeEngine) -> None:
+    half = {**SAID, "status": "incomplete"}
+    ask(client, input=[user("hi"), half])
+    assert engine.tokenizer.rendered["continue_final_message"] is True
+    for items in ([user("hi"), SAID], [half, user("hi")], [user("hi"), THOUGHT]):
+        ask(client, input=items)
+        assert engine.tokenizer.rendered["continue_final_message"] is False
+
+
+def test_tools_reach_the_template(client: TestClient, engine: FakeEngine) -> None:
+    function = {"name": "f", "description": "d", "parameters": {"type": "object"}}
+    ask(client, tools=[{"type": "function", "strict": False, **function}])
+    assert engine.tokenizer.rendered["tools"] == [{"type": "function", "function": function}]
+
+
+def test_a_limit_makes_it_incomplete(client: TestClient) -> None:
+    answer = ask(client, max_output_tokens=4)
+    assert answer["status"] == "incomplete"
+    assert answer["incomplete_details"] == {"reason": "max_output_tokens"}
+    assert answer["completed_at"] is None
+    (message,) = answer["output"]
+    assert (message["status"], message["content"][0]["text"]) == ("incomplete", "hell")
+    assert client.get(f"{PATH}/{answer['id']}").json() == answer
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"input": None}, "input"),
+        ({"input": []}, "input"),
+        ({"input": 5}, "input"),
+        ({"input": [5]}, "input[0]"),
+        ({"input": [{"type": "web_search_call", "id": "x"}]}, "input[0]"),
+        ({"input": [user("a"), {"type": "item_reference", "id": "x"}]}, "input[1]"),
+        ({"input": [{"role": "critic", "content": "a"}]}, "input[0].role"),
+        ({"input": [{"role": "user"}]}, "input[0].content"),
+        ({"input": [{"role": "user", "content": 5}]}, "input[0].content"),
+        ({"input": [{**user("a"), "mood": 1}]}, "input[0].mood"),
+        ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0]"),
+        ({"input": [{"role": "user", "content": [{"type": "input_audio"}]}]}, "input[0].content[0]"),
+        ({"input": [{**CALL, "arguments": "[1]"}]}, "input[0].arguments"),
+        ({"input": [{**CALL, "arguments": "{"}]}, "input[0].arguments"),
+        ({"input": [{**CALL, "arguments": {"a": 1}}]}, "input[0].arguments"),
+        ({"input": [{**THOUGHT, "encrypted_content": "x"}]}, "input[0].encrypted_content"),
+        ({"tools": [{"type": "web_search"}]}, "tools[0]"),
+        ({"tools": [{"type": "file_search", "vector_store_ids": []}]}, "tools[0]"),
+        ({"tools": [{"type": "mcp", "server_label": "a"}]}, "tools[0]"),
+        ({"tools": [{"type": "code_interpreter", "container": {}}]}, "tools[0]"),
+        ({"tools": [{"type": "computer_use_preview"}]}, "tools[0]"),
+        ({"tools": [{"type": "function"}]}, "tools[0].name"),
+        ({"tool_choice": "any"}, "tool_choice"),
+        ({"tool_choice": {"type": "web_search"}}, "tool_choice"),
+        ({"text": {"format": {"type": "xml"}}}, "text.format"),
+        ({"text": {"format": {"type": "json_schema", "name": "a"}}}, "text.format.schema"),
+        ({"text": {"verbosity": "high"}}, "text.verbosity"),
+        ({"reasoning": {"summary": "detailed"}}, "reasoning.summary"),
+        ({"include": ["reasoning.encrypted_content"]}, "include"),
+        ({"include": ["file_search_call.results"]}, "include"),
+        ({"top_logprobs": 2}, "top_logprobs"),
+        ({"max_output_tokens": 0}, "max_output_tokens"),
+        ({"input": "x" * 5000}, "input"),
+        ({"temperature": -1}, "temperature"),
+        ({"background": True}, "background"),
+        ({"conversation": "c"}, "conversation"),
+        ({"prompt": {"id": "p"}}, "prompt"),
+        ({"stream": False, "stream_options": {}}, "stream_options"),
+        ({"stream": True, "stream_options": {"include_obfuscation": True}}, "stream_options.include_obfuscation"),
+        ({"service_tier": "flex"}, "service_tier"),
+        ({"max_tokens": 3}, "max_tokens"),
+        ({"metadata": {str(number): "a" for number in range(17)}}, "metadata"),
+        ({"cache_salt": "a@b"}, "cache_salt"),
+    ],
+)
+def test_a_field_that_is_wrong_is_named(client: TestClient, body: dict[str, Any], param: str) -> None:
+    for stream in (False, True):
+        error = error_of(client.post(PATH, json={"input": "hi", "stream": stream, **body}), 400)
+        assert error["param"] == param
+
+
+def test_other_models_and_unknown_answers_are_not_found(client: TestClient) -> None:
+    assert error_of(client.post(PATH, json={"input": "a", "model": "b"}), 404)["param"] == "model"
+    error = error_of(client.post(PATH, json={"input": "a", "previous_response_id": "resp_x"}), 404)
+    assert error["param"] == "previous_response_id"
+    assert "only to the server that made it" in error["message"]
+    for method, path in (("GET", ""), ("DELETE", ""), ("POST", "/cancel"), ("GET", "/input_items")):
+        error_of(client.request(method, f"{PATH}/resp_x{path}"), 404)
+
+
+def test_an_answer_is_kept_until_it_is_deleted(client: TestClient) -> None:
+    answer = ask(client)
+    where = f"{PATH}/{answer['id']}"
+    assert client.get(where).json() == answer
+    assert error_of(client.get(f"{where}?stream=true"), 400)["param"] == "stream"
+    assert error_of(client.get(f"{where}?include=reasoning.encrypted_content"), 400)["param"] == "include"
+    assert "background" in error_of(client.post(f"{where}/cancel"), 400)["message"]
+    assert client.delete(where).json() == {"id": answer["id"], "object": "response", "deleted": True}
+    error_of(client.get(where), 404)
+    error_of(client.post(PATH, json={"input": "a", "previous_response_id": answer["id"]}), 404)
+
+
+def test_what_is_not_to_be_stored_is_not(client: TestClient) -> None:
+    answer = ask(client, store=False)
+    assert answer["store"] is False
+    error_of(client.get(f"{PATH}/{answer['id']}"), 404)
+
+
+def test_another_key_sees_nothing(make_client: MakeClient) -> None:
+    client = make_client(api_key=("one", "two"))
+    one, two = ({"authorization": f"Bearer {key}"} for key in ("one", "two"))
+    answer = client.post(PATH, json={"input": "a", "request_id": "same"}, headers=one).json()
+    where = f"{PATH}/same"
+    assert answer["id"] == "same"
+    assert client.get(where, headers={"authorization": "bearer  one "}).status_code == 200
+    for method, path in (("GET", ""), ("DELETE", ""), ("GET", "/input_items"), ("POST", "/cancel")):
+        error_of(client.request(method, where + path, headers=two), 404)
+    error_of(client.post(PATH, json={"input": "b", "previous_response_id": "same"}, headers=two), 404)
+    client.post(PATH, json={"input": "b", "request_id": "same"}, headers=two)
+    assert client.get(where, headers=one).json() == answer, "nor do ids of others touch it"
+    assert client.get(where, headers=two).json() != answer
+
+
+def test_answers_have_names_of_their_own(client: TestClient) -> None:
+    """A proxy may give all requests of a session one id."""
+    ids = {client.post(PATH, json={"input": "a"}, headers={"x-request-id": "r"}).json()["id"] for _ in range(3)}
+    assert len(ids) == 3
+    assert all(each.startswith("resp_r_") for each in ids)
+
+
+def test_input_items_are_listed_in_pages(client: TestClient) -> None:
+    first = ask(client, input=[user("0"), {**SAID, "id": None}])
+    second = ask(client, input=[CALL, RESULT, user("4")], previous_response_id=first["id"])
+    where = f"{PATH}/{second['id']}/input_items"
+
+    def pages(order: str, limit: int) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = []
+        after: dict[str, str] = {}
+        while True:
+            page = client.get(where, params={"order": order, "limit": limit, **after}).json()
+            assert len(page["data"]) <= limit
+            assert (page["first_id"], page["last_id"]) == (page["data"][0]["id"], page["data"][-1]["id"])
+            found += page["data"]
+            after = {"after": page["last_id"]}
+            if not page["has_more"]:
+                return found
+
+    items = pages("asc", 100)
+    kinds = ["message", "message", "message", "function_call", "function_call_output", "message"]
+    assert [item["type"] for item in items] == kinds
+    assert items[2]["content"][0]["text"] == "hello world", "what the first answer said is input of the second"
+    assert len({item["id"] for item in items}) == 6
+    for limit in (1, 2, 4, 6):
+        assert pages("asc", limit) == items
+        assert pages("desc", limit) == items[::-1]
+    assert client.get(where).json()["data"] == items[::-1]
+    for wrong in ({"limit": 0}, {"limit": 101}, {"order": "up"}, {"after": "x"}):
+        error_of(client.get(where, params=wrong), 400)
+
+
+def stored(size: int) -> StoredResponse:
+    return StoredResponse(b"x" * size, b"", 0)
+
+
+def holds(store: ResponseStore, owner: bytes, name: str) -> bool:
+    try:
+        store.get(owner, name)
+    except NotFoundError:
+        return False
+    return True
+
+
+def test_the_store_is_bounded() -> None:
+    rng = random.Random(1)
+    store = ResponseStore(max_bytes=1000, max_responses=20)
+    sizes: dict[tuple[bytes, str], int] = {}
+    for number in range(2000):
+        owner, name, size = bytes([rng.randrange(4)]), str(rng.randrange(60)), rng.randrange(1, 300)
+        sizes[owner, name] = size
+        assert store.put(owner, name, stored(size)) == holds(store, owner, name)
+        if number % 50 == 0:
+            kept = [key for key in sizes if holds(store, *key)]
+            assert len(kept) <= 20
+            assert sum(sizes[key] for key in kept) <= 1000
+            assert kept, "it is of use, too"
+
+
+def test_what_was_used_last_stays() -> None:
+    store = ResponseStore(max_bytes=300)
+    for name in "abc":
+        store.put(b"o", name, stored(100))
+    store.get(b"o", "a")
+    store.put(b"o", "d", stored(100))
+    assert [name for name in "abcd" if holds(store, b"o", name)] == ["a", "c", "d"]
+    assert not store.put(b"o", "e", stored(301))
+    assert [name for name in "abcde" if holds(store, b"o", name)] == ["a", "c", "d"], "it takes nothing from others"
+
+
+def test_nobody_displaces_all_that_others_hold() -> None:
+    store = ResponseStore(max_bytes=1000)
+    for name in "ab":
+        store.put(b"small", name, stored(100))
+    for number in range(100):
+        store.put(b"large", str(number), stored(50))
+    assert all(holds(store, b"small", name) for name in "ab")
+    assert holds(store, b"large", "99")
+    store.delete(b"small", "a")
+    assert not holds(store, b"small", "a")
+
+
+def test_an_answer_that_is_too_large_to_keep_says_so(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ResponseStore, "put", lambda *args: False)
+    assert ask(client)["store"] is False
+    events = client.post(PATH, json={"input": "a", "stream": True}).text
+    last = json.loads(events.rstrip().rpartition("data: ")[2])
+    assert last["type"] == "response.completed"
+    assert last["response"]["store"] is False

@@ -1,0 +1,297 @@
+"""Parts of an answer → a response and its events. What is right is OpenAI's: the types of its SDK, and how it puts a
+response together from a stream."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from openai import Stream, omit
+from openai.lib.streaming.responses import ResponseStream
+from openai.types.responses import Response as OpenAIResponse
+from openai.types.responses import ResponseStreamEvent
+from pydantic import TypeAdapter
+from starlette.testclient import TestClient
+
+from stoker_engine.contract.errors import EngineDeadError
+from stoker_engine.core.finish_reason import FinishReason
+from stoker_engine.server.openai.logprobs import ContentLogprob
+from stoker_engine.server.parsers.parts import Content, Part, Reasoning, merged, tool_call
+from stoker_engine.server.responses.answer import InputTokensDetails, OutputTokensDetails, Response, ResponseUsage
+from stoker_engine.server.responses.events import Event
+from stoker_engine.server.responses.writer import ResponseWriter
+
+from .conftest import FakeEngine, MakeClient
+
+USAGE = ResponseUsage(
+    input_tokens=1,
+    input_tokens_details=InputTokensDetails(cached_tokens=0),
+    output_tokens=2,
+    output_tokens_details=OutputTokensDetails(reasoning_tokens=0),
+    total_tokens=3,
+)
+SDK_EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
+
+
+def begun() -> Response:
+    return Response(
+        id="resp_1",
+        created_at=1,
+        model="tiny",
+        instructions=None,
+        previous_response_id=None,
+        store=False,
+        max_output_tokens=None,
+        max_tool_calls=None,
+        temperature=1.0,
+        top_p=1.0,
+        top_logprobs=0,
+        text={"format": {"type": "text"}},
+        reasoning={"effort": None, "summary": None},
+        tools=[],
+        tool_choice="auto",
+        parallel_tool_calls=True,
+        truncation="disabled",
+        metadata={},
+        user=None,
+        safety_identifier=None,
+        prompt_cache_key=None,
+    )
+
+
+def random_parts(rng: random.Random) -> list[Part]:
+    """An answer: thoughts, texts and calls in any order."""
+    parts: list[Part] = []
+    for _ in range(rng.randint(0, 6)):
+        text = "".join(rng.choices(["a", "é", "🦊", "\n", " ", '"', "\\", "\x00"], k=rng.randint(1, 5)))
+        match rng.randrange(3):
+            case 0:
+                parts.append(Reasoning(text))
+            case 1:
+                parts.append(Content(text))
+            case 2:
+                call_id = rng.choice([None, f"id{rng.random()}"])
+                parts += tool_call("f", json.dumps({"a": text}, ensure_ascii=False), call_id)
+    return merged(parts)
+
+
+def pieces(rng: random.Random, parts: list[Part]) -> Iterator[list[Part]]:
+    """The same in steps, texts cut anywhere."""
+    step: list[Part] = []
+    for part in parts:
+        rest = getattr(part, "text", None)
+        if rest is None:
+            step.append(part)
+        while rest:
+            cut = rng.randint(1, len(rest))
+            step.append(replace(part, text=rest[:cut]))
+            rest = rest[cut:]
+            if rng.random() < 0.5:
+                yield step
+                step = []
+    yield step
+
+
+def write(
+    steps: list[list[Part]], logprobs: list[list[ContentLogprob]] | None = None, *, reason: FinishReason
+) -> tuple[Response, list[Event]]:
+    writer = ResponseWriter(begun())
+    events = writer.begin()
+    for number, step in enumerate(steps):
+        events += writer.add(step, logprobs[number] if logprobs else ())
+    events += writer.end(reason, USAGE)
+    return writer.response, [*events, *writer.last()]
+
+
+def without_names(response: Response) -> Any:
+    """What does not depend on when it was made."""
+    written = response.model_dump(exclude={"completed_at"})
+    for item in written["output"]:
+        item.pop("id")
+        if item.get("call_id", "").startswith("call_"):
+            item.pop("call_id")
+    return written
+
+
+@pytest.mark.parametrize("reason", [FinishReason.STOP, FinishReason.LENGTH])
+def test_streamed_is_whole(reason: FinishReason) -> None:
+    rng = random.Random(2)
+    for _ in range(80):
+        parts = random_parts(rng)
+        whole, _ = write([parts], reason=reason)
+        streamed, events = write(list(pieces(rng, parts)), reason=reason)
+        assert without_names(streamed) == without_names(whole)
+        assert [event.sequence_number for event in events] == list(range(len(events)))
+        told = "".join(getattr(event, "delta", "") for event in events)
+        assert told == "".join(getattr(part, "text", "") for part in parts), "nothing is lost, in its order"
+        for event in events:
+            parsed = SDK_EVENT.validate_json(event.model_dump_json())
+            assert parsed.type == event.type
+        OpenAIResponse.model_validate_json(streamed.model_dump_json())
+
+
+def test_openai_puts_the_same_together() -> None:
+    rng = random.Random(3)
+    for _ in range(40):
+        parts = random_parts(rng)
+        response, events = write(list(pieces(rng, parts)), reason=FinishReason.STOP)
+        stream = ResponseStream(
+            raw_stream=_Replayed(events),
+            text_format=omit,
+            input_tools=omit,
+            starting_after=None,
+        )
+        final = stream.get_final_response()
+        expected = json.loads(response.model_dump_json())["output"]
+        got = json.loads(final.to_json())["output"]
+        assert [item["id"] for item in got] == [item["id"] for item in expected]
+        snapshot: Any = stream._state._output_items
+        for number, item in enumerate(expected):
+            if item["type"] == "message":
+                assert snapshot[number].content[0].text == item["content"][0]["text"]
+            if item["type"] == "function_call":
+                assert snapshot[number].arguments == item["arguments"]
+
+
+def test_each_item_is_told_in_order() -> None:
+    parts = [Reasoning("hm"), Content("so"), *tool_call("f", "{}", "x"), *tool_call("g", '{"a": 1}')]
+    _, events = write([parts], reason=FinishReason.STOP)
+    kinds = [event.type.removeprefix("response.") for event in events]
+    assert kinds == [
+        *("created", "in_progress"),
+        *("output_item.added", "content_part.added", "reasoning_text.delta"),
+        *("reasoning_text.done", "content_part.done", "output_item.done"),
+        *("output_item.added", "content_part.added", "output_text.delta"),
+        *("output_text.done", "content_part.done", "output_item.done"),
+        *("output_item.added", "function_call_arguments.delta", "function_call_arguments.done", "output_item.done"),
+        *("output_item.added", "function_call_arguments.delta", "function_call_arguments.done", "output_item.done"),
+        "completed",
+    ]
+    added = [event for event in events if event.type == "response.output_item.added"]
+    assert [event.output_index for event in added] == [0, 1, 2, 3]
+    assert {event.item.status for event in added} == {"in_progress"}
+    created: Any = events[0]
+    assert created.response.output == [], "what is sent later does not show what came meanwhile"
+    assert created.response.status == "in_progress"
+
+
+@pytest.mark.parametrize(
+    ("parts", "statuses"),
+    [
+        ([Reasoning("a")], ["incomplete"]),
+        ([Reasoning("a"), Content("b")], ["completed", "incomplete"]),
+        ([Content("b"), *tool_call("f", "{}")], ["completed", "incomplete"]),
+        ([], []),
+    ],
+)
+def test_a_limit_leaves_the_last_item_incomplete(parts: list[Part], statuses: list[str]) -> None:
+    response, events = write([parts], reason=FinishReason.LENGTH)
+    assert [item.status for item in response.output] == statuses
+    assert events[-1].type == "response.incomplete"
+    assert response.incomplete_details is not None
+
+
+def test_saying_nothing_is_an_empty_message() -> None:
+    silent: list[list[Part]] = [[], [Reasoning("hm")]]
+    for parts in silent:
+        response, _ = write([parts], reason=FinishReason.STOP)
+        last = response.output[-1]
+        assert last.type == "message"
+        assert last.content[0].text == ""
+    response, _ = write([tool_call("f", "{}")], reason=FinishReason.STOP)
+    assert [item.type for item in response.output] == ["function_call"]
+
+
+def logprob(token: str) -> ContentLogprob:
+    return ContentLogprob(token=token, logprob=-1.0, bytes=list(token.encode()), top_logprobs=[])
+
+
+def test_logprobs_go_to_the_text() -> None:
+    steps: list[list[Part]] = [[Reasoning("r")], [], [Content("ab")], [], [Content("c")], []]
+    logprobs = [[logprob(token)] for token in ("r", "a", "b", "c1", "c2", "end")]
+    response, events = write(steps, logprobs, reason=FinishReason.STOP)
+    text: Any = response.output[1]
+    assert [each.token for each in text.content[0].logprobs] == ["a", "b", "c1", "c2", "end"]
+    told = [each.token for event in events for each in getattr(event, "logprobs", []) if "delta" in event.type]
+    assert told == ["a", "b", "c1", "c2", "end"]
+
+
+def test_an_engine_that_breaks_fails_the_response(client: TestClient, engine: FakeEngine) -> None:
+    engine.breaks_with = EngineDeadError("it broke")
+    whole = client.post("/v1/responses", json={"input": "hi"})
+    assert whole.status_code == 500
+    events = streamed(client, input="hi")
+    assert [event["sequence_number"] for event in events] == list(range(len(events)))
+    last = events[-1]
+    assert last["type"] == "response.failed"
+    assert last["response"]["status"] == "failed"
+    assert last["response"]["error"] == {"code": "server_error", "message": "it broke"}
+    assert last["response"]["output"][0]["content"][0]["text"] == "hel", "what was said stays said"
+    assert last["response"]["output"][0]["status"] == "incomplete"
+    for event in events:
+        SDK_EVENT.validate_python(event)
+    assert client.get(f"/v1/responses/{last['response']['id']}").status_code == 404
+
+
+def test_an_engine_that_refuses_answers_with_its_status(client: TestClient, engine: FakeEngine) -> None:
+    engine.error = EngineDeadError("it is gone")
+    for stream in (False, True):
+        answer = client.post("/v1/responses", json={"input": "hi", "stream": stream})
+        assert answer.status_code == 500
+        assert answer.json()["error"]["message"] == "it is gone"
+
+
+CALL_TEXT = '<tool_call>\n{"name": "f", "arguments": {"a": [1, "é"]}}\n</tool_call>'
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_reasoning_and_calls_are_set_apart(make_client: MakeClient, engine: FakeEngine, stream: bool) -> None:
+    engine.info = replace(engine.info, max_model_len=4096)
+    engine.answer = f"<think>hm, é</think>I ask.{CALL_TEXT}"
+    client = make_client(tool_call_parser="hermes", reasoning_parser="qwen3")
+    tools = [{"type": "function", "name": "f", "parameters": {"type": "object"}}]
+    if stream:
+        answer = streamed(client, input="hi", tools=tools)[-1]["response"]
+    else:
+        answer = client.post("/v1/responses", json={"input": "hi", "tools": tools}).json()
+    thought, said, call = answer["output"]
+    assert thought["content"][0]["text"] == "hm, é"
+    assert said["content"][0]["text"] == "I ask."
+    assert (call["name"], json.loads(call["arguments"])) == ("f", {"a": [1, "é"]})
+    assert 0 < answer["usage"]["output_tokens_details"]["reasoning_tokens"] < answer["usage"]["output_tokens"]
+    engine.answer = "done"
+    result = {"type": "function_call_output", "call_id": call["call_id"], "output": "5"}
+    body = {"input": [result], "tools": tools, "previous_response_id": answer["id"]}
+    assert client.post("/v1/responses", json=body).status_code == 200
+    _, assistant, tool = engine.tokenizer.rendered["messages"]
+    assert assistant["content"] == "I ask."
+    assert assistant["reasoning"] == "hm, é"
+    assert assistant["tool_calls"][0]["function"] == {"name": "f", "arguments": {"a": [1, "é"]}}
+    assert tool == {"role": "tool", "content": "5", "tool_call_id": call["call_id"]}
+
+
+def streamed(client: TestClient, **body: Any) -> list[Any]:
+    """The events of a stream, whose lines name their types."""
+    answer = client.post("/v1/responses", json={**body, "stream": True})
+    assert answer.headers["content-type"].startswith("text/event-stream"), answer.text
+    events = []
+    for block in answer.text.strip().split("\n\n"):
+        name, data = block.split("\n")
+        events.append(json.loads(data.removeprefix("data: ")))
+        assert name == f"event: {events[-1]['type']}"
+    return events
+
+
+class _Replayed(Stream[Any]):
+    """A stream of events that are there."""
+
+    def __init__(self, events: list[Event]) -> None:
+        self.response = None  # type: ignore[assignment]
+        self._events = [SDK_EVENT.validate_json(event.model_dump_json()) for event in events]
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._events)
