@@ -1,4 +1,4 @@
-"""OpenAI's client and its agents' SDK against /v1/responses, as their users write them.
+"""OpenAI's client, its agents' SDK and LangChain against /v1/responses, as their users write them.
 
 Against the real engine on a tiny model; and, where a model must call tools, against a faked one that says what it is
 told to. Sockets are real.
@@ -16,6 +16,8 @@ import agents
 import openai
 import pytest
 from agents import Agent, ModelSettings, OpenAIResponsesModel, Runner, function_tool
+from langchain_core.tools import tool
+from langchain_openai import ChatOpenAI
 from openai import AsyncOpenAI, OpenAI
 
 from stoker_engine.server.app import create_app
@@ -204,6 +206,36 @@ def test_an_agent_uses_a_tool(engine: FakeEngine, fake_url: str, stream: bool, b
     assert user["content"] == "Oslo?"
     assert assistant["tool_calls"][0]["function"] == {"name": "weather", "arguments": {"city": "Oslo"}}
     assert tool["content"] == "3 degrees"
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_langchain_calls_a_tool(engine: FakeEngine, fake_url: str, stream: bool) -> None:
+    @tool
+    def weather(city: str) -> str:
+        """Tells the weather."""
+        return f"{city}: 3 degrees"
+
+    model: Any = ChatOpenAI(base_url=fake_url, api_key="none", model="tiny", use_responses_api=True, max_retries=0)  # type: ignore[arg-type]  # fmt: skip
+    bound = model.bind_tools([weather])
+
+    def ask(messages: list[Any]) -> Any:
+        if not stream:
+            return bound.invoke(messages)
+        first, *rest = bound.stream(messages)
+        return sum(rest, start=first)
+
+    engine.answer = "<think>I must look</think>" + call_text("weather", {"city": "Oslo"})
+    messages: list[Any] = [("human", "Oslo?")]
+    answer = ask(messages)
+    assert [(call["name"], call["args"]) for call in answer.tool_calls] == [("weather", {"city": "Oslo"})]
+    results = [weather.invoke(call) for call in answer.tool_calls]
+    engine.answer = "<think>cold</think>Take a coat."
+    final = ask([*messages, answer, *results])
+    assert final.text == "Take a coat."
+    assert final.usage_metadata["output_token_details"]["reasoning"] > 0
+    _, assistant, result = engine.tokenizer.rendered["messages"]
+    assert assistant["tool_calls"][0]["function"] == {"name": "weather", "arguments": {"city": "Oslo"}}
+    assert result["content"] == "Oslo: 3 degrees"
 
 
 def test_another_pods_answers_are_not_known(fake: OpenAI, real: OpenAI) -> None:

@@ -263,6 +263,9 @@ def test_reasoning_and_calls_are_set_apart(make_client: MakeClient, engine: Fake
     assert said["content"][0]["text"] == "I ask."
     assert (call["name"], json.loads(call["arguments"])) == ("f", {"a": [1, "é"]})
     assert 0 < answer["usage"]["output_tokens_details"]["reasoning_tokens"] < answer["usage"]["output_tokens"]
+    hidden = client.post("/v1/responses", json={"input": "hi", "tools": tools, "include_reasoning": False}).json()
+    assert [item["type"] for item in hidden["output"]] == ["message", "function_call"]
+    assert hidden["usage"] == answer["usage"], "it was thought all the same"
     engine.answer = "done"
     result = {"type": "function_call_output", "call_id": call["call_id"], "output": "5"}
     body = {"input": [result], "tools": tools, "previous_response_id": answer["id"]}

@@ -12,6 +12,7 @@ from stoker_engine.server.connection import sse
 from stoker_engine.server.openai import errors
 from stoker_engine.server.openai.logprobs import ContentLogprob, LogprobWriter
 from stoker_engine.server.openai.turn import Turn, TurnDelta
+from stoker_engine.server.parsers.parts import Part, Reasoning
 from stoker_engine.server.responses import items
 from stoker_engine.server.responses.answer import Response, ResponseUsage
 from stoker_engine.server.responses.events import Event
@@ -44,6 +45,7 @@ class Answering:
         store: ResponseStore,
         owner: bytes,
     ) -> None:
+        self._includes_reasoning = body.include_reasoning is not False
         self._input = [*history, *(items.named(item) for item in body.items)]
         self._turn = turn
         self._logprobs = logprobs
@@ -88,7 +90,7 @@ class Answering:
                 for _, delta in step:
                     events = [] if has_begun else self._writer.begin()
                     has_begun = True
-                    events += self._writer.add(delta.parts, self._written(delta))
+                    events += self._writer.add(self._included(delta.parts), self._written(delta))
                     if delta.finish_reason is not None:
                         usage = ResponseUsage.of(self._turn.generation.usage(), self._turn.reasoning_tokens)
                         events += self._writer.end(delta.finish_reason, usage)
@@ -96,6 +98,11 @@ class Answering:
                             await self._keep()
                         events += self._writer.last()
                     yield events
+
+    def _included(self, parts: Sequence[Part]) -> Sequence[Part]:
+        if self._includes_reasoning:
+            return parts
+        return [part for part in parts if not isinstance(part, Reasoning)]
 
     def _written(self, delta: TurnDelta) -> list[ContentLogprob]:
         return [] if self._logprobs is None else self._logprobs.chat(delta.token_ids, delta.logprobs).content

@@ -24,7 +24,7 @@ from stoker_engine.server.openai.field_types import (
     TokenIds,
     or_else,
 )
-from stoker_engine.server.openai.unbuilt import Absent, NoDict, NoList, Off, On, Only
+from stoker_engine.server.openai.unbuilt import Absent, NoDict, NoList, Off, Only
 from stoker_engine.server.responses.items import Input, Item, MessageItem, TextPart, messages, of_type
 
 #: What a chat calls by the same name.
@@ -185,6 +185,7 @@ class ResponsesRequest(StrictModel):
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
     include_stop_str_in_output: bool | None = None
+    include_reasoning: bool | None = None
     structured_outputs: dict[str, Any] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     priority: Int64 | None = None
@@ -211,7 +212,6 @@ class ResponsesRequest(StrictModel):
     prompt_cache_options: Annotated[Any, Only({"mode": "implicit"})] = None
     service_tier: Annotated[Any, Only("auto", "default")] = None
     enable_response_messages: Off = None
-    include_reasoning: On = None
     previous_input_messages: Absent = None
     ec_transfer_params: Absent = None
     kv_transfer_params: Absent = None
