@@ -277,6 +277,24 @@ def test_reasoning_and_calls_are_set_apart(make_client: MakeClient, engine: Fake
     assert tool == {"role": "tool", "content": "5", "tool_call_id": call["call_id"]}
 
 
+@pytest.mark.parametrize("value", ['"\\ud800"', "[" * 230 + "]" * 230])
+def test_what_a_model_may_write_and_a_client_may_not_send(
+    make_client: MakeClient, engine: FakeEngine, value: str
+) -> None:
+    """A call whose arguments no chat takes is an answer all the same, and a 400 where the conversation goes on."""
+    engine.info = replace(engine.info, max_model_len=4096)
+    arguments = f'{{"a": {value}}}'
+    engine.answer = f'<tool_call>{{"name": "f", "arguments": {arguments}}}</tool_call>'
+    client = make_client(tool_call_parser="hermes")
+    tools = [{"type": "function", "name": "f"}]
+    answer = client.post("/v1/responses", json={"input": "hi", "tools": tools})
+    assert answer.json()["output"][0]["arguments"] == arguments
+    assert streamed(client, input="hi", tools=tools)[-1]["type"] == "response.completed"
+    body = {"input": "and?", "previous_response_id": answer.json()["id"]}
+    assert client.post("/v1/responses", json=body).status_code == 400
+    assert client.get(f"/v1/responses/{answer.json()['id']}/input_items").status_code == 200
+
+
 def streamed(client: TestClient, **body: Any) -> list[Any]:
     """The events of a stream, whose lines name their types."""
     answer = client.post("/v1/responses", json={**body, "stream": True})

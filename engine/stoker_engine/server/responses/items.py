@@ -13,13 +13,24 @@ from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Final, Literal
 
 import pydantic_core
-from pydantic import BaseModel, Field, TypeAdapter, ValidatorFunctionWrapHandler, WrapValidator, field_validator
+from pydantic import (
+    BaseModel,
+    Field,
+    TypeAdapter,
+    ValidationInfo,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
+    field_validator,
+)
 from pydantic_core import PydanticCustomError
 
 from stoker_engine.server.openai.field_types import StrictModel
 from stoker_engine.server.openai.unbuilt import Absent
 
 Status = Literal["in_progress", "completed", "incomplete"]
+
+#: The context of items that this server kept: a model may have written what a client may not send.
+_KEPT: Final = {"kept": True}
 
 #: What an item adds to the assistant's message, in the order in which a message has it.
 _REASONING, _CONTENT, _CALL = range(3)
@@ -34,7 +45,7 @@ def of_type(what: str, kinds: Mapping[str, type[BaseModel]], default: str | None
     """
     known = ", ".join(kinds)
 
-    def validate(value: Any, handler: ValidatorFunctionWrapHandler) -> Any:
+    def validate(value: Any, handler: ValidatorFunctionWrapHandler, info: ValidationInfo) -> Any:
         if isinstance(value, BaseModel):
             return value
         if not isinstance(value, dict):
@@ -45,7 +56,7 @@ def of_type(what: str, kinds: Mapping[str, type[BaseModel]], default: str | None
             given = "without a type" if name is None else f"of the type {json.dumps(name)[:80]}"
             sentence = f"{what} {given} are not supported; there are {known}"
             raise PydanticCustomError("unsupported", "{sentence}", {"sentence": sentence})
-        return kind.model_validate(value)
+        return kind.model_validate(value, context=info.context)
 
     return WrapValidator(validate)
 
@@ -119,7 +130,9 @@ class FunctionCallItem(StrictModel):
 
     @field_validator("arguments", mode="after")
     @classmethod
-    def _is_an_object(cls, arguments: str) -> str:
+    def _is_an_object(cls, arguments: str, info: ValidationInfo) -> str:
+        if info.context is _KEPT:
+            return arguments
         try:
             parsed = pydantic_core.from_json(arguments, allow_inf_nan=False) if arguments else {}
         except ValueError:
@@ -196,7 +209,7 @@ Input = Annotated[str | Items, WrapValidator(_text_or_items)]
 
 def from_json(items: bytes) -> list[Item]:
     """Items that `to_json` wrote."""
-    return _ITEMS.validate_json(items)
+    return _ITEMS.validate_json(items, context=_KEPT)
 
 
 def to_json(items: list[Item]) -> bytes:
@@ -212,7 +225,7 @@ def named(item: Item) -> Item:
 
 def of_output(item: BaseModel) -> Item:
     """The item that an answer's item is when the conversation goes on. Log-probabilities are only the answer's."""
-    return _ITEM.validate_python(item.model_dump(exclude={"content": {"__all__": {"logprobs"}}}))
+    return _ITEM.validate_python(item.model_dump(exclude={"content": {"__all__": {"logprobs"}}}), context=_KEPT)
 
 
 def listed(item: Item) -> dict[str, Any]:
