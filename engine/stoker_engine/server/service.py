@@ -50,6 +50,7 @@ class Service:
         self.running: set[Generation] = set()
         self.created = int(time.time())
         self._metrics: EngineMetrics | None = None
+        self._begins_after: Sequence[tuple[int, ...]] | None = None  # once somebody asked
         frontend = args.frontend
         self.restarts = Restarts(frontend.max_engine_restarts)
         self._admission = Admission(frontend.max_num_queued_reqs, frontend.max_num_queued_tokens, self._on_rejected)
@@ -139,18 +140,26 @@ class Service:
             as_token_ids = self.args.frontend.return_tokens_as_token_ids
         return LogprobWriter(self.client.tokenizer.vocabulary, top, as_token_ids)
 
-    def parsing(self, body: ChatCompletionRequest, prompt: str) -> Parsing:
+    async def parsing(self, body: ChatCompletionRequest, prompt: str) -> Parsing:
         """How the answers to `body` are taken apart, whose prompt has the text `prompt`."""
-        parsers = self.parsers
-        tools = () if body.tool_choice == "none" else tuple(body.tools or ())
+        parsers, tools = self.parsers, body.tool_use
         markers = [
             marker
-            for parser, is_used in ((parsers.reasoning, True), (parsers.tools, bool(tools)))
+            for parser, is_used in ((parsers.reasoning, True), (parsers.tools, tools.mode == "auto"))
             if parser is not None and is_used
             for marker in parser.markers
         ]
         visible = self.client.tokenizer.vocabulary.special_token_ids(markers) if markers else frozenset[int]()
-        return Parsing(parsers, prompt, tools, visible)
+        num_calls = sum(len(message.tool_calls or ()) for message in body.messages)
+        return Parsing(parsers, prompt, tools, visible, await self._answer_begins_after(), num_calls)
+
+    async def _answer_begins_after(self) -> Sequence[tuple[int, ...]]:
+        """The tokens of what a model's answer begins after, where it reasons before."""
+        if self._begins_after is None:
+            texts = () if self.parsers.reasoning is None else self.parsers.reasoning.answer_begins_after
+            encoded = await self.client.tokenizer.encode(texts, False) if texts else []
+            self._begins_after = tuple(tuple(token_ids) for token_ids in encoded)
+        return self._begins_after
 
     def include_usage(self, body: SampledRequest) -> bool:
         """Whether a stream ends with its usage."""

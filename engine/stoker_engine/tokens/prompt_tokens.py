@@ -7,7 +7,7 @@ echoed) and what makes the request (`InputProcessor`) take `PromptTokens`, which
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import NewType
+from typing import Literal, NewType
 
 from stoker_engine.contract.errors import RequestError
 from stoker_engine.core.engine_info import EngineInfo
@@ -17,19 +17,27 @@ PromptTokens = NewType("PromptTokens", list[int])
 
 
 def prompt_tokens(
-    token_ids: Sequence[int], truncate: int | None, max_tokens: int | None, info: EngineInfo
+    token_ids: Sequence[int],
+    truncate: int | None,
+    max_tokens: int | None,
+    info: EngineInfo,
+    side: Literal["left", "right"] = "left",
 ) -> PromptTokens:
     """Truncates a prompt, then checks it.
 
     Args:
-        truncate: keep so many of its last tokens; -1 is as many as leave room for `max_tokens`, None is all.
+        truncate: keep so many of its tokens; -1 is as many as leave room for `max_tokens`, None is all.
+        side: which is cut off: the last tokens stay, or, where it is the right one, the first.
 
     Raises:
         RequestError: nothing is left, a token is not the model's, or the prompt does not fit the model's context.
     """
     if truncate == -1:
         truncate = max(1, info.max_model_len - (max_tokens or 1))
-    prompt = list(token_ids if truncate is None else token_ids[-truncate:])
+    if truncate is None:
+        prompt = list(token_ids)
+    else:
+        prompt = list(token_ids[-truncate:] if side == "left" else token_ids[:truncate])
     if not prompt:
         raise RequestError("the prompt is empty; it needs at least one token", "prompt")
     if len(prompt) >= info.max_model_len:

@@ -7,10 +7,12 @@ from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from functools import partial
+from uuid import uuid4
 
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from stoker_engine.core.finish_reason import FinishReason
 from stoker_engine.server.connection.body import JSONRoute
 from stoker_engine.server.connection.disconnect import until_disconnect
 from stoker_engine.server.connection.sse import EventStream
@@ -18,15 +20,20 @@ from stoker_engine.server.middleware.request_id import HEADER, request_id
 from stoker_engine.server.openai.chat_request import ChatCompletionRequest
 from stoker_engine.server.openai.logprobs import ChatLogprobs, LogprobWriter, prompt_logprobs
 from stoker_engine.server.openai.responses import (
+    CalledFunction,
     ChatChoice,
     ChatChunkChoice,
     ChatCompletion,
     ChatCompletionChunk,
     ChatDelta,
+    ChatFinishReason,
     ChatMessage,
+    FunctionDelta,
+    ToolCall,
+    ToolCallDelta,
 )
 from stoker_engine.server.openai.turn import Answer, Turn, TurnDelta
-from stoker_engine.server.parsers.parts import Content
+from stoker_engine.server.parsers.parts import Content, Part, Reasoning, ToolCallArguments, ToolCallStart
 from stoker_engine.server.service import Service
 
 
@@ -58,6 +65,7 @@ class _Writer:
     model: str
     logprobs: LogprobWriter | None
     _begun: set[int] = field(default_factory=set)  # choices whose role is written
+    _calls: dict[int, int] = field(default_factory=dict)  # the number of each choice's last call in the stream
 
     async def whole(self) -> ChatCompletion:
         """The answer, once all of it is there."""
@@ -70,20 +78,20 @@ class _Writer:
         choices = [
             ChatChoice(
                 index=index,
-                message=ChatMessage(content=answer.content),
+                message=_message(answer, self.body.echoed),
                 logprobs=self._logprobs(answer),
-                finish_reason=answer.finish_reason,
+                finish_reason=self._finish_reason(index, answer.finish_reason),
                 stop_reason=answer.stop_reason,
                 token_ids=answer.token_ids if self.body.return_token_ids else None,
             )
             for index, answer in enumerate(answers)
         ]
         completion = ChatCompletion(
-            id=generation.id, created=generation.created, model=self.model, choices=choices, usage=generation.usage()
+            id=generation.id, created=generation.created, model=self.model, choices=choices, usage=self.turn.usage()
         )
         if self.body.return_token_ids:
             completion.prompt_token_ids = generation.prompts[0]
-        if self.body.prompt_logprobs is not None:
+        if self.body.num_prompt_logprobs is not None:
             completion.prompt_logprobs = prompt_logprobs(generation.prompt_logprobs[0])
         return completion
 
@@ -93,7 +101,7 @@ class _Writer:
             async for step in deltas:
                 yield [event for index, delta in step for event in self._events(index, delta)]
         if include_usage:
-            yield [self._event(choices=[], usage=self.turn.generation.usage())]
+            yield [self._event(choices=[], usage=self.turn.usage())]
 
     @property
     def _event(self) -> partial[ChatCompletionChunk]:
@@ -108,18 +116,68 @@ class _Writer:
             self._begun.add(index)
             role = ChatChunkChoice(index=index, delta=ChatDelta(role="assistant", content=""))
             yield self._event(choices=[role], prompt_token_ids=prompt_ids)
-        text = "".join(part.text for part in delta.parts if isinstance(part, Content))
-        if not (text or delta.finish_reason or body.return_token_ids or self.logprobs is not None):
-            return  # part of a character: its text comes with the rest
+            if body.echoed:
+                yield self._event(choices=[ChatChunkChoice(index=index, delta=ChatDelta(content=body.echoed))])
+        pieces = [self._piece(index, part) for part in delta.parts]
+        if not pieces or (delta.finish_reason is not None and pieces[-1].tool_calls):
+            # Clients expect no more of a call in the event that ends the choice.
+            pieces.append(ChatDelta())
+        usage = self.turn.usage(index) if body.continuous_usage else None
+        for piece in pieces[:-1]:
+            yield self._event(choices=[ChatChunkChoice(index=index, delta=piece)], usage=usage)
+        if not (delta.parts or delta.finish_reason or body.return_token_ids or self.logprobs is not None):
+            return  # part of a character, or of what a parser waits for: its text comes with the rest
         choice = ChatChunkChoice(
             index=index,
-            delta=ChatDelta(content=text or None),
+            delta=pieces[-1],
             logprobs=self._logprobs(delta),
-            finish_reason=delta.finish_reason,
+            finish_reason=self._finish_reason(index, delta.finish_reason),
             stop_reason=delta.stop_reason,
             token_ids=delta.token_ids if body.return_token_ids else None,
         )
-        yield self._event(choices=[choice], usage=generation.usage(index) if body.continuous_usage else None)
+        yield self._event(choices=[choice], usage=usage)
+
+    def _piece(self, index: int, part: Part) -> ChatDelta:
+        """What a part adds to a message."""
+        match part:
+            case Content(text):
+                return ChatDelta(content=text)
+            case Reasoning(text):
+                return ChatDelta(reasoning=text, reasoning_content=text)
+            case ToolCallStart():
+                call = self._calls[index] = self._calls.get(index, -1) + 1
+                function = FunctionDelta(name=part.name, arguments="")
+                return ChatDelta(
+                    tool_calls=[ToolCallDelta(index=call, id=_call_id(part), type="function", function=function)]
+                )
+            case ToolCallArguments(text):
+                function = FunctionDelta(arguments=text)
+                return ChatDelta(tool_calls=[ToolCallDelta(index=self._calls[index], function=function)])
+
+    def _finish_reason(self, index: int, reason: FinishReason | None) -> ChatFinishReason | None:
+        """As OpenAI has it: where the model was told which tool to call, it has simply done so."""
+        if reason is FinishReason.STOP and self.turn.num_calls(index) and self.body.tool_use.mode != "named":
+            return "tool_calls"
+        return reason
 
     def _logprobs(self, output: Answer | TurnDelta) -> ChatLogprobs | None:
         return None if self.logprobs is None else self.logprobs.chat(output.token_ids, output.logprobs)
+
+
+def _message(answer: Answer, echoed: str) -> ChatMessage:
+    """A whole message: its content is null only where there is something else."""
+    content, reasoning = echoed + answer.content, answer.reasoning or None
+    calls = [
+        ToolCall(id=_call_id(start), function=CalledFunction(name=start.name, arguments=arguments))
+        for start, arguments in answer.tool_calls
+    ]
+    return ChatMessage(
+        content=content if content or not (calls or reasoning) else None,
+        reasoning=reasoning,
+        reasoning_content=reasoning,
+        tool_calls=calls or None,
+    )
+
+
+def _call_id(start: ToolCallStart) -> str:
+    return start.id or f"chatcmpl-tool-{uuid4().hex}"

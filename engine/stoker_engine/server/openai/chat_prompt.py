@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from stoker_engine.contract.errors import RequestError
 from stoker_engine.server.openai.chat_request import ChatRendering
-from stoker_engine.server.openai.messages import Message
+from stoker_engine.server.openai.messages import Message, Tool
 from stoker_engine.server.service import Service
 
 
@@ -25,13 +25,14 @@ async def render(
     rendering: ChatRendering,
     service: Service,
     *,
-    with_tools: bool = True,
+    tools: Sequence[Tool] | None,
     add_special_tokens: bool = False,
     cut: bool = False,
 ) -> ChatPrompt:
     """A conversation as the model's chat template writes it.
 
     Args:
+        tools: those that the model is told.
         add_special_tokens: add those that the tokenizer adds to a text; most templates write their own.
         cut: whether it is cut to the model's context afterwards, so that no length is too much.
 
@@ -44,15 +45,14 @@ async def render(
             "this server takes no chat template from a request; it would with --trust-request-chat-template",
             "chat_template",
         )
-    generate = rendering.add_generation_prompt
     text = await tokenizer.chat_text(
         # There may be very many: the event loop answers others meanwhile.
         await asyncio.to_thread(lambda: [message.for_template() for message in messages]),
-        tools=[tool.for_template() for tool in rendering.tools] if rendering.tools and with_tools else None,
+        tools=[tool.for_template() for tool in tools] if tools else None,
         documents=rendering.documents or None,
         chat_template=rendering.chat_template,
-        chat_template_kwargs={**args.chat_template_defaults, **(rendering.chat_template_kwargs or {})},
-        add_generation_prompt=not rendering.continue_final_message if generate is None else generate,
+        chat_template_kwargs={**args.chat_template_defaults, **rendering.template_kwargs},
+        add_generation_prompt=rendering.begins_message,
         continue_final_message=bool(rendering.continue_final_message),
     )
     if not cut:

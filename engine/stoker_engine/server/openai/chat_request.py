@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, PrivateAttr, model_validator
 
 from stoker_engine.contract.errors import RequestError
 from stoker_engine.core.sampling_params import RequestParams
+from stoker_engine.core.structured_outputs import StructuredOutputs
 from stoker_engine.server.openai.field_types import Count, CountOrAll, StrictModel
 from stoker_engine.server.openai.messages import Message, Tool
 from stoker_engine.server.openai.sampled_request import SampledRequest
-from stoker_engine.server.openai.unbuilt import Only, UnbuiltChat
+from stoker_engine.server.openai.tool_choice import AllowedToolChoice, ToolChoice, ToolUse
+from stoker_engine.server.openai.unbuilt import UnbuiltChat
 
 #: Variables of a chat template that have a field of their own.
 _OWN_FIELDS = frozenset(
@@ -44,6 +46,17 @@ class ChatRendering(StrictModel):
                 raise RequestError(f"{name} has a field of its own", "chat_template_kwargs")
         return self
 
+    @property
+    def template_kwargs(self) -> dict[str, Any]:
+        """Variables for the chat template."""
+        return dict(self.chat_template_kwargs or {})
+
+    @property
+    def begins_message(self) -> bool:
+        """Whether the answer is a message of its own, and not the rest of the last one."""
+        generate = self.add_generation_prompt
+        return not self.continue_final_message if generate is None else generate
+
 
 class ChatCompletionRequest(UnbuiltChat, SampledRequest, ChatRendering):
     """A conversation to go on with, in OpenAI's words and vLLM's."""
@@ -53,9 +66,12 @@ class ChatCompletionRequest(UnbuiltChat, SampledRequest, ChatRendering):
     max_completion_tokens: Count | None = None
     logprobs: bool | None = None
     top_logprobs: CountOrAll | None = None
-    # What a model writes to call a tool stays text: nothing here parses it, whatever the choice.
-    tool_choice: Annotated[Any, Only("none", "auto")] = None
+    tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+    include_reasoning: bool | None = None
+    echo: bool | None = None
+    _tool_use: ToolUse = PrivateAttr()
 
     @model_validator(mode="after")
     def _agrees(self) -> ChatCompletionRequest:
@@ -64,7 +80,41 @@ class ChatCompletionRequest(UnbuiltChat, SampledRequest, ChatRendering):
             raise RequestError("max_tokens is the old name of max_completion_tokens; give one of them", "max_tokens")
         if self.top_logprobs and not self.logprobs:
             raise RequestError("top_logprobs needs logprobs: true", "top_logprobs")
+        if self.include_reasoning is False:
+            for name in ("logprobs", "return_token_ids"):
+                if getattr(self, name):
+                    raise RequestError(f"{name} would show the reasoning that include_reasoning hides", name)
+        self._tool_use = ToolUse.of(self.tools, self.tool_choice, self.parallel_tool_calls)
+        if self.use_beam_search and self._tool_use.is_forced:
+            raise RequestError(
+                "tool_choice forces calls by a grammar, which beam search does not follow", "tool_choice"
+            )
         return self
+
+    @property
+    def wanted_format(self) -> StructuredOutputs | None:
+        """TODO H2"""
+        return None
+
+    @property
+    def told_tools(self) -> Sequence[Tool]:
+        """The tools that the model is told, also where it is to call none of them, or a certain one."""
+        return self._tool_use.tools if isinstance(self.tool_choice, AllowedToolChoice) else self.tools or ()
+
+    @property
+    def tool_use(self) -> ToolUse:
+        """Which tools the answer may call, and whether it must."""
+        return self._tool_use
+
+    @property
+    def template_kwargs(self) -> dict[str, Any]:
+        """Variables for the chat template. `reasoning_effort` is one, and turns thinking on or off, as in vLLM; a
+        template that knows neither goes on as it is."""
+        given = super().template_kwargs
+        if self.reasoning_effort is not None:
+            given.setdefault("enable_thinking", self.reasoning_effort != "none")
+            given["reasoning_effort"] = self.reasoning_effort
+        return given
 
     @property
     def logprobs_neutral_for_beams(self) -> Mapping[str, Sequence[Any]]:
@@ -82,6 +132,19 @@ class ChatCompletionRequest(UnbuiltChat, SampledRequest, ChatRendering):
         """How many logprobs each position gets, if any."""
         return (self.top_logprobs or 0) if self.logprobs else None
 
+    @property
+    def num_prompt_logprobs(self) -> int | None:
+        """How many each position of the prompt gets, if any: what `echo` repeats has logprobs like the rest."""
+        if self.prompt_logprobs is None and self.echo and not self.stream:
+            return self.num_logprobs
+        return self.prompt_logprobs
+
+    @property
+    def echoed(self) -> str:
+        """What the answer begins with by `echo`: the text of the last message, where its role is the answer's."""
+        last = self.messages[-1]
+        return last.text if self.echo and (last.role == "assistant" or not self.begins_message) else ""
+
     def params_for(self, defaults: Mapping[str, Any], room: int) -> RequestParams:
         """How to answer a prompt that leaves room for `room` tokens.
 
@@ -90,4 +153,4 @@ class ChatCompletionRequest(UnbuiltChat, SampledRequest, ChatRendering):
         max_tokens = self.max_completion_tokens or self.max_tokens
         if max_tokens is None and defaults.get("max_tokens"):
             max_tokens = max(1, min(defaults["max_tokens"], room))
-        return self.params(defaults, max_tokens, self.num_logprobs, self.prompt_logprobs)
+        return self.params(defaults, max_tokens, self.num_logprobs, self.num_prompt_logprobs)

@@ -40,7 +40,10 @@ def routes(service: Service) -> APIRouter:
         client = service.client
         encoded = await until_disconnect(request.receive, _tokenize(body, service))
         info = client.info
-        prompts = [prompt_tokens(each, body.truncate_prompt_tokens, body.max_tokens, info) for each in encoded]
+        prompts = [
+            prompt_tokens(each, body.truncate_prompt_tokens, body.max_tokens, info, body.truncation_side or "left")
+            for each in encoded
+        ]
         params_for = functools.cache(partial(body.params_for, info.sampling_defaults))  # prompts share theirs
         params = [params_for(min(DEFAULT_MAX_TOKENS, info.max_model_len - len(prompt))) for prompt in prompts]
         base_id = request_id(request, body.request_id)

@@ -93,16 +93,18 @@ class Message(UnbuiltMessage, StrictModel):
             raise PydanticCustomError("shape", "is required; only a message with tool_calls may leave it out")
         return value
 
+    @property
+    def text(self) -> str:
+        """What it says; never null, for templates add it to other text."""
+        if isinstance(self.content, list):
+            return "\n".join(part.text for part in self.content)
+        return self.content or ""
+
     def for_template(self) -> dict[str, Any]:
         """The message as chat templates know it."""
         # `developer` is OpenAI's newer word for what the templates on the hub call `system`.
         message: dict[str, Any] = {"role": "system" if self.role == "developer" else self.role}
-        if self.content is None:
-            message["content"] = ""  # templates add it to other text
-        elif isinstance(self.content, str):
-            message["content"] = self.content
-        else:
-            message["content"] = "\n".join(part.text for part in self.content)
+        message["content"] = self.text
         if self.tool_calls:
             message["tool_calls"] = [call.for_template() for call in self.tool_calls]
         if (reasoning := self.reasoning or self.reasoning_content) is not None:
@@ -116,7 +118,7 @@ class Message(UnbuiltMessage, StrictModel):
 class Function(StrictModel):
     """A function that the model may call; `parameters` is a JSON schema."""
 
-    name: str
+    name: Annotated[str, Field(min_length=1)]
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None

@@ -21,6 +21,9 @@ def _is_none(value: Any) -> bool:
 
 Extra = Annotated[T | None, Field(exclude_if=_is_none)]
 
+#: Of a chat, which may end with calls of tools that wait for their answers.
+ChatFinishReason = FinishReason | Literal["tool_calls"]
+
 
 class ErrorInfo(BaseModel):
     """What went wrong, for a person (`message`) and for a program (the rest)."""
@@ -43,6 +46,12 @@ class PromptTokensDetails(BaseModel):
     cached_tokens: int
 
 
+class CompletionTokensDetails(BaseModel):
+    """Of the generated tokens, those before the answer."""
+
+    reasoning_tokens: int
+
+
 class Usage(BaseModel):
     """Tokens, over all choices."""
 
@@ -50,6 +59,7 @@ class Usage(BaseModel):
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: Extra[PromptTokensDetails] = None
+    completion_tokens_details: Extra[CompletionTokensDetails] = None
 
 
 class CompletionChoice(BaseModel):
@@ -76,12 +86,46 @@ class Completion(BaseModel):
     usage: Extra[Usage] = None
 
 
+class CalledFunction(BaseModel):
+    """What the assistant calls; `arguments` is JSON."""
+
+    name: str
+    arguments: str
+
+
+class ToolCall(BaseModel):
+    """One call of a tool."""
+
+    id: str
+    type: Literal["function"] = "function"
+    function: CalledFunction
+
+
 class ChatMessage(BaseModel):
-    """What the assistant says."""
+    """What the assistant says: null where it only reasons or calls tools. Its reasoning goes by either name."""
 
     role: Literal["assistant"] = "assistant"
-    content: str
+    content: str | None
     refusal: None = None
+    reasoning: Extra[str] = None
+    reasoning_content: Extra[str] = None
+    tool_calls: Extra[list[ToolCall]] = None
+
+
+class FunctionDelta(BaseModel):
+    """What an event adds to a called function."""
+
+    name: Extra[str] = None
+    arguments: str
+
+
+class ToolCallDelta(BaseModel):
+    """What an event adds to a call."""
+
+    index: int
+    id: Extra[str] = None
+    type: Extra[Literal["function"]] = None
+    function: FunctionDelta
 
 
 class ChatDelta(BaseModel):
@@ -89,6 +133,9 @@ class ChatDelta(BaseModel):
 
     role: Extra[Literal["assistant"]] = None
     content: Extra[str] = None
+    reasoning: Extra[str] = None
+    reasoning_content: Extra[str] = None
+    tool_calls: Extra[list[ToolCallDelta]] = None
 
 
 class ChatChoice(BaseModel):
@@ -97,7 +144,7 @@ class ChatChoice(BaseModel):
     index: int
     message: ChatMessage
     logprobs: ChatLogprobs | None = None
-    finish_reason: FinishReason | None = None
+    finish_reason: ChatFinishReason | None = None
     stop_reason: Extra[int | str] = None
     token_ids: Extra[list[int]] = None
 
@@ -121,7 +168,7 @@ class ChatChunkChoice(BaseModel):
     index: int
     delta: ChatDelta
     logprobs: ChatLogprobs | None = None
-    finish_reason: FinishReason | None = None
+    finish_reason: ChatFinishReason | None = None
     stop_reason: Extra[int | str] = None
     token_ids: Extra[list[int]] = None
 

@@ -103,6 +103,7 @@ class SampledRequest(Formatted, Unbuilt, StrictModel):
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
     truncate_prompt_tokens: CountOrAll | None = None
+    truncation_side: Literal["left", "right"] | None = None
     use_beam_search: bool | None = None
     length_penalty: float | None = None
     early_stopping: bool | Literal["never"] | None = None

@@ -82,7 +82,9 @@ async def _tokenize(body: TokenizeRequest, service: Service) -> TokenizeResponse
         tokens = (await tokenizer.encode([body.prompt], body.add_special_tokens is not False))[0]
     else:
         with renamed({"prompt": "messages"}):
-            prompt = await render(body.messages or (), body, service, add_special_tokens=bool(body.add_special_tokens))
+            prompt = await render(
+                body.messages or (), body, service, tools=body.tools, add_special_tokens=bool(body.add_special_tokens)
+            )
             tokens = prompt.token_ids
     return TokenizeResponse.model_construct(
         count=len(tokens),

@@ -6,7 +6,8 @@ own shape.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+import asyncio
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 
@@ -19,7 +20,10 @@ from stoker_engine.server.connection.disconnect import until_disconnect
 from stoker_engine.server.engine.generation import Generation, renamed
 from stoker_engine.server.openai.chat_prompt import ChatPrompt, render
 from stoker_engine.server.openai.chat_request import ChatCompletionRequest
-from stoker_engine.server.parsers.parser import AnswerParser
+from stoker_engine.server.openai.constraint import constraint
+from stoker_engine.server.openai.reasoning_tokens import ReasoningTokens
+from stoker_engine.server.openai.responses import CompletionTokensDetails, Usage
+from stoker_engine.server.parsers.choice import Parsing
 from stoker_engine.server.parsers.parts import Content, Part, Reasoning, ToolCallArguments, ToolCallStart, merged
 from stoker_engine.server.service import Service
 from stoker_engine.tokens.prompt_tokens import prompt_tokens
@@ -81,18 +85,13 @@ class Turn:
     Attributes:
         body: what was asked.
         generation: runs it.
-        has_calls: choices that hold a call so far.
-        reasoning_tokens: over all choices, so far.
     """
 
-    def __init__(
-        self, body: ChatCompletionRequest, generation: Generation, new_parser: Callable[[], AnswerParser]
-    ) -> None:
+    def __init__(self, body: ChatCompletionRequest, generation: Generation, parsing: Parsing) -> None:
         self.body = body
         self.generation = generation
-        self.has_calls: set[int] = set()
-        self.reasoning_tokens = 0
-        self._parsers = [new_parser() for _ in range(body.num_sequences)]
+        self._reasons = parsing.parsers.reasoning is not None
+        self._choices = [_Choice(body, parsing) for _ in range(body.num_sequences)]
 
     @classmethod
     async def prepare(
@@ -121,28 +120,38 @@ class Turn:
         names = {**body.field_names, **(field_names or {})}
         with renamed(names):
             service.check(body)
+            structured = body.wanted_format
+            if body.tools:
+                structured = await asyncio.to_thread(constraint, body, service.parsers)
             rendered = await until_disconnect(request.receive, rendered_prompt(body, service))
             info = service.client.info
             limit = body.max_completion_tokens or body.max_tokens
-            prompt = prompt_tokens(rendered.token_ids, body.truncate_prompt_tokens, limit, info)
+            side = body.truncation_side or "left"
+            prompt = prompt_tokens(rendered.token_ids, body.truncate_prompt_tokens, limit, info, side)
             room = info.max_model_len - len(prompt)
             params = body.params_for(info.sampling_defaults, room)
             if bends and params.max_tokens is not None:
                 params = replace(params, max_tokens=min(params.max_tokens, room))
-            parsing = service.parsing(body, rendered.text)
+            parsing = await service.parsing(body, rendered.text)
             params = replace(params, visible_special_tokens=parsing.visible)
+            if structured is not None and params.kind == "generate":
+                # What a model reasons before its answer is free.
+                begins_after = parsing.begins_after if parsing.new_parser().is_reasoning else ()
+                params = replace(params, structured_outputs=replace(structured, begins_after=tuple(begins_after)))
+        if structured is not body.wanted_format:  # it is the tools' grammar that cannot be kept
+            names |= {f"structured_outputs.{kind}": "tools" for kind in ("json", "structural_tag")}
         generation = service.generation(answer_id, body, [prompt], [params], names)
-        return cls(body, generation, parsing.new_parser)
+        return cls(body, generation, parsing)
 
     async def deltas(self) -> AsyncGenerator[list[tuple[int, TurnDelta]], None]:
         """Yields what there is, as soon as there is something: (index of a choice, delta); see `Generation.deltas`."""
         async with aclosing(self.generation.deltas()) as deltas:
             async for step in deltas:
-                yield [(choice, self._parsed(choice, delta)) for choice, delta in step]
+                yield [(choice, self._choices[choice].parsed(delta)) for choice, delta in step]
 
     async def collect(self) -> list[Answer]:
         """Waits for everything; one answer a choice."""
-        answers = [Answer() for _ in self._parsers]
+        answers = [Answer() for _ in self._choices]
         async with aclosing(self.deltas()) as deltas:
             async for step in deltas:
                 for choice, delta in step:
@@ -155,16 +164,61 @@ class Turn:
             answer.parts = merged(answer.parts)
         return answers
 
-    def _parsed(self, choice: int, delta: OutputDelta) -> TurnDelta:
-        parser = self._parsers[choice]
-        if parser.is_reasoning:
-            self.reasoning_tokens += len(delta.token_ids)
-        parts: Sequence[Part] = parser.feed(delta.text)
+    @property
+    def reasoning_tokens(self) -> int:
+        """Tokens before the answer, over all choices, so far."""
+        return sum(choice.reasoning_tokens for choice in self._choices)
+
+    def num_calls(self, choice: int) -> int:
+        """How many calls of tools a choice holds so far."""
+        return self._choices[choice].num_calls
+
+    def usage(self, choice: int | None = None) -> Usage:
+        """The tokens so far, of one choice or over all."""
+        usage = self.generation.usage(choice)
+        if self._reasons:
+            reasoning_tokens = self.reasoning_tokens if choice is None else self._choices[choice].reasoning_tokens
+            usage.completion_tokens_details = CompletionTokensDetails(reasoning_tokens=reasoning_tokens)
+        return usage
+
+
+class _Choice:
+    """Takes one choice apart.
+
+    Attributes:
+        num_calls: of tools, so far.
+    """
+
+    def __init__(self, body: ChatCompletionRequest, parsing: Parsing) -> None:
+        self.num_calls = 0
+        self._include_reasoning = body.include_reasoning is not False
+        self._max_calls = None if body.tool_use.parallel else 1
+        self._parser = parsing.new_parser()
+        self._reasoning = ReasoningTokens(parsing.begins_after, self._parser.is_reasoning)
+
+    @property
+    def reasoning_tokens(self) -> int:
+        """Tokens before the answer, so far."""
+        return self._reasoning.count
+
+    def parsed(self, delta: OutputDelta) -> TurnDelta:
+        """What a delta adds."""
+        parts: Sequence[Part] = self._parser.feed(delta.text)
         if delta.finish_reason is not None:
-            parts = merged([*parts, *parser.end()])
-        if any(isinstance(part, ToolCallStart) for part in parts):
-            self.has_calls.add(choice)
-        return TurnDelta(list(parts), delta.token_ids, delta.logprobs or [], delta.finish_reason, delta.stop_reason)
+            parts = merged([*parts, *self._parser.end()])
+        self._reasoning.add(delta.token_ids, parts, self._parser.is_reasoning)
+        kept = merged(self._kept(parts))
+        return TurnDelta(kept, delta.token_ids, delta.logprobs or [], delta.finish_reason, delta.stop_reason)
+
+    def _kept(self, parts: Sequence[Part]) -> Iterator[Part]:
+        """Without reasoning that nobody wants to read and, as in vLLM, calls beyond those that were allowed."""
+        for part in parts:
+            self.num_calls += isinstance(part, ToolCallStart)
+            too_many = self._max_calls is not None and self.num_calls > self._max_calls
+            if isinstance(part, ToolCallStart | ToolCallArguments) and too_many:
+                continue
+            if self._include_reasoning or not isinstance(part, Reasoning):
+                yield part
 
 
 async def rendered_prompt(body: ChatCompletionRequest, service: Service) -> ChatPrompt:
@@ -173,12 +227,12 @@ async def rendered_prompt(body: ChatCompletionRequest, service: Service) -> Chat
     Raises:
         RequestError: the chat template refuses it, or it is too long.
     """
-    args = service.args.frontend
+    excluded = body.tool_choice == "none" and service.args.frontend.exclude_tools_when_tool_choice_none
     return await render(
         body.messages,
         body,
         service,
         cut=body.truncate_prompt_tokens is not None,
-        with_tools=not (args.exclude_tools_when_tool_choice_none and body.tool_choice == "none"),
+        tools=() if excluded else body.told_tools,
         add_special_tokens=bool(body.add_special_tokens),
     )

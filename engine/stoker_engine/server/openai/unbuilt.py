@@ -76,7 +76,6 @@ class Unbuilt(BaseModel):
     repetition_detection: Absent = None
     spaces_between_special_tokens: On = None
     thinking_token_budget: Annotated[Any, Only(-1)] = None
-    truncation_side: Annotated[Any, Only("left")] = None
     vllm_xargs: NoDict = None
     watermarking: Off = None
 
@@ -107,13 +106,10 @@ class UnbuiltChat(Unbuilt):
     functions: NoList = None
     modalities: Annotated[Any, Only(["text"])] = None
     prediction: Absent = None
-    reasoning_effort: Annotated[Any, Only("none")] = None
     verbosity: Annotated[Any, Only("medium")] = None
     web_search_options: Absent = None
 
     # vLLM's
-    echo: Off = None
-    include_reasoning: On = None
     media_io_kwargs: NoDict = None
     mm_processor_kwargs: NoDict = None
     return_prompt_text: Off = None

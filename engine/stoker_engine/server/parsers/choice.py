@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from stoker_engine.contract.frontend_args import FrontendArgs
-from stoker_engine.server.openai.messages import Tool
+from stoker_engine.server.openai.tool_choice import ToolUse
 from stoker_engine.server.parsers import detect, registry
+from stoker_engine.server.parsers.forced_calls import forced_calls
 from stoker_engine.server.parsers.parser import AnswerParser, ReasoningParser, ToolParser
 
 logger = logging.getLogger(__name__)
@@ -46,19 +47,31 @@ class Parsing:
 
     Attributes:
         prompt: the text of the prompt.
-        tools: those that the model may call; none: what it writes of calls is content.
+        tools: those that the model may call, and how; none: what it writes of calls is content.
         visible: ids of the special tokens that parsers go by.
+        num_calls_before: calls in the conversation so far.
+        begins_after: sequences of tokens, after any of which the answer begins where the model reasons before.
     """
 
     parsers: Parsers
     prompt: str
-    tools: Sequence[Tool]
+    tools: ToolUse
     visible: frozenset[int]
+    begins_after: Sequence[tuple[int, ...]] = ()
+    num_calls_before: int = 0
 
     def new_parser(self) -> AnswerParser:
         """A parser for one sequence."""
-        reasoning, tools = self.parsers.reasoning, self.parsers.tools
-        return AnswerParser(
-            None if reasoning is None else reasoning(self.prompt),
-            None if tools is None or not self.tools else tools(self.tools),
-        )
+        reasoning = self.parsers.reasoning
+        return AnswerParser(None if reasoning is None else reasoning(self.prompt), self._new_tool_parser())
+
+    def _new_tool_parser(self) -> ToolParser | None:
+        use, parser = self.tools, self.parsers.tools
+        if use.is_forced:
+            return forced_calls(use.mode)(use.tools, self._new_id)
+        return None if parser is None or use.mode == "none" else parser(use.tools)
+
+    def _new_id(self, name: str, number: int) -> str | None:
+        """The id of a forced call, where the model's chat template wants a certain kind."""
+        new_id = getattr(self.parsers.tools, "new_call_id", None)
+        return None if new_id is None else new_id(name, self.num_calls_before + number)

@@ -1,0 +1,98 @@
+"""What grammar an answer follows: that of calls that are a must, of strict tools, of the format it must have."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from stoker_engine.contract.errors import RequestError
+from stoker_engine.core.structured_outputs import StructuredOutputs
+from stoker_engine.server.openai.chat_request import ChatCompletionRequest
+from stoker_engine.server.openai.messages import Tool
+from stoker_engine.server.openai.tool_choice import ToolUse, arguments_schema
+from stoker_engine.server.parsers.choice import Parsers
+
+
+def constraint(body: ChatCompletionRequest, parsers: Parsers) -> StructuredOutputs | None:
+    """The grammar, if there is any. It may take a while to write: there may be very many tools.
+
+    A format is that of an answer without calls, as with OpenAI: where calls are a must, it says nothing.
+
+    Raises:
+        RequestError: there are tools, and it is not known how this model calls them, or how to keep it to a schema.
+    """
+    use, wanted = body.tool_use, body.wanted_format
+    if use.is_forced:
+        return StructuredOutputs(json=use.schema, disable_any_whitespace=True)
+    if use.mode == "none":
+        return wanted
+    if parsers.tools is None:
+        raise RequestError(
+            "it is not known how this model writes calls of tools: the server needs --tool-call-parser; "
+            'tool_choice "required", a named one and "none" work without',
+            "tools",
+        )
+    strict = next((tool.function.name[:200] for tool in use.tools if tool.function.strict), None)
+    if strict is not None:
+        tag = _structural_tag(use, parsers, f"the tool {strict!r} is strict", "leave strict out")
+    elif wanted is not None:
+        tag = _structural_tag(use, parsers, "the answer must have a format", "leave the format out")
+    else:
+        return None
+    if wanted is None:
+        return StructuredOutputs(structural_tag=tag)
+    either = {"type": "or", "elements": [_calls(tag["structures"]), _format(wanted)]}
+    unsaid: dict[str, Any] = {wanted.kind: None}
+    return replace(wanted, **unsaid, structural_tag={"type": "structural_tag", "format": either})
+
+
+def _structural_tag(use: ToolUse, parsers: Parsers, why: str, remedy: str) -> dict[str, Any]:
+    """How calls are kept to the schemas of their tools, where the model decides whether it makes one."""
+    structural_tag = getattr(parsers.tools, "structural_tag", None)
+    if structural_tag is None:
+        raise RequestError(
+            f"{why}, but what this model writes to call a tool cannot be kept to a schema while the model decides "
+            f'whether it does: {remedy}, or use tool_choice "required" or "none"',
+            "tools",
+        )
+    tools = [tool.model_copy(update={"function": _with_schema(tool)}) for tool in use.tools]
+    tag: dict[str, Any] = structural_tag(tools)
+    return tag
+
+
+def _with_schema(tool: Tool) -> Any:
+    return tool.function.model_copy(update={"parameters": arguments_schema(tool)})
+
+
+def _calls(structures: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Calls and nothing else, in the second of the two ways in which structural tags are written."""
+    tags = [
+        {
+            "type": "tag",
+            "begin": structure["begin"],
+            "content": {"type": "json_schema", "json_schema": structure["schema"]},
+            "end": structure["end"],
+        }
+        for structure in structures
+    ]
+    return {"type": "tags_with_separator", "tags": tags, "separator": "\n", "at_least_one": True}
+
+
+def _format(wanted: StructuredOutputs) -> dict[str, Any]:
+    """What the answer must be, likewise."""
+    match wanted.kind:
+        case "json":
+            schema = json.loads(wanted.json) if isinstance(wanted.json, str) else wanted.json
+            return {"type": "json_schema", "json_schema": schema}
+        case "json_object":
+            return {"type": "json_schema", "json_schema": {"type": "object"}}
+        case "regex":
+            return {"type": "regex", "pattern": wanted.regex}
+        case "grammar":
+            return {"type": "grammar", "grammar": wanted.grammar}
+        case "choice":
+            values = [{"type": "const_string", "value": value} for value in wanted.choice or ()]
+            return {"type": "or", "elements": values}
+    raise RequestError("a structural tag does not go with tools: leave one of them out", "structured_outputs")

@@ -1,0 +1,53 @@
+"""How many tokens of an answer are its reasoning."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from stoker_engine.server.parsers.parts import Part, Reasoning
+
+
+class ReasoningTokens:
+    """Counts the tokens of one sequence before its answer, markers included, however they come in deltas.
+
+    Args:
+        ends: sequences of tokens after any of which the answer begins.
+        is_reasoning: whether it begins with reasoning.
+
+    Attributes:
+        count: so far.
+    """
+
+    def __init__(self, ends: Sequence[Sequence[int]], is_reasoning: bool) -> None:
+        self.count = 0
+        self._ends = [tuple(end) for end in ends if end]
+        self._is_over = not is_reasoning
+        self._seen = 0  # tokens
+        self._last: list[int] = []  # of them, as many as may begin an end
+        self._has_any = False
+
+    def add(self, token_ids: Sequence[int], parts: Sequence[Part], is_reasoning: bool) -> None:
+        """Takes in a delta: its tokens, its parts, and whether the answer has not begun after it."""
+        if self._is_over:
+            return
+        window = [*self._last, *token_ids]
+        begin = self._seen - len(self._last)
+        self._seen += len(token_ids)
+        found = [place for end in self._ends if (place := _end_of(end, window)) is not None]
+        self._has_any = self._has_any or bool(found) or any(isinstance(part, Reasoning) for part in parts)
+        # A parser may go on to wait for text that shows that the answer has begun.
+        self._is_over = bool(found) or not is_reasoning
+        if found:
+            self.count = begin + min(found)
+        else:
+            self.count = self._seen if self._has_any else 0
+        longest = max(map(len, self._ends), default=1)
+        self._last = window[len(window) - longest + 1 :] if longest > 1 else []
+
+
+def _end_of(part: tuple[int, ...], whole: Sequence[int]) -> int | None:
+    """Where the first `part` in `whole` ends."""
+    for end in range(len(part), len(whole) + 1):
+        if tuple(whole[end - len(part) : end]) == part:
+            return end
+    return None

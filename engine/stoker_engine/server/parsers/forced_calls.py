@@ -1,0 +1,129 @@
+"""Calls that a grammar forces, written as `server/openai/tool_choice.py` says: they are passed on as they come.
+
+What the grammar allows is always a call, so nothing has to wait for its end. An answer that is cut off ends within a
+call's arguments; what is cut off before a call has a name is content.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Sequence
+from typing import ClassVar, Final
+
+from stoker_engine.server.openai.messages import Tool
+from stoker_engine.server.parsers.json_text import JSONScanner, NotJSONError
+from stoker_engine.server.parsers.parts import Content, Part, ToolCallArguments, ToolCallStart, merged
+
+#: Makes the id of a call, from its tool's name and its number in the answer; None: any will do.
+NewID = Callable[[str, int], str | None]
+
+
+class NamedCall:
+    """A call of the one tool there is: the text is its arguments."""
+
+    markers: ClassVar[tuple[str, ...]] = ()
+
+    def __init__(self, tools: Sequence[Tool], new_id: NewID) -> None:
+        self._name = tools[0].function.name
+        self._new_id = new_id
+        self._arguments: _Arguments | None = None
+        self._more = False  # text after them
+
+    def feed(self, text: str) -> list[Part]:
+        """What a further piece of the text adds."""
+        if self._arguments is None:
+            text = text.lstrip()
+            if not text:
+                return []
+            self._arguments = _Arguments()
+            return [ToolCallStart(self._name, self._new_id(self._name, 0)), *self.feed(text)]
+        arguments, rest = self._arguments.feed(text)
+        if not self._more:
+            rest = rest.lstrip()
+        self._more = self._more or bool(rest)
+        return merged([ToolCallArguments(arguments), Content(rest)])
+
+    def end(self) -> list[Part]:
+        """Nothing is held back."""
+        return []
+
+
+_NAME: Final = r'\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")'
+_FIRST: Final = re.compile(rf"\s*\[\s*{_NAME}")
+_NEXT: Final = re.compile(rf"\s*\}}\s*,\s*{_NAME}")
+_PARAMETERS: Final = re.compile(r'\s*,\s*"parameters"\s*:\s*(?=\{)')
+_CLOSED: Final = re.compile(r"\s*\}?\s*,?\s*\]?\s*")
+
+
+class RequiredCalls:
+    """Calls in a JSON list, each an object of `name` and `parameters`, in that order."""
+
+    markers: ClassVar[tuple[str, ...]] = ()
+
+    def __init__(self, tools: Sequence[Tool], new_id: NewID) -> None:
+        self._new_id = new_id
+        self._num_calls = 0
+        self._text = ""  # not read yet
+        self._awaited: re.Pattern[str] | None = _FIRST  # None: the arguments of a call go on
+        self._arguments = _Arguments()
+
+    def feed(self, text: str) -> list[Part]:
+        """What a further piece of the text adds."""
+        self._text += text
+        parts: list[Part] = []
+        while self._text:
+            if self._awaited is None:
+                arguments, self._text = self._arguments.feed(self._text)
+                if arguments:
+                    parts.append(ToolCallArguments(arguments))
+                if self._arguments.ended:
+                    self._awaited = _NEXT
+            elif (found := self._awaited.match(self._text)) is None:
+                return parts
+            elif self._awaited is _PARAMETERS:
+                self._awaited, self._arguments = None, _Arguments()
+                self._text = self._text[found.end() :]
+            else:
+                name = json.loads(found[1])
+                parts.append(ToolCallStart(name, self._new_id(name, self._num_calls)))
+                self._num_calls += 1
+                self._awaited = _PARAMETERS
+                self._text = self._text[found.end() :]
+        return parts
+
+    def end(self) -> list[Part]:
+        """What was cut off before it had a name."""
+        if self._awaited is _PARAMETERS:
+            return []
+        closed = _CLOSED.match(self._text) if self._awaited is _NEXT else None
+        rest = self._text if closed is None else self._text[closed.end() :]
+        return [Content(rest)] if rest.strip() else []
+
+
+class _Arguments:
+    """Finds the end of a JSON object.
+
+    Attributes:
+        ended: whether it is complete.
+    """
+
+    def __init__(self) -> None:
+        self._scanner = JSONScanner()
+        self.ended = False
+
+    def feed(self, text: str) -> tuple[str, str]:
+        """What of `text` belongs to the object, and what comes after it."""
+        if self.ended:
+            return "", text
+        try:
+            length = self._scanner.feed(text)
+        except NotJSONError as error:
+            length, self.ended = error.args[0], True
+        self.ended = self.ended or self._scanner.ended
+        return text[:length], text[length:]
+
+
+def forced_calls(mode: str) -> Callable[[Sequence[Tool], NewID], NamedCall | RequiredCalls]:
+    """The parser of a `ToolUse.mode` that forces calls."""
+    return NamedCall if mode == "named" else RequiredCalls

@@ -1,0 +1,70 @@
+"""A fake engine that says what a test has written for it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+
+from stoker_engine.core.finish_reason import FinishReason
+from stoker_engine.core.outputs import OutputDelta
+from stoker_engine.core.sampling_params import RequestParams
+from stoker_engine.tokens.output_stream import OutputStream
+
+from .conftest import FakeEngine, fake_logprobs
+
+
+class ScriptedEngine(FakeEngine):
+    """Says the next of `script` to every request, some characters of it a step, one character a token.
+
+    Attributes:
+        script: for each request, the answers of its sequences.
+        piece: characters a step.
+    """
+
+    def __init__(self, *script: str | Sequence[str], piece: int = 1) -> None:
+        super().__init__()
+        self.info = replace(self.info, max_model_len=65536)
+        self.script = [[each] if isinstance(each, str) else list(each) for each in script]
+        self.piece = piece
+
+    async def _answer(
+        self, stream: OutputStream, request_id: str, prompt: list[int], params: RequestParams, n: int
+    ) -> None:
+        answers = [answer[: params.max_tokens] for answer in self.script.pop(0)]
+        longest = max(map(len, answers))
+        assert len(answers) == n
+        said = 0
+        while said <= longest:
+            if self.hangs_at is not None and said >= self.hangs_at:
+                await self.released.wait()
+            await asyncio.sleep(0)
+            while self.waits_for_reader and stream._kept:  # noqa: ASYNC110 - the reader tells nobody
+                await asyncio.sleep(0.0002)
+            for index, answer in enumerate(answers):
+                if said <= len(answer):
+                    stream.put(self._said(request_id, prompt, params, index, answer, said))
+            stream.wake()
+            said += self.piece
+
+    def _said(
+        self, request_id: str, prompt: list[int], params: RequestParams, index: int, answer: str, said: int
+    ) -> OutputDelta:
+        text = answer[said : said + self.piece]
+        tokens = list(map(ord, text))
+        reason = None
+        if said + self.piece > len(answer):
+            reason = FinishReason.LENGTH if params.max_tokens == len(answer) else FinishReason.STOP
+        logprobs = None
+        if params.kind == "generate" and params.logprobs is not None:
+            logprobs = [fake_logprobs(token, params.logprobs) for token in tokens]
+        return OutputDelta(
+            request_id=request_id,
+            index=index,
+            text=text,
+            token_ids=tokens,
+            num_prompt_tokens=len(prompt),
+            num_cached_tokens=0,
+            finish_reason=reason,
+            logprobs=logprobs,
+        )
