@@ -39,7 +39,6 @@ ASKING: dict[str, Any] = {
     "service_tier": "priority",
     "structured_outputs": {"json": {}},
     "logprob_token_ids": [1],
-    "truncation_side": "right",
     "length_penalty": 2,
     "early_stopping": True,
     "priority": 1,
@@ -111,10 +110,11 @@ def test_a_completion_field_we_have_not_built(client: TestClient, field: str, va
         ("tool_choice", "required"),
         ("tool_choice", {"type": "function", "function": {"name": "f"}}),
         ("modalities", ["text", "audio"]),
-        ("reasoning_effort", "high"),
+        ("reasoning_effort", "very"),
         ("chat_template", "{{ 1 }}"),
         ("chat_template_kwargs", {"messages": []}),
-        ("echo", True),
+        ("echo", "yes"),
+        ("truncation_side", "top"),
     ],
 )
 def test_a_chat_field_we_have_not_built(client: TestClient, field: str, value: Any) -> None:
@@ -291,6 +291,11 @@ def test_a_prompts_end_is_kept(client: TestClient, engine: FakeEngine) -> None:
     client.post("/v1/completions", json={"prompt": "x" * 100, "truncate_prompt_tokens": -1, "max_tokens": 4})
     client.post("/v1/chat/completions", json={"messages": MESSAGES, "truncate_prompt_tokens": 3})
     assert [len(prompt) for prompt, _ in engine.asked] == [2, 60, 3]
+    for path, said in (("/v1/completions", {"prompt": "abcdef"}), ("/v1/chat/completions", {"messages": MESSAGES})):
+        for side in ("left", "right"):
+            client.post(path, json={**said, "truncate_prompt_tokens": 3, "truncation_side": side})
+    cut = ["".join(map(chr, prompt)) for prompt, _ in engine.asked[3:]]
+    assert cut == ["def", "\x01ab", ">hi", "<us"]
 
 
 def test_priority_and_cache_salt(make_client: MakeClient, engine: FakeEngine) -> None:
@@ -341,7 +346,8 @@ def test_a_chat_reaches_the_template_as_text(client: TestClient, engine: FakeEng
     assert "".join(map(chr, engine.asked[0][0])) == "<system>a<assistant>b<user>c\nd"
 
 
-def test_tools_and_their_messages_reach_the_template(client: TestClient, engine: FakeEngine) -> None:
+def test_tools_and_their_messages_reach_the_template(make_client: MakeClient, engine: FakeEngine) -> None:
+    client = make_client(tool_call_parser="hermes")
     messages = [
         *MESSAGES,
         {"role": "assistant", "content": None, "tool_calls": [CALL], "reasoning_content": "hm"},
@@ -359,7 +365,7 @@ def test_tools_and_their_messages_reach_the_template(client: TestClient, engine:
 
 
 def test_tools_may_be_left_out_when_none_is_to_be_chosen(make_client: MakeClient, engine: FakeEngine) -> None:
-    client = make_client(exclude_tools_when_tool_choice_none=True)
+    client = make_client(exclude_tools_when_tool_choice_none=True, tool_call_parser="hermes")
     client.post("/v1/chat/completions", json={"messages": MESSAGES, "tools": [TOOL], "tool_choice": "none"})
     assert engine.tokenizer.rendered["tools"] is None
     client.post("/v1/chat/completions", json={"messages": MESSAGES, "tools": [TOOL], "tool_choice": "auto"})
@@ -387,6 +393,11 @@ def test_how_a_chat_is_rendered(make_client: MakeClient, engine: FakeEngine) -> 
     assert rendered(chat_template="{{ 1 }}")["chat_template"] == "{{ 1 }}"
     documents = [{"title": "a", "text": "b"}]
     assert rendered(documents=documents)["documents"] == documents
+    thinking = {"enable_thinking": True, "style": 1, "reasoning_effort": "low"}
+    assert rendered(reasoning_effort="low")["chat_template_kwargs"] == thinking
+    assert rendered(reasoning_effort="none")["chat_template_kwargs"]["enable_thinking"] is False
+    own = rendered(reasoning_effort="high", chat_template_kwargs={"enable_thinking": False, "reasoning_effort": 1})
+    assert own["chat_template_kwargs"] == {"enable_thinking": False, "style": 1, "reasoning_effort": "high"}
     rendered(add_special_tokens=True)
     assert engine.asked[-1][0][0] == 1
     body = {"messages": MESSAGES, "continue_final_message": True, "add_generation_prompt": True}

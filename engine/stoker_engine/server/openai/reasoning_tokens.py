@@ -42,7 +42,7 @@ class ReasoningTokens:
         else:
             self.count = self._seen if self._has_any else 0
         longest = max(map(len, self._ends), default=1)
-        self._last = window[len(window) - longest + 1 :] if longest > 1 else []
+        self._last = window[max(0, len(window) - longest + 1) :]
 
 
 def _end_of(part: tuple[int, ...], whole: Sequence[int]) -> int | None:

@@ -63,7 +63,10 @@ class Parsing:
     def new_parser(self) -> AnswerParser:
         """A parser for one sequence."""
         reasoning = self.parsers.reasoning
-        return AnswerParser(None if reasoning is None else reasoning(self.prompt), self._new_tool_parser())
+        return AnswerParser(
+            None if reasoning is None else reasoning(self.prompt, calls=self.tools.mode == "auto"),
+            self._new_tool_parser(),
+        )
 
     def _new_tool_parser(self) -> ToolParser | None:
         use, parser = self.tools, self.parsers.tools
