@@ -1,4 +1,4 @@
-"""Reasoning apart from the answer, whole and streamed; how many tokens it took; and what else chat adds to an answer."""
+"""Reasoning apart from the answer, whole and streamed; the tokens that it took; what chat repeats of a conversation."""
 
 from __future__ import annotations
 

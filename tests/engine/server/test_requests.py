@@ -35,9 +35,7 @@ NEUTRAL: dict[str, list[Any]] = {
     "store": [True, False],
 }
 ASKING: dict[str, Any] = {
-    "response_format": {"type": "json_object"},
     "service_tier": "priority",
-    "structured_outputs": {"json": {}},
     "logprob_token_ids": [1],
     "length_penalty": 2,
     "early_stopping": True,

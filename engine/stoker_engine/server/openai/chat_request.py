@@ -9,7 +9,6 @@ from pydantic import Field, PrivateAttr, model_validator
 
 from stoker_engine.contract.errors import RequestError
 from stoker_engine.core.sampling_params import RequestParams
-from stoker_engine.core.structured_outputs import StructuredOutputs
 from stoker_engine.server.openai.field_types import Count, CountOrAll, StrictModel
 from stoker_engine.server.openai.messages import Message, Tool
 from stoker_engine.server.openai.sampled_request import SampledRequest
@@ -90,11 +89,6 @@ class ChatCompletionRequest(UnbuiltChat, SampledRequest, ChatRendering):
                 "tool_choice forces calls by a grammar, which beam search does not follow", "tool_choice"
             )
         return self
-
-    @property
-    def wanted_format(self) -> StructuredOutputs | None:
-        """TODO H2"""
-        return None
 
     @property
     def told_tools(self) -> Sequence[Tool]:

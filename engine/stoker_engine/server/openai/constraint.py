@@ -1,4 +1,4 @@
-"""What grammar an answer follows: that of calls that are a must, of strict tools, of the format it must have."""
+"""The grammar that tools ask for: of calls that are a must, of strict ones, of either calls or an answer's format."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from stoker_engine.server.parsers.choice import Parsers
 
 
 def constraint(body: ChatCompletionRequest, parsers: Parsers) -> StructuredOutputs | None:
-    """The grammar, if there is any. It may take a while to write: there may be very many tools.
+    """The grammar, if there is any but that of the answer's format. It may take a while: there may be very many tools.
 
     A format is that of an answer without calls, as with OpenAI: where calls are a must, it says nothing.
 
@@ -27,7 +27,7 @@ def constraint(body: ChatCompletionRequest, parsers: Parsers) -> StructuredOutpu
     if use.is_forced:
         return StructuredOutputs(json=use.schema, disable_any_whitespace=True)
     if use.mode == "none":
-        return wanted
+        return None
     if parsers.tools is None:
         raise RequestError(
             "it is not known how this model writes calls of tools: the server needs --tool-call-parser; "

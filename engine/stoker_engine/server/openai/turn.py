@@ -120,9 +120,7 @@ class Turn:
         names = {**body.field_names, **(field_names or {})}
         with renamed(names):
             service.check(body)
-            structured = body.wanted_format
-            if body.tools:
-                structured = await asyncio.to_thread(constraint, body, service.parsers)
+            of_tools = await asyncio.to_thread(constraint, body, service.parsers) if body.tool_use.tools else None
             rendered = await until_disconnect(request.receive, rendered_prompt(body, service))
             info = service.client.info
             limit = body.max_completion_tokens or body.max_tokens
@@ -134,11 +132,11 @@ class Turn:
                 params = replace(params, max_tokens=min(params.max_tokens, room))
             parsing = await service.parsing(body, rendered.text)
             params = replace(params, visible_special_tokens=parsing.visible)
-            if structured is not None and params.kind == "generate":
+            if params.kind == "generate" and (structured := of_tools or params.structured_outputs) is not None:
                 # What a model reasons before its answer is free.
                 begins_after = parsing.begins_after if parsing.new_parser().is_reasoning else ()
                 params = replace(params, structured_outputs=replace(structured, begins_after=tuple(begins_after)))
-        if structured is not body.wanted_format:  # it is the tools' grammar that cannot be kept
+        if of_tools is not None:  # errors of a grammar are the tools' then
             names |= {f"structured_outputs.{kind}": "tools" for kind in ("json", "structural_tag")}
         generation = service.generation(answer_id, body, [prompt], [params], names)
         return cls(body, generation, parsing)
