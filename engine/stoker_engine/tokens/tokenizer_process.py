@@ -50,7 +50,7 @@ TEMPLATE_MEMORY: Final = 512 * 1024**2
 #: Most bytes that an answer of a worker in which a stranger's template ran may have.
 _MOST_UNTRUSTED = 256 * 1024**2
 
-#: Seconds after which a process that forks no worker is taken for stopped; it may read the vocabulary for grammars first.
+#: Seconds after which a process that forks no worker counts as stopped; it may read the vocabulary for grammars first.
 _FORK_TIMEOUT_S = 30.0
 
 #: The code of what takes too much to be compiled.
