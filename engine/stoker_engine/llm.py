@@ -21,6 +21,7 @@ from stoker_engine.core.outputs import (
 )
 from stoker_engine.core.sampling_defaults import sampling_params
 from stoker_engine.core.sampling_params import BeamSearchParams, RequestParams, SamplingParams
+from stoker_engine.core.structured_outputs import StructuredOutputs
 from stoker_engine.engine import Engine
 from stoker_engine.grammar.compile import compile_grammar
 from stoker_engine.grammar.matcher import GrammarError
@@ -54,6 +55,7 @@ class LLM:
         self._outputs = OutputProcessor(self.tokenizer)
         self._ids = map(str, itertools.count())
         self._has_token_table = False  # the engine has
+        self._compiled: tuple[StructuredOutputs | None, Grammar | None] = None, None
 
     def get_tokenizer(self) -> Tokenizer:
         """The model's tokenizer."""
@@ -190,6 +192,8 @@ class LLM:
         structured = params.structured_outputs if params.kind == "generate" else None
         if structured is None:
             return None
+        if structured is self._compiled[0]:  # which a batch shares
+            return self._compiled[1]
         if not self._has_token_table:
             self.engine.set_token_table(self.tokenizer.token_table())
             self._has_token_table = True
@@ -200,6 +204,7 @@ class LLM:
             self.engine.executor.prepare(grammar).result()
         except GrammarError as error:
             raise RequestError(str(error), f"structured_outputs.{structured.kind}") from error
+        self._compiled = structured, grammar
         return grammar
 
 

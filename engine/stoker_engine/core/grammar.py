@@ -3,6 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
+
+#: Why a model takes no grammars that has no end-of-sequence token.
+NO_END: Final = (
+    "this model has no end-of-sequence token, so an output that is complete could not end; structured_outputs needs "
+    "one (eos_token_id in its config.json)"
+)
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Final
 
-from stoker_engine.core.grammar import Grammar
+from stoker_engine.core.grammar import NO_END, Grammar
 from stoker_engine.grammar.limits import parser_limits
 from stoker_engine.grammar.matcher import GrammarError, Matcher, first_line
 from stoker_engine.grammar.token_table import TokenTable
@@ -83,6 +83,8 @@ class Grammars:
         from llguidance import LLTokenizer
 
         assert self._table is not None, "a grammar came before the token table"
+        if not self.eos_token_ids:
+            raise GrammarError(NO_END)
         words: Any = _Words(self._table, self.vocab_size, self.eos_token_ids)
         tokenizer = LLTokenizer(words, eos_token=self.eos_token_ids)
         self._table = None

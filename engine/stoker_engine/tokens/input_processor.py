@@ -13,7 +13,7 @@ from typing import Protocol
 from stoker_engine.contract.errors import RequestError
 from stoker_engine.core.engine_info import EngineInfo
 from stoker_engine.core.engine_request import EngineRequest
-from stoker_engine.core.grammar import Grammar
+from stoker_engine.core.grammar import NO_END, Grammar
 from stoker_engine.core.sampling_params import BeamSearchParams, RequestParams, SamplingParams
 from stoker_engine.core.token_ids import TokenIds
 from stoker_engine.sizing.cache_groups import blocks_for_beams
@@ -117,11 +117,7 @@ class InputProcessor:
 
     def _check_ends(self) -> None:
         if not any(token_id < self._info.vocab_size for token_id in self._info.eos_token_ids):
-            raise RequestError(
-                "this model has no end-of-sequence token, so an output that is complete could not end; "
-                "structured_outputs needs one (eos_token_id in its config.json)",
-                "structured_outputs",
-            )
+            raise RequestError(NO_END, "structured_outputs")
 
     def _max_tokens(self, length: int, params: RequestParams) -> int:
         """Most tokens of each output, for a prompt of `length` tokens."""

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -129,6 +130,22 @@ def test_argmax(kernels: ctypes.CDLL, size: int) -> None:
     assert best.tolist() == x.max(dim=-1, keepdim=True).values.eq(x).int().argmax(dim=-1).tolist()
     assert torch.equal(largest, x.amax(dim=-1))
     assert argmax(x[:1])[0].tolist() == best.tolist()[:1]
+
+
+@pytest.mark.parametrize("native", [True, False])
+@pytest.mark.parametrize("size", [1, 31, 32, 33, 1000, 50_001])
+def test_what_is_allowed_is_kept(kernels: ctypes.CDLL, size: int, native: bool) -> None:
+    generator = torch.Generator().manual_seed(size)
+    allowed = torch.rand(4, size, generator=generator) < torch.tensor([[0.0], [0.01], [0.5], [1.0]])
+    bits = np.packbits(np.pad(allowed.numpy(), ((0, 0), (0, -size % 32))), axis=1, bitorder="little").view(np.int32)
+    whole = random(7, size + 3)
+    expected = whole.clone()
+    rows = torch.tensor([5, 0, 6, 2])
+    for row, of_row in zip(rows.tolist(), allowed, strict=True):
+        expected[row, :size] = torch.where(of_row, whole[row, :size], -torch.inf)
+    keep_allowed = (native_kernels(kernels) if native else REFERENCE).keep_allowed
+    keep_allowed(whole[:, :size], rows, torch.from_numpy(bits))
+    assert torch.equal(whole, expected)
 
 
 @pytest.mark.parametrize("native", [True, False])
