@@ -123,9 +123,9 @@ def test_hostile_constraints_are_answered(folder: Path) -> None:
 
 
 @pytest.mark.slow
-def test_thousands_of_hostile_constraints_are_answered(folder: Path) -> None:
+def test_thousands_of_hostile_constraints_are_answered(folder: Path, part_of: Callable[[int], int]) -> None:
     async def check(tokenizer: TokenizerProcess) -> None:
-        for constraint in (*constraints(seed=2, count=4000), *growing(5), *growing(30)):
+        for constraint in (*constraints(seed=2, count=part_of(3000)), *growing(5), *growing(30)):
             await outcome(tokenizer, constraint)
 
     run(folder, check)
