@@ -51,6 +51,7 @@ _SAMPLING: Final = (
 #: What beam search has no use for, at the values that ask for nothing. It takes the likeliest sequences by the
 #: model's own probabilities, which a temperature of 0 or 1 leaves as they are.
 _NEUTRAL_FOR_BEAMS: Final[Mapping[str, Sequence[Any]]] = {
+    "wanted_format": (),
     "temperature": (0, 1),
     "top_p": (1,),
     "top_k": (0, -1),
@@ -65,7 +66,6 @@ _NEUTRAL_FOR_BEAMS: Final[Mapping[str, Sequence[Any]]] = {
     "stop": ([],),
     "prompt_logprobs": (),
     "stream": (False,),
-    "wanted_format": (),
 }
 
 

@@ -9,7 +9,7 @@ from pydantic import BaseModel, Field, model_validator
 
 from stoker_engine.contract.errors import RequestError
 from stoker_engine.core.structured_outputs import StructuredOutputs
-from stoker_engine.server.openai.field_types import StrictModel
+from stoker_engine.server.openai.field_types import StrictModel, or_else
 from stoker_engine.server.openai.unbuilt import Renamed
 
 #: Most strings of a choice.
@@ -18,13 +18,19 @@ MAX_CHOICE: Final = 10_000
 #: The constraints that a `response_format` becomes, by the names in errors.
 _OF_RESPONSE_FORMAT: Final = ("json", "json_object", "structural_tag")
 
+_SchemaOrText = Annotated[
+    str | dict[str, Any] | bool, or_else("must be a JSON Schema: an object, a boolean, or the text of one")
+]
+
 
 class JSONSchemaFormat(StrictModel):
     """A schema and what it is called. An answer is valid by the schema whether it is strict or not."""
 
     name: str
     description: str | None = None
-    json_schema: dict[str, Any] | bool = Field(alias="schema")
+    json_schema: Annotated[dict[str, Any] | bool, or_else("must be a JSON Schema: an object or a boolean")] = Field(
+        alias="schema"
+    )
     strict: bool | None = None
 
 
@@ -65,12 +71,12 @@ class ResponseFormat(StrictModel):
 class StructuredOutputsFields(StrictModel):
     """vLLM's ``StructuredOutputsParams``."""
 
-    json_schema: str | dict[str, Any] | bool | None = Field(None, alias="json")
+    json_schema: _SchemaOrText | None = Field(None, alias="json")
     regex: str | None = None
     choice: Annotated[list[str], Field(max_length=MAX_CHOICE, fail_fast=True)] | None = None
     grammar: str | None = None
     json_object: bool | None = None
-    structural_tag: str | dict[str, Any] | None = None
+    structural_tag: Annotated[str | dict[str, Any], or_else("must be an object, or the text of one")] | None = None
     disable_any_whitespace: bool | None = None
     disable_additional_properties: bool | None = None
     whitespace_pattern: str | None = None
