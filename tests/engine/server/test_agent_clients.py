@@ -1,0 +1,274 @@
+"""Libraries that agents are built with, as their users write them: OpenAI's SDK and agents SDK, LangChain.
+
+Loops go over an engine that says what a model would. What a grammar forces comes from the real engine, a tiny random
+model at a high temperature: whatever it writes must be valid.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from typing import Any, Literal
+
+import httpx
+import jsonschema
+import openai
+import pytest
+from agents import Agent, ModelSettings, OpenAIChatCompletionsModel, RunConfig, Runner, function_tool
+from langchain_core.messages import AIMessage, AIMessageChunk, HumanMessage, ToolMessage
+from langchain_core.tools import tool
+from langchain_openai import ChatOpenAI
+from openai import AsyncOpenAI, OpenAI
+from pydantic import BaseModel, Field
+
+from .conftest import sample, serving_fake, wait_until
+from .scripted_engine import ScriptedEngine
+
+MESSAGES: Any = [{"role": "user", "content": "the quick fox"}]
+
+
+def call(name: str, **arguments: Any) -> str:
+    return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
+
+
+@contextmanager
+def said(*script: Any, **engine: Any) -> Iterator[tuple[ScriptedEngine, str]]:
+    """An engine that says this, and its URL."""
+    scripted = ScriptedEngine(*script, **engine)
+    with serving_fake(scripted, tool_call_parser="hermes", reasoning_parser="qwen3") as served:
+        yield scripted, f"{served.url}/v1"
+
+
+@asynccontextmanager
+async def async_client(url: str) -> AsyncIterator[AsyncOpenAI]:
+    async with AsyncOpenAI(base_url=url, api_key="none", max_retries=0) as client:
+        yield client
+
+
+class Weather(BaseModel):
+    """Tells the weather."""
+
+    city: str = Field(max_length=12)
+    unit: Literal["°C", "°F"]
+
+
+class Trip(BaseModel):
+    """Plans a trip."""
+
+    class Stop(BaseModel):
+        city: str = Field(max_length=8)
+        nights: int = Field(ge=1, le=30)
+
+    stops: list[Stop] = Field(min_length=1, max_length=2)
+    weather: Weather | None
+
+
+# OpenAI's agents SDK.
+
+ran: list[str] = []
+
+
+@function_tool
+def weather(city: str) -> str:
+    """Tells the weather of a city."""
+    ran.append(city)
+    return f"5 °C in {city}"
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_agents_sdk(streamed: bool) -> None:
+    ran.clear()
+    thought = "<think>Two cities.</think>"
+    with said(
+        f"{thought}{call('weather', city='Oslo')}\n{call('weather', city='Rome')}", f"{thought}Cold and warm."
+    ) as (engine, url):
+
+        async def run() -> Any:
+            async with async_client(url) as client:
+                model = OpenAIChatCompletionsModel("tiny", client)
+                agent = Agent(name="a", instructions="be brief", tools=[weather], model=model)
+                config = RunConfig(tracing_disabled=True)
+                if not streamed:
+                    return await Runner.run(agent, "how is it in Oslo and Rome?", run_config=config)
+                result = Runner.run_streamed(agent, "how is it in Oslo and Rome?", run_config=config)
+                async for _ in result.stream_events():
+                    pass
+                return result
+
+        result = asyncio.run(run())
+        assert result.final_output.strip() == "Cold and warm."
+        assert sorted(ran) == ["Oslo", "Rome"]
+        first, second = engine.asked
+        assert first[1].structured_outputs.structural_tag, "its tools are strict"
+        messages = engine.tokenizer.rendered["messages"]
+        assert [message["role"] for message in messages] == ["system", "user", "assistant", "tool", "tool"]
+        assert sorted(message["content"] for message in messages[3:]) == ["5 °C in Oslo", "5 °C in Rome"]
+        assert len(second[0]) > len(first[0])
+
+
+def test_agents_sdk_with_an_output_type_and_tools() -> None:
+    ran.clear()
+    with said(f"</think>{call('weather', city='Oslo')}", '</think>{"city": "Oslo", "unit": "°C"}') as (engine, url):
+
+        async def run() -> Any:
+            async with async_client(url) as client:
+                model = OpenAIChatCompletionsModel("tiny", client)
+                agent = Agent(name="a", tools=[weather], output_type=Weather, model=model)
+                return await Runner.run(agent, "Oslo?", run_config=RunConfig(tracing_disabled=True))
+
+        assert asyncio.run(run()).final_output == Weather(city="Oslo", unit="°C")
+        assert ran == ["Oslo"]
+        asked = engine.asked[0][1].structured_outputs
+        assert asked.structural_tag["format"]["type"] == "or"
+        assert asked.begins_after
+
+
+def test_agents_sdk_with_a_required_tool(address: str) -> None:
+    """The real engine: what the random model is forced to call runs, and ends the run."""
+    ran.clear()
+
+    async def run() -> Any:
+        async with async_client(f"{address}/v1") as client:
+            settings = ModelSettings(tool_choice="required", temperature=1.5, max_tokens=200, extra_args={"seed": 3})
+            agent = Agent(
+                name="a",
+                tools=[weather],
+                model=OpenAIChatCompletionsModel("tiny", client),
+                model_settings=settings,
+                tool_use_behavior="stop_on_first_tool",
+            )
+            return await Runner.run(agent, "Oslo?", run_config=RunConfig(tracing_disabled=True))
+
+    try:
+        result = asyncio.run(run())
+    except Exception as error:  # a random model may not come to the end of its string
+        assert "JSON" in str(error), error
+    else:
+        assert result.final_output == f"5 °C in {ran[0]}"
+
+
+# OpenAI's own client.
+
+
+def is_valid(schema: Any, text: str) -> bool:
+    return bool(jsonschema.Draft202012Validator(schema).is_valid(json.loads(text)))
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "Trip"}}])
+@pytest.mark.parametrize("stream", [False, True])
+def test_what_is_forced_is_valid(address: str, choice: Any, stream: bool) -> None:
+    client = OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0)
+    tools = [openai.pydantic_function_tool(Weather), openai.pydantic_function_tool(Trip)]
+    schemas = {each["function"]["name"]: each["function"]["parameters"] for each in tools}  # type: ignore[index]
+    finished = 0
+    for seed in range(4):
+        options: Any = {
+            "model": "tiny", "messages": MESSAGES, "tools": tools, "tool_choice": choice, "temperature": 1.5, "n": 3,
+            "seed": 10 * seed, "max_tokens": 240, "parallel_tool_calls": False,
+        }  # fmt: skip
+        if stream:
+            with client.chat.completions.stream(**options) as events:
+                try:
+                    answer: Any = events.get_final_completion()
+                except openai.LengthFinishReasonError:
+                    continue
+        else:
+            answer = client.chat.completions.create(**options)
+        for one in answer.choices:
+            if one.finish_reason == "length":
+                continue
+            finished += 1
+            (made,) = one.message.tool_calls
+            assert is_valid(schemas[made.function.name], made.function.arguments), made
+            assert not one.message.content
+            assert one.finish_reason == ("tool_calls" if choice == "required" else "stop")
+    assert finished >= 3
+
+
+def test_parse(address: str) -> None:
+    client = OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0)
+    options: Any = {"model": "tiny", "messages": MESSAGES, "temperature": 1.5, "max_tokens": 240}
+    parsed = [
+        client.chat.completions.parse(**options, seed=seed, response_format=Weather).choices[0].message.parsed
+        for seed in range(2)
+    ]
+    assert all(isinstance(one, Weather) for one in parsed)
+    called = client.chat.completions.parse(
+        **options, seed=5, tools=[openai.pydantic_function_tool(Weather)], tool_choice="required",
+        parallel_tool_calls=False,
+    ).choices[0].message.tool_calls  # fmt: skip
+    assert called is not None
+    assert isinstance(called[0].function.parsed_arguments, Weather)
+
+
+@pytest.mark.parametrize("when", ["before", "in a call"])
+def test_a_client_that_leaves_half_way(address: str, when: str) -> None:
+    client = OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0)
+    schema = {"type": "object", "properties": {"text": {"type": "string"}}, "required": ["text"]}
+    text_tool: Any = {"type": "function", "function": {"name": "long", "parameters": schema}}
+    with client.chat.completions.create(
+        model="tiny", messages=MESSAGES, tools=[text_tool], tool_choice="required", stream=True, temperature=1.5,
+        max_tokens=400, extra_body={"min_tokens": 200},
+    ) as stream:  # fmt: skip
+        for event in stream:
+            if when == "before" or event.choices[0].delta.tool_calls:
+                break
+    wait_until(lambda: sample(address, "vllm:num_requests_running") == 0)
+    assert sample(address, "vllm:kv_cache_usage_perc") == 0
+
+
+# LangChain.
+
+
+@tool
+def temperature(city: str) -> str:
+    """Tells the temperature."""
+    return f"5 °C in {city}"
+
+
+def chat_of(url: str, **fields: Any) -> ChatOpenAI:
+    return ChatOpenAI(base_url=url, api_key="none", model="tiny", **fields)
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_langchain_tool_loop(streamed: bool) -> None:
+    with said(f"</think>I look.{call('temperature', city='Oslo')}", "</think>It is cold.", piece=3) as (engine, url):
+        chat = chat_of(url).bind_tools([temperature])
+
+        def ask(messages: list[Any]) -> AIMessage:
+            if not streamed:
+                return chat.invoke(messages)
+            whole: AIMessageChunk | None = None
+            for chunk in chat.stream(messages):
+                whole = chunk if whole is None else whole + chunk  # type: ignore[assignment, operator]
+            assert whole is not None
+            return whole
+
+        messages: list[Any] = [HumanMessage("How cold is Oslo?")]
+        messages.append(ask(messages))
+        (made,) = messages[-1].tool_calls
+        assert (made["name"], made["args"]) == ("temperature", {"city": "Oslo"})
+        answer = temperature.invoke(made)
+        assert isinstance(answer, ToolMessage)
+        messages.append(answer)
+        assert ask(messages).content == "It is cold."
+        rendered = engine.tokenizer.rendered["messages"]
+        assert rendered[1]["tool_calls"][0]["function"] == {"name": "temperature", "arguments": {"city": "Oslo"}}
+        assert rendered[1]["tool_calls"][0]["id"] == rendered[2]["tool_call_id"]
+
+
+@pytest.mark.parametrize("method", ["function_calling", "json_schema"])
+def test_langchain_structured_output(address: str, method: Any) -> None:
+    chat = chat_of(f"{address}/v1", temperature=1.5, max_tokens=240, seed=4)
+    answer = chat.with_structured_output(Weather, method=method).invoke("Oslo?")
+    assert isinstance(answer, Weather)
+
+
+def test_langchain_async_and_refusals(address: str) -> None:
+    chat = chat_of(f"{address}/v1").bind_tools([temperature])
+    with pytest.raises(openai.BadRequestError, match="--tool-call-parser"):
+        asyncio.run(chat.ainvoke("Oslo?"))
+    answer = httpx.get(f"{address}/health")
+    assert answer.status_code == 200
