@@ -132,6 +132,36 @@ CORPUS: list[tuple[str, dict[str, Any]]] = [
     ),
     ("/v1/responses", {"input": "hi", "max_output_tokens": 5, "stream": True, "request_id": "one"}),
     ("/v1/responses", {"input": "hi", "max_output_tokens": 5, "previous_response_id": "one"}),
+    (
+        "/v1/messages",
+        {
+            "model": "tiny",
+            "max_tokens": 4,
+            "system": [{"type": "text", "text": "be brief", "cache_control": {"type": "ephemeral"}}],
+            "messages": [
+                {"role": "user", "content": "hi"},
+                {"role": "assistant", "content": [{"type": "tool_use", "id": "1", "name": "f", "input": {"a": 1}}]},
+                {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "1", "content": "5"}]},
+            ],
+            "stop_sequences": ["q"],
+            "temperature": 0.7,
+            "top_k": 5,
+            "metadata": {"user_id": "me"},
+            "thinking": {"type": "disabled"},
+            "chat_template_kwargs": {"a": 1},
+        },
+    ),
+    (
+        "/v1/messages",
+        {
+            "model": "tiny",
+            "max_tokens": 2000,
+            "messages": [{"role": "user", "content": [{"type": "text", "text": "hi"}]}],
+            "thinking": {"type": "enabled", "budget_tokens": 1024},
+            "stream": True,
+        },
+    ),
+    ("/v1/messages/count_tokens", {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "system": "x"}),
     ("/tokenize", {"prompt": "the quick", "return_token_strs": True}),
     ("/tokenize", {"messages": [{"role": "user", "content": "hi"}], "add_generation_prompt": True}),
     ("/detokenize", {"tokens": [5, 6, 7]}),
@@ -240,7 +270,7 @@ class Fuzzed:
         if not hasattr(self._local, "client"):
             self._local.client = httpx.Client(base_url=self.url, timeout=60)
         response = self._local.client.request(method, path, content=content, headers={"content-type": content_type})
-        self._check(response.status_code, response.headers.get("content-type", ""), response.content, content)
+        self._check(path, response, content)
 
     def send_raw(self, raw: bytes) -> None:
         """Sends bytes and, so that nothing waits for more of them, a flood; checks what comes back."""
@@ -259,18 +289,22 @@ class Fuzzed:
         with self._lock:
             self.statuses[status] += 1
 
-    def _check(self, status: int, content_type: str, body: bytes, sent: bytes) -> None:
+    def _check(self, path: str, response: httpx.Response, sent: bytes) -> None:
+        status, content_type, body = response.status_code, response.headers.get("content-type", ""), response.content
+        is_anthropics = path.startswith("/v1/messages")
         assert status < 500, (sent, body)
         assert status != 422, sent
         if status >= 400:
             error = json.loads(body)["error"]
-            assert set(error) == {"message", "type", "param", "code"}
+            assert set(error) - {"details"} == (
+                {"message", "type"} if is_anthropics else {"message", "type", "param", "code"}
+            )
             assert error["message"]
             assert b"Traceback" not in body
         elif content_type.startswith("text/event-stream"):
             *_, last, end = body.split(b"\n\n")
             ends = (b"data: [DONE]", b"event: response.completed\n", b"event: response.incomplete\n")
-            assert last.startswith(ends), (sent, body[-500:])
+            assert last.startswith((b"event: message_stop\n",) if is_anthropics else ends), (sent, body[-500:])
             assert not end
         elif content_type.startswith("application/json"):
             json.loads(body, parse_constant=pytest.fail)
@@ -410,7 +444,7 @@ def _raw(rng: random.Random) -> bytes:
 
 def _by_schema(fuzzed: Fuzzed, count: int) -> None:
     schema: Any = schemathesis.openapi.from_dict(httpx.get(f"{fuzzed.url}/openapi.json").json())
-    paths = ("/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize")
+    paths = ("/v1/completions", "/v1/chat/completions", "/v1/messages", "/tokenize", "/detokenize")
     examples = max(1, count // (2 * len(paths)))
     for path in paths:
         for mode in (GenerationMode.POSITIVE, GenerationMode.NEGATIVE):

@@ -44,6 +44,12 @@ class ToolUseBlock(BaseModel):
 Block = TextBlock | ThinkingBlock | ToolUseBlock
 
 
+class OutputTokensDetails(BaseModel):
+    """Of the tokens of an answer, those of what was thought before it."""
+
+    thinking_tokens: int
+
+
 class AnthropicUsage(BaseModel):
     """Tokens. Those of the prompt that a prefix hit saved do not count as input, as Anthropic counts."""
 
@@ -51,18 +57,19 @@ class AnthropicUsage(BaseModel):
     cache_creation_input_tokens: Extra[int] = None
     cache_read_input_tokens: Extra[int] = None
     output_tokens: int
+    output_tokens_details: Extra[OutputTokensDetails] = None
 
     @classmethod
     def of(cls, usage: Usage) -> AnthropicUsage:
         """A chat's usage, counted so."""
-        if (details := usage.prompt_tokens_details) is None:
-            return cls(input_tokens=usage.prompt_tokens, output_tokens=usage.completion_tokens)
-        return cls(
-            input_tokens=usage.prompt_tokens - details.cached_tokens,
-            cache_creation_input_tokens=0,  # a cache that is written for nothing is not accounted for
-            cache_read_input_tokens=details.cached_tokens,
-            output_tokens=usage.completion_tokens,
-        )
+        counted = cls(input_tokens=usage.prompt_tokens, output_tokens=usage.completion_tokens)
+        if (prompt := usage.prompt_tokens_details) is not None:
+            counted.input_tokens -= prompt.cached_tokens
+            counted.cache_read_input_tokens = prompt.cached_tokens
+            counted.cache_creation_input_tokens = 0  # what is kept costs nobody anything
+        if (answer := usage.completion_tokens_details) is not None:
+            counted.output_tokens_details = OutputTokensDetails(thinking_tokens=answer.reasoning_tokens)
+        return counted
 
 
 class AnthropicMessage(BaseModel):

@@ -12,6 +12,7 @@ from typing import Any, Final, Literal
 from pydantic import BaseModel
 
 from stoker_engine.server.openai import errors
+from stoker_engine.server.openai.responses import Extra
 from stoker_engine.server.paths import route_path
 
 #: The header of every answer that names the request.
@@ -28,11 +29,22 @@ _TYPES: Final = {
 }
 
 
+#: The code by which clients know that they have to send whole conversations.
+NO_THREADS: Final = "thread_unsupported_request"
+
+
+class AnthropicErrorDetails(BaseModel):
+    """A code that clients act on."""
+
+    error_code: str
+
+
 class AnthropicError(BaseModel):
     """What went wrong, for a program and for a person."""
 
     type: str
     message: str
+    details: Extra[AnthropicErrorDetails] = None
 
 
 class AnthropicErrorResponse(BaseModel):
@@ -55,7 +67,10 @@ def describe(error: Exception, request_id: str | None) -> tuple[int, dict[str, A
     said = body.error
     message = said.message if said.param is None or said.param in said.message else f"{said.param}: {said.message}"
     kind = _TYPES.get(status, "api_error" if status >= 500 else "invalid_request_error")
-    shape = AnthropicErrorResponse(error=AnthropicError(type=kind, message=message), request_id=request_id)
+    details = AnthropicErrorDetails(error_code=NO_THREADS) if said.code == NO_THREADS else None
+    shape = AnthropicErrorResponse(
+        error=AnthropicError(type=kind, message=message, details=details), request_id=request_id
+    )
     return status, shape.model_dump()
 
 

@@ -15,6 +15,7 @@ from pydantic_core import PydanticCustomError
 
 from stoker_engine.contract.errors import RequestError
 from stoker_engine.server.anthropic.blocks import CacheHint, MessageParam, Text, ToolUseBlockParam, chat_messages
+from stoker_engine.server.anthropic.errors import NO_THREADS
 from stoker_engine.server.openai.chat_request import ChatCompletionRequest
 from stoker_engine.server.openai.field_types import (
     MAX_METADATA,
@@ -32,8 +33,9 @@ FIELD_NAMES: Final[Mapping[str, str]] = {
     "prompt": "messages",
     "max_completion_tokens": "max_tokens",
     "stop": "stop_sequences",
-    "response_format": "output_config",
-    "structured_outputs": "output_config",
+    "response_format": "output_config.format",
+    "structured_outputs.json": "output_config.format",
+    "reasoning_effort": "output_config.effort",
     "continue_final_message": "messages",
     "parallel_tool_calls": "tool_choice",
 }
@@ -147,6 +149,12 @@ def _keeps_all(value: Any) -> Any:
     return value
 
 
+def _no_thread(value: Any) -> None:
+    """Clients that would rather send less send the whole conversation once they are told by this code."""
+    if value is not None:
+        raise RequestError("this server holds no conversations; send it whole, without thread", "thread", NO_THREADS)
+
+
 class Conversation(StrictModel):
     """What both bodies have: all that becomes the prompt."""
 
@@ -163,6 +171,7 @@ class Conversation(StrictModel):
 
     context_management: Annotated[Any, BeforeValidator(_keeps_all)] = None
     mcp_servers: NoList = None
+    thread: Annotated[Any, BeforeValidator(_no_thread)] = None
     speed: Annotated[Any, Only("standard")] = None
 
     @model_validator(mode="after")
@@ -225,8 +234,6 @@ class Conversation(StrictModel):
         variables: dict[str, Any] = {}
         if self.thinking is not None:  # the names by which chat templates know it
             variables |= dict.fromkeys(("enable_thinking", "thinking"), self.thinking.type != "disabled")
-        if config.effort is not None:
-            variables["reasoning_effort"] = config.effort
         output = config.format or self.output_format
         return {
             "model": self.model,
@@ -235,6 +242,7 @@ class Conversation(StrictModel):
             "tool_choice": None if choice is None else choice.for_chat(),
             "parallel_tool_calls": False if choice is not None and choice.disable_parallel_tool_use else None,
             "chat_template_kwargs": {**variables, **(self.chat_template_kwargs or {})} or None,
+            "reasoning_effort": config.effort,
             "continue_final_message": self.is_continued or None,
             "response_format": None if output is None else _response_format(output),
         }
@@ -256,8 +264,12 @@ class MessagesRequest(Conversation):
     service_tier: Annotated[Any, Only("auto", "standard_only")] = None
 
     # Anthropic's
+    billing_policy: Absent = None
+    compaction: Absent = None
     container: Absent = None
     diagnostics: Absent = None
+    fallback_credit_token: Absent = None
+    fallbacks: NoList = None
     inference_geo: Absent = None
 
     # vLLM's

@@ -140,7 +140,7 @@ class _Writer:
         return AnthropicMessage(id=self.turn.generation.id, model=self.model, usage=self._usage())
 
     def _usage(self) -> AnthropicUsage:
-        return AnthropicUsage.of(self.turn.generation.usage())
+        return AnthropicUsage.of(self.turn.usage())
 
     def _see(self, parts: list[Part]) -> None:
         for part in parts:

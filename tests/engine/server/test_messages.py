@@ -1,0 +1,343 @@
+"""/v1/messages with Anthropic's own client: a scripted engine writes what models write, sockets are real."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
+from typing import Any
+
+import anthropic
+import httpx
+import pytest
+from anthropic import Anthropic, AsyncAnthropic, beta_tool
+
+from stoker_engine.contract.errors import RequestFailedError
+from stoker_engine.server.app import create_app
+
+from .conftest import FakeEngine, Listen, MakeService, wait_until
+
+HELLO: Any = {"model": "tiny", "max_tokens": 500, "messages": [{"role": "user", "content": "hi"}]}
+WEATHER: Any = {
+    "name": "weather",
+    "description": "The weather of a city.",
+    "input_schema": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+}
+WITH_TOOLS: Any = {**HELLO, "tools": [WEATHER]}
+
+
+def call(city: str) -> str:
+    """A call as models write it whose format is hermes."""
+    return f'<tool_call>\n{{"name": "weather", "arguments": {{"city": "{city}"}}}}\n</tool_call>'
+
+
+class ScriptedEngine(FakeEngine):
+    """Says one line of its script after the other, then the last one for ever.
+
+    Attributes:
+        stopped_by: the stop string that ends each answer.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.info = replace(self.info, max_model_len=4096)
+        self.script: list[str] = []
+        self.stopped_by: str | None = None
+
+    async def add_request(self, *args: Any, **kwargs: Any) -> int:
+        if self.script:
+            self.answer = self.script.pop(0)
+        return await super().add_request(*args, **kwargs)
+
+    def _delta(self, *args: Any) -> Any:
+        delta = super()._delta(*args)
+        return delta if delta.finish_reason is None else replace(delta, stop_reason=self.stopped_by)
+
+
+@pytest.fixture
+def engine() -> ScriptedEngine:
+    return ScriptedEngine()
+
+
+Serve = Callable[..., AbstractContextManager[str]]
+
+
+@pytest.fixture
+def serve(make_service: MakeService, listen: Listen) -> Serve:
+    """Serves the scripted engine with these flags."""
+
+    @contextmanager
+    def serve(**frontend: Any) -> Iterator[str]:
+        with listen(create_app(make_service(**{"tool_call_parser": "hermes", **frontend}))) as (host, port):
+            yield f"http://{host}:{port}"
+
+    return serve
+
+
+@pytest.fixture
+def url(serve: Serve, request: pytest.FixtureRequest) -> Iterator[str]:
+    """The server, with what a parametrized test says of it."""
+    with serve(**getattr(request, "param", {})) as url:
+        yield url
+
+
+#: Of a model that thinks until it writes `</think>`.
+thinking = pytest.mark.parametrize("url", [{"reasoning_parser": "qwen3"}], indirect=True)
+
+
+@pytest.fixture
+def client(url: str) -> Iterator[Anthropic]:
+    with Anthropic(base_url=url, api_key="none", max_retries=0, timeout=30) as client:
+        yield client
+
+
+def without_ids(message: Any) -> dict[str, Any]:
+    """A message without the names that the server makes up."""
+    data: dict[str, Any] = message.to_dict(exclude_none=True)
+    return {**data, "id": "", "content": [{**block, "id": ""} for block in data["content"]]}
+
+
+def test_a_message(client: Anthropic, engine: ScriptedEngine) -> None:
+    message = client.messages.create(
+        **HELLO, system="be brief", extra_body={"temperature": 0.5, "top_p": 0.9, "top_k": 7}
+    )
+    assert message.id.startswith("msg_")
+    assert (message.type, message.role, message.model) == ("message", "assistant", "tiny")
+    assert [block.to_dict() for block in message.content] == [{"type": "text", "text": "hello world"}]
+    assert (message.stop_reason, message.stop_sequence) == ("end_turn", None)
+    prompt, params = engine.asked[0]
+    usage = message.usage
+    assert (usage.input_tokens, usage.cache_read_input_tokens, usage.output_tokens) == (len(prompt) - 2, 2, 11)
+    assert usage.cache_creation_input_tokens == 0
+    assert (params.temperature, params.top_p, params.top_k, params.max_tokens) == (0.5, 0.9, 7, 500)
+    roles = [(message["role"], message["content"]) for message in engine.tokenizer.rendered["messages"]]
+    assert roles == [("system", "be brief"), ("user", "hi")]
+
+
+def test_the_cache_is_not_reported_where_nobody_may_know(serve: Serve) -> None:
+    with serve(enable_prompt_tokens_details=False) as url:
+        usage = httpx.post(f"{url}/v1/messages", json=HELLO).json()["usage"]
+    assert set(usage) == {"input_tokens", "output_tokens"}
+
+
+@thinking
+def test_the_events_of_a_stream(url: str, engine: ScriptedEngine) -> None:
+    engine.script = [f"<think>so</think>\n\nok {call('Oslo')}"]
+    answer = httpx.post(f"{url}/v1/messages", json={**WITH_TOOLS, "stream": True})
+    assert answer.headers["content-type"].startswith("text/event-stream")
+    *events, rest = answer.text.split("\n\n")
+    assert rest == ""
+    names = [event.splitlines()[0].removeprefix("event: ") for event in events]
+    data = [json.loads(event.splitlines()[1].removeprefix("data: ")) for event in events]
+    assert names == [each["type"] for each in data]
+    assert names[:2] == ["message_start", "ping"]
+    assert data[0]["message"]["content"] == []
+    assert data[0]["message"]["stop_reason"] is None
+    assert names[-2:] == ["message_delta", "message_stop"]
+    assert data[-2]["delta"] == {"stop_reason": "tool_use", "stop_sequence": None}
+    assert data[-2]["usage"]["output_tokens"] == len(engine.answer)
+    blocks = [
+        (each["index"], each.get("content_block", each.get("delta", {})).get("type", "stop")) for each in data[2:-2]
+    ]
+    shape = list(dict.fromkeys(blocks))
+    assert shape == [
+        (0, "thinking"), (0, "thinking_delta"), (0, "signature_delta"), (0, "stop"),
+        (1, "text"), (1, "text_delta"), (1, "stop"),
+        (2, "tool_use"), (2, "input_json_delta"), (2, "stop"),
+    ]  # fmt: skip
+    assert blocks == sorted(blocks, key=shape.index), "one block at a time"
+
+
+ANSWERS = [
+    "</think>hello",
+    "<think>first\nthis</think>\n\nThe answer is é🦊.",
+    "<think>never ends",
+    f"</think>{call('Oslo')}",
+    f"</think>Let me see. {call('Oslo')}\n{call('Bergen')}",
+    f"<think>which?</think>\n\n{call('Oslo')} and then",
+    '</think><tool_call>\n{"name": "weather", "arguments": {"city": ',
+    "</think><tool_call>not a call</tool_call> after",
+]
+
+
+@thinking
+@pytest.mark.parametrize("display", ["summarized", "omitted"])
+def test_streamed_is_whole(client: Anthropic, engine: ScriptedEngine, display: str) -> None:
+    asked: Any = {**WITH_TOOLS, "thinking": {"type": "adaptive", "display": display}}
+    for answer in ANSWERS:
+        engine.script = [answer] * 2
+        whole = client.messages.create(**asked)
+        with client.messages.stream(**asked) as stream:
+            events = list(stream)
+            streamed = stream.get_final_message()
+        assert without_ids(streamed) == without_ids(whole)
+        assert events[-1].type == "message_stop"
+        text = "".join(block.text for block in whole.content if block.type == "text")
+        assert "".join(event.text for event in events if event.type == "text") == text
+        thoughts = "".join(block.thinking for block in whole.content if block.type == "thinking")
+        assert (thoughts == "") == (display == "omitted" or answer.startswith("</think>"))
+        for word in ("first\nthis", "é🦊", "never ends", "Let me see.", "not a call", "after"):
+            hidden = display == "omitted" and word in ("first\nthis", "never ends")
+            assert (word in thoughts + text) == (word in answer and not hidden)
+        calls = [block.input for block in whole.content if block.type == "tool_use"]
+        assert calls == [{"city": city} for city in ("Oslo", "Bergen") if call(city) in answer]
+        assert whole.stop_reason == ("tool_use" if calls else "end_turn")
+
+
+def test_a_stop_sequence_is_named(client: Anthropic, engine: ScriptedEngine) -> None:
+    engine.stopped_by = "END"
+    asked: Any = {**HELLO, "stop_sequences": ["END", "FIN"]}
+    message = client.messages.create(**asked)
+    assert (message.stop_reason, message.stop_sequence) == ("stop_sequence", "END")
+    assert engine.asked[0][1].stop == ("END", "FIN")
+    with client.messages.stream(**asked) as stream:
+        assert stream.get_final_message().stop_sequence == "END"
+    engine.script = [call("Oslo")]
+    message = client.messages.create(**{**WITH_TOOLS, "stop_sequences": ["END"]})
+    assert (message.stop_reason, message.stop_sequence) == ("tool_use", None), "the call is whole, and wants an answer"
+
+
+def test_what_bounds_an_answer(client: Anthropic, engine: ScriptedEngine) -> None:
+    assert client.messages.create(**{**HELLO, "max_tokens": 4}).stop_reason == "max_tokens"
+    engine.info = replace(engine.info, max_model_len=20)
+    message = client.messages.create(**{**HELLO, "max_tokens": 64_000})
+    assert engine.asked[-1][1].max_tokens == 20 - len(engine.asked[-1][0])
+    assert message.stop_reason == "end_turn"
+    engine.answer = "a" * 100
+    message = client.messages.create(**{**HELLO, "max_tokens": 64_000})
+    assert message.stop_reason == "model_context_window_exceeded"
+    with pytest.raises(anthropic.BadRequestError, match=r"messages: .*maximum context length"):
+        client.messages.create(**{**HELLO, "max_tokens": 1, "messages": [{"role": "user", "content": "a" * 14}]})
+
+
+@thinking
+def test_tools_run_until_the_model_has_its_answer(client: Anthropic, engine: ScriptedEngine) -> None:
+    """As users of the SDK write it: its runner calls the function and asks again."""
+
+    @beta_tool
+    def weather(city: str) -> str:
+        """The weather of a city.
+
+        Args:
+            city: its name
+        """
+        return f"rain in {city}"
+
+    engine.script = [f"<think>look</think>\n\nI look.{call('Oslo')}{call('Bergen')}", "</think>It rains."]
+    runner = client.beta.messages.tool_runner(**HELLO, tools=[weather])
+    final = runner.until_done()
+    assert [block.to_dict() for block in final.content] == [{"type": "text", "text": "It rains."}]
+    rendered = engine.tokenizer.rendered
+    assert rendered["tools"][0]["function"]["name"] == "weather"
+    _, asked, *results = rendered["messages"]
+    assert (asked["role"], asked["content"], asked["reasoning"]) == ("assistant", "\n\nI look.", "look")
+    assert [each["function"]["arguments"] for each in asked["tool_calls"]] == [{"city": "Oslo"}, {"city": "Bergen"}]
+    assert [(each["role"], each["content"]) for each in results] == [
+        ("tool", "rain in Oslo"),
+        ("tool", "rain in Bergen"),
+    ]
+    assert [each["tool_call_id"] for each in results] == [each["id"] for each in asked["tool_calls"]]
+
+
+def test_tokens_are_counted_as_they_would_be_read(client: Anthropic, engine: ScriptedEngine) -> None:
+    asked: Any = {
+        "model": "tiny",
+        "system": [{"type": "text", "text": "be brief"}, {"type": "text", "text": "be kind"}],
+        "messages": [*HELLO["messages"], {"role": "assistant", "content": "yes"}, {"role": "user", "content": "é🦊"}],
+        "tools": [WEATHER],
+        "thinking": {"type": "enabled", "budget_tokens": 1024},
+    }
+    count = client.messages.count_tokens(**asked).input_tokens
+    counted = engine.tokenizer.rendered
+    usage = client.messages.create(**asked, max_tokens=2000).usage
+    assert engine.tokenizer.rendered == counted
+    assert count == usage.input_tokens + (usage.cache_read_input_tokens or 0)
+    assert len(engine.asked) == 1, "to count asks the engine for nothing"
+    long: Any = {"model": "tiny", "messages": [{"role": "user", "content": "a" * 5000}]}
+    assert client.messages.count_tokens(**long).input_tokens > 5000, "also what is too long for a message"
+
+
+def test_async_clients(url: str, engine: ScriptedEngine) -> None:
+    async def run() -> tuple[list[Any], list[str]]:
+        async with AsyncAnthropic(base_url=url, api_key="none", max_retries=0) as client:
+            whole = await asyncio.gather(*(client.messages.create(**HELLO) for _ in range(8)))
+            async with client.messages.stream(**HELLO) as stream:
+                return list(whole), [text async for text in stream.text_stream]
+
+    whole, pieces = asyncio.run(run())
+    assert {message.content[0].text for message in whole} == {"hello world"}
+    assert len({message.id for message in whole}) == 8
+    assert "".join(pieces) == "hello world"
+
+
+def test_who_goes_half_way_frees_what_is_held(url: str, engine: ScriptedEngine) -> None:
+    engine.hangs_at = 3
+
+    async def run(half: Callable[[AsyncAnthropic], Any]) -> None:
+        async with AsyncAnthropic(base_url=url, api_key="none", max_retries=0) as client:
+            await half(client)
+
+    async def leave_stream(client: AsyncAnthropic) -> None:
+        async with client.messages.stream(**HELLO) as stream:
+            async for _ in stream.text_stream:
+                assert engine.alive
+                break
+
+    async def cancel(client: AsyncAnthropic) -> None:
+        asking = asyncio.create_task(client.messages.create(**HELLO))
+        while not engine.alive:  # noqa: ASYNC110 - another thread's
+            await asyncio.sleep(0.01)
+        asking.cancel()
+
+    for half in (leave_stream, cancel):
+        asyncio.run(run(half))
+        wait_until(lambda: not engine.alive)
+
+
+@pytest.mark.parametrize("named", ["api_key", "auth_token"])
+def test_keys_in_either_header(serve: Serve, named: str) -> None:
+    with serve(api_key=("sesame",)) as url:
+        for header in ({"x-api-key": "sesame"}, {"authorization": "Bearer sesame"}):
+            answer = httpx.post(f"{url}/v1/messages", json=HELLO, headers={"anthropic-version": "2023-06-01", **header})
+            assert answer.status_code == 200
+        with Anthropic(base_url=url, **{named: "sesame"}, max_retries=0) as client:  # type: ignore[arg-type]
+            assert client.messages.create(**HELLO).stop_reason == "end_turn"
+        with (
+            Anthropic(base_url=url, **{named: "wrong"}, max_retries=0) as client,  # type: ignore[arg-type]
+            pytest.raises(anthropic.AuthenticationError) as refused,
+        ):
+            client.messages.create(**HELLO)
+    assert refused.value.type == "authentication_error"
+
+
+def test_a_stream_that_breaks_says_so(client: Anthropic, engine: ScriptedEngine) -> None:
+    engine.breaks_with = RequestFailedError()
+    with client.messages.stream(**HELLO) as stream, pytest.raises(anthropic.APIStatusError) as broken:
+        for _ in stream:
+            pass
+    assert broken.value.type == "api_error"
+    assert broken.value.request_id
+    with pytest.raises(anthropic.InternalServerError):
+        client.messages.create(**HELLO)
+
+
+def test_a_real_model_says_the_same_in_both_apis(address: str) -> None:
+    asked: Any = {"model": "tiny", "messages": [{"role": "user", "content": "the quick"}], "max_tokens": 12}
+    chat = httpx.post(f"{address}/v1/chat/completions", json={**asked, "temperature": 0}, timeout=60).json()
+    with Anthropic(base_url=address, api_key="none", max_retries=0) as client:
+        message = client.messages.create(**asked, extra_body={"temperature": 0})
+        with client.messages.stream(**asked, extra_body={"temperature": 0}) as stream:
+            streamed = stream.get_final_message()
+        count = client.messages.count_tokens(model="tiny", messages=asked["messages"])
+        unstopped = message.content[0].text
+        stop = unstopped[3:6]
+        stopped = client.messages.create(**asked, stop_sequences=[stop], extra_body={"temperature": 0})
+    assert unstopped == streamed.content[0].text == chat["choices"][0]["message"]["content"]
+    assert message.stop_reason == streamed.stop_reason == "max_tokens"
+    assert message.usage.output_tokens == streamed.usage.output_tokens == 12
+    read = message.usage.input_tokens + (message.usage.cache_read_input_tokens or 0)
+    assert read == count.input_tokens == chat["usage"]["prompt_tokens"]
+    assert (stopped.stop_reason, stopped.stop_sequence) == ("stop_sequence", stop)
+    assert stopped.content[0].text == unstopped[: unstopped.index(stop)]
