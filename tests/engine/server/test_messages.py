@@ -260,7 +260,7 @@ def test_tokens_are_counted_as_they_would_be_read(client: Anthropic, engine: Scr
 
 
 def test_async_clients(url: str, engine: ScriptedEngine) -> None:
-    async def run() -> tuple[list[Any], list[str]]:
+    async def run() -> tuple[Any, list[str]]:
         async with AsyncAnthropic(base_url=url, api_key="none", max_retries=0) as client:
             whole = await asyncio.gather(*(client.messages.create(**HELLO) for _ in range(8)))
             async with client.messages.stream(**HELLO) as stream:
@@ -327,13 +327,13 @@ def test_a_real_model_says_the_same_in_both_apis(address: str) -> None:
     asked: Any = {"model": "tiny", "messages": [{"role": "user", "content": "the quick"}], "max_tokens": 12}
     chat = httpx.post(f"{address}/v1/chat/completions", json={**asked, "temperature": 0}, timeout=60).json()
     with Anthropic(base_url=address, api_key="none", max_retries=0) as client:
-        message = client.messages.create(**asked, extra_body={"temperature": 0})
+        message: Any = client.messages.create(**asked, extra_body={"temperature": 0})
         with client.messages.stream(**asked, extra_body={"temperature": 0}) as stream:
-            streamed = stream.get_final_message()
+            streamed: Any = stream.get_final_message()
         count = client.messages.count_tokens(model="tiny", messages=asked["messages"])
         unstopped = message.content[0].text
         stop = unstopped[3:6]
-        stopped = client.messages.create(**asked, stop_sequences=[stop], extra_body={"temperature": 0})
+        stopped: Any = client.messages.create(**asked, stop_sequences=[stop], extra_body={"temperature": 0})
     assert unstopped == streamed.content[0].text == chat["choices"][0]["message"]["content"]
     assert message.stop_reason == streamed.stop_reason == "max_tokens"
     assert message.usage.output_tokens == streamed.usage.output_tokens == 12
