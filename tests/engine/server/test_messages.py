@@ -7,12 +7,13 @@ import json
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import anthropic
 import httpx
 import pytest
-from anthropic import Anthropic, AsyncAnthropic, beta_tool
+from anthropic import Anthropic, AsyncAnthropic, beta_tool, transform_schema
+from pydantic import BaseModel
 
 from stoker_engine.contract.errors import RequestFailedError
 from stoker_engine.server.app import create_app
@@ -341,3 +342,41 @@ def test_a_real_model_says_the_same_in_both_apis(address: str) -> None:
     assert read == count.input_tokens == chat["usage"]["prompt_tokens"]
     assert (stopped.stop_reason, stopped.stop_sequence) == ("stop_sequence", stop)
     assert stopped.content[0].text == unstopped[: unstopped.index(stop)]
+
+
+class Verdict(BaseModel):
+    """What an answer is to be."""
+
+    ok: bool
+    grade: Literal["good", "bad"]
+
+
+def test_a_real_model_answers_by_a_schema_and_calls_the_tools_that_it_must(address: str) -> None:
+    asked: Any = {"model": "tiny", "messages": [{"role": "user", "content": "the quick"}], "max_tokens": 300}
+    tools: Any = [
+        {"name": name, "strict": True, "input_schema": transform_schema(Verdict)} for name in ("judge", "appraise")
+    ]
+    with Anthropic(base_url=address, api_key="none", max_retries=0) as client:
+        parsed: Any = client.messages.parse(**asked, output_format=Verdict)
+        assert isinstance(parsed.parsed_output, Verdict)
+        assert parsed.stop_reason == "end_turn"
+        for choice in ({"type": "any", "disable_parallel_tool_use": True}, {"type": "tool", "name": "appraise"}):
+            with client.messages.stream(**asked, tools=tools, tool_choice=choice) as stream:  # type: ignore[arg-type]
+                called: Any = stream.get_final_message()
+            assert called.stop_reason == "tool_use"
+            [call] = called.content
+            assert call.name in ("judge", choice.get("name", "appraise"))
+            assert choice.get("name") in (None, call.name)
+            Verdict.model_validate(call.input, strict=True)
+            short = client.messages.create(**{**asked, "max_tokens": 9}, tools=tools, tool_choice=choice)  # type: ignore[arg-type]
+            assert short.stop_reason == "max_tokens"
+        with pytest.raises(anthropic.BadRequestError, match=r"output_config\.format"):
+            client.messages.create(
+                **asked, output_config={"format": {"type": "json_schema", "schema": {"type": "nothing"}}}
+            )
+        with pytest.raises(anthropic.BadRequestError, match="tools"):
+            client.messages.create(
+                **asked,
+                tools=[{"name": "f", "input_schema": {"type": "object", "properties": {"a": {"type": "nothing"}}}}],
+                tool_choice={"type": "any"},
+            )
