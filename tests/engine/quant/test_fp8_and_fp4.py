@@ -276,10 +276,9 @@ def test_nvfp4_of_model_optimizer() -> None:
             modelopt.find_modules(config, StoredTensors(less))
 
 
-@pytest.mark.parametrize("shape", [(3, 32), (3, 2, 16)])
-def test_pairs_may_be_cut_between_any_columns(shape: tuple[int, ...]) -> None:
+def test_pairs_may_be_cut_between_any_columns() -> None:
     codes = torch.randint(0, 16, (3, 64), dtype=torch.uint8)
-    pairs = Pairs(StoredTensors({"codes": (codes[:, 0::2] | codes[:, 1::2] << 4).view(shape)}), "codes")
+    pairs = Pairs(StoredTensors({"codes": codes[:, 0::2] | codes[:, 1::2] << 4}), "codes")
     for start, stop in ((0, 64), (1, 64), (3, 4), (5, 32), (31, 33), (33, 63)):
         assert torch.equal(pairs.read((slice(1, 3), slice(start, stop))), codes[1:3, start:stop])
 
