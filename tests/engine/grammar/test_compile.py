@@ -85,7 +85,8 @@ def test_whitespace(bytes_: ByteMatcher) -> None:
 
 
 def test_schemas_may_be_text_and_booleans(bytes_: ByteMatcher) -> None:
-    for schema in ('{"type": "null"}', {"type": "null"}):
+    schemas: tuple[Any, ...] = ('{"type": "null"}', {"type": "null"})
+    for schema in schemas:
         assert bytes_.accepts(bytes_.compile(json=schema), "null")
     for schema in (True, "true", {}, "{}"):
         assert bytes_.accepts(bytes_.compile(json=schema), '[{"a": 1.5e3}, null]')

@@ -70,6 +70,12 @@ SAMPLING: dict[str, Any] = {
     "user": "me",
     "metadata": {"a": "b"},
 }
+SCHEMA = {
+    "type": "object",
+    "properties": {"a": {"type": "string", "maxLength": 3}, "b": {"enum": [1, None]}},
+    "required": ["a"],
+    "additionalProperties": False,
+}
 #: Valid requests; what is odd is put into them.
 CORPUS: list[tuple[str, dict[str, Any]]] = [
     ("/v1/completions", {**SAMPLING, "prompt": "the quick", "logprobs": 3, "echo": True}),
@@ -162,6 +168,30 @@ CORPUS: list[tuple[str, dict[str, Any]]] = [
         },
     ),
     ("/v1/messages/count_tokens", {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "system": "x"}),
+    (
+        "/v1/completions",
+        {"prompt": "a", "structured_outputs": {"json": SCHEMA, "whitespace_pattern": "[ ]?"}, "n": 2, "logprobs": 1},
+    ),
+    ("/v1/completions", {"prompt": "a", "structured_outputs": {"regex": "[a-c]{2}x?"}, "stream": True, "seed": 1}),
+    ("/v1/completions", {"prompt": "a", "structured_outputs": {"grammar": 'root ::= "a" | "(" root ")"'}}),
+    (
+        "/v1/chat/completions",
+        {
+            "messages": [{"role": "user", "content": "hi"}],
+            "response_format": {"type": "json_schema", "json_schema": {"name": "n", "strict": True, "schema": SCHEMA}},
+            "max_tokens": 8,
+        },
+    ),
+    (
+        "/v1/chat/completions",
+        {
+            "messages": [{"role": "user", "content": "hi"}],
+            "structured_outputs": {
+                "structural_tag": {"triggers": ["<"], "structures": [{"begin": "<a>", "schema": {}, "end": "</a>"}]},
+            },
+            "stream": True,
+        },
+    ),
     ("/tokenize", {"prompt": "the quick", "return_token_strs": True}),
     ("/tokenize", {"messages": [{"role": "user", "content": "hi"}], "add_generation_prompt": True}),
     ("/detokenize", {"tokens": [5, 6, 7]}),
@@ -213,6 +243,12 @@ VALID: dict[str, list[Any]] = {
     "return_tokens_as_token_ids": [True],
     "cache_salt": ["a", "b"],
     "stream": [True],
+    "structured_outputs": [
+        {"json": SCHEMA},
+        {"choice": ["a", "the"]},
+        {"regex": "[0-9]*"},
+        {"json_object": True, "disable_any_whitespace": True},
+    ],
     "use_beam_search": [True],
 }
 COMPLETION: dict[str, list[Any]] = {

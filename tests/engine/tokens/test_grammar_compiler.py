@@ -61,7 +61,8 @@ async def outcome(tokenizer: TokenizerProcess, constraint: dict[str, Any]) -> Re
 
 def test_grammars_are_compiled_and_known_afterwards(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def check(tokenizer: TokenizerProcess) -> None:
-        good, bad = StructuredOutputs(json={"type": "object"}), {"json": {"not": {}}}
+        good = StructuredOutputs(json={"type": "object"})
+        bad: dict[str, Any] = {"json": {"not": {}}}
         first, second = await asyncio.gather(*(tokenizer.compile_grammar(good) for _ in range(2)))
         assert first == second
         error = await outcome(tokenizer, bad)

@@ -117,7 +117,8 @@ class Turn:
             ClientGoneError: the client hung up.
         """
         await service.wait_ready()
-        names = {**body.field_names, **(field_names or {})}
+        outer = field_names or {}
+        names = {**{name: outer.get(ours, ours) for name, ours in body.field_names.items()}, **outer}
         with renamed(names):
             service.check(body)
             of_tools = await asyncio.to_thread(constraint, body, service.parsers) if body.tool_use.tools else None
