@@ -127,26 +127,25 @@ def test_agents_sdk_with_an_output_type_and_tools() -> None:
 
 def test_agents_sdk_with_a_required_tool(address: str) -> None:
     """The real engine: what the random model is forced to call runs, and ends the run."""
-    ran.clear()
+
+    @function_tool
+    def season(city: Literal["Oslo", "Rome"]) -> str:
+        """Tells the season."""
+        return f"winter in {city}"
 
     async def run() -> Any:
         async with async_client(f"{address}/v1") as client:
-            settings = ModelSettings(tool_choice="required", temperature=1.5, max_tokens=200, extra_args={"seed": 3})
+            settings = ModelSettings(tool_choice="required", parallel_tool_calls=False, temperature=1.5, max_tokens=99)
             agent = Agent(
                 name="a",
-                tools=[weather],
+                tools=[season],
                 model=OpenAIChatCompletionsModel("tiny", client),
                 model_settings=settings,
                 tool_use_behavior="stop_on_first_tool",
             )
             return await Runner.run(agent, "Oslo?", run_config=RunConfig(tracing_disabled=True))
 
-    try:
-        result = asyncio.run(run())
-    except Exception as error:  # a random model may not come to the end of its string
-        assert "JSON" in str(error), error
-    else:
-        assert result.final_output == f"5 °C in {ran[0]}"
+    assert asyncio.run(run()).final_output in ("winter in Oslo", "winter in Rome")
 
 
 # OpenAI's own client.
@@ -156,34 +155,33 @@ def is_valid(schema: Any, text: str) -> bool:
     return bool(jsonschema.Draft202012Validator(schema).is_valid(json.loads(text)))
 
 
-@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "Trip"}}])
-@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    "choice, stream", [("required", True), ({"type": "function", "function": {"name": "Trip"}}, False)]
+)
 def test_what_is_forced_is_valid(address: str, choice: Any, stream: bool) -> None:
     client = OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0)
     tools = [openai.pydantic_function_tool(Weather), openai.pydantic_function_tool(Trip)]
     schemas = {each["function"]["name"]: each["function"]["parameters"] for each in tools}  # type: ignore[index]
     finished = 0
-    for seed in range(4):
-        options: Any = {
-            "model": "tiny", "messages": MESSAGES, "tools": tools, "tool_choice": choice, "temperature": 1.5, "n": 3,
-            "seed": 10 * seed, "max_tokens": 240, "parallel_tool_calls": False,
-        }  # fmt: skip
-        if stream:
-            with client.chat.completions.stream(**options) as events:
-                try:
-                    answer: Any = events.get_final_completion()
-                except openai.LengthFinishReasonError:
-                    continue
-        else:
-            answer = client.chat.completions.create(**options)
-        for one in answer.choices:
-            if one.finish_reason == "length":
-                continue
-            finished += 1
-            (made,) = one.message.tool_calls
-            assert is_valid(schemas[made.function.name], made.function.arguments), made
-            assert not one.message.content
-            assert one.finish_reason == ("tool_calls" if choice == "required" else "stop")
+    options: Any = {
+        "model": "tiny", "messages": MESSAGES, "tools": tools, "tool_choice": choice, "temperature": 1.5, "n": 8,
+        "seed": 10, "max_tokens": 160, "parallel_tool_calls": False,
+    }  # fmt: skip
+    if stream:
+        with client.chat.completions.stream(**options) as events:
+            for _ in events:
+                pass
+            answer: Any = events.current_completion_snapshot
+    else:
+        answer = client.chat.completions.create(**options)
+    for one in answer.choices:
+        if one.finish_reason == "length":
+            continue
+        finished += 1
+        (made,) = one.message.tool_calls
+        assert is_valid(schemas[made.function.name], made.function.arguments), made
+        assert not one.message.content
+        assert one.finish_reason == ("tool_calls" if choice == "required" else "stop")
     assert finished >= 3
 
 
@@ -192,7 +190,7 @@ def test_parse(address: str) -> None:
     options: Any = {"model": "tiny", "messages": MESSAGES, "temperature": 1.5, "max_tokens": 240}
     parsed = [
         client.chat.completions.parse(**options, seed=seed, response_format=Weather).choices[0].message.parsed
-        for seed in range(2)
+        for seed in range(1)
     ]
     assert all(isinstance(one, Weather) for one in parsed)
     called = client.chat.completions.parse(

@@ -1,0 +1,113 @@
+"""``stoker chat``: what it shows and sends, against a server that says what a test has written."""
+
+from __future__ import annotations
+
+import json
+import runpy
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from stoker_engine.cli import chat
+from stoker_engine.contract.errors import ArgumentError
+
+EXAMPLE = Path(__file__).parents[3] / "examples" / "chat_tools.py"
+
+Client = httpx.Client
+Run = Callable[..., tuple[int, list[Any]]]
+
+
+def calling(*calls: tuple[str, str]) -> list[dict[str, Any]]:
+    """The deltas of some calls, in pieces."""
+    deltas: list[dict[str, Any]] = []
+    for index, (name, arguments) in enumerate(calls):
+        function = {"name": name, "arguments": ""}
+        deltas.append({"tool_calls": [{"index": index, "id": f"c{index}", "type": "function", "function": function}]})
+        deltas += [{"tool_calls": [{"index": index, "function": {"arguments": piece}}]} for piece in arguments]
+    return deltas
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch) -> Run:
+    """Runs the command against answers, each of them a list of deltas; returns its exit code and what was asked."""
+
+    def run_chat(answers: list[list[dict[str, Any]]], *words: str) -> tuple[int, list[Any]]:
+        asked: list[Any] = []
+
+        def answer(request: httpx.Request) -> httpx.Response:
+            asked.append(json.loads(request.content))
+            events = [{"choices": [{"index": 0, "delta": delta}]} for delta in answers[len(asked) - 1]]
+            return httpx.Response(200, text="".join(f"data: {json.dumps(event)}\n\n" for event in events))
+
+        monkeypatch.setattr(httpx, "Client", lambda **kwargs: Client(transport=httpx.MockTransport(answer), **kwargs))
+        return chat.main(["--model-name=tiny", *words]), asked
+
+    return run_chat
+
+
+def test_tools_are_called_until_there_is_an_answer(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    first = [
+        {"role": "assistant", "content": ""},
+        {"reasoning": "two "},
+        {"reasoning": "sums"},
+        *calling(("calculate", '{"expression": "(17 + 4) * 2"}'), ("calculate", '{"expression": "import os"}')),
+    ]
+    second = calling(("nobody", "{}"), ("calculate", "[1"))
+    code, asked = run([first, second, [{"content": "It is "}, {"content": "42."}]], "--quick=?", f"--tools={EXAMPLE}")
+    assert code == 0
+    assert capsys.readouterr().out == "It is 42.\n", "where nobody looks on, the answer alone"
+    assert [each["function"]["name"] for each in asked[0]["tools"]] == ["current_time", "calculate"]
+    assert asked[0]["tools"][1]["function"]["parameters"]["required"] == ["expression"]
+    messages = asked[2]["messages"]
+    assert [message["role"] for message in messages] == [
+        "user",
+        "assistant",
+        "tool",
+        "tool",
+        "assistant",
+        "tool",
+        "tool",
+    ]
+    assert messages[1]["reasoning"] == "two sums"
+    assert messages[1]["tool_calls"][0]["function"]["arguments"] == '{"expression": "(17 + 4) * 2"}'
+    assert (messages[2]["tool_call_id"], messages[2]["content"]) == ("c0", "42")
+    assert all(message["content"].startswith("error: ") for message in (messages[3], *messages[5:]))
+
+
+def test_a_terminal_shows_reasoning_and_calls_dimmed(
+    run: Run, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    answers = [[{"reasoning": "hm"}, *calling(("calculate", '{"expression": "1"}'))], [{"content": "1"}]]
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    run(answers, "--quick=?", f"--tools={EXAMPLE}")
+    shown = capsys.readouterr().out
+    assert "\x1b[2mhm\x1b[0m" in shown
+    assert "calculate(" in shown
+    monkeypatch.setenv("NO_COLOR", "1")
+    run(answers, "--quick=?", f"--tools={EXAMPLE}")
+    assert "\x1b" not in capsys.readouterr().out
+
+
+def test_a_model_that_does_not_stop_calling_is_stopped(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    code, asked = run([calling(("calculate", '{"expression": "1"}'))] * 99, "--quick=?", f"--tools={EXAMPLE}")
+    assert (code, len(asked)) == (1, chat.MAX_ROUNDS)
+    assert "did not answer" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("source", ["import os", "def f(x): 1 /", "def f(x: Nothing): ...", "import nothing_there"])
+def test_files_without_tools(tmp_path: Path, source: str) -> None:
+    from stoker_engine.cli.chat_tools import Tools
+
+    (tmp_path / "tools.py").write_text(source)
+    with pytest.raises(ArgumentError, match="--tools"):
+        Tools.of_file(str(tmp_path / "tools.py"))
+
+
+def test_the_examples_are_functions() -> None:
+    names = runpy.run_path(str(EXAMPLE))
+    assert names["calculate"]("-(1 + 2.5) * 2 / 7") == -1
+    assert names["current_time"]("Asia/Tokyo")[-3] == ":"
