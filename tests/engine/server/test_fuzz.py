@@ -128,7 +128,7 @@ CORPUS: list[tuple[str, dict[str, Any]]] = [
             "text": {"format": {"type": "text"}, "verbosity": "medium"},
             "reasoning": {"effort": None, "summary": "auto"},
             "tools": [{"type": "function", **TOOL["function"], "strict": False}],  # type: ignore[dict-item]
-            "tool_choice": "auto",
+            "tool_choice": "none",
             "parallel_tool_calls": True,
             "metadata": {"a": "b"},
             "store": False,

@@ -7,6 +7,7 @@ import random
 from dataclasses import replace
 from typing import Any
 
+import httpx
 import pytest
 from starlette.testclient import TestClient
 
@@ -58,7 +59,8 @@ def call_in_chat(call_id: str = "c1") -> dict[str, Any]:
     return {"id": call_id, "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
 
 
-def test_the_answer_repeats_what_was_asked(client: TestClient) -> None:
+def test_the_answer_repeats_what_was_asked(make_client: MakeClient) -> None:
+    client = make_client(tool_call_parser="hermes")
     tool = {"type": "function", "name": "f", "parameters": {"type": "object", "default": None}, "strict": True}
     answer = ask(
         client,
@@ -226,10 +228,37 @@ def test_what_the_assistant_says_half_is_gone_on_with(client: TestClient, engine
         assert engine.tokenizer.rendered["continue_final_message"] is False
 
 
-def test_tools_reach_the_template(client: TestClient, engine: FakeEngine) -> None:
+def test_tools_reach_the_template(make_client: MakeClient, engine: FakeEngine) -> None:
+    client = make_client(tool_call_parser="hermes")
     function = {"name": "f", "description": "d", "parameters": {"type": "object"}}
     ask(client, tools=[{"type": "function", "strict": False, **function}])
-    assert engine.tokenizer.rendered["tools"] == [{"type": "function", "function": function}]
+    known = {"type": "function", "function": function}
+    assert engine.tokenizer.rendered["tools"] == [known]
+    other = {**known, "function": {**function, "name": "g"}}
+    tools = [{"type": "function", **each["function"]} for each in (known, other)]  # type: ignore[dict-item]
+    allowed = {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "g"}]}
+    assert ask(client, tools=tools, tool_choice=allowed)["tool_choice"] == allowed
+    assert engine.tokenizer.rendered["tools"] == [other]
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"text": {"format": {"type": "json_schema", "name": "n", "schema": {"type": "thing"}}}}, "text.format"),
+        ({"structured_outputs": {"regex": "("}}, "structured_outputs.regex"),
+        ({"structured_outputs": {"regex": "a"}, "text": {"format": {"type": "json_object"}}}, "structured_outputs"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        (
+            {"tool_choice": {"type": "function", "name": "g"}, "tools": [{"type": "function", "name": "f"}]},
+            "tool_choice",
+        ),
+        ({"include_reasoning": False, "include": ["message.output_text.logprobs"]}, "top_logprobs"),
+    ],
+)
+def test_what_a_chat_refuses_has_this_apis_names(address: str, body: dict[str, Any], param: str) -> None:
+    for stream in (False, True):
+        answer = httpx.post(f"{address}{PATH}", json={"input": "hi", "stream": stream, **body}, timeout=60)
+        assert error_of(answer, 400)["param"] == param
 
 
 def test_a_limit_makes_it_incomplete(client: TestClient) -> None:

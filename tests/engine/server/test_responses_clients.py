@@ -10,7 +10,7 @@ import asyncio
 import json
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import agents
 import openai
@@ -19,6 +19,7 @@ from agents import Agent, ModelSettings, OpenAIResponsesModel, Runner, function_
 from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI
 from openai import AsyncOpenAI, OpenAI
+from pydantic import BaseModel
 
 from stoker_engine.server.app import create_app
 
@@ -111,6 +112,52 @@ def test_a_conversation_is_gone_on_with(real: OpenAI) -> None:
         real.responses.retrieve(second.id)
     with pytest.raises(openai.BadRequestError):
         real.responses.cancel(first.id)
+
+
+class Place(BaseModel):
+    """What the model is to write."""
+
+    model_config = {"extra": "forbid"}
+    name: Literal["Oslo", "Bergen"]
+    warm: bool
+
+
+def test_parsed_by_openais_client(real: OpenAI) -> None:
+    """A schema's finite: whatever a random model likes best, it ends, and is what was asked for."""
+    asked: Any = {"model": "tiny", "temperature": 1.5, "text_format": Place, "max_output_tokens": 200}
+    whole = real.responses.parse(input="where?", **asked)
+    assert whole.status == "completed"
+    assert isinstance(whole.output_parsed, Place)
+    with real.responses.stream(input="where?", **asked) as stream:
+        assert isinstance(stream.get_final_response().output_parsed, Place)
+    cut = real.responses.create(
+        model="tiny", input="where?", max_output_tokens=3, text={"format": {"type": "json_object"}}
+    )
+    assert cut.status == "incomplete"
+    assert cut.output_text.lstrip()[:1] in ("{", "")
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "name": "go"}])
+def test_calls_that_are_forced(real: OpenAI, stream: bool, choice: Any) -> None:
+    tools = [openai.pydantic_function_tool(Place, name="go")["function"]]
+    asked: Any = {
+        "model": "tiny",
+        "input": "where?",
+        "temperature": 1.5,
+        "tools": [{"type": "function", **tool} for tool in tools],
+        "tool_choice": choice,
+        "parallel_tool_calls": False,
+    }
+    if stream:
+        with real.responses.stream(**asked) as events:
+            answer: Any = events.get_final_response()
+    else:
+        answer = real.responses.create(**asked)
+    assert answer.status == "completed"
+    (call,) = answer.output
+    assert (call.type, call.name) == ("function_call", "go")
+    Place.model_validate_json(call.arguments)
 
 
 def test_what_is_too_long(real: OpenAI) -> None:

@@ -121,7 +121,7 @@ class Formatted(BaseModel):
         fields = {} if self.structured_outputs is None else self.structured_outputs.stated
         if not of_format and self.structured_outputs is None:
             return None
-        if of_format and (both := next((name for name in fields if not _is_option(name)), None)):
+        if of_format and (both := next((name for name in fields if not is_option(name)), None)):
             raise RequestError(
                 f"response_format and structured_outputs.{both} both say what to write; send one of them",
                 "structured_outputs",
@@ -136,5 +136,6 @@ class Formatted(BaseModel):
         return {f"structured_outputs.{name}": "response_format" for name in _OF_RESPONSE_FORMAT}
 
 
-def _is_option(name: str) -> bool:
+def is_option(name: str) -> bool:
+    """Whether a field of `StructuredOutputsFields` is no constraint, but changes one."""
     return name.startswith("disable_") or name == "whitespace_pattern"

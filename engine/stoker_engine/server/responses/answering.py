@@ -7,17 +7,18 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import Any
 
+from pydantic import BaseModel
+
 from stoker_engine.core.sampling_params import SamplingParams
 from stoker_engine.server.connection import sse
 from stoker_engine.server.openai import errors
 from stoker_engine.server.openai.logprobs import ContentLogprob, LogprobWriter
 from stoker_engine.server.openai.turn import Turn, TurnDelta
-from stoker_engine.server.parsers.parts import Part, Reasoning
 from stoker_engine.server.responses import items
 from stoker_engine.server.responses.answer import Response, ResponseUsage
 from stoker_engine.server.responses.events import Event
 from stoker_engine.server.responses.items import Item
-from stoker_engine.server.responses.request import FunctionChoice, ResponsesRequest
+from stoker_engine.server.responses.request import ResponsesRequest
 from stoker_engine.server.responses.store import ResponseStore, StoredResponse
 from stoker_engine.server.responses.writer import ResponseWriter
 
@@ -45,7 +46,6 @@ class Answering:
         store: ResponseStore,
         owner: bytes,
     ) -> None:
-        self._includes_reasoning = body.include_reasoning is not False
         self._input = [*history, *(items.named(item) for item in body.items)]
         self._turn = turn
         self._logprobs = logprobs
@@ -90,7 +90,7 @@ class Answering:
                 for _, delta in step:
                     events = [] if has_begun else self._writer.begin()
                     has_begun = True
-                    events += self._writer.add(self._included(delta.parts), self._written(delta))
+                    events += self._writer.add(delta.parts, self._written(delta))
                     if delta.finish_reason is not None:
                         usage = ResponseUsage.of(self._turn.generation.usage(), self._turn.reasoning_tokens)
                         events += self._writer.end(delta.finish_reason, usage)
@@ -98,11 +98,6 @@ class Answering:
                             await self._keep()
                         events += self._writer.last()
                     yield events
-
-    def _included(self, parts: Sequence[Part]) -> Sequence[Part]:
-        if self._includes_reasoning:
-            return parts
-        return [part for part in parts if not isinstance(part, Reasoning)]
 
     def _written(self, delta: TurnDelta) -> list[ContentLogprob]:
         return [] if self._logprobs is None else self._logprobs.chat(delta.token_ids, delta.logprobs).content
@@ -142,7 +137,7 @@ def _begun(body: ResponsesRequest, turn: Turn, model: str) -> Response:
         text=text,
         reasoning={"effort": body.reasoning.effort if body.reasoning else None, "summary": None},
         tools=[tool.echo() for tool in body.tools or ()],
-        tool_choice=choice.model_dump() if isinstance(choice, FunctionChoice) else choice or "auto",
+        tool_choice=choice.model_dump() if isinstance(choice, BaseModel) else choice or "auto",
         parallel_tool_calls=body.parallel_tool_calls is not False,
         truncation=body.truncation or "disabled",
         metadata=body.metadata or {},

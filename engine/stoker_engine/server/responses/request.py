@@ -22,10 +22,22 @@ from stoker_engine.server.openai.field_types import (
     Stop,
     StrictModel,
     TokenIds,
-    or_else,
 )
+from stoker_engine.server.openai.structured_outputs import StructuredOutputsFields, is_option
 from stoker_engine.server.openai.unbuilt import Absent, NoDict, NoList, Off, Only
 from stoker_engine.server.responses.items import Input, Item, MessageItem, TextPart, messages, of_type
+from stoker_engine.server.responses.request_fields import (
+    AllowedTools,
+    FunctionChoice,
+    FunctionTool,
+    JSONObjectFormat,
+    JSONSchemaFormat,
+    ReasoningConfig,
+    StreamOptions,
+    TextConfig,
+    TextFormat,
+    ToolChoice,
+)
 
 #: What a chat calls by the same name.
 _SAME: Final = (
@@ -45,6 +57,7 @@ _SAME: Final = (
     "ignore_eos",
     "skip_special_tokens",
     "include_stop_str_in_output",
+    "include_reasoning",
     "structured_outputs",
     "parallel_tool_calls",
     "chat_template_kwargs",
@@ -63,87 +76,6 @@ FIELD_NAMES: Final = {
     "truncate_prompt_tokens": "truncation",
 }
 _LOGPROBS: Final = "message.output_text.logprobs"
-
-
-class FunctionTool(StrictModel):
-    """A function that the model may call; `parameters` is a JSON schema."""
-
-    type: Literal["function"]
-    name: str
-    description: str | None = None
-    parameters: dict[str, Any] | None = None
-    strict: bool | None = None
-    allowed_callers: Annotated[Any, Only(["direct"])] = None
-    defer_loading: Off = None
-    output_schema: Absent = None
-
-    def echo(self) -> dict[str, Any]:
-        """The tool as an answer repeats it."""
-        return self.model_dump(include={"type", "name", "description", "parameters"}) | {"strict": bool(self.strict)}
-
-
-class FunctionChoice(StrictModel):
-    """The one function that the model must call."""
-
-    type: Literal["function"]
-    name: str
-
-
-class TextFormat(StrictModel):
-    """Any text."""
-
-    type: Literal["text"]
-
-
-class JSONObjectFormat(StrictModel):
-    """Any JSON object."""
-
-    type: Literal["json_object"]
-
-
-class JSONSchemaFormat(StrictModel):
-    """JSON that a schema describes."""
-
-    type: Literal["json_schema"]
-    name: str | None = None
-    description: str | None = None
-    schema_: Annotated[dict[str, Any], Field(alias="schema")]
-    strict: bool | None = None
-
-
-class TextConfig(StrictModel):
-    """What the answer's text is like."""
-
-    format: (
-        Annotated[
-            TextFormat | JSONObjectFormat | JSONSchemaFormat,
-            of_type("formats", {"text": TextFormat, "json_object": JSONObjectFormat, "json_schema": JSONSchemaFormat}),
-        ]
-        | None
-    ) = None
-    verbosity: Annotated[Any, Only("medium")] = None
-
-
-class ReasoningConfig(StrictModel):
-    """How much the model thinks. No summary of it is written: its text is returned itself."""
-
-    effort: str | None = None
-    summary: Annotated[Any, Only("auto")] = None
-    generate_summary: Annotated[Any, Only("auto")] = None
-    context: Annotated[Any, Only("auto")] = None
-    mode: Annotated[Any, Only("standard")] = None
-
-
-class StreamOptions(StrictModel):
-    """How to stream."""
-
-    include_obfuscation: Off = None
-
-
-ToolChoice = Annotated[
-    Literal["none", "auto", "required"] | FunctionChoice,
-    or_else('must be "none", "auto", "required" or {"type": "function", "name": NAME}'),
-]
 
 
 class ResponsesRequest(StrictModel):
@@ -186,7 +118,7 @@ class ResponsesRequest(StrictModel):
     skip_special_tokens: bool | None = None
     include_stop_str_in_output: bool | None = None
     include_reasoning: bool | None = None
-    structured_outputs: dict[str, Any] | None = None
+    structured_outputs: StructuredOutputsFields | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     priority: Int64 | None = None
     cache_salt: CacheSalt | None = None
@@ -234,8 +166,13 @@ class ResponsesRequest(StrictModel):
             raise RequestError("stream_options needs stream: true", "stream_options")
         if self.top_logprobs and not self.wants_logprobs:
             raise RequestError(f"top_logprobs needs include: [{_LOGPROBS!r}]", "top_logprobs")
-        if self.structured_outputs is not None and self.text is not None and self.text.format is not None:
-            raise RequestError("text.format and structured_outputs both say what to write; give one", "text.format")
+        stated = self.structured_outputs.stated if self.structured_outputs else {}
+        both = next((name for name in stated if not is_option(name)), None)
+        if both and self.text and self.text.format and self.text.format.type != "text":
+            raise RequestError(
+                f"text.format and structured_outputs.{both} both say what to write; send one of them",
+                "structured_outputs",
+            )
         return self
 
     @property
@@ -273,11 +210,8 @@ class ResponsesRequest(StrictModel):
             names = {"name", "description", "parameters", "strict"}
             functions = [tool.model_dump(include=names, exclude_none=True) for tool in self.tools]
             fields["tools"] = [{"type": "function", "function": function} for function in functions]
-        choice = self.tool_choice
-        if isinstance(choice, FunctionChoice):
-            fields["tool_choice"] = {"type": "function", "function": {"name": choice.name}}
-        elif choice is not None:
-            fields["tool_choice"] = choice
+        if self.tool_choice is not None:
+            fields["tool_choice"] = _choice(self.tool_choice)
         try:
             with renamed(FIELD_NAMES):
                 return ChatCompletionRequest.model_validate(fields)
@@ -287,6 +221,11 @@ class ResponsesRequest(StrictModel):
 
     def _instructions(self) -> list[dict[str, Any]]:
         return [] if self.instructions is None else [{"role": "system", "content": self.instructions}]
+
+
+def error_names(chat: ChatCompletionRequest) -> dict[str, str]:
+    """What the body that became `chat` calls the fields that errors name."""
+    return FIELD_NAMES | {name: FIELD_NAMES.get(field, field) for name, field in chat.field_names.items()}
 
 
 def check_include(include: list[str]) -> list[str]:
@@ -306,6 +245,16 @@ def check_include(include: list[str]) -> list[str]:
 def _is_unfinished(last: Item) -> bool:
     """Whether the conversation ends within what the assistant says, which is gone on with then. vLLM's rule."""
     return isinstance(last, MessageItem) and last.role == "assistant" and last.status in ("in_progress", "incomplete")
+
+
+def _choice(choice: str | FunctionChoice | AllowedTools) -> Any:
+    match choice:
+        case FunctionChoice():
+            return {"type": "function", "function": {"name": choice.name}}
+        case AllowedTools():
+            allowed = {"mode": choice.mode, "tools": [_choice(tool) for tool in choice.tools]}
+            return {"type": "allowed_tools", "allowed_tools": allowed}
+    return choice
 
 
 def _response_format(given: TextFormat | JSONObjectFormat | JSONSchemaFormat) -> dict[str, Any]:

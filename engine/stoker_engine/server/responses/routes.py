@@ -21,7 +21,7 @@ from stoker_engine.server.responses import items
 from stoker_engine.server.responses.answer import DeletedResponse, ItemList, Response
 from stoker_engine.server.responses.answering import Answering
 from stoker_engine.server.responses.items import Item
-from stoker_engine.server.responses.request import FIELD_NAMES, ResponsesRequest, check_include
+from stoker_engine.server.responses.request import ResponsesRequest, check_include, error_names
 from stoker_engine.server.responses.store import ResponseStore, StoredResponse
 from stoker_engine.server.service import Service
 
@@ -41,7 +41,7 @@ def routes(service: Service) -> APIRouter:
         # There may be very many items: the event loop answers others meanwhile.
         history, chat = await asyncio.to_thread(_chat, body, before)
         base_id = request_id(request, body.request_id)
-        turn = await Turn.prepare(chat, service, request, _response_id(request, body), FIELD_NAMES)
+        turn = await Turn.prepare(chat, service, request, _response_id(request, body), error_names(chat))
         answering = Answering(
             body, history, turn, service.model_name, service.logprobs(chat, chat.num_logprobs), store, owner
         )

@@ -1,0 +1,103 @@
+"""The fields of a request that have fields of their own: tools, which to call, what the text is like, reasoning."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from stoker_engine.server.openai.field_types import StrictModel, or_else
+from stoker_engine.server.openai.unbuilt import Absent, Off, Only
+from stoker_engine.server.responses.items import of_type
+
+
+class FunctionTool(StrictModel):
+    """A function that the model may call; `parameters` is a JSON schema."""
+
+    type: Literal["function"]
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+    allowed_callers: Annotated[Any, Only(["direct"])] = None
+    defer_loading: Off = None
+    output_schema: Absent = None
+
+    def echo(self) -> dict[str, Any]:
+        """The tool as an answer repeats it."""
+        return self.model_dump(include={"type", "name", "description", "parameters"}) | {"strict": bool(self.strict)}
+
+
+class FunctionChoice(StrictModel):
+    """The one function that the model must call."""
+
+    type: Literal["function"]
+    name: str
+
+
+class TextFormat(StrictModel):
+    """Any text."""
+
+    type: Literal["text"]
+
+
+class JSONObjectFormat(StrictModel):
+    """Any JSON object."""
+
+    type: Literal["json_object"]
+
+
+class JSONSchemaFormat(StrictModel):
+    """JSON that a schema describes."""
+
+    type: Literal["json_schema"]
+    name: str | None = None
+    description: str | None = None
+    schema_: Annotated[dict[str, Any], Field(alias="schema")]
+    strict: bool | None = None
+
+
+class TextConfig(StrictModel):
+    """What the answer's text is like."""
+
+    format: (
+        Annotated[
+            TextFormat | JSONObjectFormat | JSONSchemaFormat,
+            of_type("formats", {"text": TextFormat, "json_object": JSONObjectFormat, "json_schema": JSONSchemaFormat}),
+        ]
+        | None
+    ) = None
+    verbosity: Annotated[Any, Only("medium")] = None
+
+
+class ReasoningConfig(StrictModel):
+    """How much the model thinks. No summary of it is written: its text is returned itself."""
+
+    effort: str | None = None
+    summary: Annotated[Any, Only("auto")] = None
+    generate_summary: Annotated[Any, Only("auto")] = None
+    context: Annotated[Any, Only("auto")] = None
+    mode: Annotated[Any, Only("standard")] = None
+
+
+class StreamOptions(StrictModel):
+    """How to stream."""
+
+    include_obfuscation: Off = None
+
+
+class AllowedTools(StrictModel):
+    """Only some of the tools are to be called."""
+
+    type: Literal["allowed_tools"]
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[FunctionChoice], Field(min_length=1, fail_fast=True)]
+
+
+ToolChoice = Annotated[
+    Literal["none", "auto", "required"] | FunctionChoice | AllowedTools,
+    or_else(
+        'must be "none", "auto", "required", {"type": "function", "name": …}, or '
+        '{"type": "allowed_tools", "mode": …, "tools": […]} with functions'
+    ),
+]
