@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
+import os
 import random
 import shutil
+import signal
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -14,13 +17,14 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file, save_file
 
-from stoker_engine import SamplingParams
+from stoker_engine import SamplingParams, StructuredOutputs
 from stoker_engine.async_llm import AsyncLLM
 from stoker_engine.contract.engine_args import EngineArgs
 from stoker_engine.contract.errors import EngineDeadError, RequestError, RequestFailedError
 from stoker_engine.core.finish_reason import FinishReason
 from stoker_engine.core.outputs import OutputDelta, TokenDelta
 from stoker_engine.core.step_report import StepReport
+from stoker_engine.grammar.token_table import TokenTable
 from stoker_engine.tokens.tokenizer import Tokenizer
 
 LONG = SamplingParams(temperature=0, max_tokens=400, ignore_eos=True)
@@ -71,6 +75,7 @@ def test_one_engine_for_everything_that_ends_well(tiny_llama: Path, monkeypatch:
                 several_sequences,
                 a_request_whose_text_fails_hurts_nobody,
                 bad_words_are_encoded_once_and_elsewhere,
+                outputs_keep_to_their_grammars,
                 shutdown_ends_streams,
             ):
                 await check(llm, reports)
@@ -206,6 +211,57 @@ async def bad_words_are_encoded_once_and_elsewhere(llm: AsyncLLM, reports: list[
             with pytest.raises(RequestError, match="bad_words"):
                 await collect(llm, "too many", params(*(f"{i}" for i in range(1001))))
     await until_free(reports)
+
+
+def choosing(*choices: str, **params: Any) -> SamplingParams:
+    """An answer that is one of these."""
+    outputs = StructuredOutputs(choice=choices)
+    return SamplingParams(**{"temperature": 1.5, "max_tokens": 40, "structured_outputs": outputs, **params})
+
+
+async def chosen(llm: AsyncLLM, name: str, params: SamplingParams) -> str:
+    deltas = [delta async for delta in llm.generate(name, [5, 6, 7], params)]
+    assert deltas[-1].finish_reason is FinishReason.STOP
+    return "".join(delta.text for delta in deltas)
+
+
+async def outputs_keep_to_their_grammars(llm: AsyncLLM, reports: list[StepReport]) -> None:
+    token_table, asked = llm.tokenizer.token_table, list[int]()
+
+    async def counted() -> TokenTable:
+        asked.append(1)
+        return await token_table()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(llm.tokenizer, "token_table", counted)
+        beside = asyncio.create_task(collect(llm, "beside", LONG))
+        answers = [chosen(llm, f"choice {i}", choosing(f"red {i}", f"green {i}", seed=i)) for i in range(12)]
+        found = await asyncio.gather(*answers)
+        assert all(text in (f"red {i}", f"green {i}") for i, text in enumerate(found))
+        assert len(await beside) == 400
+        assert asked == [1], "the engine hears of the vocabulary once"
+    bad = dataclasses.replace(LONG, structured_outputs=StructuredOutputs(regex="a{3,2}["))
+    with pytest.raises(RequestError) as refused:
+        await collect(llm, "bad", bad)
+    assert refused.value.param == "structured_outputs.regex"
+    await until_free(reports)
+
+
+def test_another_engine_is_told_the_vocabulary_too(tiny_llama: Path) -> None:
+    async def run() -> None:
+        async with running(tiny_llama) as (llm, _):
+            assert await chosen(llm, "first", choosing("one")) == "one"
+            os.kill(llm._process.pid, signal.SIGKILL)
+            await llm.wait_dead()
+            with pytest.raises(EngineDeadError):
+                await chosen(llm, "dead", choosing("one"))
+            await llm.load()
+            assert await asyncio.gather(*(chosen(llm, word, choosing(word)) for word in ("one", "two"))) == [
+                "one",
+                "two",
+            ]
+
+    asyncio.run(run())
 
 
 async def shutdown_ends_streams(llm: AsyncLLM, reports: list[StepReport]) -> None:

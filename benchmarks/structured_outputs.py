@@ -1,0 +1,102 @@
+"""What grammars cost a step: streams that keep to a JSON Schema or a regular expression, and streams that are free.
+
+All are of one engine and take turns in one run, so that whatever else the machine does hits them alike. A step is
+compared with the free one beside it, and the median of those ratios is told.
+
+    python benchmarks/structured_outputs.py [MODEL] [--streams 32] [--rounds 5] [--temperature 0]
+
+Before that, the cost of the first grammar: reading the vocabulary, during which no step runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import statistics
+import time
+from typing import Final
+
+from rich.console import Console
+from rich.table import Table
+
+from stoker_engine import LLM, SamplingParams, StructuredOutputs
+from stoker_engine.core.engine_request import EngineRequest
+from stoker_engine.core.grammar import Grammar
+from stoker_engine.grammar.compile import compile_grammar
+
+SCHEMA: Final = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "minLength": 20},
+        "story": {"type": "string", "minLength": 600},
+        "tags": {"type": "array", "items": {"type": "string"}, "minItems": 4},
+        "age": {"type": "integer"},
+    },
+    "required": ["name", "story", "tags", "age"],
+    "additionalProperties": False,
+}
+
+KINDS: Final[dict[str, StructuredOutputs | None]] = {
+    "free": None,
+    "JSON Schema": StructuredOutputs(json=SCHEMA),
+    "regular expression": StructuredOutputs(regex=r"((red|green|blue) [0-9]{1,3}\n){300,400}"),
+}
+
+#: Counts requests, whose ids must differ.
+_numbers = itertools.count()
+
+
+def steps(llm: LLM, outputs: StructuredOutputs | None, streams: int, tokens: int, temperature: float) -> list[float]:
+    """Seconds of the steps in which all streams decode."""
+    params = SamplingParams(temperature=temperature, ignore_eos=True)
+    grammar = None if outputs is None else Grammar(compile_grammar(outputs))
+    ends = frozenset(llm.engine.info.eos_token_ids)
+    for seed in range(streams):
+        prompt = llm.tokenizer.encode(f"Write JSON, number {seed}:")
+        name = str(next(_numbers))
+        llm.engine.add(EngineRequest(name, prompt, params, tokens, seed, ends, grammar=grammar))
+    times = []
+    while llm.engine.has_work:
+        began = time.perf_counter()
+        done = llm.engine.step()
+        if len(done.deltas) == streams and done.report is not None and not done.report.num_prompt_tokens:
+            times.append(time.perf_counter() - began)
+    return times
+
+
+def main() -> None:
+    """Prints a table."""
+    parser = argparse.ArgumentParser(description="The cost of grammars, per step.")
+    parser.add_argument("model", nargs="?", default="demo://gemma-3-270m")
+    parser.add_argument("--streams", type=int, default=32)
+    parser.add_argument("--tokens", type=int, default=24, help="of each stream in a round")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--temperature", type=float, default=0.0)
+    asked = parser.parse_args()
+    llm = LLM(asked.model, max_model_len=1024, max_num_seqs=asked.streams)
+    began = time.perf_counter()
+    llm.engine.set_token_table(llm.tokenizer.token_table())
+    steps(llm, StructuredOutputs(choice=["yes"]), 1, 8, 0)
+    first = time.perf_counter() - began
+    times: dict[str, list[list[float]]] = {kind: [] for kind in KINDS}
+    for _ in range(asked.rounds):
+        for kind, outputs in KINDS.items():
+            times[kind].append(steps(llm, outputs, asked.streams, asked.tokens, asked.temperature))
+    table = Table("outputs", "ms a step (median)", "÷ free", "ms a step (least)", "÷ free")
+    medians = {kind: [statistics.median(each) for each in rounds] for kind, rounds in times.items()}
+    least = {kind: min(min(each) for each in rounds) for kind, rounds in times.items()}
+    for kind, of_kind in medians.items():
+        ratio = statistics.median(mine / free for mine, free in zip(of_kind, medians["free"], strict=True))
+        table.add_row(
+            kind,
+            f"{statistics.median(of_kind) * 1e3:.1f}",
+            f"{ratio:.3f}",
+            f"{least[kind] * 1e3:.1f}",
+            f"{least[kind] / least['free']:.3f}",
+        )
+    Console().print(f"{asked.streams} streams; the first grammar, vocabulary and all: {first:.2f} s")
+    Console().print(table)
+
+
+if __name__ == "__main__":
+    main()
