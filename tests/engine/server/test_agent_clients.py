@@ -168,10 +168,10 @@ def test_what_is_forced_is_valid(address: str, choice: Any, stream: bool) -> Non
         "seed": 10, "max_tokens": 160, "parallel_tool_calls": False,
     }  # fmt: skip
     if stream:
+        for each in tools:  # the client raises where a choice of strict tools is cut off
+            del each["function"]["strict"]  # type: ignore[misc]
         with client.chat.completions.stream(**options) as events:
-            for _ in events:
-                pass
-            answer: Any = events.current_completion_snapshot
+            answer: Any = events.get_final_completion()
     else:
         answer = client.chat.completions.create(**options)
     for one in answer.choices:

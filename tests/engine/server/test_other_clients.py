@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI, OpenAI
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -36,15 +35,6 @@ def test_langchain_logprobs_stop_and_seed(chat: ChatOpenAI) -> None:
     answer = chat.bind(logprobs=True, top_logprobs=2, seed=3, stop=["~"]).invoke("over")
     content = answer.response_metadata["logprobs"]["content"]
     assert all(len(entry["top_logprobs"]) == 2 for entry in content)
-
-
-def test_langchain_tools_reach_the_template(chat: ChatOpenAI) -> None:
-    @tool
-    def weather(city: str) -> str:
-        """Tells the weather."""
-        return city
-
-    assert chat.bind_tools([weather]).invoke("Oslo?").tool_calls == [], "what the model writes is not parsed"
 
 
 async def _astream(chat: ChatOpenAI) -> str:
