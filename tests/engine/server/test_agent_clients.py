@@ -25,6 +25,7 @@ from pydantic import BaseModel, Field
 
 from .conftest import sample, serving_fake, wait_until
 from .scripted_engine import ScriptedEngine
+from .test_tools import function
 
 MESSAGES: Any = [{"role": "user", "content": "the quick fox"}]
 
@@ -165,13 +166,15 @@ def test_what_is_forced_is_valid(address: str, choice: Any, stream: bool) -> Non
     finished = 0
     options: Any = {
         "model": "tiny", "messages": MESSAGES, "tools": tools, "tool_choice": choice, "temperature": 1.5, "n": 8,
-        "seed": 10, "max_tokens": 160, "parallel_tool_calls": False,
+        "seed": 10, "max_tokens": 120, "parallel_tool_calls": False,
     }  # fmt: skip
     if stream:
-        for each in tools:  # the client raises where a choice of strict tools is cut off
-            del each["function"]["strict"]  # type: ignore[misc]
+        # The client raises where a choice is cut off and its tools are pydantic's.
+        options["tools"] = [function(name, parameters) for name, parameters in schemas.items()]
         with client.chat.completions.stream(**options) as events:
-            answer: Any = events.get_final_completion()
+            for _ in events:
+                pass
+            answer: Any = events.current_completion_snapshot
     else:
         answer = client.chat.completions.create(**options)
     for one in answer.choices:
@@ -182,7 +185,7 @@ def test_what_is_forced_is_valid(address: str, choice: Any, stream: bool) -> Non
         assert is_valid(schemas[made.function.name], made.function.arguments), made
         assert not one.message.content
         assert one.finish_reason == ("tool_calls" if choice == "required" else "stop")
-    assert finished >= 3
+    assert finished >= 1
 
 
 def test_parse(address: str) -> None:
