@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -231,6 +232,26 @@ def test_a_named_call(stream: bool) -> None:
     assert answer.finish_reason == "stop", "as OpenAI and vLLM have it"
 
 
+def test_forced_calls_have_the_ids_that_chat_templates_want() -> None:
+    tools = [WEATHER, TIME]
+    for parser, pattern in (("mistral", "[a-zA-Z0-9]{9}"), ("kimi_k2", r"functions\.\w+:\d")):
+        client = openai_client(ScriptedEngine(FORCED), tool_call_parser=parser)
+        calls = ask(client, tools=tools, tool_choice="required").choices[0].message.tool_calls
+        assert len({call.id for call in calls}) == len(calls) > 1
+        assert all(re.fullmatch(pattern, call.id) for call in calls)
+
+
+def test_what_cannot_be_strict_is_answered_all_the_same(caplog: pytest.LogCaptureFixture) -> None:
+    engine = ScriptedEngine('[weather(city="Oslo")]', "hello")
+    client = openai_client(engine, tool_call_parser="pythonic")
+    strict = function("weather", CITY, strict=True)
+    message = ask(client, tools=[strict]).choices[0].message
+    assert calls_of(message) == [("weather", {"city": "Oslo"})]
+    ask(client, tools=[strict])
+    assert [params.structured_outputs for _, params in engine.asked] == [None, None]
+    assert sum("not kept to their schemas" in record.message for record in caplog.records) <= 1
+
+
 def test_a_forced_call_that_is_cut_off() -> None:
     client = openai_client(ScriptedEngine(FORCED, FORCED))
     choice = ask(client, tool_choice="required", max_tokens=45).choices[0]
@@ -360,7 +381,7 @@ def test_what_the_engine_is_asked_for() -> None:
         ("hermes", {"tools": [function("f", {"type": "array"}, strict=True)]}, "tools"),
         ("hermes", {"tools": [function("")]}, "tools[0].function.name"),
         ("hermes", {"tools": [{"type": "custom", "custom": {"name": "f"}}]}, "tools[0].type"),
-        ("pythonic", {"tools": [function("f", CITY, strict=True)]}, "tools"),
+        ("pythonic", {"response_format": {"type": "json_object"}}, "tools"),
         ("hermes", {"tool_choice": "required", "use_beam_search": True, "n": 2}, "tool_choice"),
         ("hermes", {"functions": [{"name": "f"}]}, "functions"),
         ("hermes", {"parallel_tool_calls": "no"}, "parallel_tool_calls"),

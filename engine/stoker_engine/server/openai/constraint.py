@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import json
+import logging
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -13,6 +15,9 @@ from stoker_engine.server.openai.chat_request import ChatCompletionRequest
 from stoker_engine.server.openai.messages import Tool
 from stoker_engine.server.openai.tool_choice import ToolUse, arguments_schema
 from stoker_engine.server.parsers.choice import Parsers
+from stoker_engine.server.parsers.parser import ToolParser
+
+logger = logging.getLogger(__name__)
 
 
 def constraint(body: ChatCompletionRequest, parsers: Parsers) -> StructuredOutputs | None:
@@ -34,13 +39,18 @@ def constraint(body: ChatCompletionRequest, parsers: Parsers) -> StructuredOutpu
             'tool_choice "required", a named one and "none" work without',
             "tools",
         )
-    strict = next((tool.function.name[:200] for tool in use.tools if tool.function.strict), None)
-    if strict is not None:
-        tag = _structural_tag(use, parsers, f"the tool {strict!r} is strict", "leave strict out")
-    elif wanted is not None:
-        tag = _structural_tag(use, parsers, "the answer must have a format", "leave the format out")
-    else:
+    if wanted is None and not any(tool.function.strict for tool in use.tools):
         return None
+    if not hasattr(parsers.tools, "structural_tag"):
+        if wanted is None:
+            _say_not_strict(parsers.tools)
+            return None
+        raise RequestError(
+            "the answer must have a format, but what this model writes to call a tool cannot be kept to a schema while "
+            'the model decides whether it does: leave the format out, or use tool_choice "required" or "none"',
+            "tools",
+        )
+    tag = _structural_tag(use, parsers)
     if wanted is None:
         return StructuredOutputs(structural_tag=tag)
     either = {"type": "or", "elements": [_calls(tag["structures"]), _format(wanted)]}
@@ -48,15 +58,19 @@ def constraint(body: ChatCompletionRequest, parsers: Parsers) -> StructuredOutpu
     return replace(wanted, **unsaid, structural_tag={"type": "structural_tag", "format": either})
 
 
-def _structural_tag(use: ToolUse, parsers: Parsers, why: str, remedy: str) -> dict[str, Any]:
+@functools.cache
+def _say_not_strict(parser: type[ToolParser]) -> None:
+    """Agents' libraries make all tools strict: to refuse them would refuse every model whose calls are no JSON."""
+    logger.warning(
+        "tools that are strict are not kept to their schemas where the model decides whether it calls one: the calls "
+        "that %s reads cannot be; tool_choice required and a named one keep to them",
+        parser.__name__,
+    )
+
+
+def _structural_tag(use: ToolUse, parsers: Parsers) -> dict[str, Any]:
     """How calls are kept to the schemas of their tools, where the model decides whether it makes one."""
-    structural_tag = getattr(parsers.tools, "structural_tag", None)
-    if structural_tag is None:
-        raise RequestError(
-            f"{why}, but what this model writes to call a tool cannot be kept to a schema while the model decides "
-            f'whether it does: {remedy}, or use tool_choice "required" or "none"',
-            "tools",
-        )
+    structural_tag: Any = getattr(parsers.tools, "structural_tag")  # noqa: B009 - not all have one
     tools = [tool.model_copy(update={"function": _with_schema(tool)}) for tool in use.tools]
     tag: dict[str, Any] = structural_tag(tools)
     return tag

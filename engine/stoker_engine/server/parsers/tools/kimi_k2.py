@@ -26,6 +26,11 @@ class KimiK2ToolParser(CallSectionParser):
     markers: ClassVar[tuple[str, ...]] = (*_MARKERS, _ARGUMENTS)
     begins = _MARKERS.begins()
 
+    @staticmethod
+    def new_call_id(name: str, number: int) -> str:
+        """The id of call `number` of a conversation, as the model would give it."""
+        return f"functions.{name}:{number}"
+
     def call(self) -> Reading[JSONCall]:
         yield from self.text.spaces()
         id = yield from self.text.run(TOOL_NAME)

@@ -33,6 +33,11 @@ class MistralToolParser(CallParser):
     markers: ClassVar[tuple[str, ...]] = (_BEGIN, _ID, _ARGUMENTS)
     begins = Markers(_BEGIN)
 
+    @staticmethod
+    def new_call_id(name: str, number: int) -> str:
+        """The id of a call that the model has given none."""
+        return uuid.uuid4().hex[:9]
+
     def calls(self, begin: str) -> Reading[None]:
         yield from self.text.spaces()
         match (yield from self.text.next()):
@@ -62,4 +67,4 @@ def _read(text: str) -> JSONCall:
 def _identified(call: JSONCall) -> JSONCall:
     if call.id is not None and len(call.id) == 9 and _ID_CHARACTERS.fullmatch(call.id):
         return call
-    return call._replace(id=uuid.uuid4().hex[:9])
+    return call._replace(id=MistralToolParser.new_call_id(call.name, 0))
