@@ -25,10 +25,12 @@ FOREIGN_FLAGS: Final[dict[str, str]] = {
     **dict.fromkeys(("--enable-lora", "--lora-modules", "--max-loras", "--max-lora-rank"), f"LoRA {_UNBUILT}"),
     **dict.fromkeys(("--speculative-config", "--speculative-model"), f"speculative decoding {_UNBUILT}"),
     **dict.fromkeys(
-        ("--enable-auto-tool-choice", "--tool-call-parser", "--tool-parser-plugin", "--reasoning-parser"),
-        f"parsing tool calls and reasoning {_UNBUILT}; tools reach the chat template",
+        ("--tool-parser-plugin", "--reasoning-parser-plugin"),
+        "no parsers are loaded from elsewhere; choose one with --tool-call-parser or --reasoning-parser",
     ),
-    **dict.fromkeys(("--guided-decoding-backend", "--structured-outputs-config"), f"structured output {_UNBUILT}"),
+    **dict.fromkeys(
+        ("--guided-decoding-backend", "--structured-outputs-config"), "llguidance keeps all grammars; leave it out"
+    ),
     **dict.fromkeys(
         ("--swap-space", "--cpu-offload-gb", "--preemption-mode"),
         "nothing is swapped: a preempted request is computed again; leave it out",

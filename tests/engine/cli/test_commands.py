@@ -87,7 +87,7 @@ def test_run_batch_answers_every_line(command: Any, tiny_llama: Path, tmp_path: 
     source.write_bytes(b"\n".join([*(text.encode() for text in lines), b"\xff\xfe", b""]))
     result = command(
         "run_batch", "-i", str(source), "-o", str(sink), "--model", str(tiny_llama), "--num-gpu-blocks-override=256",
-        "--disable-tqdm",
+        "--disable-tqdm", "--chat-template={% for m in messages %}{{ m.content }}{% endfor %}",
     )  # fmt: skip
     assert result.returncode == 1, result.stderr
     assert "7 lines have errors" in result.stderr
