@@ -1,36 +1,73 @@
-"""What models generate, by their own chat templates, and what parsers make of it."""
+"""What models generate, by their own chat templates: recorded, and rendered again where the templates are at hand.
+
+Templates are their makers', and not here: ``recordings`` holds what they rendered. With ``STOKER_CHAT_TEMPLATES``
+naming a folder of them (llama.cpp has them in models/templates) tests render again, compare, and draw further cases;
+``STOKER_GOLDEN=write`` records anew.
+"""
 
 from __future__ import annotations
 
+import json
+import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from stoker_engine.server.openai.messages import Tool
-from stoker_engine.server.parsers.parser import AnswerParser
-from stoker_engine.server.parsers.parts import Content, Part, Reasoning, ToolCallArguments, merged
-from stoker_engine.server.parsers.registry import reasoning_parser, tool_parser
+import pytest
+
 from stoker_engine.tokens import chat_template
 
-TEMPLATES = Path(__file__).parent / "templates"
+#: A folder of chat templates.
+FOLDER = os.environ.get("STOKER_CHAT_TEMPLATES")
+RECORDINGS = Path(__file__).parent / "recordings"
+
+needs_templates = pytest.mark.skipif(FOLDER is None, reason="STOKER_CHAT_TEMPLATES names no folder of chat templates")
 
 #: What ends a turn; the tokens are not in a sequence's text.
 STOPS = re.compile(
     r"<\|(?:im_end|observation|user|return|call|role_end|end_of_text|eot_id)\|>|<｜end▁of▁sentence｜>|</s>"
 )
+USER = "Well?"
+
+Case = dict[str, Any]
 
 
-def template(name: str) -> str:
-    """A chat template."""
-    return (TEMPLATES / f"{name}.jinja").read_text()
+def recordings(name: str, make: Callable[[], Mapping[str, Sequence[Case]]]) -> dict[str, list[Case]]:
+    """Cases by template from a file of recordings; `make` renders those that are recorded."""
+    path = RECORDINGS / f"{name}.json"
+    if FOLDER is not None and os.environ.get("STOKER_GOLDEN") == "write":
+        path.write_text("{\n" + ",\n".join(map(_lines, *zip(*make().items(), strict=True))) + "\n}\n")
+    cases: dict[str, list[Case]] = json.loads(path.read_text())
+    return cases
 
 
-def prompt(name: str, tools: Sequence[Mapping[str, Any]] | None = None, user: str = "Well?", **variables: Any) -> str:
+def as_recorded(cases: Sequence[Case]) -> list[Case]:
+    """Cases as a file of recordings gives them."""
+    again: list[Case] = json.loads(json.dumps(cases))
+    return again
+
+
+def _lines(template: str, cases: Sequence[Case]) -> str:
+    lines = (json.dumps(case, ensure_ascii=False) for case in cases)
+    return f"{json.dumps(template)}: [\n" + ",\n".join(lines) + "\n]"
+
+
+def template_text(name: str) -> str:
+    """A chat template of the folder."""
+    return (Path(FOLDER or ".") / f"{name}.jinja").read_text()
+
+
+def prompt(name: str, tools: Sequence[Mapping[str, Any]] | None = None, user: str = USER, **variables: Any) -> str:
     """The prompt of a chat that has begun."""
     return chat_template.render(
-        template(name), [{"role": "user", "content": user}], tools=tools, variables={"bos_token": "", **variables}
+        template_text(name), [{"role": "user", "content": user}], tools=tools, variables={"bos_token": "", **variables}
     )
+
+
+def end_of(prompt: str, user: str = USER) -> str:
+    """A prompt from what the user wrote on: what comes before is the template's own."""
+    return prompt[prompt.index(user) :]
 
 
 def answer(
@@ -39,9 +76,8 @@ def answer(
     reasoning: str | None = None,
     calls: Iterable[tuple[str, Mapping[str, Any]]] = (),
     tools: Sequence[Mapping[str, Any]] | None = None,
-    **variables: Any,
-) -> tuple[str, str]:
-    """The prompt, and what the model would generate after it."""
+) -> Case:
+    """An answer: the end of the prompt, the text that the model would generate after it, and what it says."""
     message: dict[str, Any] = {"role": "assistant", "content": content}
     if reasoning is not None:
         message["reasoning_content"] = reasoning
@@ -51,75 +87,16 @@ def answer(
     ]
     if written:
         message["tool_calls"] = written
-    before = prompt(name, tools, **variables)
+    before = prompt(name, tools)
     chat = chat_template.render(
-        template(name),
-        [{"role": "user", "content": "Well?"}, message],
+        template_text(name),
+        [{"role": "user", "content": USER}, message],
         tools=tools,
         add_generation_prompt=False,
-        variables={"bos_token": "", **variables},
+        variables={"bos_token": ""},
     )
     assert chat.startswith(before), (before[-60:], chat[len(before) - 60 :])
     ends = list(STOPS.finditer(chat, len(before)))
-    return before, chat[len(before) : ends[-1].start() if ends else None].removesuffix("\n" if ends else "")
-
-
-class Reading:
-    """How answers to one prompt are read.
-
-    Args:
-        reasoning: the name of the parser of reasoning.
-        tools: that of the parser of calls.
-        offered: the tools that may be called.
-    """
-
-    def __init__(
-        self,
-        prompt: str,
-        reasoning: str | None = None,
-        tools: str | None = None,
-        offered: Sequence[Mapping[str, Any]] = (),
-    ) -> None:
-        self._prompt = prompt
-        self._reasoning = reasoning
-        self._tools = tools
-        self._offered = [Tool.model_validate(tool) for tool in offered]
-
-    def parser(self) -> AnswerParser:
-        """A parser for one answer."""
-        return AnswerParser(
-            None if self._reasoning is None else reasoning_parser(self._reasoning)(self._prompt),
-            None if self._tools is None else tool_parser(self._tools)(self._offered),
-        )
-
-    def __call__(self, pieces: Iterable[str]) -> list[Part]:
-        """The parts of an answer that comes in pieces."""
-        parser = self.parser()
-        parts = [part for piece in pieces for part in parser.feed(piece)]
-        return merged([*parts, *parser.end()])
-
-    def however_cut(self, text: str) -> list[Part]:
-        """The parts of an answer, which do not depend on where it is cut."""
-        whole = self([text])
-        for pieces in cuts(text):
-            assert self(pieces) == whole, pieces
-        return whole
-
-
-def cuts(text: str) -> Iterator[Sequence[str]]:
-    """The text in characters, in two pieces, in threes."""
-    yield text
-    step = len(text) // 300 + 1
-    for at in range(len(text) % step, len(text), step):
-        yield text[:at], text[at:]
-    yield [text[at : at + 3] for at in range(0, len(text), 3)]
-
-
-def said(parts: Iterable[Part], *kinds: type[Part]) -> str:
-    """All text of parts of these kinds."""
-    texts = (
-        part.text
-        for part in parts
-        if isinstance(part, (Content, Reasoning, ToolCallArguments)) and isinstance(part, kinds)
-    )
-    return "".join(texts)
+    text = chat[len(before) : ends[-1].start() if ends else None].removesuffix("\n" if ends else "")
+    said = {"content": content, "reasoning": reasoning, "calls": list(calls)}
+    return {**said, "prompt": end_of(before), "text": text}

@@ -1,4 +1,5 @@
-"""Our parsers beside vLLM's, on the same texts: opt in with ``STOKER_VLLM_PYTHON``, a Python that can import vLLM 0.32.
+"""Our parsers beside vLLM's, on the same texts: opt in with ``STOKER_VLLM_PYTHON``, a Python that can import vLLM 0.32,
+and ``STOKER_CHAT_TEMPLATES``, a folder of chat templates.
 
 On what templates write, ours must be right; the table says how often vLLM's are. On what no model should write, nothing
 may be lost: what is no call is content. ``STOKER_GOLDEN=write`` writes the table into benchmarks/results.
@@ -19,10 +20,10 @@ import pytest
 from stoker_engine.server.parsers.parts import Content, Reasoning
 from stoker_engine.server.parsers.registry import REASONING_PARSERS, TOOL_PARSERS, reasoning_parser, tool_parser
 
-from .rendered import Reading, answer, said
-from .test_rendered_calls import RECORDED
+from .reading import Reading, calls_of, said
+from .rendered import RECORDINGS, answer, needs_templates
 from .test_rendered_calls import TEMPLATES as JSON_TEMPLATES
-from .test_xml_calls import TAGS, calls_of, drawn_value, schema_of, tool
+from .test_xml_calls import TAGS, drawn_value, schema_of, tool
 from .test_xml_calls import TEMPLATES as XML_TEMPLATES
 
 PYTHON = os.environ.get("STOKER_VLLM_PYTHON")
@@ -41,7 +42,10 @@ does not, it is mostly by an end tag within a value (glm45, qwen3_coder, hermes)
 arguments are a JSON object, and all else as content; the columns after *the same* say what vLLM's gives instead.
 """
 
-pytestmark = pytest.mark.skipif(PYTHON is None, reason="STOKER_VLLM_PYTHON names no Python with vLLM")
+pytestmark = [
+    pytest.mark.skipif(PYTHON is None, reason="STOKER_VLLM_PYTHON names no Python with vLLM"),
+    needs_templates,
+]
 
 
 class Case(NamedTuple):
@@ -55,7 +59,7 @@ class Case(NamedTuple):
 
 
 def rendered_calls() -> list[Case]:
-    recorded = json.loads(RECORDED.read_text())
+    recorded = json.loads((RECORDINGS / "json_calls.json").read_text())
     cases = []
     for parser, templates in JSON_TEMPLATES.items():
         for template in templates:
@@ -71,7 +75,7 @@ def rendered_calls() -> list[Case]:
             }
             calls = [("f", values), ("g", {})][: draw.randint(1, 2)]
             tools = [tool("f", **{name: schema_of(value) for name, value in values.items()}), tool("g")]
-            _, text = answer(template, "Well.", "Hm.", calls, tools)
+            text = answer(template, "Well.", "Hm.", calls, tools)["text"]
             text = text.rpartition("</think>")[2]
             cases.append(Case("calls", parser, text, tools, ("Well.", calls)))
     return cases
@@ -81,7 +85,7 @@ def rendered_reasoning() -> list[Case]:
     cases = []
     for template, parser in (("Qwen-Qwen3-0.6B", "qwen3"), ("Qwen3.5-4B", "qwen3"), ("GLM-4.6", "glm45")):
         for reasoning, content in (("Hm.", "Yes."), ("a\n\nb < c", "# So\n\n- 5"), ("é漢😀", "</b>")):
-            _, text = answer(template, content, reasoning)
+            text = answer(template, content, reasoning)["text"]
             cases.append(Case("reasoning", parser, text, [], (reasoning, content)))
             cases.append(Case("reasoning", "deepseek_r1", text, [], (reasoning, content)))
     for truth in ((" a: b ", " c"), ("\nHm\n\n", "\nYes")):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +13,13 @@ from stoker_engine.server.parsers.parts import Content
 from stoker_engine.server.parsers.registry import REASONING_PARSERS, TOOL_PARSERS
 from stoker_engine.tokens import chat_template
 
-from .rendered import STOPS, TEMPLATES, Reading, said
-from .test_xml_calls import calls_of
+from .reading import Reading, calls_of, said
+from .rendered import FOLDER, STOPS, needs_templates
+from .small_templates import CALLS, HARMONY, MARKS, NO_REASONING, REASONING, template
 
+ENDS = REASONING | NO_REASONING
+
+#: What is chosen by models' own templates.
 CHOSEN: dict[str, tuple[str | None, str | None]] = {
     "Apertus-8B-Instruct": (None, None),
     "Bielik-11B-v3.0-Instruct": ("hermes", None),  # reasons only if asked, and its prompt does not tell
@@ -43,13 +46,17 @@ CHOSEN: dict[str, tuple[str | None, str | None]] = {
     "unsloth-Apriel-1.5": (None, None),
 }
 
-#: A folder of further templates, such as llama.cpp's models/templates.
-FURTHER = sorted(Path(os.environ.get("STOKER_CHAT_TEMPLATES", "/nowhere")).glob("*.jinja"))
-ALL = [*sorted(TEMPLATES.glob("*.jinja")), *FURTHER]
+#: Templates that are small and our own, and those of the folder.
+SMALL = {
+    "harmony": HARMONY,
+    **{f"{calls}; {end}": template(CALLS[calls], ENDS[end]) for calls in CALLS for end in ENDS},
+}
+REAL = {path.stem: path.read_text() for path in sorted(Path(FOLDER).glob("*.jinja"))} if FOLDER else {}
+ALL = SMALL | REAL
 
 #: They write no calls, or none beside content that is empty.
 WITHOUT_CALLS = ("ibm-granite-granite-3.3-2B-Instruct", "deepseek-ai-DeepSeek-R1-Distill-Llama-8B")
-CALLS = [("get_weather", {"city": "Zürich", "days": 3})]
+CALLED = [("get_weather", {"city": "Zürich", "days": 3})]
 TOOL: dict[str, Any] = {
     "type": "function",
     "function": {
@@ -67,11 +74,53 @@ TOOL: dict[str, Any] = {
 }
 
 
-def test_what_is_chosen() -> None:
-    texts = {path.stem: path.read_text() for path in TEMPLATES.glob("*.jinja")}
-    assert {name: (tool_call_parser(text), reasoning_parser(text)) for name, text in texts.items()} == CHOSEN
-    assert {name for name, _ in CHOSEN.values() if name} <= set(TOOL_PARSERS)
-    assert {name for _, name in CHOSEN.values() if name} <= set(REASONING_PARSERS)
+@pytest.mark.parametrize("end", ENDS)
+@pytest.mark.parametrize("calls", ["", *CALLS])
+def test_what_small_templates_choose(calls: str, end: str) -> None:
+    text = template(CALLS.get(calls, ""), ENDS[end])
+    parser = calls.partition(",")[0]
+    assert tool_call_parser(text) == (parser or None)
+    expected = None
+    if parser == "kimi_k2":  # the tags of answers tell, and they are in the ends of some prompts alone
+        expected = "kimi_k2" if "<think></think>" in ENDS[end] else None
+    elif end in REASONING:
+        expected = {"glm45": "glm45", "": "deepseek_r1"}.get(parser) or (
+            "qwen3" if "<tool_call>" in CALLS[calls] else "deepseek_r1"
+        )
+    assert reasoning_parser(text) == expected
+
+
+def test_small_templates_choose_all_that_templates_tell() -> None:
+    untold = {"llama4_pythonic", "pythonic", "qwen3_xml"}  # qwen3_xml's calls are qwen3_coder's
+    assert {tool_call_parser(text) for text in SMALL.values()} == set(TOOL_PARSERS) - untold
+    assert {reasoning_parser(text) for text in SMALL.values()} == {None, *REASONING_PARSERS} - {"granite"}
+
+
+@pytest.mark.parametrize(("calls", "mark"), [(calls, mark) for calls, marks in MARKS.items() for mark in marks])
+def test_near_misses_choose_none(calls: str, mark: str) -> None:
+    assert mark in CALLS[calls]
+    assert tool_call_parser(template(CALLS[calls].replace(mark, "-"))) is None
+
+
+def test_near_misses_that_are_another_format() -> None:
+    assert tool_call_parser(template(CALLS["granite4"].replace("<|start_of_role|>", ""))) == "hermes"
+    assert tool_call_parser(template(CALLS["deepseek_v3"].replace("```json", ""))) == "deepseek_v31"
+    for mark in ("<|start|>assistant", "<|channel|>final<|message|>", "functions."):
+        assert tool_call_parser(HARMONY.replace(mark, "-")) is None
+        assert reasoning_parser(HARMONY.replace(mark, "-")) is None
+
+
+def test_ends_of_prompts_count_and_not_what_answers_hold() -> None:
+    answers = "{{ '<think>' + (message.reasoning_content or '') + '</think>' }}"
+    assert reasoning_parser(template(answers)) is None
+    assert reasoning_parser(template(answers, REASONING["open"])) == "deepseek_r1"
+    assert reasoning_parser(template(prompt="{# <think> #}{{ '[bot]' }}")) is None
+    assert reasoning_parser(template(prompt=REASONING["open"]).replace("add_generation_prompt", "tools")) is None
+
+
+@needs_templates
+def test_what_real_templates_choose() -> None:
+    assert {name: (tool_call_parser(REAL[name]), reasoning_parser(REAL[name])) for name in CHOSEN} == CHOSEN
 
 
 @pytest.mark.parametrize(
@@ -92,15 +141,15 @@ def rendered(text: str, *messages: dict[str, Any], ask: bool = True, **variables
     )
 
 
-@pytest.mark.parametrize("path", ALL, ids=lambda path: path.stem)
-def test_the_parser_that_is_chosen_reads_the_calls_that_the_template_writes(path: Path) -> None:
-    text = path.read_text()
-    if (chosen := tool_call_parser(text)) is None or path.stem in WITHOUT_CALLS:
+@pytest.mark.parametrize("name", ALL)
+def test_the_parser_that_is_chosen_reads_the_calls_that_the_template_writes(name: str) -> None:
+    text = ALL[name]
+    if (chosen := tool_call_parser(text)) is None or name in WITHOUT_CALLS:
         return
     ids = ["functions.get_weather:0" if chosen == "kimi_k2" else "call00000"]
     calls = [
         {"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}
-        for id, (name, arguments) in zip(ids, CALLS, strict=True)
+        for id, (name, arguments) in zip(ids, CALLED, strict=True)
     ]
     answer = {"role": "assistant", "content": "", "tool_calls": calls}
     try:
@@ -119,12 +168,12 @@ def test_the_parser_that_is_chosen_reads_the_calls_that_the_template_writes(path
     reading = Reading("<think></think>", reasoning_parser(text), chosen, [TOOL])
     if chosen == "openai":
         reading = Reading("<|start|>assistant", "openai_gptoss", chosen, [TOOL])
-    assert calls_of(reading([generated])) == CALLS, generated
+    assert calls_of(reading([generated])) == CALLED, generated
 
 
-@pytest.mark.parametrize("path", ALL, ids=lambda path: path.stem)
-def test_reasoning_is_told_from_the_answer_by_the_prompts_of_the_template(path: Path) -> None:
-    text = path.read_text()
+@pytest.mark.parametrize("name", ALL)
+def test_reasoning_is_told_from_the_answer_by_the_prompts_of_the_template(name: str) -> None:
+    text = ALL[name]
     chosen = reasoning_parser(text)
     if chosen in (None, "openai_gptoss", "kimi_k2"):
         return

@@ -11,11 +11,12 @@ import pytest
 from stoker_engine.server.parsers.parts import Content, Part, Reasoning, ToolCallStart, merged, tool_call
 
 from .drawn_calls import draw_call
-from .rendered import Reading, answer, prompt, said
+from .reading import Reading, calls_of, said
+from .rendered import Case, answer, as_recorded, needs_templates, prompt, recordings
 
 GPT_OSS = "openai-gpt-oss-120b"
 F = {"type": "function", "function": {"name": "f", "description": "It does.", "parameters": {"type": "object"}}}
-PROMPT = prompt(GPT_OSS, [F])
+PROMPT = "Well?<|end|><|start|>assistant"
 BOTH = Reading(PROMPT, "openai_gptoss", "openai", [F])
 REASONING_ALONE = Reading(PROMPT, "openai_gptoss")
 CALLS_ALONE = Reading(PROMPT, None, "openai", [F])
@@ -25,22 +26,42 @@ CALL = '<|channel|>commentary to=functions.f <|constrain|>json<|message|>{"a": 1
 CALLED = tool_call("f", '{"a": 1}')
 
 
-def test_the_prompt_leaves_the_assistants_message_open() -> None:
-    assert PROMPT.endswith("<|start|>assistant")
-
-
-def test_what_the_template_writes_is_read_wherever_it_is_cut() -> None:
-    draw = random.Random(120)
+def drawn(seed: str) -> list[Case]:
+    draw = random.Random(seed)
+    cases = [answer(GPT_OSS, "It is 5.", "I add.")]
     for _ in range(10):
         name, arguments = draw_call(draw)
         if "<|" in json.dumps(arguments):
             arguments = {"a": 1.5}
-        before, text = answer(GPT_OSS, "", "I think.\n\nSo…", [(name, arguments)], [F])
-        parts = Reading(before, "openai_gptoss", "openai", [F]).however_cut(text)
-        assert parts[:2] == [Reasoning("I think.\n\nSo…"), ToolCallStart(name)]
-        assert json.loads(parts[2].text) == arguments  # type: ignore[union-attr]
-    before, text = answer(GPT_OSS, "It is 5.", "I add.")
-    assert Reading(before, "openai_gptoss", "openai").however_cut(text) == [Reasoning("I add."), Content("It is 5.")]
+        cases.append(answer(GPT_OSS, "", "I think.\n\nSo…", [(name, arguments)], [F]))
+    return cases
+
+
+@pytest.fixture(scope="module")
+def recorded() -> list[Case]:
+    return recordings("harmony", lambda: {GPT_OSS: drawn("recorded")})[GPT_OSS]
+
+
+def check(case: Case) -> None:
+    assert case["prompt"] == PROMPT
+    parts = Reading(case["prompt"], "openai_gptoss", "openai", [F]).however_cut(case["text"])
+    assert parts.pop(0) == Reasoning(case["reasoning"])
+    if case["content"]:
+        assert parts.pop() == Content(case["content"])
+    assert calls_of(parts) == [tuple(call) for call in case["calls"]]
+
+
+def test_what_the_template_writes_is_read_wherever_it_is_cut(recorded: list[Case]) -> None:
+    for case in recorded:
+        check(case)
+
+
+@needs_templates
+def test_the_template_writes_what_was_recorded_and_further_answers_are_read_too(recorded: list[Case]) -> None:
+    assert as_recorded(drawn("recorded")) == recorded
+    assert prompt(GPT_OSS, [F]).endswith(PROMPT)
+    for case in drawn("further"):
+        check(case)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,8 @@ import pytest
 from stoker_engine.server.parsers.parts import Content, Reasoning
 from stoker_engine.server.parsers.registry import REASONING_PARSERS, reasoning_parser
 
-from .rendered import Reading, answer, prompt, said
+from .reading import Reading, said
+from .rendered import USER, Case, answer, as_recorded, end_of, needs_templates, prompt, recordings
 
 TEMPLATES = [
     ("Qwen-Qwen3-0.6B", "qwen3"),
@@ -20,6 +21,20 @@ TEMPLATES = [
     ("GLM-4.7-Flash", "glm45"),
     ("openai-gpt-oss-120b", "openai_gptoss"),
 ]
+
+#: A parser, and switches of the template that leave the reasoning open, or close it.
+PROMPTS: dict[str, tuple[str, dict[bool, list[dict[str, bool]]]]] = {
+    "Qwen-Qwen3-0.6B": ("qwen3", {True: [{}, {"enable_thinking": True}], False: [{"enable_thinking": False}]}),
+    "Qwen3.5-4B": ("qwen3", {True: [{}], False: [{"enable_thinking": False}]}),
+    "GLM-4.6": ("glm45", {True: [{}], False: [{"enable_thinking": False}]}),
+    "GLM-4.7-Flash": ("glm45", {True: [{}], False: [{"enable_thinking": False}]}),
+    "Kimi-K2-Thinking": ("kimi_k2", {True: [{}]}),
+    "llama-cpp-deepseek-r1": ("deepseek_r1", {True: [{}]}),
+    "HuggingFaceTB-SmolLM3-3B": ("deepseek_r1", {False: [{"enable_thinking": False}]}),
+    "deepseek-ai-DeepSeek-V3.1": ("deepseek_r1", {True: [{"thinking": True}], False: [{"thinking": False}]}),
+    "openai-gpt-oss-120b": ("openai_gptoss", {True: [{}]}),
+}
+USERS = [USER, "What does </think> mean?", "<think></think>", "<|start|>assistant"]
 THINK = ["deepseek_r1", "qwen3", "glm45", "kimi_k2"]
 PIECES = [
     "Hm",
@@ -42,59 +57,88 @@ PIECES = [
 
 
 def drawn_text(draw: random.Random) -> str:
-    return "T" + "".join(draw.choice(PIECES) for _ in range(draw.randint(0, 30))) + "."
+    text = "".join(draw.choice(PIECES) for _ in range(draw.randint(0, 30)))
+    return "T" + text.replace("</think>", "") + "."
+
+
+def drawn(template: str, seed: str) -> list[Case]:
+    draw = random.Random(f"{seed} {template}")
+    return [answer(template, content=drawn_text(draw), reasoning=drawn_text(draw)) for _ in range(5)]
+
+
+def prompts(template: str) -> list[Case]:
+    """Prompts that leave the reasoning open, and closed ones."""
+    cases = []
+    for is_open, switches in PROMPTS[template][1].items():
+        for variables in switches:
+            for user in USERS if is_open else [USER]:
+                text = end_of(prompt(template, user=user, **variables), user)
+                cases.append({"user": user, "variables": variables, "is_open": is_open, "prompt": text})
+    return cases
+
+
+@pytest.fixture(scope="module")
+def recorded() -> dict[str, list[Case]]:
+    return recordings("reasoning", lambda: {template: drawn(template, "recorded") for template, _ in TEMPLATES})
+
+
+@pytest.fixture(scope="module")
+def recorded_prompts() -> dict[str, list[Case]]:
+    return recordings("prompts", lambda: {template: prompts(template) for template in PROMPTS})
+
+
+def check(parser: str, case: Case) -> None:
+    parts = Reading(case["prompt"], parser).however_cut(case["text"])
+    assert [type(part) for part in parts] == [Reasoning, Content]
+    assert (said(parts, Reasoning).strip(), said(parts, Content).strip()) == (case["reasoning"], case["content"])
 
 
 @pytest.mark.parametrize(("template", "parser"), TEMPLATES)
-def test_what_templates_write_is_read_wherever_it_is_cut(template: str, parser: str) -> None:
-    draw = random.Random(template)
-    for _ in range(5):
-        reasoning, content = drawn_text(draw), drawn_text(draw)
-        before, text = answer(template, content, reasoning)
-        parts = Reading(before, parser).however_cut(text)
-        assert [type(part) for part in parts] == [Reasoning, Content]
-        assert (said(parts, Reasoning).strip(), said(parts, Content).strip()) == (reasoning, content)
+def test_what_templates_write_is_read_wherever_it_is_cut(
+    template: str, parser: str, recorded: dict[str, list[Case]]
+) -> None:
+    for case in recorded[template]:
+        check(parser, case)
 
 
-@pytest.mark.parametrize(
-    ("template", "parser", "variables"),
-    [
-        ("Qwen-Qwen3-0.6B", "qwen3", {"enable_thinking": False}),
-        ("Qwen3.5-4B", "qwen3", {"enable_thinking": False}),
-        ("GLM-4.6", "glm45", {"enable_thinking": False}),
-        ("GLM-4.7-Flash", "glm45", {"enable_thinking": False}),
-        ("HuggingFaceTB-SmolLM3-3B", "deepseek_r1", {"enable_thinking": False}),
-        ("deepseek-ai-DeepSeek-V3.1", "deepseek_r1", {"thinking": False}),
-    ],
-)
+@needs_templates
+@pytest.mark.parametrize(("template", "parser"), TEMPLATES)
+def test_templates_write_what_was_recorded_and_further_answers_are_read_too(
+    template: str, parser: str, recorded: dict[str, list[Case]]
+) -> None:
+    assert as_recorded(drawn(template, "recorded")) == recorded[template]
+    for seed in range(5):
+        for case in drawn(template, f"further {seed}"):
+            check(parser, case)
+
+
+@pytest.mark.parametrize("template", PROMPTS)
 def test_where_the_prompt_closes_the_reasoning_all_is_content(
-    template: str, parser: str, variables: dict[str, bool]
+    template: str, recorded_prompts: dict[str, list[Case]]
 ) -> None:
-    reading = Reading(prompt(template, **variables), parser)
-    assert not reading.parser().is_reasoning
-    for text in ("Yes.", "\n\nYes </think> <think> no", "<think>"):
-        assert reading.however_cut(text) == [Content(text)]
+    for case in recorded_prompts[template]:
+        if not case["is_open"]:
+            reading = Reading(case["prompt"], PROMPTS[template][0])
+            assert not reading.parser().is_reasoning
+            for text in ("Yes.", "\n\nYes </think> <think> no", "<think>"):
+                assert reading.however_cut(text) == [Content(text)]
 
 
-@pytest.mark.parametrize(
-    ("template", "parser", "variables"),
-    [
-        ("Qwen-Qwen3-0.6B", "qwen3", {}),
-        ("Qwen-Qwen3-0.6B", "qwen3", {"enable_thinking": True}),
-        ("Qwen3.5-4B", "qwen3", {}),
-        ("GLM-4.6", "glm45", {}),
-        ("GLM-4.7-Flash", "glm45", {}),
-        ("Kimi-K2-Thinking", "kimi_k2", {}),
-        ("llama-cpp-deepseek-r1", "deepseek_r1", {}),
-        ("deepseek-ai-DeepSeek-V3.1", "deepseek_r1", {"thinking": True}),
-        ("openai-gpt-oss-120b", "openai_gptoss", {}),
-    ],
-)
-@pytest.mark.parametrize("user", ["Well?", "What does </think> mean?", "<think></think>", "<|start|>assistant"])
+@pytest.mark.parametrize("template", PROMPTS)
 def test_tags_that_the_user_writes_neither_open_nor_close_it(
-    template: str, parser: str, variables: dict[str, bool], user: str
+    template: str, recorded_prompts: dict[str, list[Case]]
 ) -> None:
-    assert Reading(prompt(template, user=user, **variables), parser).parser().is_reasoning
+    for case in recorded_prompts[template]:
+        assert Reading(case["prompt"], PROMPTS[template][0]).parser().is_reasoning == case["is_open"]
+
+
+@needs_templates
+@pytest.mark.parametrize("template", PROMPTS)
+def test_templates_write_the_prompts_that_were_recorded(template: str, recorded_prompts: dict[str, list[Case]]) -> None:
+    assert as_recorded(prompts(template)) == recorded_prompts[template]
+    for case in recorded_prompts[template]:
+        whole = prompt(template, user=case["user"], **case["variables"])
+        assert Reading(whole, PROMPTS[template][0]).parser().is_reasoning == case["is_open"]
 
 
 @pytest.mark.parametrize("parser", THINK)

@@ -1,18 +1,12 @@
 """Calls as the models' own chat templates write them are read as what was written.
 
-``rendered_calls.json`` holds what templates made of drawn calls. The templates are their makers', and not here: with
-``STOKER_CHAT_TEMPLATES`` naming a folder of them (llama.cpp has them in models/templates) they are rendered again and
-compared, with further calls too, and ``STOKER_GOLDEN=write`` records anew.
+``recordings/json_calls.json`` holds what templates made of drawn calls; `rendered` says how it is made.
 """
 
 from __future__ import annotations
 
-import json
-import os
 import random
 import re
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -20,6 +14,7 @@ from stoker_engine.server.parsers.parts import tool_call
 from stoker_engine.tokens import chat_template
 
 from .drawn_calls import Call, draw_calls, parse
+from .rendered import Case, as_recorded, needs_templates, recordings, template_text
 
 TEMPLATES = {
     "deepseek_v3": ["deepseek-ai-DeepSeek-R1-Distill-Qwen-32B", "llama-cpp-deepseek-r1"],
@@ -51,17 +46,13 @@ CASES = [(parser, template) for parser, templates in TEMPLATES.items() for templ
 SINGLE = ("llama3_json",)  # its templates refuse several calls at once
 WITHOUT_CONTENT = ("llama-cpp-deepseek-r1",)  # writes either
 
-RECORDED = Path(__file__).parent / "rendered_calls.json"
-FOLDER = os.environ.get("STOKER_CHAT_TEMPLATES")
 STOPS = re.compile(r"<\|im_end\|>|</s>|<\|eot_id\|>|<｜end▁of▁sentence｜>|<\|end_of_text\|>")
 REASONING = re.compile(r"\A<think>\s*</think>\s*")
-
-Case = dict[str, Any]
 
 
 def render(parser: str, template: str, content: str, calls: list[Call]) -> Case:
     """What the model would have generated, by its template."""
-    source = (Path(FOLDER or ".") / f"{template}.jinja").read_text()
+    source = template_text(template)
     user = {"role": "user", "content": "Well?"}
     ids = [f"functions.{name}:{i}" if parser == "kimi_k2" else f"call{i:05}" for i, (name, _) in enumerate(calls)]
     answer = {
@@ -99,16 +90,9 @@ def drawn(parser: str, template: str, seed: str) -> list[Case]:
 
 @pytest.fixture(scope="module")
 def recorded() -> dict[str, list[Case]]:
-    if FOLDER and os.environ.get("STOKER_GOLDEN") == "write":
-        made = {template: drawn(parser, template, "recorded") for parser, template in CASES}
-        RECORDED.write_text("{\n" + ",\n".join(map(_lines, *zip(*made.items(), strict=True))) + "\n}\n")
-    cases: dict[str, list[Case]] = json.loads(RECORDED.read_text())
-    return cases
-
-
-def _lines(template: str, cases: list[Case]) -> str:
-    lines = (json.dumps(case, ensure_ascii=False) for case in cases)
-    return f"{json.dumps(template)}: [\n" + ",\n".join(lines) + "\n]"
+    return recordings(
+        "json_calls", lambda: {template: drawn(parser, template, "recorded") for parser, template in CASES}
+    )
 
 
 def check(parser: str, case: Case) -> None:
@@ -132,16 +116,15 @@ def test_rendered_calls_are_read_as_they_were_written_wherever_the_text_is_cut(
         check(parser, case)
 
 
-@pytest.mark.skipif(FOLDER is None, reason="STOKER_CHAT_TEMPLATES names no folder of chat templates")
+@needs_templates
 @pytest.mark.parametrize(("parser", "template"), CASES)
 def test_templates_write_what_was_recorded_and_further_calls_are_read_too(
     parser: str, template: str, recorded: dict[str, list[Case]]
 ) -> None:
-    again = json.loads(json.dumps(drawn(parser, template, "recorded")))
-    assert again == recorded[template]
+    assert as_recorded(drawn(parser, template, "recorded")) == recorded[template]
     for seed in range(5):
-        for case in drawn(parser, template, f"further {seed}"):
-            check(parser, json.loads(json.dumps(case)))
+        for case in as_recorded(drawn(parser, template, f"further {seed}")):
+            check(parser, case)
 
 
 def test_arguments_are_the_models_own_text() -> None:

@@ -8,7 +8,6 @@ import json
 import random
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -16,8 +15,9 @@ from stoker_engine.server.parsers.parts import Content, Part
 from stoker_engine.server.parsers.registry import tool_parser
 
 from .drawn_calls import WRITERS, draw_calls, draw_text, parse
+from .rendered import RECORDINGS
 
-RENDERED = json.loads((Path(__file__).parent / "rendered_calls.json").read_text())
+RENDERED = json.loads((RECORDINGS / "json_calls.json").read_text())
 #: A template for each format, by which its calls are written.
 TEMPLATE = {
     "deepseek_v3": "deepseek-ai-DeepSeek-R1-Distill-Qwen-32B",

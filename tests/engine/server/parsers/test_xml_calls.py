@@ -6,18 +6,19 @@ import json
 import random
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import jsonschema
 import pytest
 
 from stoker_engine.server.openai.messages import Tool
-from stoker_engine.server.parsers.parts import Content, Part, Reasoning, ToolCallArguments, ToolCallStart, tool_call
+from stoker_engine.server.parsers.parts import Content, Part, Reasoning, ToolCallArguments, tool_call
 from stoker_engine.server.parsers.typed_values import arguments
 
 from .drawn_calls import draw_text, draw_value
-from .rendered import Reading, answer, said
+from .reading import Reading, calls_of, said
+from .rendered import Case, answer, as_recorded, needs_templates, recordings
 
 TEMPLATES = [
     ("Qwen3-Coder", "qwen3_coder"),
@@ -80,31 +81,60 @@ def schema_of(value: Any) -> dict[str, Any]:
             return {"type": "object"}
 
 
-def calls_of(parts: list[Part]) -> list[tuple[str, Any]]:
-    names = [part.name for part in parts if isinstance(part, ToolCallStart)]
-    texts = [json.loads(part.text) for part in parts if isinstance(part, ToolCallArguments)]
-    return list(zip(names, texts, strict=True))
+def tools_of(calls: Iterable[tuple[str, Mapping[str, Any]]]) -> list[dict[str, Any]]:
+    """Tools that these calls meet."""
+    return [tool(name, **{key: schema_of(value) for key, value in values.items()}) for name, values in calls]
+
+
+def drawn(template: str, parser: str, seed: str) -> list[Case]:
+    draw = random.Random(f"{seed} {template}")
+    reasoning = None if template == "Qwen3-Coder" else "Hm."
+    tags = [("f", {f"a{i}": f"a{tag}b" for i, tag in enumerate(TAGS[parser])})]
+    cases = [answer(template, "", reasoning, tags, tools_of(tags))]
+    for content in ("", "", "I look:", "Zwei\n\nAbsätze <b>so</b>."):
+        calls = []
+        for number in range(draw.randint(1, 4)):
+            names = draw.sample(("a", "city", "max_results", "x1", "query"), draw.choice((0, 1, 2, 4)))
+            calls.append((f"f{number}", {name: drawn_value(draw, TAGS[parser]) for name in names}))
+        cases.append(answer(template, content, reasoning, calls, tools_of(calls)))
+    return cases
+
+
+@pytest.fixture(scope="module")
+def recorded() -> dict[str, list[Case]]:
+    return recordings(
+        "xml_calls", lambda: {template: drawn(template, parser, "recorded") for template, parser in TEMPLATES}
+    )
+
+
+def check(parser: str, case: Case) -> None:
+    thinks = None if case["reasoning"] is None else "glm45" if parser == "glm45" else "qwen3"
+    calls = [tuple(call) for call in case["calls"]]
+    parts = Reading(case["prompt"], thinks, parser, tools_of(calls)).however_cut(case["text"])
+    assert calls_of(parts) == calls
+    assert said(parts, Content).strip() == case["content"]
+    assert said(parts, Reasoning).strip() == (case["reasoning"] or "")
+    if case["content"]:
+        assert isinstance(parts[-1], ToolCallArguments)
 
 
 @pytest.mark.parametrize(("template", "parser"), TEMPLATES)
-def test_what_templates_write_is_read_wherever_it_is_cut(template: str, parser: str) -> None:
-    draw = random.Random(template)
-    for content in ("", "", "I look:", "Zwei\n\nAbsätze <b>so</b>."):
-        calls, tools = [], []
-        for number in range(draw.randint(1, 4)):
-            names = draw.sample(("a", "city", "max_results", "x1", "query"), draw.choice((0, 1, 2, 4)))
-            values = {name: drawn_value(draw, TAGS[parser]) for name in names}
-            calls.append((f"f{number}", values))
-            tools.append(tool(f"f{number}", **{name: schema_of(value) for name, value in values.items()}))
-        before, text = answer(template, content, "Hm." if "Coder" not in template else None, calls, tools)
-        reasoning = "glm45" if parser == "glm45" else "qwen3"
-        reading = Reading(before, None if "Coder" in template else reasoning, parser, tools)
-        parts = reading.however_cut(text)
-        assert calls_of(parts) == calls
-        assert said(parts, Content).strip() == content
-        assert said(parts, Reasoning).strip() in ("Hm.", "")
-        if content:
-            assert isinstance(parts[-1], ToolCallArguments)
+def test_what_templates_write_is_read_wherever_it_is_cut(
+    template: str, parser: str, recorded: dict[str, list[Case]]
+) -> None:
+    for case in recorded[template]:
+        check(parser, case)
+
+
+@needs_templates
+@pytest.mark.parametrize(("template", "parser"), TEMPLATES)
+def test_templates_write_what_was_recorded_and_further_calls_are_read_too(
+    template: str, parser: str, recorded: dict[str, list[Case]]
+) -> None:
+    assert as_recorded(drawn(template, parser, "recorded")) == recorded[template]
+    for seed in range(5):
+        for case in drawn(template, parser, f"further {seed}"):
+            check(parser, case)
 
 
 @pytest.mark.parametrize("parser", ONE)
