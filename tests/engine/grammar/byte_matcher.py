@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+import json
+from collections.abc import Iterator
 from typing import Any
 
 from stoker_engine.core.grammar import Grammar
@@ -15,6 +18,10 @@ from stoker_engine.grammar.token_table import TokenTable
 SPECIAL = "<|x|>"
 SPECIAL_ID = 256
 _END = 257
+#: So many orders of an instance's properties are tried.
+MOST_ORDERS = 200
+#: Ways to write JSON.
+STYLES: tuple[dict[str, Any], ...] = ({"separators": (",", ":")}, {}, {"indent": 2}, {"indent": "\t"})
 
 
 class ByteMatcher:
@@ -44,3 +51,20 @@ class ByteMatcher:
         matcher = self._grammars.begin(Grammar(source)).matcher
         taken = matcher.try_consume_tokens(list(text))
         return taken == len(text) and matcher.is_accepting()
+
+    def writes(self, source: str, instance: Any, **style: Any) -> bool:
+        """Whether a grammar may write a value as JSON in some order of its properties; `style` is `json.dumps`'s."""
+        texts = (json.dumps(order, ensure_ascii=False, **style) for order in _orders(instance))
+        return any(self.accepts(source, text) for text in itertools.islice(texts, MOST_ORDERS))
+
+
+def _orders(value: Any) -> Iterator[Any]:
+    if isinstance(value, dict):
+        for keys in itertools.permutations(value):
+            for inner in itertools.product(*(list(_orders(value[key])) for key in keys)):
+                yield dict(zip(keys, inner, strict=True))
+    elif isinstance(value, list):
+        for inner in itertools.product(*(list(_orders(each)) for each in value)):
+            yield list(inner)
+    else:
+        yield value
