@@ -29,7 +29,7 @@ class StructuredOutputs:
         grammar: a context-free grammar, Lark's or GBNF (EBNF), of which the output is a sentence.
         json_object: the output is any JSON object.
         structural_tag: JSON within text, between tags: vLLM's description of it, an object or its text.
-        disable_any_whitespace: JSON has no whitespace beyond a space after ``,`` and ``:``.
+        disable_any_whitespace: JSON has no whitespace between its parts.
         disable_additional_properties: a schema's objects have only the properties that it names.
         whitespace_pattern: a regular expression for the whitespace of JSON.
         begins_after: sequences of tokens, after any of which in the output the constraint begins: what a model reasons
