@@ -25,6 +25,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -46,6 +47,10 @@ PROGRAM: Final = ("-P", "-m", "stoker_engine.tokens.tokenizer_worker")
 #: Seconds, and bytes of memory, that rendering a request's own chat template may take.
 TEMPLATE_TIMEOUT_S: Final = 5.0
 TEMPLATE_MEMORY: Final = 512 * 1024**2
+
+#: Seconds within which the death of a worker that has limits may be another's doing, so that its job is tried again.
+#: What takes too much dies later, and would again.
+_EARLY_S: Final = 1.0
 
 #: Most bytes that an answer of a worker in which a stranger's template ran may have.
 _MOST_UNTRUSTED = 256 * 1024**2
@@ -288,13 +293,15 @@ class TokenizerProcess:
         untrusted = confined is not None
         async with lane.turn:
             for attempt in (1, 2):
+                began = time.monotonic()
                 try:
                     header, data = await self._try(lane, job, untrusted)
                     break
                 except (_WorkerGoneError, TimeoutError) as error:
                     if untrusted and isinstance(error, TimeoutError):
                         raise
-                    if untrusted or attempt == 2 or self._closed:
+                    late = time.monotonic() - began > _EARLY_S
+                    if (untrusted and late) or attempt == 2 or self._closed:
                         raise RequestFailedError(_FAILED) from None
                     logger.warning("a worker of the tokenizer died; another one does its job")
         if "failed" in header:

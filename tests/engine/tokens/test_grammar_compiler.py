@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
@@ -101,6 +103,24 @@ def test_what_takes_too_much_is_ended(folder: Path) -> None:
         assert await outcome(tokenizer, {"regex": "a+"}) is None
         assert parent.is_running()
         assert parent.memory_info().rss < memory + COMPILE_MEMORY // 8
+
+    run(folder, check)
+
+
+def test_a_worker_that_is_killed_is_not_the_grammar_s_fault(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def check(tokenizer: TokenizerProcess) -> None:
+        fork, forked = tokenizer._fork, []
+
+        async def killed_at_first(limits: bytes) -> Any:
+            worker = await fork(limits)
+            forked.append(worker.pid)
+            if len(forked) == 1:
+                os.kill(worker.pid, signal.SIGKILL)
+            return worker
+
+        monkeypatch.setattr(tokenizer, "_fork", killed_at_first)
+        assert await outcome(tokenizer, {"regex": "a+"}) is None
+        assert len(forked) == 2
 
     run(folder, check)
 
