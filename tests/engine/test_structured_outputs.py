@@ -178,6 +178,7 @@ def test_what_comes_is_right_and_the_same_however_it_is_computed(model: str, req
     assert all(alone[key] == expected[key] for key in alone)
 
 
+@pytest.mark.slow
 def test_ranks_choose_the_same(tiny_llama: Path) -> None:
     made = constraints(random.Random(5), 8)
     asked = requests(random.Random(5), made)

@@ -146,8 +146,7 @@ def test_openai_parses_into_models(address: str) -> None:
         ({"guided_decoding_backend": "outlines"}, "guided_decoding_backend", ""),
     ],
 )
-@pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+@pytest.mark.parametrize(("path", "stream"), [("/v1/completions", False), ("/v1/chat/completions", True)])
 def test_refusals_name_the_field(
     http: httpx.Client, path: str, stream: bool, fields: dict[str, Any], param: str | None, word: str
 ) -> None:
