@@ -367,6 +367,18 @@ def test_another_key_sees_nothing(make_client: MakeClient) -> None:
     assert client.get(where, headers=two).json() != answer
 
 
+@pytest.mark.parametrize("keys", [("one", "two"), ()])
+def test_the_key_that_counts_is_the_one_that_is_valid(make_client: MakeClient, keys: tuple[str, ...]) -> None:
+    """Clients send "EMPTY" where they want no key, and a valid one beside it, in Anthropic's header."""
+    client = make_client(api_key=keys)
+    one, two = ({"authorization": "Bearer EMPTY", "x-api-key": key} for key in ("one", "two"))
+    where = f"{PATH}/{client.post(PATH, json={'input': 'a'}, headers=one).json()['id']}"
+    error_of(client.get(where, headers=two), 404)
+    assert client.get(where, headers=one).status_code == 200
+    if keys:  # it does not matter where it is
+        assert client.get(where, headers={"authorization": "Bearer one"}).status_code == 200
+
+
 def test_answers_have_names_of_their_own(client: TestClient) -> None:
     """A proxy may give all requests of a session one id."""
     ids = {client.post(PATH, json={"input": "a"}, headers={"x-request-id": "r"}).json()["id"] for _ in range(3)}

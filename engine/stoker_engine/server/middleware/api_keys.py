@@ -73,8 +73,11 @@ class APIKeys:
         """Whether a request needs one."""
         return bool(self._fixed) or self._file is not None
 
-    def check(self, authorization: bytes | None, x_api_key: bytes | None = None) -> None:
+    def check(self, authorization: bytes | None, x_api_key: bytes | None = None) -> bytes:
         """Checks an ``Authorization`` header, or Anthropic's ``x-api-key``; one that is valid is enough.
+
+        Returns:
+            the digest of the key that is valid: who asks.
 
         Raises:
             UnauthorizedError: they hold no valid key.
@@ -85,9 +88,10 @@ class APIKeys:
         # Every key is compared, and digests are of one length: the time reveals nothing.
         digests = [hashlib.sha256(key.strip()).digest() for key in given]
         known = (*self._fixed, *self._from_file)
-        valid = [hmac.compare_digest(digest, each) for digest in digests for each in known]
-        if not any(valid):
+        valid = [each for digest in digests for each in known if hmac.compare_digest(digest, each)]
+        if not valid:
             raise UnauthorizedError("this server wants an API key: Authorization: Bearer KEY", code="invalid_api_key")
+        return valid[0]
 
     def _refresh(self) -> None:
         if self._file is None:
@@ -115,7 +119,7 @@ class APIKeys:
 
 
 class APIKeyMiddleware:
-    """Turns away what has no key."""
+    """Turns away what has no key; the digest of a request's key is in its state, as `api_key`."""
 
     def __init__(self, app: ASGIApp, keys: APIKeys) -> None:
         self._app = app
@@ -127,7 +131,8 @@ class APIKeyMiddleware:
             try:
                 headers = Headers(scope=scope)
                 given = (headers.get(name) for name in ("authorization", "x-api-key"))
-                self._keys.check(*(None if value is None else value.encode("latin-1") for value in given))
+                key = self._keys.check(*(None if value is None else value.encode("latin-1") for value in given))
+                scope.setdefault("state", {})["api_key"] = key
             except UnauthorizedError as error:
                 await errors.response(error, scope)(scope, receive, send)
                 return

@@ -114,11 +114,15 @@ def _response_id(request: Request, body: ResponsesRequest) -> str:
 
 
 def _owner(request: Request) -> bytes:
-    """Whose answers a request may see: those that were made with the same key. The key itself is not kept."""
-    headers = request.headers
-    _, _, key = headers.get("authorization", "").partition(" ")
-    key = key.strip() or headers.get("x-api-key", "")
-    return hashlib.sha256(key.encode("latin-1", "replace")).digest()
+    """Whose answers a request may see: those that were made with the same key. The key itself is not kept.
+
+    Where this server wants none, a proxy may have checked one, in whichever header: they all must be the same.
+    """
+    key: bytes | None = request.scope["state"].get("api_key")
+    if key is not None:
+        return key
+    given = [request.headers.get(name, "").strip() for name in ("authorization", "x-api-key")]
+    return hashlib.sha256("\n".join(given).encode("latin-1", "replace")).digest()
 
 
 def _listed(stored: StoredResponse, limit: int, order: Literal["asc", "desc"], after: str | None) -> ItemList:
