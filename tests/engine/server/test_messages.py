@@ -213,6 +213,41 @@ def test_what_bounds_an_answer(client: Anthropic, engine: ScriptedEngine) -> Non
         client.messages.create(**{**HELLO, "max_tokens": 1, "messages": [{"role": "user", "content": "a" * 14}]})
 
 
+@pytest.mark.parametrize("forced", [True, False])
+@pytest.mark.parametrize(
+    ("arguments", "read"),
+    [('{"city": "\\ud83d"}', {"city": "\ufffd"}), (f'{{"city": {"[" * 197 + "]" * 197}}}', None)],
+    ids=["half a character", "deep"],
+)
+def test_what_is_hard_to_read_is_called_all_the_same(
+    url: str, engine: ScriptedEngine, arguments: str, read: Any, forced: bool
+) -> None:
+    """The whole message has it as far as JSON can be sent, the stream as the model wrote it."""
+    said = arguments if forced else f'<tool_call>{{"name": "weather", "arguments": {arguments}}}</tool_call>'
+    engine.script = [said] * 2
+    asked = {**WITH_TOOLS, "tool_choice": {"type": "tool", "name": "weather"}} if forced else WITH_TOOLS
+    whole = httpx.post(f"{url}/v1/messages", json=asked).json()
+    [block] = whole["content"]
+    assert block["input"] == (json.loads(arguments) if read is None else read)
+    lines = httpx.post(f"{url}/v1/messages", json={**asked, "stream": True}).text.splitlines()
+    events = [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: ")]
+    pieces = [event["delta"].get("partial_json", "") for event in events if event["type"] == "content_block_delta"]
+    assert "".join(pieces) == arguments
+    [ended] = [event for event in events if event["type"] == "message_delta"]
+    assert whole["stop_reason"] == ended["delta"]["stop_reason"] == "tool_use"
+
+
+@pytest.mark.parametrize("forced", [True, False])
+def test_what_is_too_deep_to_be_read_is_no_call(client: Anthropic, engine: ScriptedEngine, forced: bool) -> None:
+    arguments = f'{{"city": {"[" * 230 + "]" * 230}}}'
+    engine.answer = arguments if forced else f'<tool_call>{{"name": "weather", "arguments": {arguments}}}</tool_call>'
+    choice: Any = {"tool_choice": {"type": "tool", "name": "weather"}} if forced else {}
+    message = client.messages.create(**{**WITH_TOOLS, "max_tokens": 900}, **choice)
+    assert message.stop_reason == "end_turn"
+    if not forced:
+        assert [block.to_dict() for block in message.content] == [{"type": "text", "text": engine.answer}]
+
+
 @thinking
 def test_tools_run_until_the_model_has_its_answer(client: Anthropic, engine: ScriptedEngine) -> None:
     """As users of the SDK write it: its runner calls the function and asks again."""

@@ -56,7 +56,7 @@ SAID = {
 
 
 def call_in_chat(call_id: str = "c1") -> dict[str, Any]:
-    return {"id": call_id, "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
+    return {"id": call_id, "type": "function", "function": {"name": "f", "arguments": {"a": 1}}}
 
 
 def test_the_answer_repeats_what_was_asked(make_client: MakeClient) -> None:

@@ -277,13 +277,10 @@ def test_reasoning_and_calls_are_set_apart(make_client: MakeClient, engine: Fake
     assert tool == {"role": "tool", "content": "5", "tool_call_id": call["call_id"]}
 
 
-@pytest.mark.parametrize("value", ['"\\ud800"', "[" * 230 + "]" * 230])
-def test_what_a_model_may_write_and_a_client_may_not_send(
-    make_client: MakeClient, engine: FakeEngine, value: str
-) -> None:
-    """A call whose arguments no chat takes is an answer all the same, and a 400 where the conversation goes on."""
+def test_half_a_character_may_be_written(make_client: MakeClient, engine: FakeEngine) -> None:
+    """It is answered as it is; where the conversation goes on, something else stands for it."""
     engine.info = replace(engine.info, max_model_len=4096)
-    arguments = f'{{"a": {value}}}'
+    arguments = '{"a": "\\ud800"}'
     engine.answer = f'<tool_call>{{"name": "f", "arguments": {arguments}}}</tool_call>'
     client = make_client(tool_call_parser="hermes")
     tools = [{"type": "function", "name": "f"}]
@@ -291,8 +288,33 @@ def test_what_a_model_may_write_and_a_client_may_not_send(
     assert answer.json()["output"][0]["arguments"] == arguments
     assert streamed(client, input="hi", tools=tools)[-1]["type"] == "response.completed"
     body = {"input": "and?", "previous_response_id": answer.json()["id"]}
-    assert client.post("/v1/responses", json=body).status_code == 400
+    assert client.post("/v1/responses", json=body).status_code == 200
+    assert engine.tokenizer.rendered["messages"][1]["tool_calls"][0]["function"]["arguments"] == {"a": "\ufffd"}
     assert client.get(f"/v1/responses/{answer.json()['id']}/input_items").status_code == 200
+
+
+@pytest.mark.parametrize("by_id", [True, False])
+@pytest.mark.parametrize("limit", [1, 6, 7, 13])
+def test_a_call_that_was_cut_off_is_gone_on_with(
+    make_client: MakeClient, engine: FakeEngine, limit: int, by_id: bool
+) -> None:
+    """What is complete of its arguments is what the model reads of them."""
+    engine.info = replace(engine.info, max_model_len=4096)
+    engine.answer = '{"a": 1, "b": "xyz"}'[:limit]
+    client = make_client(tool_call_parser="hermes")
+    tools = [{"type": "function", "name": "f"}]
+    choice = {"type": "function", "name": "f"}
+    body = {"input": "hi", "tools": tools, "tool_choice": choice, "max_output_tokens": limit}
+    answer = client.post("/v1/responses", json=body).json()
+    [call] = answer["output"]
+    assert (call["status"], call["arguments"]) == ("incomplete", engine.answer)
+    question = [{"role": "user", "content": "and?"}]
+    given = {"previous_response_id": answer["id"]} if by_id else {}
+    again = client.post("/v1/responses", json={"input": question if by_id else [call, *question], **given})
+    assert again.status_code == 200, again.text
+    told = engine.tokenizer.rendered["messages"][-2]["tool_calls"][0]["function"]["arguments"]
+    assert told == ({"a": 1} if limit > 6 else {})
+    assert client.get(f"/v1/responses/{answer['id']}").json()["output"] == [call]
 
 
 def streamed(client: TestClient, **body: Any) -> list[Any]:

@@ -7,11 +7,11 @@ import uuid
 from collections.abc import Sequence
 from typing import Any, Literal
 
-import pydantic_core
 from pydantic import BaseModel
 
 from stoker_engine.core.finish_reason import FinishReason
 from stoker_engine.server.openai.responses import Extra, Usage
+from stoker_engine.server.parsers.call_arguments import read_arguments
 from stoker_engine.server.parsers.parts import Content, Part, Reasoning, ToolCallArguments, ToolCallStart, merged
 
 StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use", "model_context_window_exceeded"]
@@ -108,23 +108,8 @@ def content_blocks(parts: Sequence[Part], *, show_thinking: bool) -> list[Block]
             case ToolCallArguments(text):
                 call = blocks[-1]
                 assert isinstance(call, ToolUseBlock)
-                call.input = _input(text)
+                call.input = read_arguments(text, cut_off=True) or {}
     return blocks or [TextBlock()]
-
-
-def _input(arguments: str) -> dict[str, Any]:
-    """A call's arguments; of one that was cut off what there is, read as clients read it from a stream."""
-    whole = parsed(arguments)
-    return whole if whole is not None else parsed(arguments, allow_partial=True) or {}
-
-
-def parsed(arguments: str, *, allow_partial: bool = False) -> dict[str, Any] | None:
-    """Arguments as a JSON object; None where they are none."""
-    try:
-        value = pydantic_core.from_json(arguments, allow_inf_nan=False, allow_partial=allow_partial)
-    except ValueError:
-        return None
-    return value if isinstance(value, dict) else None
 
 
 def signature(thinking: str) -> str:

@@ -18,7 +18,6 @@ from stoker_engine.server.anthropic.answer import (
     AnthropicUsage,
     MessageTokensCount,
     content_blocks,
-    parsed,
     stop_reason,
 )
 from stoker_engine.server.anthropic.events import BlockEvents, MessageDelta, MessageStart, MessageStop, Ping, Stopped
@@ -31,6 +30,7 @@ from stoker_engine.server.engine.generation import renamed
 from stoker_engine.server.middleware import request_id
 from stoker_engine.server.openai.chat_request import ChatCompletionRequest
 from stoker_engine.server.openai.turn import Answer, Turn, TurnDelta, rendered_prompt
+from stoker_engine.server.parsers.call_arguments import read_arguments
 from stoker_engine.server.parsers.parts import Part, ToolCallArguments, ToolCallStart
 from stoker_engine.server.service import Service
 
@@ -151,7 +151,9 @@ class _Writer:
 
     def _stopped(self, end: Answer | TurnDelta) -> Stopped:
         bent = self.turn.generation.params[0].max_tokens != self.body.max_tokens
-        calls = parsed(self._arguments) is not None  # a call that a stop sequence cut off must not be run
+        calls = (
+            bool(self._arguments) and read_arguments(self._arguments) is not None
+        )  # a call that a stop sequence cut off must not be run
         reason, sequence = stop_reason(end.finish_reason, end.stop_reason, calls=calls, bent=bent)
         return Stopped(stop_reason=reason, stop_sequence=sequence)
 

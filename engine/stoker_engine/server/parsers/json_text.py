@@ -9,8 +9,8 @@ from typing import Any, Final, NoReturn
 
 _SPACE: Final = " \t\n\r"
 
-#: Objects and arrays within each other; clients' own readers go hardly deeper.
-_DEEPEST: Final = 256
+#: Objects and arrays within each other; the readers of clients, and of what comes back to us, go hardly deeper.
+_DEEPEST: Final = 200
 
 _SPACES: Final = re.compile(f"[{_SPACE}]*")
 _SCALAR: Final = re.compile("[-+.0-9Eaeflnrstu]+")  # numbers, true, false, null
@@ -121,12 +121,15 @@ def parsed(text: str) -> Any:
     """The value of `text`.
 
     Raises:
-        NotJSONError: it is not JSON, or what our reader does not bear: numbers of thousands of digits.
+        NotJSONError: it is not JSON, or what readers do not bear: numbers of thousands of digits, too deep a value.
     """
     try:
-        return json.loads(text, parse_constant=_refuse)
+        value = json.loads(text, parse_constant=_refuse)
     except (ValueError, RecursionError):
         raise NotJSONError from None
+    if isinstance(value, dict | list) and text.count("{") + text.count("[") > _DEEPEST:
+        JSONScanner().feed(text)
+    return value
 
 
 def members(text: str) -> dict[str, str]:

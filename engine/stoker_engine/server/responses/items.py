@@ -12,7 +12,6 @@ import uuid
 from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Final, Literal
 
-import pydantic_core
 from pydantic import (
     BaseModel,
     Field,
@@ -26,6 +25,7 @@ from pydantic_core import PydanticCustomError
 
 from stoker_engine.server.openai.field_types import StrictModel
 from stoker_engine.server.openai.unbuilt import Absent
+from stoker_engine.server.parsers.call_arguments import read_arguments
 
 Status = Literal["in_progress", "completed", "incomplete"]
 
@@ -117,14 +117,14 @@ class MessageItem(StrictModel):
 
 
 class FunctionCallItem(StrictModel):
-    """A call of a tool by the assistant; `arguments` is JSON."""
+    """A call of a tool by the assistant; `arguments` is JSON, or of an incomplete call the beginning of it."""
 
     type: Literal["function_call"]
     call_id: str
     name: str
+    status: Status | None = None
     arguments: str
     id: str | None = None
-    status: Status | None = None
     namespace: Absent = None
     caller: Absent = None
 
@@ -133,11 +133,7 @@ class FunctionCallItem(StrictModel):
     def _is_an_object(cls, arguments: str, info: ValidationInfo) -> str:
         if info.context is _KEPT:
             return arguments
-        try:
-            parsed = pydantic_core.from_json(arguments, allow_inf_nan=False) if arguments else {}
-        except ValueError:
-            parsed = None
-        if not isinstance(parsed, dict):
+        if read_arguments(arguments, cut_off=info.data.get("status") == "incomplete") is None:
             raise PydanticCustomError("shape", "the arguments of a call must be a JSON object, as a string")
         return arguments
 
@@ -251,7 +247,7 @@ def messages(items: Iterable[Item]) -> list[dict[str, Any]]:
                     continue
                 kind, fields = _REASONING, dict[str, Any](reasoning=item.text)
             case FunctionCallItem():
-                function = {"name": item.name, "arguments": item.arguments}
+                function = {"name": item.name, "arguments": read_arguments(item.arguments, cut_off=True) or {}}
                 kind, fields = _CALL, {"tool_calls": [{"id": item.call_id, "type": "function", "function": function}]}
             case _:
                 chat.append(_others(item))
