@@ -3,9 +3,11 @@ for them. How each model writes calls is tested with its parser."""
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 import re
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -22,7 +24,7 @@ from stoker_engine.server.app import create_app
 from stoker_engine.server.openai.messages import Tool
 from stoker_engine.server.openai.tool_choice import ToolUse
 from stoker_engine.server.parsers.forced_calls import NamedCall, RequiredCalls
-from stoker_engine.server.parsers.parts import Content, Part, ToolCallArguments, ToolCallStart, merged
+from stoker_engine.server.parsers.parts import Content, Part, Reasoning, ToolCallArguments, ToolCallStart, merged
 from stoker_engine.server.service import Service
 
 from .scripted_engine import ScriptedEngine
@@ -262,6 +264,25 @@ def test_a_forced_call_that_is_cut_off() -> None:
     assert (choice.message.content, choice.message.tool_calls, choice.finish_reason) == (FORCED[:12], None, "length")
 
 
+def test_many_parts_are_merged_in_linear_time() -> None:
+    kinds = (Content, Reasoning, ToolCallArguments)
+    rng = random.Random(0)
+    parts: list[Part] = [rng.choice(kinds)(rng.choice(("", "a", "bc"))) for _ in range(500)]
+    for at in sorted(rng.sample(range(500), 20), reverse=True):
+        parts.insert(at, ToolCallStart("f"))
+    joined = merged(parts)
+    assert joined == merged(joined) == merged([*merged(parts[:250]), *parts[250:]])
+    assert "".join(str(getattr(part, "text", "")) for part in joined) == "".join(
+        str(getattr(part, "text", "")) for part in parts
+    )
+    assert all(
+        type(one) is not type(next) or isinstance(one, ToolCallStart) for one, next in itertools.pairwise(joined)
+    )
+    begin = time.process_time()
+    assert merged([Content("some text ")] * 100_000) == [Content("some text " * 100_000)]
+    assert time.process_time() - begin < 1, "0.02 s, and seconds where each piece is added to those before"
+
+
 def parts_of(parser: Any, pieces: Sequence[str]) -> list[Part]:
     return merged([part for piece in pieces for part in parser.feed(piece)] + parser.end())
 
@@ -382,6 +403,9 @@ def test_what_the_engine_is_asked_for() -> None:
         ("hermes", {"tools": [function("")]}, "tools[0].function.name"),
         ("hermes", {"tools": [{"type": "custom", "custom": {"name": "f"}}]}, "tools[0].type"),
         ("pythonic", {"response_format": {"type": "json_object"}}, "tools"),
+        ("hermes", {"structured_outputs": {"json": "not json"}}, "structured_outputs.json"),
+        ("hermes", {"structured_outputs": {"json": '{"a":1'}}, "structured_outputs.json"),
+        ("hermes", {"structured_outputs": {"json": "[" * 100_000}}, "structured_outputs.json"),
         ("hermes", {"tool_choice": "required", "use_beam_search": True, "n": 2}, "tool_choice"),
         ("hermes", {"functions": [{"name": "f"}]}, "functions"),
         ("hermes", {"parallel_tool_calls": "no"}, "parallel_tool_calls"),

@@ -98,8 +98,7 @@ def _format(wanted: StructuredOutputs) -> dict[str, Any]:
     """What the answer must be, likewise."""
     match wanted.kind:
         case "json":
-            schema = json.loads(wanted.json) if isinstance(wanted.json, str) else wanted.json
-            return {"type": "json_schema", "json_schema": schema}
+            return {"type": "json_schema", "json_schema": _schema(wanted.json)}
         case "json_object":
             return {"type": "json_schema", "json_schema": {"type": "object"}}
         case "regex":
@@ -110,3 +109,11 @@ def _format(wanted: StructuredOutputs) -> dict[str, Any]:
             values = [{"type": "const_string", "value": value} for value in wanted.choice or ()]
             return {"type": "or", "elements": values}
     raise RequestError("a structural tag does not go with tools: leave one of them out", "structured_outputs")
+
+
+def _schema(given: Any) -> Any:
+    """A schema, which may be given as text."""
+    try:
+        return json.loads(given) if isinstance(given, str) else given
+    except (ValueError, RecursionError) as error:
+        raise RequestError(f"the schema is no JSON: {str(error)[:200]}", "structured_outputs.json") from None

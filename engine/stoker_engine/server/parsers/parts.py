@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -51,19 +52,11 @@ def tool_call(name: str, arguments: str, id: str | None = None) -> list[Part]:
 def merged(parts: Iterable[Part]) -> list[Part]:
     """The same with neighbours of one kind joined, and without empty texts."""
     joined: list[Part] = []
-    for part in parts:
-        last = joined[-1] if joined else None
-        match last, part:
-            case (_, ToolCallStart()):
-                joined.append(part)
-            case (_, Content("") | Reasoning("") | ToolCallArguments("")):
-                pass
-            case (Content(before), Content(text)):
-                joined[-1] = Content(before + text)
-            case (Reasoning(before), Reasoning(text)):
-                joined[-1] = Reasoning(before + text)
-            case (ToolCallArguments(before), ToolCallArguments(text)):
-                joined[-1] = ToolCallArguments(before + text)
-            case _:
-                joined.append(part)
+    said = (part for part in parts if isinstance(part, ToolCallStart) or part.text)
+    for kind, alike in itertools.groupby(said, type):
+        run: list[Part] = list(alike)
+        if len(run) == 1 or kind is ToolCallStart:
+            joined += run
+        else:
+            joined.append(kind("".join(part.text for part in run if not isinstance(part, ToolCallStart))))
     return joined
