@@ -264,6 +264,41 @@ def test_a_forced_call_that_is_cut_off() -> None:
     assert (choice.message.content, choice.message.tool_calls, choice.finish_reason) == (FORCED[:12], None, "length")
 
 
+@pytest.mark.parametrize(
+    "said, complete",
+    [
+        (FORCED[: FORCED.index(":{}")], False),
+        (FORCED[: FORCED.index("{}") + 1], False),
+        (FORCED[: FORCED.index("{}") + 2], True),
+        (FORCED[: FORCED.index('"city"')], False),
+        (FORCED[: FORCED.index("}}, ")], False),
+        (FORCED[: FORCED.index("}}, ") + 1], True),
+        ('[{"name": "weather", "parameters": {"city": tru}}]', False),
+        ('[{"name": "weather", "parameters": {"city" 1}}]', False),
+        (FORCED, True),
+    ],
+)
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_forced_call_that_a_stop_string_cuts_off_is_not_to_be_run(said: str, complete: bool, stream: bool) -> None:
+    client = openai_client(ScriptedEngine(said))
+    if stream:
+        *_, last = ask(client, tool_choice="required", stream=True)
+    else:
+        last = ask(client, tool_choice="required")
+        assert last.choices[0].message.tool_calls
+    assert last.choices[0].finish_reason == ("tool_calls" if complete else "stop")
+
+
+@pytest.mark.parametrize("name", [r"\q", r"\ud83d", r"\udc00", r"\u12", "a\tb"])
+def test_a_name_that_is_no_json_is_content(name: str) -> None:
+    said = f'[{{"name": "{name}", "parameters": {{}}}}]'
+    client = openai_client(ScriptedEngine(said, said))
+    message = ask(client, tool_choice="required").choices[0].message
+    assert (message.content, message.tool_calls) == (said, None)
+    streamed = ask(client, tool_choice="required", stream=True)
+    assert "".join(event.choices[0].delta.content or "" for event in streamed) == said
+
+
 def test_many_parts_are_merged_in_linear_time() -> None:
     kinds = (Content, Reasoning, ToolCallArguments)
     rng = random.Random(0)

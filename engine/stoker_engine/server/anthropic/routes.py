@@ -30,8 +30,6 @@ from stoker_engine.server.engine.generation import renamed
 from stoker_engine.server.middleware import request_id
 from stoker_engine.server.openai.chat_request import ChatCompletionRequest
 from stoker_engine.server.openai.turn import Answer, Turn, TurnDelta, rendered_prompt
-from stoker_engine.server.parsers.call_arguments import read_arguments
-from stoker_engine.server.parsers.parts import Part, ToolCallArguments, ToolCallStart
 from stoker_engine.server.service import Service
 
 
@@ -96,7 +94,6 @@ class _Writer:
     body: MessagesRequest
     turn: Turn
     model: str
-    _arguments: str = ""  # of the call that began last
     _blocks: BlockEvents = field(init=False)
     _begun: bool = False
 
@@ -110,7 +107,6 @@ class _Writer:
     async def whole(self) -> AnthropicMessage:
         """The answer, once all of it is there."""
         [answer] = await self.turn.collect()
-        self._see(answer.parts)
         message = self._message()
         message.content = content_blocks(answer.parts, show_thinking=self._show_thinking)
         ended = self._stopped(answer)
@@ -128,7 +124,6 @@ class _Writer:
             self._begun = True
             yield MessageStart(message=self._message())
             yield Ping()
-        self._see(delta.parts)
         for part in delta.parts:
             yield from self._blocks.write(part)
         if delta.finish_reason is not None:
@@ -142,18 +137,9 @@ class _Writer:
     def _usage(self) -> AnthropicUsage:
         return AnthropicUsage.of(self.turn.usage())
 
-    def _see(self, parts: list[Part]) -> None:
-        for part in parts:
-            if isinstance(part, ToolCallStart):
-                self._arguments = ""
-            elif isinstance(part, ToolCallArguments):
-                self._arguments += part.text
-
     def _stopped(self, end: Answer | TurnDelta) -> Stopped:
         bent = self.turn.generation.params[0].max_tokens != self.body.max_tokens
-        calls = (
-            bool(self._arguments) and read_arguments(self._arguments) is not None
-        )  # a call that a stop sequence cut off must not be run
+        calls = self.turn.ends_with_call(0)
         reason, sequence = stop_reason(end.finish_reason, end.stop_reason, calls=calls, bent=bent)
         return Stopped(stop_reason=reason, stop_sequence=sequence)
 

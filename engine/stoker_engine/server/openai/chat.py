@@ -155,8 +155,11 @@ class _Writer:
                 return ChatDelta(tool_calls=[ToolCallDelta(index=self._calls[index], function=function)])
 
     def _finish_reason(self, index: int, reason: FinishReason | None) -> ChatFinishReason | None:
-        """As OpenAI has it: where the model was told which tool to call, it has simply done so."""
-        if reason is FinishReason.STOP and self.turn.num_calls(index) and self.body.tool_use.mode != "named":
+        """As OpenAI has it: where the model was told which tool to call, it has simply done so.
+
+        A stop string may cut a call off, which is not to be run then.
+        """
+        if reason is FinishReason.STOP and self.turn.ends_with_call(index) and self.body.tool_use.mode != "named":
             return "tool_calls"
         return reason
 

@@ -168,9 +168,9 @@ class Turn:
         """Tokens before the answer, over all choices, so far."""
         return sum(choice.reasoning_tokens for choice in self._choices)
 
-    def num_calls(self, choice: int) -> int:
-        """How many calls of tools a choice holds so far."""
-        return self._choices[choice].num_calls
+    def ends_with_call(self, choice: int) -> bool:
+        """Whether a choice holds calls of tools, and the last one is complete: one that is cut off is not to be run."""
+        return self._choices[choice].ends_with_call
 
     def usage(self, choice: int | None = None) -> Usage:
         """The tokens so far, of one choice or over all."""
@@ -182,14 +182,10 @@ class Turn:
 
 
 class _Choice:
-    """Takes one choice apart.
-
-    Attributes:
-        num_calls: of tools, so far.
-    """
+    """Takes one choice apart."""
 
     def __init__(self, body: ChatCompletionRequest, parsing: Parsing) -> None:
-        self.num_calls = 0
+        self._num_calls = 0
         self._include_reasoning = body.include_reasoning is not False
         self._max_calls = None if body.tool_use.parallel else 1
         self._parser = parsing.new_parser()
@@ -199,6 +195,11 @@ class _Choice:
     def reasoning_tokens(self) -> int:
         """Tokens before the answer, so far."""
         return self._reasoning.count
+
+    @property
+    def ends_with_call(self) -> bool:
+        """Whether there are calls of tools so far, and the last one is complete."""
+        return self._num_calls > 0 and not self._parser.is_within_call
 
     def parsed(self, delta: OutputDelta) -> TurnDelta:
         """What a delta adds."""
@@ -212,8 +213,8 @@ class _Choice:
     def _kept(self, parts: Sequence[Part]) -> Iterator[Part]:
         """Without reasoning that nobody wants to read and, as in vLLM, calls beyond those that were allowed."""
         for part in parts:
-            self.num_calls += isinstance(part, ToolCallStart)
-            too_many = self._max_calls is not None and self.num_calls > self._max_calls
+            self._num_calls += isinstance(part, ToolCallStart)
+            too_many = self._max_calls is not None and self._num_calls > self._max_calls
             if isinstance(part, ToolCallStart | ToolCallArguments) and too_many:
                 continue
             if self._include_reasoning or not isinstance(part, Reasoning):

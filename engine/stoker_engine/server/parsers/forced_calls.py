@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import ClassVar, Final
 
 from stoker_engine.server.openai.messages import Tool
-from stoker_engine.server.parsers.json_text import JSONScanner, NotJSONError
+from stoker_engine.server.parsers.json_text import JSONScanner, NotJSONError, parsed
 from stoker_engine.server.parsers.parts import Content, Part, ToolCallArguments, ToolCallStart, merged
 
 #: Makes the id of a call, from its tool's name and its number in the answer; None: any will do.
@@ -48,8 +48,15 @@ class NamedCall:
         """Nothing is held back."""
         return []
 
+    @property
+    def is_within_call(self) -> bool:
+        """Whether the call is not complete."""
+        return self._arguments is not None and not self._arguments.are_whole
 
-_NAME: Final = r'\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")'
+
+#: A string as JSON has it, without escapes of half a character: nobody could be sent such a name.
+_STRING: Final = r'"(?:[^"\\\x00-\x1f]|\\["\\/bfnrt]|\\u(?![dD][89a-fA-F])[0-9a-fA-F]{4})*"'
+_NAME: Final = rf'\{{\s*"name"\s*:\s*({_STRING})'
 _FIRST: Final = re.compile(rf"\s*\[\s*{_NAME}")
 _NEXT: Final = re.compile(rf"\s*\}}\s*,\s*{_NAME}")
 _PARAMETERS: Final = re.compile(r'\s*,\s*"parameters"\s*:\s*(?=\{)')
@@ -100,16 +107,23 @@ class RequiredCalls:
         rest = self._text if closed is None else self._text[closed.end() :]
         return [Content(rest)] if rest.strip() else []
 
+    @property
+    def is_within_call(self) -> bool:
+        """Whether the last call is not complete."""
+        has_begun = self._awaited is not _PARAMETERS
+        return self._num_calls > 0 and not (has_begun and self._arguments.are_whole)
+
 
 class _Arguments:
     """Finds the end of a JSON object.
 
     Attributes:
-        ended: whether it is complete.
+        ended: whether no more of it comes: it is complete, or it cannot go on.
     """
 
     def __init__(self) -> None:
         self._scanner = JSONScanner()
+        self._pieces: list[str] = []
         self.ended = False
 
     def feed(self, text: str) -> tuple[str, str]:
@@ -121,7 +135,18 @@ class _Arguments:
         except NotJSONError as error:
             length, self.ended = error.args[0], True
         self.ended = self.ended or self._scanner.ended
+        self._pieces.append(text[:length])
         return text[:length], text[length:]
+
+    @property
+    def are_whole(self) -> bool:
+        """Whether all of the object is there."""
+        if not self._scanner.ended:
+            return False
+        try:
+            return isinstance(parsed("".join(self._pieces)), dict)
+        except NotJSONError:
+            return False
 
 
 def forced_calls(mode: str) -> Callable[[Sequence[Tool], NewID], NamedCall | RequiredCalls]:

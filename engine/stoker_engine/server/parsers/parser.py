@@ -78,6 +78,11 @@ class AnswerParser:
         """Whether the answer has not begun."""
         return self._reasoning is not None and self._reasoning.is_reasoning
 
+    @property
+    def is_within_call(self) -> bool:
+        """Whether the last call is not complete: so far, or, after the end, because it was cut off."""
+        return getattr(self._tools, "is_within_call", False)  # most parsers emit complete ones only
+
     def feed(self, text: str) -> list[Part]:
         """The parts in a further piece of the text."""
         if not text:
