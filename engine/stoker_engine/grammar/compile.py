@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Final
 
 from stoker_engine.contract.errors import RequestError
 from stoker_engine.core.structured_outputs import StructuredOutputs
+from stoker_engine.grammar.choice import lark_of_choice
 from stoker_engine.grammar.json_schema import prepare_schema
 from stoker_engine.grammar.lark import lark_of
-from stoker_engine.grammar.limits import MAX_LENGTH
-from stoker_engine.grammar.regex_dialect import check_dialect
+from stoker_engine.grammar.limits import MAX_LENGTH, check_length
+from stoker_engine.grammar.regex import regex_grammar
 from stoker_engine.grammar.structural_tag import StructuralTags
 
 #: The whitespace of JSON, where nothing is said of it: what programs write that indent. Without a bound, a model that
@@ -54,11 +55,11 @@ def _grammars(outputs: StructuredOutputs, param: str, special: Mapping[str, int]
                 {"json_schema": {"x-guidance": _json_options(outputs), **(prepared if prepared is not True else {})}}
             ]
         case "regex":
-            return _of_regex(outputs.regex or "", param)
+            return [regex_grammar(outputs.regex or "", param)]
         case "choice":
-            return [{"lark_grammar": _of_choice(outputs.choice or (), param)}]
+            return [{"lark_grammar": lark_of_choice(outputs.choice or (), param)}]
         case "grammar":
-            _check_length(outputs.grammar or "", param)
+            check_length(outputs.grammar or "", param)
             return [{"lark_grammar": lark_of(outputs.grammar or "", param)}]
         case _:
             tags = StructuralTags(param, _json_options(outputs), closed, special)
@@ -77,32 +78,3 @@ def _json_options(outputs: StructuredOutputs) -> dict[str, Any]:
             "structured_outputs.whitespace_pattern",
         )
     return {"whitespace_pattern": pattern.replace(r"\s", r"[ \t\n\r]")}
-
-
-def _of_regex(pattern: str, param: str) -> list[dict[str, Any]]:
-    from llguidance import LLMatcher
-
-    _check_length(pattern, param)
-    try:
-        check_dialect(pattern)
-    except ValueError as error:
-        raise RequestError(f"regex: {error}", param) from None
-    grammars: list[dict[str, Any]] = json.loads(LLMatcher.grammar_from_regex(pattern))["grammars"]
-    return grammars
-
-
-def _of_choice(choices: Sequence[str], param: str) -> str:
-    """One terminal: thousands of rules would be beyond the parser."""
-    for choice in choices:
-        _check_length(choice, param)
-    literals = (json.dumps(choice, ensure_ascii=False) for choice in dict.fromkeys(choices))
-    return f"start: CHOICE\nCHOICE: {' | '.join(literals)}"
-
-
-def _check_length(text: str, param: str) -> None:
-    if len(text) > MAX_LENGTH:
-        raise RequestError(f"this has {len(text)} characters; at most {MAX_LENGTH} are taken", param)
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        raise RequestError("this holds a lone surrogate, which no output can have", param) from None

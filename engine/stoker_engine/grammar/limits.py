@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from stoker_engine.contract.errors import RequestError
+
 if TYPE_CHECKING:
     from llguidance import LLParserLimits
 
@@ -22,6 +24,20 @@ COMPILE_TIMEOUT_S: Final = 20.0
 
 #: Steps that are tried of a grammar before it is taken.
 TRIED_STEPS: Final = 24
+
+
+def check_length(text: str, param: str) -> None:
+    """Refuses text that is too long, or no Unicode.
+
+    Raises:
+        RequestError: it is; `param` names the field that it came in.
+    """
+    if len(text) > MAX_LENGTH:
+        raise RequestError(f"this has {len(text)} characters; at most {MAX_LENGTH} are taken", param)
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise RequestError("this holds a lone surrogate, which no output can have", param) from None
 
 
 def parser_limits() -> LLParserLimits:

@@ -19,7 +19,8 @@ from typing import Any, Final, NoReturn
 from stoker_engine.contract.errors import RequestError
 from stoker_engine.grammar.json_schema import prepare_schema
 from stoker_engine.grammar.lark import lark_of
-from stoker_engine.grammar.limits import MAX_LENGTH, MAX_NESTING
+from stoker_engine.grammar.limits import MAX_LENGTH, MAX_NESTING, check_length
+from stoker_engine.grammar.regex import regex_grammar
 
 #: Most tags and formats; each is a rule of the grammar.
 MAX_FORMATS: Final = 2_000
@@ -108,7 +109,7 @@ class StructuralTags:
             "any_text": lambda one: self._any_text(one),
             "json_schema": lambda one: self._json(one.get("json_schema")),
             "regex": lambda one: self._regex(self._get(one, "pattern", str)),
-            "grammar": lambda one: self._side_grammar(lark_of(self._get(one, "grammar", str), self._param)),
+            "grammar": lambda one: self._grammar(self._get(one, "grammar", str)),
             "sequence": lambda one: self._all(one, " "),
             "or": lambda one: self._all(one, " | "),
             "optional": lambda one: f"({self._format(one.get('content'))})?",
@@ -163,10 +164,12 @@ class StructuralTags:
         self._grammars.append({"name": name, **({"json_schema": schema} if lark is None else {"lark_grammar": lark})})
         return f"@{name}"
 
-    def _regex(self, pattern: str) -> str:
-        from llguidance import LLMatcher
+    def _grammar(self, grammar: str) -> str:
+        check_length(grammar, self._param)
+        return self._side_grammar(lark_of(grammar, self._param))
 
-        return self._side_grammar(json.loads(LLMatcher.grammar_from_regex(pattern))["grammars"][0]["lark_grammar"])
+    def _regex(self, pattern: str) -> str:
+        return self._side_grammar(regex_grammar(pattern, self._param)["lark_grammar"])
 
     def _all(self, one: Mapping[str, Any], joint: str) -> str:
         elements = self._get(one, "elements", list)

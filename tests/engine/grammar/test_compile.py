@@ -325,6 +325,11 @@ def test_special_tokens_are_tokens_in_structural_tags(bytes_: ByteMatcher) -> No
         ({"format": {"type": "any_text", "excludes": ["a"]}}, "excludes"),
         ({"format": {"type": "tag", "begin": "a", "content": {"type": "any_text"}, "end": ""}}, "end"),
         ({"format": {"type": "const_string", "value": "\ud800"}}, "surrogate"),
+        ({"format": {"type": "regex", "pattern": "[a&&b]x|[[a]b]y"}}, "&&"),
+        ({"format": {"type": "regex", "pattern": "a++"}}, "possessive"),
+        ({"format": {"type": "regex", "pattern": "\ud800"}}, "surrogate"),
+        ({"format": {"type": "regex", "pattern": "a" * (2**20 + 1)}}, "characters"),
+        ({"format": {"type": "grammar", "grammar": 'start: "\ud800"'}}, "surrogate"),
     ],
 )
 def test_structural_tags_that_are_refused(bytes_: ByteMatcher, tag: Any, word: str) -> None:

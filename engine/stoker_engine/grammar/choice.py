@@ -1,0 +1,21 @@
+"""One of some strings → a grammar in Lark's syntax."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+
+from stoker_engine.grammar.limits import check_length
+
+
+def lark_of_choice(choices: Iterable[str], param: str) -> str:
+    """One terminal: thousands of rules would be beyond the parser. Special tokens in it are their letters.
+
+    Raises:
+        RequestError: a string is too long, or no Unicode.
+    """
+    choices = list(dict.fromkeys(choices))
+    for choice in choices:
+        check_length(choice, param)
+    literals = (json.dumps(choice, ensure_ascii=False) for choice in choices)
+    return f"start: CHOICE\nCHOICE: {' | '.join(literals)}"
