@@ -30,7 +30,7 @@ def check_grammar(grammars: Grammars, source: str, param: str) -> None:
     try:
         matcher = grammars.begin(Grammar(source)).matcher
     except GrammarError as error:
-        raise RequestError(_why(source) or str(error), param) from None
+        raise RequestError(why_invalid(source) or str(error), param) from None
     rng = random.Random(0)
     for step in range(TRIED_STEPS):
         mask = matcher.compute_bitmask()
@@ -49,7 +49,7 @@ def check_grammar(grammars: Grammars, source: str, param: str) -> None:
             raise RequestError(_sentence(matcher.get_error()), param)
 
 
-def _why(source: str) -> str:
+def why_invalid(source: str) -> str:
     """What the library has against a grammar, at length; empty: nothing, without the vocabulary."""
     from llguidance import LLMatcher
 

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from stoker_engine.contract.errors import RequestError
 from stoker_engine.core.structured_outputs import StructuredOutputs
+from stoker_engine.grammar.check import why_invalid
 from stoker_engine.grammar.choice import lark_of_choice
 from stoker_engine.grammar.json_schema import prepare_schema
 from stoker_engine.grammar.lark import lark_of
@@ -20,8 +21,10 @@ from stoker_engine.grammar.structural_tag import StructuralTags
 #: has nothing to say may write blanks for ever.
 WHITESPACE: Final = r"[ \t]{1,8}|\r?\n[ \t]{0,64}"
 
-#: Regular expressions that match nothing but the whitespace of JSON.
-_ONLY_WHITESPACE: Final = re.compile(r"(?:[ \t\n\r]|\\[ntrs]|[\[\]()|*+?]|\(\?:|\{[0-9]+,?[0-9]*\})*")
+#: Regular expressions that match nothing but the whitespace of JSON. Within brackets a quantifier would be letters.
+_ONLY_WHITESPACE: Final = re.compile(
+    r"(?:[ \t\n\r]|\\[ntrs]|\[(?:[ \t\n\r]|\\[ntrs])+\]|\(\?:|[()|*+?]|\{[0-9]+,?[0-9]*\})*"
+)
 
 
 def compile_grammar(outputs: StructuredOutputs, special: Mapping[str, int] | None = None) -> str:
@@ -72,9 +75,12 @@ def _json_options(outputs: StructuredOutputs) -> dict[str, Any]:
     pattern = outputs.whitespace_pattern
     if pattern is None:
         return {"whitespace_pattern": WHITESPACE}
+    param = "structured_outputs.whitespace_pattern"
     if not _ONLY_WHITESPACE.fullmatch(pattern):
         raise RequestError(
             r"whitespace_pattern must match nothing but spaces, \t, \n and \r, such as '[ \n]{0,4}'",
-            "structured_outputs.whitespace_pattern",
+            param,
         )
+    if reason := why_invalid(json.dumps({"grammars": [regex_grammar(pattern, param)]})):
+        raise RequestError(f"whitespace_pattern: {reason}", param)
     return {"whitespace_pattern": pattern.replace(r"\s", r"[ \t\n\r]")}

@@ -79,9 +79,18 @@ def test_whitespace(bytes_: ByteMatcher) -> None:
         "own": [True, True, False, False, False, False, False],
         "object": [True, True, True, True, False, False, False],
     }
-    for pattern in (".*", "[^a]", "a?", r"\S", "1", "{1}"):
-        message = refusal(bytes_, json={}, whitespace_pattern=pattern)
-        assert "whitespace" in message or "regular expression" in message
+    by_itself = ("( ", "[ ", "{1}", " ++")
+    for pattern in (".*", "[^a]", "a?", r"\S", "1", "[ |]", "[ (?:)]", "[ {1,2}]", "[ ]]", r"[\s*]", *by_itself):
+        for constraint in ({"json": {}}, {"json_object": True}, {"structural_tag": {"format": {"type": "any_text"}}}):
+            with pytest.raises(RequestError) as error:
+                bytes_.compile(**constraint, whitespace_pattern=pattern)
+            assert error.value.param == "structured_outputs.whitespace_pattern", pattern
+    for pattern in (r"[ \n\t]{0,4}", r"(?:\r?\n)*", "[ ]|\n", r"[\s]*", ""):
+        source = bytes_.compile(json=schema, whitespace_pattern=pattern)
+        for character in map(chr, range(128)):
+            text = f'{{"a":{character}[1,2]}}'
+            if bytes_.accepts(source, text):
+                json.loads(text)
 
 
 def test_schemas_may_be_text_and_booleans(bytes_: ByteMatcher) -> None:
