@@ -151,7 +151,8 @@ class Service:
         ]
         visible = self.client.tokenizer.vocabulary.special_token_ids(markers) if markers else frozenset[int]()
         num_calls = sum(len(message.tool_calls or ()) for message in body.messages)
-        return Parsing(parsers, prompt, tools, visible, await self._answer_begins_after(), num_calls)
+        begins_after, continued = await self._answer_begins_after(), bool(body.continue_final_message)
+        return Parsing(parsers, prompt, tools, visible, begins_after, num_calls, continued)
 
     async def _answer_begins_after(self) -> Sequence[tuple[int, ...]]:
         """The tokens of what a model's answer begins after, where it reasons before."""

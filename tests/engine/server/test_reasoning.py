@@ -139,3 +139,26 @@ def test_echo(stream: bool, fields: dict[str, Any], echoed: str) -> None:
     else:
         texts = [choice.message.content for choice in answer.choices]
     assert texts == [f"{echoed} fine.", f"{echoed} cold."]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_what_continues_an_answer_is_no_reasoning(stream: bool) -> None:
+    engine = ScriptedEngine(" world", " world")
+    client = serve(engine, reasoning_parser="deepseek_r1")
+    begun = [*MESSAGES, {"role": "assistant", "content": "Hello"}]
+    chat = {"messages": begun, "continue_final_message": True, "structured_outputs": {"regex": "[a-z ]+"}}
+    answer = client.post("/v1/chat/completions", json={**chat, "stream": stream})
+    assert "reasoning_content" not in answer.text
+    assert engine.asked[-1][1].structured_outputs.begins_after == (), "its format holds at once"
+    answer = client.post("/v1/messages", json={"messages": begun, "max_tokens": 9, "model": "tiny", "stream": stream})
+    assert "thinking" not in answer.text.replace("thinking_tokens", "")
+
+
+def test_an_answer_that_is_reasoning_alone_can_be_sent_back() -> None:
+    client = serve(ScriptedEngine("hm", "well"), reasoning_parser="deepseek_r1")
+    message = client.post("/v1/chat/completions", json={"messages": MESSAGES}).json()["choices"][0]["message"]
+    assert message["content"] is None
+    again = client.post("/v1/chat/completions", json={"messages": [*MESSAGES, message, *MESSAGES]})
+    assert again.status_code == 200, again.text
+    for sent in ({"role": "assistant"}, {"role": "assistant", "reasoning": ""}, {"role": "user", "reasoning": "x"}):
+        assert client.post("/v1/chat/completions", json={"messages": [sent]}).status_code == 400

@@ -66,11 +66,11 @@ class Message(UnbuiltMessage, StrictModel):
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     tool_calls: Annotated[list[ToolCall], Field(fail_fast=True)] | None = None
+    reasoning: str | None = None
+    reasoning_content: str | None = None
     content: Annotated[Content | None, Field(validate_default=True)] = None
     name: str | None = None
     tool_call_id: str | None = None
-    reasoning: str | None = None
-    reasoning_content: str | None = None
 
     @field_validator("tool_calls", "reasoning", "reasoning_content", mode="after")
     @classmethod
@@ -89,8 +89,11 @@ class Message(UnbuiltMessage, StrictModel):
     @field_validator("content", mode="after")
     @classmethod
     def _says_something(cls, value: T, info: ValidationInfo) -> T:
-        if value is None and not info.data.get("tool_calls"):
-            raise PydanticCustomError("shape", "is required; only a message with tool_calls may leave it out")
+        # An answer that is cut off while the model reasons has nothing else.
+        if value is None and not any(info.data.get(name) for name in ("tool_calls", "reasoning", "reasoning_content")):
+            raise PydanticCustomError(
+                "shape", "is required; only a message with tool_calls or reasoning may leave it out"
+            )
         return value
 
     @property

@@ -50,6 +50,7 @@ class Parsing:
         tools: those that the model may call, and how; none: what it writes of calls is content.
         visible: ids of the special tokens that parsers go by.
         num_calls_before: calls in the conversation so far.
+        continued: whether the answer goes on with the last message.
         begins_after: sequences of tokens, after any of which the answer begins where the model reasons before.
     """
 
@@ -59,12 +60,13 @@ class Parsing:
     visible: frozenset[int]
     begins_after: Sequence[tuple[int, ...]] = ()
     num_calls_before: int = 0
+    continued: bool = False
 
     def new_parser(self) -> AnswerParser:
         """A parser for one sequence."""
         reasoning = self.parsers.reasoning
         return AnswerParser(
-            None if reasoning is None else reasoning(self.prompt, calls=self.tools.mode == "auto"),
+            None if reasoning is None else reasoning(self.prompt, self.tools.mode == "auto", self.continued),
             self._new_tool_parser(),
         )
 

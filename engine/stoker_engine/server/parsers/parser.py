@@ -20,6 +20,7 @@ class ReasoningParser(Protocol):
     Args:
         prompt: the text of the prompt, whose end tells whether the reasoning is open, closed, or has not begun.
         calls: whether a call of a tool, too, ends the reasoning.
+        continued: whether the answer goes on with a message that the prompt begins: it reasons only if that does.
 
     Attributes:
         markers: special tokens that it goes by: they must be visible in its text.
@@ -31,7 +32,7 @@ class ReasoningParser(Protocol):
     answer_begins_after: ClassVar[tuple[str, ...]]
     is_reasoning: bool
 
-    def __init__(self, prompt: str, calls: bool = False) -> None: ...
+    def __init__(self, prompt: str, calls: bool = False, continued: bool = False) -> None: ...
 
     def feed(self, text: str) -> list[Part]:
         """`Reasoning` and `Content` in a further piece of the text."""

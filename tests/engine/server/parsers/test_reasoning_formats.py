@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from stoker_engine.server.parsers.parts import Content, Reasoning
+from stoker_engine.server.parsers.parts import Content, Part, Reasoning, merged
 from stoker_engine.server.parsers.registry import REASONING_PARSERS, reasoning_parser
 
 from .reading import Reading, said
@@ -35,6 +35,11 @@ PROMPTS: dict[str, tuple[str, dict[bool, list[dict[str, bool]]]]] = {
     "openai-gpt-oss-120b": ("openai_gptoss", {True: [{}]}),
 }
 USERS = [USER, "What does </think> mean?", "<think></think>", "<|start|>assistant"]
+GRANITE_ASKS = (
+    "<|start_of_role|>system<|end_of_role|>You are helpful. Write thoughts after 'Here is my thought process:' and "
+    "your response after 'Here is my response:' for each user query.<|end_of_text|>\n"
+    "<|start_of_role|>user<|end_of_role|>Well?<|end_of_text|>\n<|start_of_role|>assistant<|end_of_role|>"
+)
 THINK = ["deepseek_r1", "qwen3", "glm45", "kimi_k2"]
 PIECES = [
     "Hm",
@@ -184,7 +189,7 @@ def test_a_call_ends_the_reasoning_where_calls_may_come(parser: str, call: str) 
 
 @pytest.mark.parametrize("parser", REASONING_PARSERS)
 def test_the_answer_begins_where_grammars_do(parser: str) -> None:
-    asked = "Write your response after 'Here is my response:'." if parser == "granite" else ""
+    asked = GRANITE_ASKS if parser == "granite" else ""
     opening = {"granite": "Here is my thought process:", "openai_gptoss": "<|channel|>analysis<|message|>"}
     for marker in reasoning_parser(parser).answer_begins_after:
         reading = reasoning_parser(parser)(asked)
@@ -235,3 +240,41 @@ def test_granite_reasons_where_it_says_so(text: str, reasoning: str, content: st
     parts = Reading("", "granite").however_cut(text)
     content = text if content is None else content
     assert parts == [part for part in (Reasoning(reasoning), Content(content)) if part.text]
+
+
+def test_granite_is_asked_by_its_instructions_alone() -> None:
+    asked = GRANITE_ASKS
+    quoted = asked.replace("You are helpful. Write", "<|end_of_text|>\n<|start_of_role|>user<|end_of_role|>You wrote")
+    assert Reading(asked, "granite").parser().is_reasoning
+    for text in (quoted, "Here is my response:", "<|start_of_role|>user<|end_of_role|>Here is my response: no"):
+        assert not Reading(text, "granite").parser().is_reasoning
+    # Earlier turns hold the sentences, too.
+    turns = "<|start_of_role|>assistant<|end_of_role|>Here is my response: hm<|end_of_text|>\n"
+    assert (
+        not Reading(f"<|start_of_role|>system<|end_of_role|>Hi.<|end_of_text|>\n{turns}", "granite")
+        .parser()
+        .is_reasoning
+    )
+
+
+@pytest.mark.parametrize(
+    ("parser", "begun", "said", "expected"),
+    [
+        *((parser, "The sky", " is</think> blue", [Content(" is</think> blue")]) for parser in THINK),
+        *((parser, "<think>a</think>The", " sky", [Content(" sky")]) for parser in THINK),
+        *((parser, "<think>a", " b</think>c", [Reasoning(" b"), Content("c")]) for parser in THINK),
+        *((parser, "<think>a</s><|im_start|>Hm", "b", [Content("b")]) for parser in THINK),
+        ("granite", "Here is", " my thought process: x", [Content(" my thought process: x")]),
+        ("granite", "Here is my thought process: a", "b Here is my response: c", [Reasoning("b "), Content(" c")]),
+        ("granite", "Here is my thought process: a Here is my response: c", "d", [Content("d")]),
+        ("openai_gptoss", "<|start|>assistant<|channel|>final<|message|>The", " sky", [Content(" sky")]),
+        ("openai_gptoss", "<|start|>assistant<|channel|>analysis<|message|>a", "b", [Reasoning("b")]),
+    ],
+)
+def test_what_goes_on_with_a_message_is_what_that_is(parser: str, begun: str, said: str, expected: list[Part]) -> None:
+    before = GRANITE_ASKS if parser == "granite" else ""
+    for pieces in ([said], list(said)):
+        reading = reasoning_parser(parser)(before + begun, continued=True)
+        assert reading.is_reasoning == isinstance(expected[0], Reasoning)
+        parts = [part for piece in pieces for part in reading.feed(piece)]
+        assert merged([*parts, *reading.end()]) == expected

@@ -10,6 +10,7 @@ from stoker_engine.server.parsers.parts import Content, Part, Reasoning
 _OPENINGS: Final = ("Here is my thought process:", "Here's my thought process:")
 _CLOSINGS: Final = ("Here is my response:", "Here's my response:")
 _RESPONSE: Final = Markers(*_CLOSINGS)
+_ROLE: Final = "<|start_of_role|>"
 
 #: Characters, spaces mostly, after which it is no longer waited for the first sentence.
 _WAITS: Final = 100
@@ -18,18 +19,18 @@ _WAITS: Final = 100
 class GraniteReasoningParser:
     """Granite 3.2's format: ``Here is my thought process: … Here is my response: …``, without special tokens.
 
-    It reasons only where the prompt asks for these sentences, or where it begins with the first of them; both are
-    dropped, as vLLM does. Whatever else comes first is the answer.
+    It reasons only where the instructions of the prompt ask for these sentences, or where it begins with the first of
+    them; both are dropped, as vLLM does. Whatever else comes first is the answer.
     """
 
     markers: ClassVar[tuple[str, ...]] = ()
     # Tokens of a sentence differ with what stands before it.
     answer_begins_after: ClassVar[tuple[str, ...]] = (*_CLOSINGS, *(f" {closing}" for closing in _CLOSINGS))
 
-    def __init__(self, prompt: str, calls: bool = False) -> None:
-        self.is_reasoning = any(closing in prompt for closing in _CLOSINGS)
-        self._beginning: str | None = ""  # of the text, until it is known what it is
-        self._text: MarkedText | None = None  # while it reasons
+    def __init__(self, prompt: str, calls: bool = False, continued: bool = False) -> None:
+        self._beginning: str | None = None if continued else ""  # of the text, until it is known what it is
+        self.is_reasoning = _has_opened(prompt) if continued else _is_asked(prompt)
+        self._text = MarkedText() if continued and self.is_reasoning else None  # while it reasons
 
     def feed(self, text: str) -> list[Part]:
         """`Reasoning` and `Content` in a further piece of the text."""
@@ -59,3 +60,15 @@ class GraniteReasoningParser:
         if self._text is not None:
             return [Reasoning(self._text.rest())]
         return [Content(self._beginning or "")]
+
+
+def _is_asked(prompt: str) -> bool:
+    """Whether the instructions, which come first, ask for the sentences: what users write does not count."""
+    instructions = prompt.removeprefix(_ROLE).partition(_ROLE)[0]
+    return instructions.startswith("system") and any(closing in instructions for closing in _CLOSINGS)
+
+
+def _has_opened(prompt: str) -> bool:
+    """Whether the message that the prompt begins reasons at its end."""
+    message = prompt.rpartition(_ROLE)[2]
+    return max(map(message.rfind, _OPENINGS)) > max(map(message.rfind, _CLOSINGS))

@@ -21,7 +21,7 @@ class GptOssReasoningParser:
         f"{harmony.CHANNEL}final{type}{harmony.MESSAGE}" for type in ("", " json", f" {harmony.CONSTRAIN}json")
     )
 
-    def __init__(self, prompt: str, calls: bool = False) -> None:
+    def __init__(self, prompt: str, calls: bool = False, continued: bool = False) -> None:
         opening = prompt.rfind(harmony.START)
         self._reader = harmony.HarmonyReader(prompt[opening:] if opening >= 0 else harmony.OPENING)
         self._said: set[type[Content] | type[Reasoning]] = set()

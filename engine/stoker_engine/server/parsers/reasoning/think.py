@@ -17,7 +17,8 @@ _BETWEEN_TURNS: Final = re.compile(r"<[|｜]|<(?:role|assistant|start_of_turn)>|
 
 class ThinkReasoningParser:
     """All is reasoning until ``</think>``, unless the prompt has closed it: so it is also where the text is cut off
-    before. vLLM's parsers of these formats do the same.
+    before. vLLM's parsers of these formats do the same. What goes on with a message of the prompt is reasoning only
+    where that has opened it.
 
     An opening tag is dropped at the beginning, whether or not the prompt has one already. Later tags are text, since
     a model may well write about them.
@@ -31,8 +32,8 @@ class ThinkReasoningParser:
     answer_begins_after: ClassVar[tuple[str, ...]] = (_CLOSE,)
     call_begins: ClassVar[str | None] = None
 
-    def __init__(self, prompt: str, calls: bool = False) -> None:
-        self.is_reasoning = not _is_closed(prompt)
+    def __init__(self, prompt: str, calls: bool = False, continued: bool = False) -> None:
+        self.is_reasoning = _is_last(_OPEN, prompt) if continued else not _is_last(_CLOSE, prompt)
         self._text = MarkedText()
         self._spaces: list[str] = []  # before anything else comes
         self._begun = False
@@ -73,7 +74,7 @@ class ThinkReasoningParser:
         return text + _OPEN if marker == _OPEN else text
 
 
-def _is_closed(prompt: str) -> bool:
-    """Whether the turn that the prompt leaves open has reasoned already."""
-    end = prompt.rfind(_CLOSE)
-    return end > prompt.rfind(_OPEN) and _BETWEEN_TURNS.search(prompt, end) is None
+def _is_last(tag: str, prompt: str) -> bool:
+    """Whether of both tags this one comes last in the turn that the prompt leaves open."""
+    at = max(prompt.rfind(_OPEN), prompt.rfind(_CLOSE))
+    return at >= 0 and prompt.startswith(tag, at) and _BETWEEN_TURNS.search(prompt, at) is None
