@@ -26,6 +26,8 @@ from stoker_engine.server.responses.events import Event
 from stoker_engine.server.responses.writer import ResponseWriter
 
 from .conftest import FakeEngine, MakeClient
+from .scripted_engine import ScriptedEngine
+from .test_tools import serve
 
 USAGE = ResponseUsage(
     input_tokens=1,
@@ -102,7 +104,8 @@ def write(
     writer = ResponseWriter(begun())
     events = writer.begin()
     for number, step in enumerate(steps):
-        events += writer.add(step, logprobs[number] if logprobs else ())
+        thinks = any(isinstance(part, Reasoning) for part in step)
+        events += writer.add(step, logprobs[number] if logprobs else (), int(thinks))
     events += writer.end(reason, USAGE)
     return writer.response, [*events, *writer.last()]
 
@@ -218,6 +221,17 @@ def test_logprobs_go_to_the_text() -> None:
     assert [each.token for each in text.content[0].logprobs] == ["a", "b", "c1", "c2", "end"]
     told = [each.token for event in events for each in getattr(event, "logprobs", []) if "delta" in event.type]
     assert told == ["a", "b", "c1", "c2", "end"]
+
+
+@pytest.mark.parametrize("said", ["ab</think>hello", "<think>ab</think>\n\nhello", "ab"])
+def test_logprobs_are_those_of_the_answer_in_whatever_deltas_they_come(said: str) -> None:
+    expected = said.partition("</think>")[2]
+    for piece in range(1, len(said) + 2):
+        client = serve(ScriptedEngine(said, piece=piece), reasoning_parser="deepseek_r1")
+        body = {"input": "hi", "include": ["message.output_text.logprobs"]}
+        message = client.post("/v1/responses", json=body).json()["output"][-1]
+        tokens = [each["token"] for part in message["content"] for each in part.get("logprobs", [])]
+        assert "".join(tokens) == expected, piece
 
 
 def test_an_engine_that_breaks_fails_the_response(client: TestClient, engine: FakeEngine) -> None:

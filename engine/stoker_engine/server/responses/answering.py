@@ -85,12 +85,15 @@ class Answering:
     async def _generated(self) -> AsyncGenerator[list[Event], None]:
         """Each step's events; the first once the engine has taken the request, the last once the answer is kept."""
         has_begun = False
+        num_tokens = 0
         async with aclosing(self._turn.deltas()) as steps:
             async for step in steps:
                 for _, delta in step:
                     events = [] if has_begun else self._writer.begin()
                     has_begun = True
-                    events += self._writer.add(delta.parts, self._written(delta))
+                    before_answer = max(0, min(self._turn.reasoning_tokens - num_tokens, len(delta.token_ids)))
+                    num_tokens += len(delta.token_ids)
+                    events += self._writer.add(delta.parts, self._written(delta), before_answer)
                     if delta.finish_reason is not None:
                         usage = ResponseUsage.of(self._turn.generation.usage(), self._turn.reasoning_tokens)
                         events += self._writer.end(delta.finish_reason, usage)

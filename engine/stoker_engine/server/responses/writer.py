@@ -30,8 +30,8 @@ from stoker_engine.server.responses.open_item import OpenCall, OpenItem, OpenMes
 class ResponseWriter:
     """Writes one response.
 
-    A token's log-probabilities go to the text that comes with it or next. Those of tokens that are no text but
-    reasoning or a call are dropped.
+    A token's log-probabilities go to the text that comes with it or next. Those of the tokens before the answer are
+    dropped, and those of calls.
 
     Attributes:
         response: as far as it is there; its `output` has the items that are done.
@@ -47,9 +47,18 @@ class ResponseWriter:
         """The response is begun."""
         return [self._event("response.created"), self._event("response.in_progress")]
 
-    def add(self, parts: Sequence[Part], logprobs: Sequence[ContentLogprob] = ()) -> list[Event]:
-        """The answer goes on with `parts`."""
-        self._logprobs += logprobs
+    def add(
+        self, parts: Sequence[Part], logprobs: Sequence[ContentLogprob] = (), reasoning_tokens: int = 0
+    ) -> list[Event]:
+        """The answer goes on with `parts`.
+
+        Args:
+            logprobs: of the tokens behind them.
+            reasoning_tokens: how many of those are before the answer, at their beginning.
+        """
+        if reasoning_tokens:  # then so are all before
+            self._logprobs = []
+        self._logprobs += logprobs[reasoning_tokens:]
         return [event for part in parts for event in self._add(part)]
 
     def end(self, finish_reason: FinishReason | None, usage: ResponseUsage) -> list[Event]:
@@ -93,6 +102,8 @@ class ResponseWriter:
                     yield from self._begin(OpenReasoning)
                 assert self._open is not None
                 yield from self._open.add(text)
+                if not self.response.output:  # the tokens before the answer were told apart as they came
+                    return
             case ToolCallStart(name, call_id):
                 yield from self._begin(partial(OpenCall, name=name, call_id=call_id))
             case ToolCallArguments(text):
