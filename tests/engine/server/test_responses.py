@@ -466,6 +466,20 @@ def test_nobody_displaces_all_that_others_hold() -> None:
     assert not holds(store, b"small", "a")
 
 
+def test_a_conversation_grows_no_larger_than_a_request_may_be(make_client: MakeClient) -> None:
+    """Else many small requests could each ask for the work of a large one."""
+    client = make_client(max_request_bytes=2000)
+    answer = ask(client)
+    lengths = []
+    while answer["store"]:
+        listed = client.get(f"{PATH}/{answer['id']}/input_items", params={"limit": 100}).json()["data"]
+        lengths.append(len(json.dumps(listed)))
+        assert len(lengths) < 20
+        answer = ask(client, previous_response_id=answer["id"], input="x" * 300)
+    assert len(lengths) > 2
+    assert max(lengths) < 2500, "as JSON it has more spaces here"
+
+
 def test_an_answer_that_is_too_large_to_keep_says_so(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ResponseStore, "put", lambda *args: False)
     assert ask(client)["store"] is False

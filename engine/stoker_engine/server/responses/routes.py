@@ -29,7 +29,7 @@ from stoker_engine.server.service import Service
 def routes(service: Service) -> APIRouter:
     """The endpoints, for `service`."""
     router = APIRouter(route_class=JSONRoute)
-    store = ResponseStore()
+    store = ResponseStore(max_conversation_bytes=service.args.frontend.max_request_bytes)
 
     @router.post("/v1/responses", response_model=Response)
     async def create_response(body: ResponsesRequest, request: Request) -> HTTPResponse:

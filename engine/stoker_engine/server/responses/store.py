@@ -44,10 +44,18 @@ class ResponseStore:
     Args:
         max_bytes: that are kept in all.
         max_responses: likewise.
+        max_conversation_bytes: of one response's items. Who goes on with them asks for as much work as with a body
+            that has them all.
     """
 
-    def __init__(self, max_bytes: int = MAX_BYTES, max_responses: int = MAX_RESPONSES) -> None:
+    def __init__(
+        self,
+        max_bytes: int = MAX_BYTES,
+        max_responses: int = MAX_RESPONSES,
+        max_conversation_bytes: int = MAX_BYTES,
+    ) -> None:
         self._max_bytes = max_bytes
+        self._max_conversation_bytes = max_conversation_bytes
         self._max_responses = max_responses
         self._owners: dict[bytes, _Owned] = {}
 
@@ -57,7 +65,7 @@ class ResponseStore:
         Returns:
             whether it is kept: one that is too large is not, and takes nothing from others.
         """
-        if response.size > self._max_bytes:
+        if response.size > self._max_bytes or len(response.items) > self._max_conversation_bytes:
             return False
         owned = self._owners.setdefault(owner, _Owned())
         owned.pop(response_id)
