@@ -10,18 +10,20 @@ One thread at a time may use an engine: `LLM` drives it offline, the engine proc
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 
 from stoker_engine.contract.engine_args import EngineArgs
 from stoker_engine.core.engine_info import EngineInfo
 from stoker_engine.core.engine_request import EngineRequest
 from stoker_engine.core.finish_reason import FinishReason
 from stoker_engine.core.journal import Journal
-from stoker_engine.core.outputs import StepOutputs
+from stoker_engine.core.outputs import StepOutputs, TokenDelta
 from stoker_engine.core.proposer import Proposer
-from stoker_engine.core.step_report import StepTimes
+from stoker_engine.core.step_report import SchedulerStats, StepTimes
 from stoker_engine.exec.dtypes import stored_as
 from stoker_engine.exec.executor import Executor, LocalExecutor
 from stoker_engine.exec.runner import Runner
@@ -32,6 +34,8 @@ from stoker_engine.models.generation_config import sampling_defaults
 from stoker_engine.sched.kv_manager import KVManager
 from stoker_engine.sched.scheduled import Scheduled
 from stoker_engine.sched.scheduler import Scheduler
+
+logger = logging.getLogger(__name__)
 
 
 class Engine:
@@ -107,7 +111,7 @@ class Engine:
     @property
     def has_work(self) -> bool:
         """Whether `step` has something to do or to report."""
-        return self.scheduler.has_work or self._journal.has_news or len(self._preparing) > 0
+        return self.scheduler.has_work or self._journal.has_news or self._preparing.has_work
 
     def set_token_table(self, table: TokenTable) -> None:
         """The vocabulary as bytes, before the first request with a grammar."""
@@ -152,13 +156,15 @@ class Engine:
                 self._preparing.wait()
             prepared, failed = self._preparing.take()
             for request in prepared:
-                self._journal.arrived(self.scheduler.add(request))
-            if failed or not self.scheduler.has_work:
+                failed += self._add_prepared(request)
+            if failed:
                 return StepOutputs(failed, None)
+            if not self.scheduler.has_work and not self._preparing.has_news:
+                return StepOutputs([], None)
         while len(self._in_flight) < self._most_in_flight and self._launch():
             pass
         if not self._in_flight:
-            report = self._journal.report(0, 0, [], self.scheduler.stats(), StepTimes(), time.monotonic())
+            report = self._journal.report(0, 0, [], self._stats(), StepTimes(), time.monotonic())
             return StepOutputs([], report)
         scheduled, schedule_time = self._in_flight.popleft()
         result = self.executor.collect()
@@ -167,8 +173,23 @@ class Engine:
         now = time.monotonic()
         times = StepTimes(schedule_time, result.prepare_time, result.model_time, result.sample_time, now - collected)
         num_tokens, num_prompt_tokens = scheduled.step.num_tokens, scheduled.num_prompt_tokens
-        report = self._journal.report(num_tokens, num_prompt_tokens, deltas, self.scheduler.stats(), times, now)
+        report = self._journal.report(num_tokens, num_prompt_tokens, deltas, self._stats(), times, now)
         return StepOutputs(deltas, report)
+
+    def _add_prepared(self, request: EngineRequest) -> list[TokenDelta]:
+        """Hands a request on to the scheduler; the ends of its sequences, where that cannot be."""
+        try:
+            self._journal.arrived(self.scheduler.add(request))
+        except Exception:  # ours, as with those that come without a grammar: one request never hurts another
+            logger.exception("the engine cannot take request %s", request.id)
+            self.scheduler.finish(request.id, FinishReason.ABORT)
+            return [TokenDelta(request.id, i, [], FinishReason.ERROR) for i in range(request.num_sequences)]
+        return []
+
+    def _stats(self) -> SchedulerStats:
+        """The scheduler's, who knows nothing of the requests that wait for their grammars."""
+        stats = self.scheduler.stats()
+        return replace(stats, num_waiting=stats.num_waiting + self._preparing.reported())
 
     def _launch(self) -> bool:
         """Launches a step; False: there is none now."""

@@ -315,7 +315,7 @@ def test_a_grammar_that_reaches_a_limit_ends_its_request_alone(
     ]
     simple = request("simple", [5, 6], SamplingParams(seed=1, max_tokens=90), StructuredOutputs(regex="[ab]{9}"))
     expected = run(engine_of(tiny_llama), [*free, simple], random.Random(0))
-    monkeypatch.setattr(grammars, "parser_limits", lambda: LLParserLimits(max_lexer_states=40, verbose_errors=False))
+    monkeypatch.setattr(grammars, "parser_limits", lambda: LLParserLimits(max_lexer_states=30, verbose_errors=False))
     pattern = "([ab]{3}|c)*" + "".join(f"(x{letter}[abx]{{9}})?" for letter in "abcdefgh") + "q"
     heavy = request(
         "heavy", [5], SamplingParams(n=3, temperature=1.5, max_tokens=200), StructuredOutputs(regex=pattern)

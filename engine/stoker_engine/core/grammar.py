@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 #: Why a model takes no grammars that has no end-of-sequence token.
@@ -19,7 +19,9 @@ class Grammar:
     Attributes:
         source: the grammar as llguidance serialises it, checked.
         begins_after: sequences of tokens, after any of which in the output it begins; empty: at once.
+        compiled: what `grammar.grammars` made of it, held for as long as somebody may begin with it; None: nothing yet.
     """
 
     source: str
     begins_after: tuple[tuple[int, ...], ...] = ()
+    compiled: object = field(default=None, compare=False, repr=False)

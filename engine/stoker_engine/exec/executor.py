@@ -48,8 +48,9 @@ class Executor(Protocol):
         """The vocabulary as bytes, before the first grammar."""
         ...
 
-    def prepare(self, grammar: Grammar) -> Future[None]:
-        """Begins to make a grammar ready, beside the steps. The future raises `GrammarError` where that cannot be."""
+    def prepare(self, grammar: Grammar) -> Future[object]:
+        """Begins to make a grammar ready, beside the steps. The future has its `Grammar.compiled`, or raises
+        `GrammarError` where that cannot be."""
         ...
 
     def shutdown(self) -> None:
@@ -96,7 +97,7 @@ class LocalExecutor:
         """See `Executor`."""
         self.runner.grammars.set_token_table(table)
 
-    def prepare(self, grammar: Grammar) -> Future[None]:
+    def prepare(self, grammar: Grammar) -> Future[object]:
         """See `Executor`."""
         return self.runner.grammars.prepare(grammar)
 

@@ -136,9 +136,10 @@ class RankExecutor:
         """See `Executor`."""
         self._send(table)
 
-    def prepare(self, grammar: Grammar) -> Future[None]:
-        """See `Executor`. Rank 0, which samples, compiles it beside the first step that needs it."""
-        ready: Future[None] = Future()
+    def prepare(self, grammar: Grammar) -> Future[object]:
+        """See `Executor`. Nothing is made ready here: rank 0, which samples, compiles a grammar in the first step that
+        needs it, and all sequences wait for that step."""
+        ready: Future[object] = Future()
         ready.set_result(None)
         return ready
 

@@ -66,11 +66,32 @@ class StepMasks:
                 if held < len(draft):
                     matcher = matcher.copy()
                     matcher.take([draft[held]])
-                    if matcher.error is not None:  # the draft does not hold here, nor behind
+                    if matcher.error is not None and not matcher.is_worn:  # the draft does not hold here, nor behind
                         break
-        for (place, held), mask in zip(at, self._masks.compute(matchers, ignores_eos), strict=True):
+        masks = self._masks.compute(matchers, ignores_eos)
+        for (place, held), matcher, mask in zip(at, matchers, masks, strict=True):
+            if mask.error is not None and matcher.is_worn:
+                mask = self._find_again(rows, step.rows[place], matcher, drafts.get(place, [])[:held])
             found[place][held] = mask
         return found
+
+    def _find_again(self, rows: Rows, row: int, worn: Matcher, drafted: list[int]) -> Mask:
+        """The mask behind a row's output and some of its draft, whose matcher is worn out."""
+        state = rows.states[row]
+        asked, matcher = state.new.asked, state.matcher
+        assert asked.grammar is not None and matcher is not None
+        if matcher.shared is not None:
+            start = state.num_prompt_tokens
+            known = rows.token_ids[row, start : start + matcher.num_taken]
+            try:
+                matcher = state.matcher = self._grammars.begin_again(asked.grammar, worn)
+            except GrammarError as error:
+                return Mask(error=str(error))
+            matcher.take(known.tolist())
+        if drafted:
+            matcher = matcher.copy()
+            matcher.take(drafted)
+        return self._masks.compute([matcher], [asked.params.ignore_eos])[0]
 
     def _matcher(self, rows: Rows, row: int, position: int) -> Matcher:
         """The row's, which has taken in what its output holds before `position`."""

@@ -7,6 +7,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from stoker_engine.core.grammar import NO_END, Grammar
@@ -24,6 +25,19 @@ _KEPT: Final = 64
 _THREADS: Final = 2
 
 
+@dataclass(eq=False)
+class Compiled:
+    """A grammar, compiled.
+
+    Attributes:
+        matcher: at the beginning. Its copies share what its lexer has learnt, which is bounded.
+        is_worn: whether that bound is reached, so that no copy gets on.
+    """
+
+    matcher: LLMatcher
+    is_worn: bool = False
+
+
 class Grammars:
     """The grammars of one engine, safe to use from several threads.
 
@@ -37,7 +51,7 @@ class Grammars:
         self.eos_token_ids = sorted(token_id for token_id in eos_token_ids if token_id < vocab_size)
         self._table: TokenTable | None = None
         self._tokenizer: LLTokenizer | None = None
-        self._compiled: OrderedDict[str, LLMatcher] = OrderedDict()
+        self._compiled: OrderedDict[str, Compiled] = OrderedDict()
         self._lock = threading.Lock()  # held for as long as the vocabulary is read, or a grammar looked up
         self._threads: ThreadPoolExecutor | None = None
 
@@ -45,11 +59,11 @@ class Grammars:
         """The vocabulary; before the first grammar."""
         self._table = table
 
-    def prepare(self, grammar: Grammar) -> Future[None]:
+    def prepare(self, grammar: Grammar) -> Future[object]:
         """Compiles a grammar in a thread, if it is not compiled already; the vocabulary is read before the first one.
-        The future raises `GrammarError` where it cannot be compiled."""
+        The future has its `Grammar.compiled`, or raises `GrammarError` where it cannot be compiled."""
         self._threads = self._threads or ThreadPoolExecutor(_THREADS, "grammars")
-        return self._threads.submit(self._prepare, grammar.source)
+        return self._threads.submit(self._kept, grammar.source)
 
     def begin(self, grammar: Grammar) -> Matcher:
         """The beginning of an output.
@@ -57,27 +71,44 @@ class Grammars:
         Raises:
             GrammarError: the grammar cannot be compiled.
         """
-        return Matcher(self._compile(grammar.source).deep_copy(), grammar.begins_after)
+        compiled = grammar.compiled
+        if not isinstance(compiled, Compiled) or compiled.is_worn:
+            compiled = self._kept(grammar.source)
+        return Matcher(compiled.matcher.deep_copy(), grammar.begins_after, compiled)
 
-    def _prepare(self, source: str) -> None:
-        self._compile(source)
+    def begin_again(self, grammar: Grammar, worn: Matcher) -> Matcher:
+        """The beginning of an output whose matcher is worn out: by others, or alone. This one shares nothing, and no
+        output begins with what `worn` shares any more.
 
-    def _compile(self, source: str) -> LLMatcher:
+        Raises:
+            GrammarError: the grammar cannot be compiled.
+        """
+        if isinstance(worn.shared, Compiled):
+            worn.shared.is_worn = True
+        return Matcher(self._compile(grammar.source).matcher, grammar.begins_after)
+
+    def _kept(self, source: str) -> Compiled:
+        with self._lock:
+            if (compiled := self._compiled.get(source)) is not None and not compiled.is_worn:
+                self._compiled.move_to_end(source)
+                return compiled
+        compiled = self._compile(source)
+        with self._lock:
+            self._compiled[source] = compiled
+            self._compiled.move_to_end(source)
+            while len(self._compiled) > _KEPT:
+                self._compiled.popitem(last=False)
+        return compiled
+
+    def _compile(self, source: str) -> Compiled:
         from llguidance import LLMatcher
 
         with self._lock:
             tokenizer = self._tokenizer = self._tokenizer or self._read()
-            if (compiled := self._compiled.get(source)) is not None:
-                self._compiled.move_to_end(source)
-                return compiled
-        compiled = LLMatcher(tokenizer, unforced(source), log_level=0, limits=parser_limits())
-        if compiled.is_error():
-            raise GrammarError(f"the grammar cannot be compiled: {first_line(compiled.get_error())}")
-        with self._lock:
-            self._compiled[source] = compiled
-            while len(self._compiled) > _KEPT:
-                self._compiled.popitem(last=False)
-        return compiled
+        matcher = LLMatcher(tokenizer, unforced(source), log_level=0, limits=parser_limits())
+        if matcher.is_error():
+            raise GrammarError(f"the grammar cannot be compiled: {first_line(matcher.get_error())}")
+        return Compiled(matcher)
 
     def _read(self) -> LLTokenizer:
         from llguidance import LLTokenizer

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher
+
+
+#: What llguidance says where its lexer has learnt all that it may.
+_WORN: Final = "too many states"
 
 
 class GrammarError(Exception):
@@ -19,6 +23,7 @@ class Matcher:
     Args:
         matcher: at the grammar's beginning; it is this one's own.
         begins_after: sequences of tokens, after any of which the grammar begins; empty: at once.
+        shared: what other outputs share with this one; None: nothing.
 
     Attributes:
         num_taken: tokens of the output that are taken in.
@@ -26,8 +31,9 @@ class Matcher:
         has_begun: whether the grammar has begun; before, any token may come.
     """
 
-    def __init__(self, matcher: LLMatcher, begins_after: Sequence[tuple[int, ...]] = ()) -> None:
+    def __init__(self, matcher: LLMatcher, begins_after: Sequence[tuple[int, ...]] = (), shared: object = None) -> None:
         self.matcher = matcher
+        self.shared = shared
         self.num_taken = 0
         self.has_begun = not begins_after
         self._begins_after = begins_after
@@ -46,9 +52,14 @@ class Matcher:
 
     def copy(self) -> Matcher:
         """The same, to go on from here in another way."""
-        other = Matcher(self.matcher.deep_copy(), self._begins_after)
+        other = Matcher(self.matcher.deep_copy(), self._begins_after, self.shared)
         other.num_taken, other.has_begun, other._last = self.num_taken, self.has_begun, self._last
         return other
+
+    @property
+    def is_worn(self) -> bool:
+        """Whether it cannot go on for what others have done to what they share."""
+        return self.shared is not None and self.matcher.is_error() and _WORN in self.matcher.get_error()
 
     @property
     def error(self) -> str | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from concurrent.futures import FIRST_COMPLETED, Future, wait
+from dataclasses import replace
 from typing import Final
 
 from stoker_engine.core.engine_request import EngineRequest
@@ -20,18 +21,35 @@ class Preparing:
     """The requests, in the order in which they came."""
 
     def __init__(self) -> None:
-        self._requests: dict[str, tuple[EngineRequest, Future[None]]] = {}
+        self._requests: dict[str, tuple[EngineRequest, Future[object]]] = {}
+        self._num_reported = 0
 
     def __len__(self) -> int:
         return len(self._requests)
 
-    def add(self, request: EngineRequest, ready: Future[None]) -> None:
+    @property
+    def has_news(self) -> bool:
+        """Whether there are more or fewer than when somebody was told."""
+        return len(self) != self._num_reported
+
+    @property
+    def has_work(self) -> bool:
+        """Whether there is something to wait for, or to tell."""
+        return len(self) > 0 or self.has_news
+
+    def reported(self) -> int:
+        """How many there are, for somebody who is told."""
+        self._num_reported = len(self)
+        return self._num_reported
+
+    def add(self, request: EngineRequest, ready: Future[object]) -> None:
         """Takes in a request that waits for `ready`."""
         self._requests[request.id] = request, ready
 
     def abort(self, request_id: str) -> None:
         """Forgets a request; unknown ones are ignored."""
-        self._requests.pop(request_id, None)
+        if (known := self._requests.pop(request_id, None)) is not None:
+            known[1].cancel()
 
     def wait(self) -> None:
         """Waits for the first, a moment at most."""
@@ -45,7 +63,9 @@ class Preparing:
         for request, ready in done:
             del self._requests[request.id]
             if (error := ready.exception()) is None:
-                requests.append(request)
+                assert request.grammar is not None
+                grammar = replace(request.grammar, compiled=ready.result())
+                requests.append(replace(request, grammar=grammar))
                 continue
             logger.error("request %s: %s", request.id, error)
             failed += [

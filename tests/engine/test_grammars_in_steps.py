@@ -1,0 +1,112 @@
+"""What grammars cost others: those that share one, those that come after, those that wait for one."""
+
+from __future__ import annotations
+
+import random
+import threading
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import pytest
+from llguidance import LLParserLimits
+
+from stoker_engine import SamplingParams, StructuredOutputs
+from stoker_engine.core.engine_request import EngineRequest
+from stoker_engine.core.finish_reason import FinishReason
+from stoker_engine.grammar import grammars
+
+from .test_structured_outputs import Repeating, engine_of, request, run
+
+#: Its lexer learns states wherever it is asked.
+MANY_STATES = StructuredOutputs(regex="(a|b)*a(a|b){8}")
+
+
+def limit_states(monkeypatch: pytest.MonkeyPatch, most: int) -> None:
+    monkeypatch.setattr(grammars, "parser_limits", lambda: LLParserLimits(max_lexer_states=most, verbose_errors=False))
+
+
+def watch_compiler(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The threads in which grammars are compiled, one for each that is."""
+    threads: list[str] = []
+    compile_one = grammars.Grammars._compile
+
+    def compile_grammar(self: grammars.Grammars, source: str) -> grammars.Compiled:
+        threads.append(threading.current_thread().name)
+        return compile_one(self, source)
+
+    monkeypatch.setattr(grammars.Grammars, "_compile", compile_grammar)
+    return threads
+
+
+@pytest.mark.parametrize("drafts", [False, True])
+def test_a_kept_grammar_does_not_wear_out(tiny_llama: Path, monkeypatch: pytest.MonkeyPatch, *, drafts: bool) -> None:
+    params = [SamplingParams(n=3, temperature=1.5, seed=seed, max_tokens=30, ignore_eos=True) for seed in range(8)]
+    asked = [request(str(seed), [5, 6, seed + 7], each, MANY_STATES) for seed, each in enumerate(params)]
+    proposer = Repeating() if drafts else None
+    expected = run(engine_of(tiny_llama, proposer=proposer), asked, random.Random(0))
+    compiled = watch_compiler(monkeypatch)
+    limit_states(monkeypatch, 150)
+    engine = engine_of(tiny_llama, proposer=proposer)
+    for each in asked:  # one after another, then together
+        alone = run(engine, [each], random.Random(0))
+        assert alone == {key: expected[key] for key in alone}
+    assert run(engine, asked, random.Random(0)) == expected
+    assert 2 < len(compiled) < 30, "it is shared while it can be"
+
+
+def test_what_is_too_large_alone_still_ends(tiny_llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    limit_states(monkeypatch, 20)
+    params = SamplingParams(n=2, temperature=1.5, max_tokens=60, ignore_eos=True)
+    found = run(engine_of(tiny_llama), [request("large", [5], params, MANY_STATES)], random.Random(0))
+    for *_, reason, error in found.values():
+        assert reason is FinishReason.ERROR and "too many states" in str(error)
+
+
+def test_no_step_compiles_what_was_compiled(tiny_llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grammars, "_KEPT", 1)
+    threads = watch_compiler(monkeypatch)
+    asked = [
+        request(str(seed), [5], SamplingParams(n=2, seed=seed), StructuredOutputs(regex=f"[ab]{{{seed + 3}}}"))
+        for seed in range(9)
+    ]
+    for blocks in (400, 24):
+        threads.clear()
+        found = run(engine_of(tiny_llama, blocks), asked, random.Random(0))
+        assert len(found) == 18 and len(threads) == 9
+        assert all(name.startswith("grammars") for name in threads)
+
+
+def test_a_prepared_request_that_cannot_be_added_ends_alone(tiny_llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = engine_of(tiny_llama)
+    good = [request(str(seed), [5], SamplingParams(), StructuredOutputs(regex="a{4}")) for seed in range(2)]
+    bad = request("bad", [5], SamplingParams(n=2), StructuredOutputs(regex="b{4}"))
+    add = engine.scheduler.add
+
+    def fail_at_bad(asked: EngineRequest) -> Any:
+        if asked.id == "bad":
+            raise ValueError("no")
+        return add(asked)
+
+    monkeypatch.setattr(engine.scheduler, "add", fail_at_bad)
+    found = run(engine, [good[0], bad, good[1]], random.Random(0))
+    assert {key: value[-2] for key, value in found.items()} == {
+        ("0", 0): FinishReason.STOP,
+        ("1", 0): FinishReason.STOP,
+        ("bad", 0): FinishReason.ERROR,
+        ("bad", 1): FinishReason.ERROR,
+    }
+
+
+def test_those_that_wait_for_a_grammar_are_counted(tiny_llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = engine_of(tiny_llama)
+    never: Future[object] = Future()
+    monkeypatch.setattr(engine.executor, "prepare", lambda grammar: never)
+    engine.add(request("waits", [5], SamplingParams(), MANY_STATES))
+    report = engine.step().report
+    assert report is not None and report.stats.num_waiting == 1
+    assert engine.has_work and engine.step().report is None, "nothing is new"
+    engine.abort("waits")
+    assert never.cancelled() and engine.has_work
+    report = engine.step().report
+    assert report is not None and report.stats.num_waiting == 0 and not engine.has_work
