@@ -23,8 +23,9 @@ from stoker_engine.core.sampling_defaults import sampling_params
 from stoker_engine.core.sampling_params import BeamSearchParams, RequestParams, SamplingParams
 from stoker_engine.core.structured_outputs import StructuredOutputs
 from stoker_engine.engine import Engine
+from stoker_engine.exec.executor import LocalExecutor
+from stoker_engine.grammar.check import check_grammar
 from stoker_engine.grammar.compile import compile_grammar
-from stoker_engine.grammar.matcher import GrammarError
 from stoker_engine.models.checkpoint import find_checkpoint
 from stoker_engine.tokens.input_processor import InputProcessor
 from stoker_engine.tokens.output_processor import OutputProcessor
@@ -200,10 +201,9 @@ class LLM:
         tokenizer = self.tokenizer
         special = {tokenizer.id_to_token(token_id) or "": token_id for token_id in sorted(tokenizer.special_ids)}
         grammar = Grammar(compile_grammar(structured, special), structured.begins_after)
-        try:
-            self.engine.executor.prepare(grammar).result()
-        except GrammarError as error:
-            raise RequestError(str(error), f"structured_outputs.{structured.kind}") from error
+        executor = self.engine.executor
+        assert isinstance(executor, LocalExecutor)
+        check_grammar(executor.runner.grammars, grammar.source, f"structured_outputs.{structured.kind}")
         self._compiled = structured, grammar
         return grammar
 

@@ -223,6 +223,15 @@ def test_offline_under_vllm_s_name(llm: LLM) -> None:
     assert answers(llm, StructuredOutputs(regex="ab?"))[0].text in ("a", "ab")
 
 
+def test_offline_what_no_output_keeps_is_refused_with_a_sentence(llm: LLM) -> None:
+    with pytest.raises(RequestError, match="no output keeps to this") as refused:
+        answers(llm, StructuredOutputs(regex="[^\\s\\S]a"))
+    assert refused.value.param == "structured_outputs.regex"
+    with pytest.raises(RequestError, match="StructuredOutputs") as refused:
+        SamplingParams(structured_outputs={"json": {"type": "object"}})  # type: ignore[arg-type]
+    assert refused.value.param == "structured_outputs"
+
+
 def test_it_ends_where_it_can_only_end(llm: LLM) -> None:
     for params in ({"ignore_eos": True}, {"min_tokens": 150}, {"ignore_eos": True, "min_tokens": 150}):
         [found] = answers(llm, StructuredOutputs(regex="(lazy ){3}dog"), **params)

@@ -113,6 +113,12 @@ class SamplingParams:
             raise RequestError("bad_words must not hold an empty word", "bad_words")
         if self.allowed_token_ids is not None and not len(self.allowed_token_ids):
             raise RequestError("allowed_token_ids is empty: no token could be chosen", "allowed_token_ids")
+        if not isinstance(self.structured_outputs, StructuredOutputs | None):
+            raise RequestError(
+                f"structured_outputs must be StructuredOutputs(…), got {type(self.structured_outputs).__name__}; "
+                "a dict's fields are its arguments",
+                "structured_outputs",
+            )
         if self.structured_outputs is not None and self.allowed_token_ids is not None:
             raise RequestError(
                 "structured_outputs and allowed_token_ids may leave no token in common; send one of them",
