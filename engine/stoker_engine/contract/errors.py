@@ -15,10 +15,10 @@
         │   ├── EngineKilledError       a signal from outside ended it
         │   ├── EngineOutOfMemoryError  because memory ran out
         │   └── EngineStuckError        it made no progress
+        ├── OverloadedError a queue is full                              HTTP 429
         └── in `server.unavailable`, what is fine at another time, with another key, or in another size:
             ├── UnauthorizedError   no valid API key                     HTTP 401
             ├── TooLargeError       the body is too large                HTTP 413
-            ├── OverloadedError     a queue is full                      HTTP 429
             └── UnavailableError    the server loads, stops or is stuck  HTTP 503
 
 Each carries a sentence a user can act on: what is wrong, and the remedy.
@@ -92,6 +92,14 @@ class NotFoundError(RequestError):
 
     status = 404
     type = "not_found_error"
+
+
+class OverloadedError(RequestError):
+    """A queue's limit is reached. Answers say when to try again."""
+
+    status = 429
+    type = "rate_limit_error"
+    retry_after_s = 1
 
 
 class RequestFailedError(RequestError):

@@ -22,6 +22,13 @@ COMPILE_MEMORY: Final = 512 * 1024**2
 #: Seconds after which it is given up all the same, where the machine is busy.
 COMPILE_TIMEOUT_S: Final = 20.0
 
+#: Seconds in which one is compiled that nobody minds to wait for. What takes longer begins again, among its like.
+QUICK_S: Final = 0.5
+
+#: Most that wait to be compiled, and most of those that were not quick.
+MOST_WAITING: Final = 64
+MOST_SLOW: Final = 8
+
 #: Steps that are tried of a grammar before it is taken.
 TRIED_STEPS: Final = 24
 

@@ -11,11 +11,11 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
-from stoker_engine.contract.errors import EngineDeadError, RequestError
+from stoker_engine.contract.errors import EngineDeadError, OverloadedError, RequestError
 from stoker_engine.server.anthropic import errors as anthropic
 from stoker_engine.server.connection.disconnect import ClientGoneError
 from stoker_engine.server.openai import errors as openai
-from stoker_engine.server.unavailable import OverloadedError, UnauthorizedError, UnavailableError
+from stoker_engine.server.unavailable import UnauthorizedError, UnavailableError
 
 
 def install(app: FastAPI) -> None:

@@ -13,14 +13,6 @@ class UnavailableError(RequestError):
     retry_after_s = 5
 
 
-class OverloadedError(RequestError):
-    """A queue's limit is reached."""
-
-    status = 429
-    type = "rate_limit_error"
-    retry_after_s = 1
-
-
 class UnauthorizedError(RequestError):
     """No valid API key came with the request."""
 

@@ -9,6 +9,7 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from dataclasses import fields
 from typing import Final
+from weakref import WeakValueDictionary
 
 from stoker_engine.contract.errors import RequestError
 from stoker_engine.core.structured_outputs import StructuredOutputs
@@ -18,12 +19,12 @@ _MOST: Final = 16 * 2**20
 
 
 class KeptGrammars:
-    """Grammars, and refusals, for one event loop. One is compiled at a time, so that those who wait for it get it."""
+    """Grammars, and refusals, for one event loop. Each is compiled once: those who wait for it get it."""
 
     def __init__(self) -> None:
         self._kept: OrderedDict[bytes, str | RequestError] = OrderedDict()
         self._length = 0
-        self._turn = asyncio.Lock()
+        self._turns: WeakValueDictionary[bytes, asyncio.Lock] = WeakValueDictionary()  # of those being compiled
 
     async def get(
         self, structured: StructuredOutputs, compile_grammar: Callable[[StructuredOutputs], Awaitable[str]]
@@ -31,16 +32,18 @@ class KeptGrammars:
         """The grammar of `structured`, compiled if it is not kept.
 
         Raises:
-            RequestError: what `compile_grammar` raises. It is not kept where it has a code.
+            RequestError: what `compile_grammar` raises. It is kept where it is the grammar's fault, and has no code.
         """
         key = await asyncio.to_thread(_key, structured)
         if key not in self._kept:
-            async with self._turn:
+            turn = self._turns.setdefault(key, asyncio.Lock())
+            async with turn:
                 if key not in self._kept:
                     try:
                         self._keep(key, await compile_grammar(structured))
                     except RequestError as error:
-                        if error.code is not None:  # what took too much may take less where less is going on
+                        # What took too much may take less where less is going on.
+                        if error.code is not None or error.status != RequestError.status:
                             raise
                         self._keep(key, error)
         self._kept.move_to_end(key)

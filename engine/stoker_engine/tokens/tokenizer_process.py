@@ -9,7 +9,8 @@ larger jobs, whose workers have grown, begin each with a new one too, so that me
     medium       up to 1 MiB
     large        more
     untrusted    a template that came with a request, with limits on time and memory
-    grammars     what outputs must look like, likewise
+    grammars     what outputs must look like, likewise; they are short, and only so many may wait
+    slow         those that did not become one in that time
 """
 
 from __future__ import annotations
@@ -31,9 +32,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from stoker_engine.contract.errors import ModelError, RequestError, RequestFailedError, StokerError
+from stoker_engine.contract.errors import ModelError, OverloadedError, RequestError, RequestFailedError, StokerError
 from stoker_engine.core.structured_outputs import StructuredOutputs
-from stoker_engine.grammar.limits import COMPILE_CPU_S, COMPILE_MEMORY, COMPILE_TIMEOUT_S
+from stoker_engine.grammar.limits import (
+    COMPILE_CPU_S,
+    COMPILE_MEMORY,
+    COMPILE_TIMEOUT_S,
+    MOST_SLOW,
+    MOST_WAITING,
+    QUICK_S,
+)
 from stoker_engine.grammar.token_table import TokenTable
 from stoker_engine.tokens.kept_grammars import KeptGrammars
 from stoker_engine.tokens.tokenizer_worker import ANSWER, FORK, HELLO, JOB
@@ -64,6 +72,10 @@ TOO_COMPLEX: Final = "grammar_too_complex"
 _FAILED = "the tokenizer failed at this request; see the server's log"
 
 _LANES = ((2**16, "small"), (2**20, "medium"))
+
+
+class _BrokenError(RequestFailedError):
+    """Workers of this kind fail at every job."""
 
 
 class _WorkerGoneError(Exception):
@@ -111,11 +123,14 @@ class _Lane:
         timeout: seconds that a job may take; beyond what the slowest needs, unless its worker is stopped.
         keeps: whether its worker stays for the next job.
         fork: limits of its workers; see `tokenizer_worker.FORK`.
+        most: how many jobs may wait and be worked on, where that is limited; and how many do.
     """
 
     timeout: float
     keeps: bool = False
     fork: bytes = FORK.pack(0, 0, 5, False)
+    most: int | None = None
+    waiting: int = 0
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)
     worker: _Worker | None = None
 
@@ -131,6 +146,7 @@ class TokenizerProcess:
 
     def __init__(self, path: Path, chat_template: str | None = None, log_format: str = "text") -> None:
         self._arguments = [log_format, str(path), *([] if chat_template is None else [chat_template])]
+        compiles = FORK.pack(COMPILE_MEMORY, COMPILE_CPU_S, 5, True)
         self._lanes = {
             "small": _Lane(30, keeps=True, fork=FORK.pack(0, 0, 0, False)),
             "medium": _Lane(120),
@@ -138,7 +154,8 @@ class TokenizerProcess:
             "untrusted": _Lane(
                 TEMPLATE_TIMEOUT_S, fork=FORK.pack(TEMPLATE_MEMORY, int(TEMPLATE_TIMEOUT_S) + 1, 5, False)
             ),
-            "grammars": _Lane(COMPILE_TIMEOUT_S, fork=FORK.pack(COMPILE_MEMORY, COMPILE_CPU_S, 5, True)),
+            "grammars": _Lane(QUICK_S, fork=compiles, most=MOST_WAITING),
+            "slow": _Lane(COMPILE_TIMEOUT_S, fork=compiles, most=MOST_SLOW),
         }
         self._grammars = KeptGrammars()
         self._workers: set[_Worker] = set()
@@ -245,23 +262,37 @@ class TokenizerProcess:
 
         Raises:
             RequestError: it is malformed, too large, takes too much, or no output keeps it.
+            OverloadedError: too many wait.
+            RequestFailedError: none can be compiled.
         """
         return await self._grammars.get(structured, self._compile_grammar)
 
     async def _compile_grammar(self, structured: StructuredOutputs) -> str:
+        param = f"structured_outputs.{structured.kind}"
         try:
-            return _text(*await self._do("compile_grammar", {"structured": structured}, "grammars"))
+            try:
+                return await self._compile_in("grammars", structured, param)
+            except TimeoutError:
+                return await self._compile_in("slow", structured, param)
+        except _BrokenError:
+            raise
         except TimeoutError:
             sentence = f"it took longer than {COMPILE_TIMEOUT_S:g} s"
         except RequestFailedError:
             sentence = (
                 f"it took more than {COMPILE_CPU_S} s of processor time or {COMPILE_MEMORY >> 20} MiB, or crashed"
             )
-        raise RequestError(
-            f"this could not be compiled: {sentence}; send something simpler",
-            f"structured_outputs.{structured.kind}",
-            TOO_COMPLEX,
-        )
+        raise RequestError(f"this could not be compiled: {sentence}; send something simpler", param, TOO_COMPLEX)
+
+    async def _compile_in(self, name: str, structured: StructuredOutputs, param: str) -> str:
+        lane = self._lanes[name]
+        if lane.most is not None and lane.waiting >= lane.most:
+            raise OverloadedError(f"{lane.waiting} grammars wait to be compiled; try again later", param)
+        lane.waiting += 1
+        try:
+            return _text(*await self._do("compile_grammar", {"structured": structured}, name))
+        finally:
+            lane.waiting -= 1
 
     def close(self) -> None:
         """Ends the process, and all work."""
@@ -284,7 +315,7 @@ class TokenizerProcess:
 
         Raises:
             RequestError: what the method raised.
-            RequestFailedError: the worker died of it.
+            RequestFailedError: the worker died of it, or fails at every job.
             TimeoutError: it took too long, in a lane of what may do harm.
         """
         job = pickle.dumps((method, arguments))
@@ -304,6 +335,8 @@ class TokenizerProcess:
                     if (untrusted and late) or attempt == 2 or self._closed:
                         raise RequestFailedError(_FAILED) from None
                     logger.warning("a worker of the tokenizer died; another one does its job")
+        if "broken" in header:
+            raise _BrokenError(header["broken"])
         if "failed" in header:
             raise RequestFailedError(_FAILED)
         if "error" in header:

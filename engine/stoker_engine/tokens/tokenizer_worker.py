@@ -8,7 +8,7 @@ neither hold up nor starve anybody. The process has a single thread, without whi
 
     job       length, pickle of (method of `Tokenizer`, or of `GrammarCompiler`; arguments)
     answer    length of the header, of the data; header as JSON: {"text": true}, {"table": true}, {"lengths": …} or an
-              error; data
+              error (failed: at this job; broken: at every one of this method); data
 
 An answer is no pickle: it may come from a worker in which a stranger's template ran.
 """
@@ -111,6 +111,15 @@ def _fork_workers(control: socket.socket, tokenizer: Tokenizer) -> None:
         os.close(descriptors[0])
 
 
+class _NoCompiler:
+    """What stands for a compiler that could not be made."""
+
+    def compile_grammar(self, structured: object) -> str:
+        from stoker_engine.contract.errors import RequestFailedError
+
+        raise RequestFailedError("grammars cannot be compiled for this model; see the server's log")
+
+
 def _grammar_compiler(tokenizer: Tokenizer) -> object:
     """What compiles grammars, made when the first one comes; forks share it."""
     from stoker_engine.tokens.grammar_compiler import GrammarCompiler
@@ -119,7 +128,7 @@ def _grammar_compiler(tokenizer: Tokenizer) -> object:
         compiler = GrammarCompiler(tokenizer)
     except Exception:  # its jobs fail, and no others
         logger.exception("the vocabulary cannot be read for grammars")
-        return None
+        return _NoCompiler()
     gc.collect()
     gc.freeze()
     _trim()
@@ -169,7 +178,7 @@ def _read(jobs: BinaryIO) -> bytes | None:
 
 
 def _answer(connection: socket.socket, tokenizer: object, job: bytes) -> None:
-    from stoker_engine.contract.errors import RequestError
+    from stoker_engine.contract.errors import RequestError, RequestFailedError
     from stoker_engine.grammar.token_table import TokenTable
 
     data: bytes = b""
@@ -185,6 +194,8 @@ def _answer(connection: socket.socket, tokenizer: object, job: bytes) -> None:
         else:
             header = {"lengths": [len(ids) for ids in result]}
             data = array.array("I", [token_id for ids in result for token_id in ids]).tobytes()
+    except RequestFailedError as error:
+        header = {"broken": error.message}
     except RequestError as error:
         header = {"error": error.message, "param": error.param, "code": error.code}
     except Exception as error:  # ours, or memory ran out: nobody else is hurt
