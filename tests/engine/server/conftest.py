@@ -35,6 +35,8 @@ from stoker_engine.core.logprobs import Logprob, PositionLogprobs
 from stoker_engine.core.outputs import OutputDelta
 from stoker_engine.core.sampling_params import RequestParams, SamplingParams
 from stoker_engine.core.step_report import StepReport
+from stoker_engine.core.structured_outputs import StructuredOutputs
+from stoker_engine.grammar.compile import compile_grammar
 from stoker_engine.server.app import create_app
 from stoker_engine.server.connection.http_protocol import http_protocol
 from stoker_engine.server.http_server import Server, bind, uvicorn_config
@@ -94,6 +96,9 @@ class FakeTokenizer:
 
     async def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         return self.vocabulary.decode(token_ids, skip_special_tokens)
+
+    async def compile_grammar(self, structured: StructuredOutputs) -> str:
+        return compile_grammar(structured)
 
     async def chat_text(self, messages: list[dict[str, Any]], **kwargs: Any) -> str:
         if messages[0]["content"] == "no template":

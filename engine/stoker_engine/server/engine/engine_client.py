@@ -14,6 +14,7 @@ from stoker_engine.contract.errors import EngineDeadError
 from stoker_engine.core.engine_info import EngineInfo
 from stoker_engine.core.sampling_params import RequestParams
 from stoker_engine.core.step_report import StepReport
+from stoker_engine.core.structured_outputs import StructuredOutputs
 from stoker_engine.tokens.output_stream import OutputStream
 from stoker_engine.tokens.prompt_tokens import PromptTokens
 
@@ -70,6 +71,10 @@ class PromptTokenizer(Protocol):
 
     async def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """The text of tokens."""
+        ...
+
+    async def compile_grammar(self, structured: StructuredOutputs) -> str:
+        """The grammar that an output must keep, checked."""
         ...
 
     async def chat_text(

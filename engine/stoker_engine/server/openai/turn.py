@@ -13,9 +13,11 @@ from dataclasses import dataclass, field, replace
 
 from fastapi import Request
 
+from stoker_engine.contract.errors import RequestError
 from stoker_engine.core.finish_reason import FinishReason
 from stoker_engine.core.logprobs import PositionLogprobs
 from stoker_engine.core.outputs import OutputDelta
+from stoker_engine.core.structured_outputs import StructuredOutputs
 from stoker_engine.server.connection.disconnect import until_disconnect
 from stoker_engine.server.engine.generation import Generation, renamed
 from stoker_engine.server.openai.chat_prompt import ChatPrompt, render
@@ -121,7 +123,7 @@ class Turn:
         names = {**{name: outer.get(ours, ours) for name, ours in body.field_names.items()}, **outer}
         with renamed(names):
             service.check(body)
-            of_tools = await asyncio.to_thread(constraint, body, service.parsers) if body.tool_use.tools else None
+            of_tools = await cls._grammar_of_tools(body, service, request) if body.tool_use.tools else None
             rendered = await until_disconnect(request.receive, rendered_prompt(body, service))
             info = service.client.info
             limit = body.max_completion_tokens or body.max_tokens
@@ -137,10 +139,33 @@ class Turn:
                 # What a model reasons before its answer is free.
                 begins_after = parsing.begins_after if parsing.new_parser().is_reasoning else ()
                 params = replace(params, structured_outputs=replace(structured, begins_after=tuple(begins_after)))
-        if of_tools is not None:  # errors of a grammar are the tools' then
+        if of_tools is not None:  # errors of the grammar are the tools' then: the format has none
             names |= {f"structured_outputs.{kind}": "tools" for kind in ("json", "structural_tag")}
         generation = service.generation(answer_id, body, [prompt], [params], names)
         return cls(body, generation, parsing)
+
+    @staticmethod
+    async def _grammar_of_tools(
+        body: ChatCompletionRequest, service: Service, request: Request
+    ) -> StructuredOutputs | None:
+        """What the tools ask for, and the format with them.
+
+        Raises:
+            RequestError: it cannot be, or the format is malformed.
+            ClientGoneError: the client hung up.
+        """
+        of_tools = await asyncio.to_thread(constraint, body, service.parsers)
+        if of_tools is None:
+            return None
+        if body.use_beam_search:
+            raise RequestError(
+                "tools that are strict are kept to their schemas by a grammar, which beam search does not follow: "
+                "leave one of them out",
+                "tools",
+            )
+        if (wanted := body.wanted_format) is not None and not body.tool_use.is_forced:
+            await until_disconnect(request.receive, service.client.tokenizer.compile_grammar(wanted))
+        return of_tools
 
     async def deltas(self) -> AsyncGenerator[list[tuple[int, TurnDelta]], None]:
         """Yields what there is, as soon as there is something: (index of a choice, delta); see `Generation.deltas`."""

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from stoker_engine.contract import names
 from stoker_engine.contract.errors import RequestError
 from stoker_engine.server.parsers.detect import reasoning_parser, tool_call_parser
 from stoker_engine.server.parsers.parts import Content
@@ -121,6 +122,11 @@ def test_ends_of_prompts_count_and_not_what_answers_hold() -> None:
 @needs_templates
 def test_what_real_templates_choose() -> None:
     assert {name: (tool_call_parser(REAL[name]), reasoning_parser(REAL[name])) for name in CHOSEN} == CHOSEN
+
+
+def test_the_flags_take_the_parsers_that_there_are() -> None:
+    assert set(names.TOOL_CALL_PARSERS) == set(TOOL_PARSERS)
+    assert set(names.REASONING_PARSERS) == set(REASONING_PARSERS)
 
 
 @pytest.mark.parametrize(
