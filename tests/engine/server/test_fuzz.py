@@ -262,7 +262,9 @@ CHAT: dict[str, list[Any]] = {
     "logprobs": [True],
     "top_logprobs": [0, 3],
     "add_generation_prompt": [True, False],
-    "tools": [[TOOL]],
+    "continue_final_message": [True],  # then the model does not reason first
+    "tools": [[TOOL], [{**TOOL, "function": {**TOOL["function"], "strict": True}}]],  # type: ignore[dict-item]
+    "tool_choice": ["auto", "none", "required", {"type": "function", "function": {"name": "f"}}],
 }
 RESPONSES: dict[str, list[Any]] = {
     "input": ["", "hi", [{"role": "user", "content": "the lazy dog"}], [{"role": "user", "content": []}]],
@@ -363,6 +365,8 @@ def served(tiny_llama: Path) -> Iterator[Serving]:
         max_request_bytes=MAX_BYTES,
         h11_max_incomplete_event_size=MAX_BYTES,
         trust_request_chat_template=True,
+        tool_call_parser="hermes",
+        reasoning_parser="qwen3",
         uvicorn_log_level="critical",
         disable_uvicorn_access_log=True,
     )
