@@ -145,7 +145,10 @@ class Service:
         parsers, tools = self.parsers, body.tool_use
         markers = [
             marker
-            for parser, is_used in ((parsers.reasoning, True), (parsers.tools, tools.mode == "auto"))
+            for parser, is_used in (
+                (parsers.reasoning, True),
+                (parsers.tools, tools.mode == "auto" or parsers.forces_own_calls(tools)),
+            )
             if parser is not None and is_used
             for marker in parser.markers
         ]

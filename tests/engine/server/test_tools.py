@@ -20,11 +20,18 @@ from starlette.testclient import TestClient
 from stoker_engine.contract.engine_args import EngineArgs
 from stoker_engine.contract.frontend_args import FrontendArgs
 from stoker_engine.contract.serve_args import ServeArgs
+from stoker_engine.core.grammar import Grammar
+from stoker_engine.core.structured_outputs import StructuredOutputs
+from stoker_engine.grammar.compile import compile_grammar
+from stoker_engine.grammar.grammars import Grammars
+from stoker_engine.grammar.token_table import TokenTable
 from stoker_engine.server.app import create_app
 from stoker_engine.server.openai.messages import Tool
 from stoker_engine.server.openai.tool_choice import ToolUse
 from stoker_engine.server.parsers.forced_calls import NamedCall, RequiredCalls
+from stoker_engine.server.parsers.harmony import MARKERS
 from stoker_engine.server.parsers.parts import Content, Part, Reasoning, ToolCallArguments, ToolCallStart, merged
+from stoker_engine.server.parsers.tools.openai import OpenAIToolParser
 from stoker_engine.server.service import Service
 
 from .scripted_engine import ScriptedEngine
@@ -287,6 +294,60 @@ def test_a_forced_call_that_a_stop_string_cuts_off_is_not_to_be_run(said: str, c
         last = ask(client, tool_choice="required")
         assert last.choices[0].message.tool_calls
     assert last.choices[0].finish_reason == ("tool_calls" if complete else "stop")
+
+
+HARMONY_CALL = '<|channel|>commentary to=functions.weather <|constrain|>json<|message|>{"city":"Oslo"}'
+HARMONY_THOUGHT = "<|channel|>analysis<|message|>Hm. {<|end|><|start|>assistant"
+
+
+@pytest.mark.parametrize("reasoning", [None, "openai_gptoss"])
+@pytest.mark.parametrize("said", [HARMONY_CALL, HARMONY_THOUGHT + HARMONY_CALL])
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "weather"}}])
+def test_gpt_oss_is_forced_to_call_in_its_own_words(reasoning: str | None, said: str, choice: Any) -> None:
+    engine = ScriptedEngine(said, said)
+    client = openai_client(engine, tool_call_parser="openai", reasoning_parser=reasoning)
+    message = ask(client, tool_choice=choice).choices[0].message
+    assert calls_of(message) == [("weather", {"city": "Oslo"})]
+    assert bool(message.content) == (reasoning is None and "analysis" in said)
+    streamed = list(ask(client, tool_choice=choice, stream=True))
+    assert sum(bool(event.choices[0].delta.tool_calls) for event in streamed) == 2
+    structured = engine.asked[-1][1].structured_outputs
+    assert structured is not None
+    assert structured.begins_after == (), "a model that is free to choose a channel may call none"
+
+
+def test_what_gpt_oss_is_forced_to_write() -> None:
+    ids = {marker: 256 + number for number, marker in enumerate(MARKERS)}
+    end = 256 + len(ids)
+    grammars = Grammars(end + 1, [end])
+    vocabulary = [*(bytes([byte]) for byte in range(256)), *(marker.encode() for marker in MARKERS), b""]
+    grammars.set_token_table(TokenTable.of(vocabulary, [*ids.values(), end]))
+    tools = [Tool.model_validate(function(name, CITY)) for name in ("weather", "time")]
+    tag = {"type": "structural_tag", "format": OpenAIToolParser.forced_call(tools)}
+    source = compile_grammar(StructuredOutputs(structural_tag=tag, disable_any_whitespace=True), ids)
+    markers = re.compile(f"({'|'.join(map(re.escape, MARKERS))})")
+
+    def keeps(text: str) -> tuple[bool, bool]:
+        """Whether the grammar may write `text`, and end there."""
+        tokens = [
+            token for piece in markers.split(text) for token in ([ids[piece]] if piece in ids else piece.encode())
+        ]
+        matcher = grammars.begin(Grammar(source)).matcher
+        return matcher.try_consume_tokens(tokens) == len(tokens), matcher.is_accepting()
+
+    for text, is_taken, is_whole in (
+        (HARMONY_CALL, True, True),
+        (HARMONY_THOUGHT * 2 + HARMONY_CALL, True, True),
+        (HARMONY_THOUGHT, True, False),
+        (HARMONY_CALL[:-1], True, False),
+        ("<|channel|>final<|message|>", False, False),
+        ("Hello", False, False),
+        (HARMONY_THOUGHT + "<|channel|>final<|message|>no", False, False),
+        (HARMONY_CALL.replace("weather", "other"), False, False),
+        (HARMONY_CALL.replace('"Oslo"', "5"), False, False),
+    ):
+        taken, whole = keeps(text)
+        assert (taken, taken and whole) == (is_taken, is_whole), text
 
 
 @pytest.mark.parametrize("name", [r"\q", r"\ud83d", r"\udc00", r"\u12", "a\tb"])

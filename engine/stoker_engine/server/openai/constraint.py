@@ -29,6 +29,9 @@ def constraint(body: ChatCompletionRequest, parsers: Parsers) -> StructuredOutpu
         RequestError: there are tools, and it is not known how this model calls them, or how to keep it to a schema.
     """
     use, wanted = body.tool_use, body.wanted_format
+    if parsers.forces_own_calls(use):
+        tag = {"type": "structural_tag", "format": _of_parser(use, parsers, "forced_call")}
+        return StructuredOutputs(structural_tag=tag, disable_any_whitespace=True)
     if use.is_forced:
         return StructuredOutputs(json=use.schema, disable_any_whitespace=True)
     if use.mode == "none":
@@ -50,7 +53,7 @@ def constraint(body: ChatCompletionRequest, parsers: Parsers) -> StructuredOutpu
             'the model decides whether it does: leave the format out, or use tool_choice "required" or "none"',
             "tools",
         )
-    tag = _structural_tag(use, parsers)
+    tag = _of_parser(use, parsers, "structural_tag")
     if wanted is None:
         return StructuredOutputs(structural_tag=tag)
     either = {"type": "or", "elements": [_calls(tag["structures"]), _format(wanted)]}
@@ -68,11 +71,10 @@ def _say_not_strict(parser: type[ToolParser]) -> None:
     )
 
 
-def _structural_tag(use: ToolUse, parsers: Parsers) -> dict[str, Any]:
-    """How calls are kept to the schemas of their tools, where the model decides whether it makes one."""
-    structural_tag: Any = getattr(parsers.tools, "structural_tag")  # noqa: B009 - not all have one
+def _of_parser(use: ToolUse, parsers: Parsers, method: str) -> dict[str, Any]:
+    """What the parser of calls says of how they are kept to the schemas of their tools."""
     tools = [tool.model_copy(update={"function": _with_schema(tool)}) for tool in use.tools]
-    tag: dict[str, Any] = structural_tag(tools)
+    tag: dict[str, Any] = getattr(parsers.tools, method)(tools)
     return tag
 
 

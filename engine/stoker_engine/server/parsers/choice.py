@@ -27,6 +27,10 @@ class Parsers:
     tools: type[ToolParser] | None = None
     reasoning: type[ReasoningParser] | None = None
 
+    def forces_own_calls(self, use: ToolUse) -> bool:
+        """Whether calls that are a must are written as the model writes them by itself."""
+        return use.is_forced and hasattr(self.tools, "forced_call")
+
     @classmethod
     def of(cls, args: FrontendArgs, template: str | None) -> Parsers:
         """Those that the flags name, else those that the chat template shows; says in the log which."""
@@ -72,7 +76,7 @@ class Parsing:
 
     def _new_tool_parser(self) -> ToolParser | None:
         use, parser = self.tools, self.parsers.tools
-        if use.is_forced:
+        if use.is_forced and not self.parsers.forces_own_calls(use):
             return forced_calls(use.mode)(use.tools, self._new_id)
         return None if parser is None or use.mode == "none" else parser(use.tools)
 

@@ -46,6 +46,10 @@ class ReasoningParser(Protocol):
 class ToolParser(Protocol):
     """The second stage, for one sequence: its text is the content that the first one emits.
 
+    Two class methods are optional. ``structural_tag(tools)`` keeps the arguments of calls that the model makes by
+    itself to the tools' schemas. ``forced_call(tools)`` is the format of a whole output that is a call, the reasoning
+    before it included, for models that cannot be forced to write calls in any other way than their own.
+
     Args:
         tools: those that may be called.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar, Final
+from typing import Any, ClassVar, Final
 
 from stoker_engine.server.openai.messages import Tool
 from stoker_engine.server.parsers import harmony
@@ -29,6 +29,29 @@ class OpenAIToolParser:
         self._arguments: list[str] = []
         self._breaks = False  # whether a line begins with the next text of an answer
         self._answered = False
+
+    @classmethod
+    def forced_call(cls, tools: Sequence[Tool]) -> dict[str, Any]:
+        """Reasoning, if the model wants to, and then a call: a model that is free to choose a channel may call none."""
+        call = f"{harmony.CHANNEL}commentary to={_FUNCTIONS}NAME {harmony.CONSTRAIN}json{harmony.MESSAGE}"
+        calls = [
+            {
+                "type": "tag",
+                "begin": call.replace("NAME", tool.function.name),
+                "content": {"type": "json_schema", "json_schema": tool.function.parameters or {"type": "object"}},
+                "end": "",
+            }
+            for tool in tools
+        ]
+        thought = {
+            "type": "tag",
+            "begin": f"{harmony.CHANNEL}analysis{harmony.MESSAGE}",
+            "content": {"type": "any_text"},
+            "end": "<|end|>",
+        }
+        next_message = {"type": "const_string", "value": harmony.OPENING}
+        reasoning = {"type": "star", "content": {"type": "sequence", "elements": [thought, next_message]}}
+        return {"type": "sequence", "elements": [reasoning, {"type": "or", "elements": calls}]}
 
     def feed(self, text: str) -> list[Part]:
         """`Content` and calls in a further piece of the text."""
