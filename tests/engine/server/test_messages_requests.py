@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
+from pydantic import BaseModel
 from starlette.testclient import TestClient
 
 from stoker_engine.contract.errors import EngineDeadError, RequestError
+from stoker_engine.server.anthropic.request import MessagesRequest
+from stoker_engine.server.openai.chat_request import ChatCompletionRequest
 from stoker_engine.server.unavailable import UnavailableError
 
 from .conftest import FakeEngine, MakeClient, MakeService
@@ -319,3 +323,18 @@ def test_a_full_queue(make_client: MakeClient, engine: FakeEngine) -> None:
     response = client.post("/v1/messages", json=HELLO)
     error_of(response, 429, "rate_limit_error")
     assert response.headers["retry-after"]
+
+
+def test_very_many_messages_take_no_longer_than_in_a_chat() -> None:
+    """The event loop answers nobody meanwhile."""
+    body = {**HELLO, "messages": [{"role": "user", "content": "a"}] * 5000}
+
+    def seconds(kind: type[BaseModel]) -> float:
+        def once() -> float:
+            began = time.perf_counter()
+            kind.model_validate(body)
+            return time.perf_counter() - began
+
+        return min(once() for _ in range(5))
+
+    assert seconds(MessagesRequest) < 1.4 * seconds(ChatCompletionRequest)

@@ -9,7 +9,15 @@ from collections.abc import Iterable, Sequence
 from itertools import groupby
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import BeforeValidator, Field, ValidationInfo, field_validator
+from pydantic import (
+    BeforeValidator,
+    Field,
+    TypeAdapter,
+    ValidationInfo,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
+    field_validator,
+)
 from pydantic_core import PydanticCustomError
 
 from stoker_engine.server.openai.field_types import StrictModel
@@ -111,6 +119,14 @@ BlockParam = Annotated[
 _KnownBlock = Annotated[BlockParam, of_types("text", "tool_use", "tool_result", "thinking", "redacted_thinking")]
 _Blocks = Annotated[list[_KnownBlock], Field(min_length=1, fail_fast=True)]
 
+_BLOCKS: Final[TypeAdapter[list[BlockParam]]] = TypeAdapter(_Blocks)
+
+
+def _text_or_blocks(value: Any, handler: ValidatorFunctionWrapHandler) -> Any:
+    """Not by the union, whose errors would tell of both."""
+    return value if isinstance(value, str) else _BLOCKS.validate_python(_as_blocks(value))
+
+
 _WHOSE: Final = {
     "tool_use": ("assistant",),
     "thinking": ("assistant",),
@@ -123,17 +139,24 @@ class MessageParam(StrictModel):
     """One message of a conversation."""
 
     role: Literal["user", "assistant", "system"]
-    content: Annotated[_Blocks, BeforeValidator(_as_blocks, json_schema_input_type=str | list[BlockParam])]
+    content: Annotated[str | _Blocks, WrapValidator(_text_or_blocks, json_schema_input_type=str | list[BlockParam])]
 
     @field_validator("content", mode="after")
     @classmethod
-    def _are_its(cls, content: list[BlockParam], info: ValidationInfo) -> list[BlockParam]:
+    def _are_its(cls, content: str | list[BlockParam], info: ValidationInfo) -> str | list[BlockParam]:
         role = info.data.get("role")
-        for block in content:
+        for block in content if isinstance(content, list) else ():
             if role not in (None, *_WHOSE.get(block.type, (role,))):
                 words = {"kind": block.type, "whose": _WHOSE[block.type][0]}
                 raise PydanticCustomError("shape", "{kind} blocks belong into messages of the role {whose}", words)
         return content
+
+    @property
+    def blocks(self) -> Sequence[BlockParam]:
+        """What it is made of. A string becomes a block only here: there may be very many."""
+        if isinstance(self.content, str):
+            return [TextBlockParam(type="text", text=self.content)]
+        return self.content
 
 
 def chat_messages(
@@ -148,12 +171,12 @@ def chat_messages(
     """
     instructions = _for_model(system)
     if not system_anywhere:
-        later = (block for message in messages if message.role == "system" for block in message.content)
+        later = (block for message in messages if message.role == "system" for block in message.blocks)
         instructions += _for_model(later)
         messages = [message for message in messages if message.role != "system"]
     chat = [{"role": "system", "content": _parts(instructions)}] if instructions else []
     for role, run in groupby(messages, key=lambda message: message.role):
-        blocks = [block for message in run for block in message.content]
+        blocks = [block for message in run for block in message.blocks]
         match role:
             case "assistant":
                 chat.append(_assistant(blocks))

@@ -193,7 +193,7 @@ class Conversation(StrictModel):
         """What a final message of the assistant says is continued."""
         if not self.is_continued:
             return
-        if any(isinstance(block, ToolUseBlockParam) for block in self.messages[-1].content):
+        if any(isinstance(block, ToolUseBlockParam) for block in self.messages[-1].blocks):
             raise RequestError("the last message calls a tool; the tool_result must follow", "messages")
         if self.thinking is not None and self.thinking.type == "enabled":
             raise RequestError(

@@ -43,9 +43,10 @@ class StrictModel(BaseModel):
     @classmethod
     def _one_unknown(cls, data: Any) -> Any:
         """Of names beyond all that there are only one is looked at: errors of a million would take seconds."""
-        if not isinstance(data, dict) or len(data) <= len(cls.model_fields):
+        fields = cls.__pydantic_fields__  # `model_fields` takes a microsecond, and there may be very many messages
+        if not isinstance(data, dict) or len(data) <= len(fields):
             return data
-        known = [info.alias or name for name, info in cls.model_fields.items()]
+        known = [info.alias or name for name, info in fields.items()]
         unknown = next(name for name in data if name not in known)
         return {name: data[name] for name in (*known, unknown) if name in data}
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
+from itertools import chain
 from typing import Any
 
 from pydantic import BaseModel
@@ -46,7 +47,7 @@ class Answering:
         store: ResponseStore,
         owner: bytes,
     ) -> None:
-        self._input = [*history, *(items.named(item) for item in body.items)]
+        self._input = [*history, *body.items]
         self._turn = turn
         self._logprobs = logprobs
         self._store = store
@@ -112,7 +113,8 @@ class Answering:
             response.store = False
 
     def _stored(self, response: Response) -> StoredResponse:
-        conversation = [*self._input, *(items.of_output(item) for item in response.output)]
+        answered = (items.of_output(item) for item in response.output)
+        conversation = [items.named(item) for item in chain(self._input, answered)]
         return StoredResponse(response.model_dump_json().encode(), items.to_json(conversation), len(self._input))
 
 
