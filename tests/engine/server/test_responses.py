@@ -300,6 +300,7 @@ def test_a_limit_makes_it_incomplete(client: TestClient) -> None:
         ({"tool_choice": {"type": "web_search"}}, "tool_choice"),
         ({"text": {"format": {"type": "xml"}}}, "text.format"),
         ({"text": {"format": {"type": "json_schema", "name": "a"}}}, "text.format.schema"),
+        ({"tools": [{"type": "function", "name": ""}]}, "tools[0].name"),
         ({"text": {"verbosity": "high"}}, "text.verbosity"),
         ({"reasoning": {"summary": "detailed"}}, "reasoning.summary"),
         ({"include": ["reasoning.encrypted_content"]}, "include"),

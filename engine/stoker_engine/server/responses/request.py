@@ -266,7 +266,13 @@ def _response_format(given: TextFormat | JSONObjectFormat | JSONSchemaFormat) ->
 
 
 def _here(where: tuple[int | str, ...]) -> tuple[int | str, ...]:
-    """Where a field of a chat is in this body; what the items of a conversation became is not looked up again."""
+    """Where a field of a chat is in this body; what the items of a conversation became is not looked up again.
+
+    Tools and formats have their fields one object less deep here.
+    """
     first, *rest = where
+    inner = {"tools": "function", "tool_choice": "function", "response_format": "json_schema"}.get(str(first))
+    if inner in rest:
+        rest.remove(inner)
     name = FIELD_NAMES.get(str(first), first)
     return ("body", *str(name).split("."), *(() if name == "input" else rest))
