@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -30,7 +31,8 @@ class ChatArgs:
     system_prompt: str | None = flag("what the model reads before the chat", None)
     quick: str | None = flag("ask this, print the answer, and end", None)
     tools: str | None = flag(
-        "a Python file whose functions the model may call; they run here, with your rights, on what the model writes",
+        "a Python file whose functions the model may call, but for those with a leading underscore; they run here, "
+        "with your rights, on what the model writes",
         None,
     )
     temperature: float | None = flag("sampling temperature; default: the server's", None)
@@ -102,6 +104,9 @@ class _Talk:
                 self._ask(messages, question)
             except KeyboardInterrupt:  # what was said so far stands on the screen; the model forgets this turn
                 say("\n")
+                del messages[before:]
+            except StokerError as error:
+                print(f"stoker chat: {error}", file=sys.stderr)
                 del messages[before:]
 
     def _ask(self, messages: list[dict[str, Any]], question: str) -> None:

@@ -10,13 +10,15 @@ import inspect
 import json
 import runpy
 from collections.abc import Callable, Mapping
-from typing import Any, cast
+from typing import Any, Final, cast
 
 from pydantic import PydanticUserError, TypeAdapter, validate_call
 from pydantic_core import from_json
 
 from stoker_engine.cli.chat_answer import whisper
 from stoker_engine.contract.errors import ArgumentError
+
+_HELPERS: Final = "begin the name of a function that is not for the model with an underscore"
 
 
 class Tools:
@@ -26,7 +28,7 @@ class Tools:
         definitions: of them, as the API wants them.
 
     Raises:
-        ArgumentError: there are none, or one takes what JSON cannot say.
+        ArgumentError: there are none, or one is async or takes what an object in JSON cannot say.
     """
 
     def __init__(self, functions: Mapping[str, Callable[..., Any]]) -> None:
@@ -35,11 +37,17 @@ class Tools:
         self._functions = {}
         self.definitions = []
         for name, function in functions.items():
+            if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
+                raise ArgumentError("--tools", f"{name}() is async; a tool is a plain function")
             try:
                 schema = TypeAdapter(cast("type[Any]", function)).json_schema()
                 self._functions[name] = validate_call(function)
             except (PydanticUserError, NameError) as error:
-                raise ArgumentError("--tools", f"{name}() takes what JSON cannot say: {error}") from error
+                raise ArgumentError("--tools", f"{name}() takes what JSON cannot say: {error}; {_HELPERS}") from error
+            if schema.get("type") != "object":
+                raise ArgumentError(
+                    "--tools", f"{name}() takes arguments by their place alone; a model calls it with names; {_HELPERS}"
+                )
             described = {"name": name, "description": inspect.getdoc(function) or "", "parameters": schema}
             self.definitions.append({"type": "function", "function": described})
 

@@ -98,6 +98,47 @@ def test_a_model_that_does_not_stop_calling_is_stopped(run: Run, capsys: pytest.
     assert "did not answer" in capsys.readouterr().err
 
 
+def test_it_is_only_the_turn_that_ends(
+    run: Run, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    questions = iter(["first", "second"])
+
+    def ask(prompt: str) -> str:
+        try:
+            return next(questions)
+        except StopIteration:
+            raise EOFError from None
+
+    monkeypatch.setattr("builtins.input", ask)
+    calls = [calling(("calculate", '{"expression": "1"}'))] * chat.MAX_ROUNDS
+    code, asked = run([*calls, [{"content": "two"}]], f"--tools={EXAMPLE}")
+    assert (code, len(asked)) == (0, chat.MAX_ROUNDS + 1)
+    assert asked[-1]["messages"] == [{"role": "user", "content": "second"}]
+    captured = capsys.readouterr()
+    assert "did not answer" in captured.err
+    assert "two" in captured.out
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "async def f(): ...",
+        "async def f(): yield",
+        "def f(x, /): ...",
+        "def f(*x): ...",
+        "from typing import Callable\ndef f(g: Callable[[], int]): ...",
+    ],
+)
+def test_functions_that_are_no_tools(tmp_path: Path, source: str) -> None:
+    from stoker_engine.cli.chat_tools import Tools
+
+    (tmp_path / "tools.py").write_text(f"{source}\ndef g(x: int): ...")
+    with pytest.raises(ArgumentError, match=r"--tools: f\(\)"):
+        Tools.of_file(str(tmp_path / "tools.py"))
+    (tmp_path / "tools.py").write_text(f"{source.replace('def f', 'def _f')}\ndef g(x: int): ...")
+    assert len(Tools.of_file(str(tmp_path / "tools.py")).definitions) == 1
+
+
 @pytest.mark.parametrize("source", ["import os", "def f(x): 1 /", "def f(x: Nothing): ...", "import nothing_there"])
 def test_files_without_tools(tmp_path: Path, source: str) -> None:
     from stoker_engine.cli.chat_tools import Tools
