@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 import threading
 from concurrent.futures import Future
 from pathlib import Path
@@ -14,7 +15,10 @@ from llguidance import LLParserLimits
 from stoker_engine import SamplingParams, StructuredOutputs
 from stoker_engine.core.engine_request import EngineRequest
 from stoker_engine.core.finish_reason import FinishReason
+from stoker_engine.core.grammar import Grammar
 from stoker_engine.grammar import grammars
+from stoker_engine.grammar.compile import compile_grammar
+from stoker_engine.grammar.token_table import TokenTable
 
 from .test_structured_outputs import Repeating, engine_of, request, run
 
@@ -96,6 +100,43 @@ def test_a_prepared_request_that_cannot_be_added_ends_alone(tiny_llama: Path, mo
         ("bad", 0): FinishReason.ERROR,
         ("bad", 1): FinishReason.ERROR,
     }
+
+
+def table_of(*more: bytes) -> TokenTable:
+    """All bytes, other tokens, and last the end of a sequence."""
+    words = [*(bytes([byte]) for byte in range(256)), *more, b"</s>"]
+    return TokenTable.of(words, [len(words) - 1])
+
+
+@pytest.mark.parametrize("marker", ["</think>", "Here is my response:"])
+def test_a_grammar_begins_after_a_text_in_whatever_tokens_it_comes(marker: str) -> None:
+    text = marker.encode()
+    odd = [text[-1:] + b"\n\n", b"x" + text[:2], text[3:], text, text[-1:] + b'{"', text[-1:] + b"no"]
+    end = 256 + len(odd)
+    made = grammars.Grammars(end + 1, [end])
+    made.set_token_table(table_of(*odd))
+    source = compile_grammar(StructuredOutputs(json={"type": "object"}))
+    grammar = Grammar(source, re.escape(marker))
+    spellings = {
+        "letters": [*text],
+        "whole": [5, 256 + 3],
+        "a token over its end": [*text[:-1], 256],
+        "two over its beginning and its middle": [256 + 1, text[2], 256 + 2],
+        "the grammar's first letters in its last token": [*text[:-1], 256 + 4],
+    }
+    for how, tokens in spellings.items():
+        for cut in range(len(tokens) + 1):
+            matcher = made.begin(grammar)
+            matcher.take(tokens[:cut])
+            assert matcher.has_begun == (cut == len(tokens)), how
+            matcher = matcher.copy()
+            matcher.take(tokens[cut:])
+            assert matcher.has_begun and matcher.error is None, how
+        matcher.take(list(b'a": 1}') if "first letters" in how else list(b'{"a": 1}'))
+        assert matcher.error is None and matcher.matcher.is_accepting(), how
+    matcher = made.begin(grammar)
+    matcher.take([*text[:-1], 256 + 5])
+    assert matcher.error is not None, "what the grammar does not have"
 
 
 def test_those_that_wait_for_a_grammar_are_counted(tiny_llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:

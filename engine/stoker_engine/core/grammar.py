@@ -18,10 +18,10 @@ class Grammar:
 
     Attributes:
         source: the grammar as llguidance serialises it, checked.
-        begins_after: sequences of tokens, after any of which in the output it begins; empty: at once.
+        begins_after: see `StructuredOutputs`.
         compiled: what `grammar.grammars` made of it, held for as long as somebody may begin with it; None: nothing yet.
     """
 
     source: str
-    begins_after: tuple[tuple[int, ...], ...] = ()
+    begins_after: str | None = None
     compiled: object = field(default=None, compare=False, repr=False)

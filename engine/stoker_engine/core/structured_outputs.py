@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -32,8 +33,8 @@ class StructuredOutputs:
         disable_any_whitespace: JSON has no whitespace between its parts.
         disable_additional_properties: a schema's objects have only the properties that it names.
         whitespace_pattern: a regular expression for the whitespace of JSON.
-        begins_after: sequences of tokens, after any of which in the output the constraint begins: what a model reasons
-            before is free. Empty: it begins at once.
+        begins_after: a regular expression (Python's), after whose first match in the output the constraint begins: what
+            a model reasons before is free. Special tokens are in it as they are spelled. None: it begins at once.
 
     Raises:
         RequestError: not exactly one constraint is given, or one of a wrong type; `param` names it.
@@ -48,7 +49,7 @@ class StructuredOutputs:
     disable_any_whitespace: bool = False
     disable_additional_properties: bool = False
     whitespace_pattern: str | None = None
-    begins_after: tuple[tuple[int, ...], ...] = ()
+    begins_after: str | None = None
 
     def __post_init__(self) -> None:
         if self.json_object is False:  # which asks for nothing
@@ -63,7 +64,6 @@ class StructuredOutputs:
                 raise RequestError(
                     f"{option} says how JSON is written, and {self.kind} has none; leave it out", f"{_PARAM}.{option}"
                 )
-        object.__setattr__(self, "begins_after", tuple(tuple(sequence) for sequence in self.begins_after))
 
     @property
     def kind(self) -> str:
@@ -77,8 +77,15 @@ class StructuredOutputs:
                 raise RequestError(f"{name} must be {what}, got {type(value).__name__}", f"{_PARAM}.{name}")
 
         check("json", (str, bool, Mapping), "a JSON Schema: an object, a boolean, or their text")
-        for name in ("regex", "grammar", "whitespace_pattern"):
+        for name in ("regex", "grammar", "whitespace_pattern", "begins_after"):
             check(name, (str,), "a string")
+        if self.begins_after is not None:
+            try:
+                re.compile(self.begins_after.encode())
+            except (re.error, ValueError) as error:
+                raise RequestError(
+                    f"begins_after is no regular expression: {error}", f"{_PARAM}.begins_after"
+                ) from None
         check("json_object", (bool,), "true or left out")
         check("structural_tag", (str, Mapping), "an object or its text")
         if self.choice is not None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from stoker_engine.core.grammar import NO_END, Grammar
 from stoker_engine.grammar.limits import parser_limits
-from stoker_engine.grammar.matcher import GrammarError, Matcher, first_line
+from stoker_engine.grammar.matcher import Beginning, GrammarError, Matcher, first_line
 from stoker_engine.grammar.token_table import TokenTable
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ class Grammars:
         compiled = grammar.compiled
         if not isinstance(compiled, Compiled) or compiled.is_worn:
             compiled = self._kept(grammar.source)
-        return Matcher(compiled.matcher.deep_copy(), grammar.begins_after, compiled)
+        return Matcher(compiled.matcher.deep_copy(), self._beginning(grammar), compiled)
 
     def begin_again(self, grammar: Grammar, worn: Matcher) -> Matcher:
         """The beginning of an output whose matcher is worn out: by others, or alone. This one shares nothing, and no
@@ -85,7 +85,13 @@ class Grammars:
         """
         if isinstance(worn.shared, Compiled):
             worn.shared.is_worn = True
-        return Matcher(self._compile(grammar.source).matcher, grammar.begins_after)
+        return Matcher(self._compile(grammar.source).matcher, self._beginning(grammar))
+
+    def _beginning(self, grammar: Grammar) -> Beginning | None:
+        if grammar.begins_after is None:
+            return None
+        assert self._tokenizer is not None, "it is compiled"
+        return Beginning(grammar.begins_after, self._tokenizer)
 
     def _kept(self, source: str) -> Compiled:
         with self._lock:

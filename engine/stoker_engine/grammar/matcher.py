@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from llguidance import LLMatcher
+    from llguidance import LLMatcher, LLTokenizer
 
 
 #: What llguidance says where its lexer has learnt all that it may.
@@ -17,12 +18,38 @@ class GrammarError(Exception):
     """A grammar cannot be compiled, or cannot go on; the sentence says why."""
 
 
+#: Most bytes of what a grammar begins after.
+_LONGEST: Final = 512
+
+
+class Beginning:
+    """Finds where a grammar begins, in the text of an output: the same text may come in many ways as tokens.
+
+    Args:
+        pattern: what it begins after; see `StructuredOutputs.begins_after`.
+    """
+
+    def __init__(self, pattern: str, tokenizer: LLTokenizer) -> None:
+        self._pattern = re.compile(pattern.encode())
+        self._tokenizer = tokenizer
+
+    def add(self, before: bytes, token_id: int) -> tuple[bytes, bytes | None]:
+        """The end of a text with one more token, and what of that comes after the match; None: there is none."""
+        text = before + self._tokenizer.decode_bytes([token_id])
+        found = self._pattern.search(text)
+        return text[-_LONGEST:], None if found is None else text[found.end() :]
+
+    def tokens(self, text: bytes) -> list[int]:
+        """Some tokens that spell a text."""
+        return self._tokenizer.greedy_tokenize(text.decode(errors="replace"))
+
+
 class Matcher:
     """The state of one output.
 
     Args:
         matcher: at the grammar's beginning; it is this one's own.
-        begins_after: sequences of tokens, after any of which the grammar begins; empty: at once.
+        beginning: finds where the grammar begins; None: at once.
         shared: what other outputs share with this one; None: nothing.
 
     Attributes:
@@ -31,29 +58,35 @@ class Matcher:
         has_begun: whether the grammar has begun; before, any token may come.
     """
 
-    def __init__(self, matcher: LLMatcher, begins_after: Sequence[tuple[int, ...]] = (), shared: object = None) -> None:
+    def __init__(self, matcher: LLMatcher, beginning: Beginning | None = None, shared: object = None) -> None:
         self.matcher = matcher
         self.shared = shared
         self.num_taken = 0
-        self.has_begun = not begins_after
-        self._begins_after = begins_after
-        self._last: tuple[int, ...] = ()  # tokens before it has begun, as many as the longest of `begins_after`
-        self._most = max(map(len, begins_after), default=0)
+        self.has_begun = beginning is None
+        self._beginning = beginning
+        self._before = b""  # the end of the text before it has begun
 
     def take(self, token_ids: Sequence[int]) -> None:
-        """Takes in the tokens that come next. One that may not come puts it in error."""
+        """Takes in the tokens that come next. One that may not come puts it in error.
+
+        A token may hold the end of what the grammar begins after, and more: whitespace is free then as well, anything
+        else is the grammar's.
+        """
         self.num_taken += len(token_ids)
         for place, token_id in enumerate(token_ids):
-            if self.has_begun:
+            if self._beginning is None or self.has_begun:
                 self.matcher.consume_tokens(list(token_ids[place:]))
                 return
-            self._last = (*self._last, token_id)[-self._most :]
-            self.has_begun = any(self._last[-len(sequence) :] == sequence for sequence in self._begins_after)
+            self._before, after = self._beginning.add(self._before, token_id)
+            if after is not None:
+                self.has_begun = True
+                if after := after.lstrip():
+                    self.matcher.consume_tokens(self._beginning.tokens(after))
 
     def copy(self) -> Matcher:
         """The same, to go on from here in another way."""
-        other = Matcher(self.matcher.deep_copy(), self._begins_after, self.shared)
-        other.num_taken, other.has_begun, other._last = self.num_taken, self.has_begun, self._last
+        other = Matcher(self.matcher.deep_copy(), self._beginning, self.shared)
+        other.num_taken, other.has_begun, other._before = self.num_taken, self.has_begun, self._before
         return other
 
     @property

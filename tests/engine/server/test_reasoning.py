@@ -76,7 +76,7 @@ def test_forced_calls_come_after_the_reasoning(piece: int) -> None:
     assert [name for name, _ in calls_of(choice.message)] == ["weather", "time"]
     structured = engine.asked[0][1].structured_outputs
     assert structured is not None
-    assert structured.begins_after == (tuple(map(ord, "</think>")),)
+    assert structured.begins_after == "</think>"
 
 
 def test_each_choice_counts_its_own() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -65,6 +66,15 @@ class Parsing:
     begins_after: Sequence[tuple[int, ...]] = ()
     num_calls_before: int = 0
     continued: bool = False
+
+    @property
+    def answer_pattern(self) -> str | None:
+        """A regular expression that matches what the answer begins after; None: the model does not reason."""
+        reasoning = self.parsers.reasoning
+        if reasoning is None or not reasoning.answer_begins_after:
+            return None
+        pattern: str | None = getattr(reasoning, "answer_pattern", None)  # where more than these texts do
+        return pattern or "|".join(map(re.escape, reasoning.answer_begins_after))
 
     def new_parser(self) -> AnswerParser:
         """A parser for one sequence."""

@@ -24,7 +24,8 @@ class ReasoningParser(Protocol):
 
     Attributes:
         markers: special tokens that it goes by: they must be visible in its text.
-        answer_begins_after: texts of tokens after any of which the answer begins.
+        answer_begins_after: texts of tokens after any of which the answer begins. Where it does after others as well,
+            the parser has an `answer_pattern` that matches all of them: a grammar begins there.
         is_reasoning: whether the answer has not begun.
     """
 

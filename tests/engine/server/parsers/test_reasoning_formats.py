@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import random
+import re
 import time
 
 import pytest
 
+from stoker_engine.server.openai.tool_choice import ToolUse
+from stoker_engine.server.parsers.choice import Parsers, Parsing
 from stoker_engine.server.parsers.parts import Content, Part, Reasoning, merged
 from stoker_engine.server.parsers.registry import REASONING_PARSERS, reasoning_parser
 
@@ -278,3 +281,27 @@ def test_what_goes_on_with_a_message_is_what_that_is(parser: str, begun: str, sa
         assert reading.is_reasoning == isinstance(expected[0], Reasoning)
         parts = [part for piece in pieces for part in reading.feed(piece)]
         assert merged([*parts, *reading.end()]) == expected
+
+
+@pytest.mark.parametrize(
+    "header, is_answer",
+    [
+        ("<|channel|>final<|message|>", True),
+        ("<|channel|>final json<|message|>", True),
+        ("<|channel|>final <|constrain|>json<|message|>", True),
+        ("<|channel|>final<|constrain|>json<|message|>", True),
+        ("<|channel|>final code<|message|>", True),
+        ("<|channel|>analysis<|message|>", False),
+        ("<|channel|>finally<|message|>", False),
+        ("<|channel|>final to=functions.f<|message|>", False),
+        ("<|channel|>commentary to=functions.final <|constrain|>json<|message|>", False),
+        ("<|channel|>analysis<|message|>final <|end|>", False),
+    ],
+)
+def test_headers_after_which_grammars_begin(header: str, *, is_answer: bool) -> None:
+    asked = Parsing(Parsers(reasoning=reasoning_parser("openai_gptoss")), "", ToolUse(), frozenset())
+    assert asked.answer_pattern is not None
+    found = re.search(asked.answer_pattern, f"<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant{header}{{")
+    assert (found is not None) == is_answer
+    if found is not None:
+        assert found.string[found.end() :] == "{"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import ClassVar
 
@@ -19,6 +20,15 @@ class GptOssReasoningParser:
     markers: ClassVar[tuple[str, ...]] = harmony.MARKERS
     answer_begins_after: ClassVar[tuple[str, ...]] = tuple(
         f"{harmony.CHANNEL}final{type}{harmony.MESSAGE}" for type in ("", " json", f" {harmony.CONSTRAIN}json")
+    )
+
+    # Whatever kind of text the header says that the answer is; one with a recipient is none.
+    answer_pattern: ClassVar[str] = "".join(
+        (
+            re.escape(f"{harmony.CHANNEL}final"),
+            rf"\b(?:(?!to=)[^<\n]|{re.escape(harmony.CONSTRAIN)}){{0,100}}",
+            re.escape(harmony.MESSAGE),
+        )
     )
 
     def __init__(self, prompt: str, calls: bool = False, continued: bool = False) -> None:
