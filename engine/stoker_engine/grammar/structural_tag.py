@@ -6,7 +6,8 @@ The first: once one of `triggers` has come, the text goes on with one of the `st
 
 The second is a tree of formats (https://xgrammar.mlc.ai/docs/tutorials/structural_tag.html), of which these are known:
 const_string, any_text, json_schema, regex, grammar, sequence, or, optional, plus, star, repeat, tag, triggered_tags,
-tags_with_separator.
+tags_with_separator. One is ours: {"type": "choice", "choices": […]}, very many strings, in which special tokens are
+their letters.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final, NoReturn
 
 from stoker_engine.contract.errors import RequestError
+from stoker_engine.grammar.choice import lark_of_choice
 from stoker_engine.grammar.json_schema import prepare_schema
 from stoker_engine.grammar.lark import lark_of
 from stoker_engine.grammar.limits import MAX_LENGTH, MAX_NESTING, check_length
@@ -109,6 +111,7 @@ class StructuralTags:
             "any_text": lambda one: self._any_text(one),
             "json_schema": lambda one: self._json(one.get("json_schema")),
             "regex": lambda one: self._regex(self._get(one, "pattern", str)),
+            "choice": lambda one: self._choice(self._get(one, "choices", list)),
             "grammar": lambda one: self._grammar(self._get(one, "grammar", str)),
             "sequence": lambda one: self._all(one, " "),
             "or": lambda one: self._all(one, " | "),
@@ -163,6 +166,11 @@ class StructuralTags:
         name = f"g{len(self._grammars)}"
         self._grammars.append({"name": name, **({"json_schema": schema} if lark is None else {"lark_grammar": lark})})
         return f"@{name}"
+
+    def _choice(self, choices: list[Any]) -> str:
+        if not choices or not all(isinstance(choice, str) for choice in choices):
+            self._refuse("choices must be some strings")
+        return self._side_grammar(lark_of_choice(choices, self._param))
 
     def _grammar(self, grammar: str) -> str:
         check_length(grammar, self._param)

@@ -271,6 +271,9 @@ def test_structural_tags(bytes_: ByteMatcher) -> None:
             assert not bytes_.accepts(source, text), text
 
 
+MANY = [f"n{number}" for number in range(5000)]
+
+
 def test_formats_of_structural_tags(bytes_: ByteMatcher) -> None:
     def tagged(content: dict[str, Any], end: str | list[str] = "</t>") -> dict[str, Any]:
         return {"type": "tag", "begin": "<t>", "content": content, "end": end}
@@ -287,6 +290,8 @@ def test_formats_of_structural_tags(bytes_: ByteMatcher) -> None:
         ({"type": "star", "content": word}, ["", 'a"a"'], ["1"]),
         ({"type": "repeat", "content": number, "min": 2, "max": 3}, ["12", "123"], ["1", "1234"]),
         ({"type": "grammar", "grammar": SUM}, ["1+2"], ["1+"]),
+        (tagged({"type": "choice", "choices": [SPECIAL, "a::=", *MANY]}), ["<t>a::=</t>", "<t>n9</t>"], ["<t>n</t>"]),
+        ({"type": "choice", "choices": [SPECIAL]}, [SPECIAL], ["", [SPECIAL_ID]]),
         (
             {"type": "tags_with_separator", "tags": [tagged(number)], "separator": ","},
             ["", "<t>1</t>,<t>2</t>"],
@@ -336,6 +341,8 @@ def test_special_tokens_are_tokens_in_structural_tags(bytes_: ByteMatcher) -> No
         ({"format": {"type": "const_string", "value": "\ud800"}}, "surrogate"),
         ({"format": {"type": "regex", "pattern": "[a&&b]x|[[a]b]y"}}, "&&"),
         ({"format": {"type": "regex", "pattern": "a++"}}, "possessive"),
+        ({"format": {"type": "choice", "choices": []}}, "choices"),
+        ({"format": {"type": "choice", "choices": ["a", 1]}}, "choices"),
         ({"format": {"type": "regex", "pattern": "\ud800"}}, "surrogate"),
         ({"format": {"type": "regex", "pattern": "a" * (2**20 + 1)}}, "characters"),
         ({"format": {"type": "grammar", "grammar": 'start: "\ud800"'}}, "surrogate"),

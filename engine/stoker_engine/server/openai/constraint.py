@@ -108,8 +108,7 @@ def _format(wanted: StructuredOutputs) -> dict[str, Any]:
         case "grammar":
             return {"type": "grammar", "grammar": wanted.grammar}
         case "choice":
-            values = [{"type": "const_string", "value": value} for value in wanted.choice or ()]
-            return {"type": "or", "elements": values}
+            return {"type": "choice", "choices": list(wanted.choice or ())}
     raise RequestError("a structural tag does not go with tools: leave one of them out", "structured_outputs")
 
 
