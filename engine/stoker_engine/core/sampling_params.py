@@ -121,7 +121,8 @@ class SamplingParams:
             )
         if self.structured_outputs is not None and self.allowed_token_ids is not None:
             raise RequestError(
-                "structured_outputs and allowed_token_ids may leave no token in common; send one of them",
+                "allowed_token_ids may leave no token to what the output must look like (structured_outputs, "
+                "response_format, strict tools); send one of them",
                 "allowed_token_ids",
             )
         if not all(-100 <= bias <= 100 for bias in self.logit_bias.values()):

@@ -39,6 +39,10 @@ CONSTRAINTS: dict[str, tuple[dict[str, Any], Any]] = {
         {"response_format": FORMAT, "structured_outputs": {"disable_any_whitespace": True}},
         lambda text: valid(text) and text == json.dumps(json.loads(text), separators=(",", ":"), ensure_ascii=False),
     ),
+    "a false json_object": (
+        {"response_format": FORMAT, "structured_outputs": {"json_object": False}},
+        lambda text: valid(text),
+    ),
     "regex": ({"structured_outputs": {"regex": r"[a-f]{3}-\d"}}, lambda text: re.fullmatch(r"[a-f]{3}-\d", text)),
     "choice": ({"structured_outputs": {"choice": ["fox", "dög"]}}, lambda text: text in ("fox", "dög")),
     "grammar": (
@@ -128,6 +132,13 @@ def test_openai_parses_into_models(address: str) -> None:
             "not",
         ),
         ({"structured_outputs": {}}, "structured_outputs", "exactly one"),
+        ({"structured_outputs": {"json_object": False}}, "structured_outputs", "exactly one"),
+        ({"structured_outputs": {"disable_any_whitespace": True}}, "structured_outputs", "none is asked for"),
+        (
+            {"structured_outputs": {"whitespace_pattern": " "}, "response_format": {"type": "text"}},
+            "structured_outputs",
+            "whitespace_pattern only says",
+        ),
         ({"structured_outputs": {"json": {}, "regex": "a"}}, "structured_outputs", "json and regex"),
         ({"structured_outputs": {"json": 3}}, "structured_outputs.json", ""),
         ({"structured_outputs": {"choice": []}}, "structured_outputs.choice", "empty"),
@@ -141,6 +152,7 @@ def test_openai_parses_into_models(address: str) -> None:
         ({"structured_outputs": {"regex": "a"}, "use_beam_search": True}, "structured_outputs", "beam"),
         ({"response_format": FORMAT, "use_beam_search": True, "n": 2}, "response_format", "beam"),
         ({"structured_outputs": {"regex": "a"}, "allowed_token_ids": [5]}, "allowed_token_ids", "structured_outputs"),
+        ({"response_format": FORMAT, "allowed_token_ids": [5]}, "allowed_token_ids", "response_format"),
         ({"guided_json": {}}, "guided_json", "structured_outputs"),
         ({"guided_choice": ["a"]}, "guided_choice", "structured_outputs"),
         ({"guided_decoding_backend": "outlines"}, "guided_decoding_backend", ""),

@@ -34,6 +34,7 @@ from stoker_engine.server.parsers.parts import Content, Part, Reasoning, ToolCal
 from stoker_engine.server.parsers.tools.openai import OpenAIToolParser
 from stoker_engine.server.service import Service
 
+from ..grammar.byte_matcher import SPECIAL, ByteMatcher
 from .scripted_engine import ScriptedEngine
 
 MESSAGES: Any = [{"role": "user", "content": "how is the weather?"}]
@@ -476,6 +477,11 @@ def test_what_the_engine_is_asked_for() -> None:
         CITY,
         {"type": "object", "properties": {}, "additionalProperties": False},
     ]
+    choices = [*(f"choice {number}" for number in range(3000)), SPECIAL]
+    either = asked(tools=[WEATHER], extra_body={"structured_outputs": {"choice": choices}}).structural_tag
+    grammars = ByteMatcher()
+    source = grammars.compile(structural_tag=either)
+    assert [grammars.accepts(source, text) for text in ("choice 2999", SPECIAL, "choice")] == [True, True, False]
     allowed = {"mode": "required", "tools": [{"type": "function", "function": {"name": "time"}}]}
     few = asked(tool_choice={"type": "allowed_tools", "allowed_tools": allowed})
     assert [each["properties"]["name"]["const"] for each in few.json["items"]["anyOf"]] == ["time"]
@@ -508,6 +514,7 @@ def test_what_the_engine_is_asked_for() -> None:
         ("hermes", {"structured_outputs": {"grammar": "("}}, "structured_outputs.grammar"),
         ("hermes", {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": False}}},
          "response_format"),
+        ("hermes", {"tool_choice": "required", "allowed_token_ids": [5]}, "tool_choice"),
         ("hermes", {"functions": [{"name": "f"}]}, "functions"),
         ("hermes", {"parallel_tool_calls": "no"}, "parallel_tool_calls"),
     ],

@@ -84,10 +84,17 @@ class ChatCompletionRequest(UnbuiltChat, SampledRequest, ChatRendering):
                 if getattr(self, name):
                     raise RequestError(f"{name} would show the reasoning that include_reasoning hides", name)
         self._tool_use = ToolUse.of(self.tools, self.tool_choice, self.parallel_tool_calls)
-        if self.use_beam_search and self._tool_use.is_forced:
-            raise RequestError(
-                "tool_choice forces calls by a grammar, which beam search does not follow", "tool_choice"
-            )
+        if self._tool_use.is_forced:
+            if self.use_beam_search:
+                raise RequestError(
+                    "tool_choice forces calls by a grammar, which beam search does not follow", "tool_choice"
+                )
+            if self.allowed_token_ids is not None:
+                raise RequestError(
+                    "tool_choice forces calls by a grammar, which allowed_token_ids may leave no token; "
+                    "send one of them",
+                    "tool_choice",
+                )
         return self
 
     @property

@@ -30,8 +30,8 @@ def constraint(body: ChatCompletionRequest, parsers: Parsers) -> StructuredOutpu
     """
     use, wanted = body.tool_use, body.wanted_format
     if parsers.forces_own_calls(use):
-        tag = {"type": "structural_tag", "format": _of_parser(use, parsers, "forced_call")}
-        return StructuredOutputs(structural_tag=tag, disable_any_whitespace=True)
+        forced = {"type": "structural_tag", "format": _of_parser(use, parsers, "forced_call")}
+        return StructuredOutputs(structural_tag=forced, disable_any_whitespace=True)
     if use.is_forced:
         return StructuredOutputs(json=use.schema, disable_any_whitespace=True)
     if use.mode == "none":

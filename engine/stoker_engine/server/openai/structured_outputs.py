@@ -83,11 +83,11 @@ class StructuredOutputsFields(StrictModel):
 
     @property
     def stated(self) -> dict[str, Any]:
-        """What it says, by the names of `StructuredOutputs`."""
+        """What it says, by the names of `StructuredOutputs`; a false `json_object` says nothing."""
         return {
             info.alias or name: value
             for name, info in type(self).model_fields.items()
-            if (value := getattr(self, name)) is not None
+            if (value := getattr(self, name)) is not None and not (name == "json_object" and value is False)
         }
 
 
@@ -124,6 +124,12 @@ class Formatted(BaseModel):
         if of_format and (both := next((name for name in fields if not is_option(name)), None)):
             raise RequestError(
                 f"response_format and structured_outputs.{both} both say what to write; send one of them",
+                "structured_outputs",
+            )
+        if fields and not of_format and all(map(is_option, fields)):
+            raise RequestError(
+                f"structured_outputs.{next(iter(fields))} only says how JSON is written, and none is asked for; "
+                'add structured_outputs.json, or a response_format of type "json_schema" or "json_object"',
                 "structured_outputs",
             )
         return StructuredOutputs(**of_format, **fields)
