@@ -515,6 +515,7 @@ def test_what_the_engine_is_asked_for() -> None:
         ("hermes", {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": False}}},
          "response_format"),
         ("hermes", {"tool_choice": "required", "allowed_token_ids": [5]}, "tool_choice"),
+        ("openai", {"tools": [function("my tool")], "tool_choice": "required"}, "tools"),
         ("hermes", {"functions": [{"name": "f"}]}, "functions"),
         ("hermes", {"parallel_tool_calls": "no"}, "parallel_tool_calls"),
     ],

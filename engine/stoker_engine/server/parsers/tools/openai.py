@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any, ClassVar, Final
 
+from stoker_engine.contract.errors import RequestError
 from stoker_engine.server.openai.messages import Tool
 from stoker_engine.server.parsers import harmony
 from stoker_engine.server.parsers.json_text import NotJSONError, parsed
@@ -32,7 +34,18 @@ class OpenAIToolParser:
 
     @classmethod
     def forced_call(cls, tools: Sequence[Tool]) -> dict[str, Any]:
-        """Reasoning, if the model wants to, and then a call: a model that is free to choose a channel may call none."""
+        """Reasoning, if the model wants to, and then a call: a model that is free to choose a channel may call none.
+
+        Raises:
+            RequestError: a name cannot stand in a header.
+        """
+        for tool in tools:
+            if re.search(r"[\s<]", tool.function.name):
+                raise RequestError(
+                    f"this model cannot be made to call {tool.function.name[:200]!r}: the name must have no spaces and "
+                    "no <",
+                    "tools",
+                )
         call = f"{harmony.CHANNEL}commentary to={_FUNCTIONS}NAME {harmony.CONSTRAIN}json{harmony.MESSAGE}"
         calls = [
             {
