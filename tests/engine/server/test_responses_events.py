@@ -307,6 +307,23 @@ def test_half_a_character_may_be_written(make_client: MakeClient, engine: FakeEn
     assert client.get(f"/v1/responses/{answer.json()['id']}/input_items").status_code == 200
 
 
+@pytest.mark.parametrize("piece", [1, 100])
+def test_a_call_that_a_stop_string_cut_off_is_not_to_be_run(piece: int) -> None:
+    body = {
+        "input": "hi",
+        "tools": [{"type": "function", "name": "f"}],
+        "tool_choice": {"type": "function", "name": "f"},
+    }
+    cut, whole = '{"a": "Os', '{"a": "Oslo"}'
+    client = serve(ScriptedEngine(cut, whole, cut, piece=piece), tool_call_parser="hermes")
+    for said, status in ((cut, "incomplete"), (whole, "completed")):
+        answer = OpenAIResponse.model_validate(client.post("/v1/responses", json=body).json())
+        assert answer.status == status
+        [call] = answer.output
+        assert (call.status, call.to_dict()["arguments"]) == (status, said)
+    assert streamed(client, **body)[-1]["type"] == "response.incomplete"
+
+
 @pytest.mark.parametrize("by_id", [True, False])
 @pytest.mark.parametrize("limit", [1, 6, 7, 13])
 def test_a_call_that_was_cut_off_is_gone_on_with(

@@ -107,7 +107,7 @@ class ResponseError(BaseModel):
 class IncompleteDetails(BaseModel):
     """Why an answer ends early."""
 
-    reason: Literal["max_output_tokens"] = "max_output_tokens"
+    reason: Literal["max_output_tokens"] | None = "max_output_tokens"  # OpenAI has no word for a stop string
 
 
 class Response(BaseModel):

@@ -7,6 +7,7 @@ import uuid
 from collections.abc import Callable, Iterator, Sequence
 
 from stoker_engine.server.openai.logprobs import ContentLogprob
+from stoker_engine.server.parsers.call_arguments import read_arguments
 from stoker_engine.server.responses.answer import (
     OutputFunctionCall,
     OutputItem,
@@ -176,6 +177,11 @@ class OpenCall(OpenItem):
         super().__init__(index, number)
         self._name = name
         self._call_id = call_id or f"call_{uuid.uuid4().hex}"
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether its arguments are complete: only then it may be run."""
+        return bool(self._pieces) and read_arguments(self.text) is not None
 
     def item(self, status: Status) -> OutputFunctionCall:
         """The call as it is now."""

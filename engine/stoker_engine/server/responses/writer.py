@@ -67,6 +67,8 @@ class ResponseWriter:
         status: Literal["completed", "incomplete"] = "completed"
         if finish_reason is FinishReason.LENGTH:
             status, response.incomplete_details = "incomplete", IncompleteDetails()
+        elif isinstance(self._open, OpenCall) and not self._open.is_whole:  # a stop string cut it off
+            status, response.incomplete_details = "incomplete", IncompleteDetails(reason=None)
         else:
             response.completed_at = int(time.time())
         events: list[Event] = []
