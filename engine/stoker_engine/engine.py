@@ -26,11 +26,13 @@ from stoker_engine.core.proposer import Proposer
 from stoker_engine.core.step_report import SchedulerStats, StepTimes
 from stoker_engine.exec.dtypes import stored_as
 from stoker_engine.exec.executor import Executor, LocalExecutor
+from stoker_engine.exec.rank_executor import RankExecutor
 from stoker_engine.exec.runner import Runner
 from stoker_engine.grammar.preparing import Preparing
 from stoker_engine.grammar.token_table import TokenTable
 from stoker_engine.models.checkpoint import Checkpoint, find_checkpoint
 from stoker_engine.models.generation_config import sampling_defaults
+from stoker_engine.parallel.layout import Layout
 from stoker_engine.sched.kv_manager import KVManager
 from stoker_engine.sched.scheduled import Scheduled
 from stoker_engine.sched.scheduler import Scheduler
@@ -106,7 +108,15 @@ class Engine:
             ArgumentError: an argument cannot be met on this machine.
             ModelError: the model cannot be found, read or served.
         """
-        return cls(args, find_checkpoint(args), on_progress)
+        return cls.of_checkpoint(args, find_checkpoint(args), on_progress)
+
+    @classmethod
+    def of_checkpoint(
+        cls, args: EngineArgs, checkpoint: Checkpoint, on_progress: Callable[[], None] = lambda: None
+    ) -> Engine:
+        """See `from_args`; loads a checkpoint that has been found."""
+        executor = RankExecutor(args, checkpoint, on_progress) if Layout.of(args).size > 1 else None
+        return cls(args, checkpoint, on_progress, executor)
 
     @property
     def has_work(self) -> bool:

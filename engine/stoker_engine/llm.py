@@ -51,7 +51,7 @@ class LLM:
         args = EngineArgs(model, **options)
         checkpoint = find_checkpoint(args)
         self.tokenizer = Tokenizer.load(checkpoint.path, chat_template)
-        self.engine = Engine(args, checkpoint)
+        self.engine = Engine.of_checkpoint(args, checkpoint)
         self._inputs = InputProcessor(self.engine.info, self.tokenizer)
         self._outputs = OutputProcessor(self.tokenizer)
         self._ids = map(str, itertools.count())

@@ -33,9 +33,12 @@ from stoker_engine.exec.executor import LocalExecutor
 from stoker_engine.exec.inputs import Inputs
 from stoker_engine.exec.kv_cache import KVCachePool
 from stoker_engine.exec.rows import Rows
+from stoker_engine.exec.runner import Runner
 from stoker_engine.sched import kv_manager
 from stoker_engine.sched.block_pool import BlockPool
 from stoker_engine.sizing.cache_groups import NULL_BLOCK
+
+from .thread_ranks import ThreadExecutor
 
 _PAGE = mmap.PAGESIZE
 #: On each side; many blocks, since a wrong block number misses by whole blocks.
@@ -237,6 +240,19 @@ def check_tables(now: Snapshot, step: Step, inputs: Inputs, block_size: int) -> 
         assert all(now.refs[slot // block_size] for slot in slots)
 
 
+def _check_inputs(engine: Engine, of: Runner) -> None:
+    """Has the inputs of each step checked."""
+    pool, build = of._pool, of._inputs.build
+    assert isinstance(pool, GuardedKVCachePool)
+
+    def checked_build(step: Step, rows: Rows) -> Inputs:
+        inputs = build(step, rows)
+        check_tables(pool.running, step, inputs, engine.info.block_size)
+        return inputs
+
+    of._inputs = WatchedInputs(checked_build)  # type: ignore[assignment]
+
+
 def guard(patched: pytest.MonkeyPatch) -> None:
     """Puts guarded caches and integrity checks under all engines of this process that are made from now on."""
     init, step = Engine.__init__, Engine.step
@@ -244,22 +260,25 @@ def guard(patched: pytest.MonkeyPatch) -> None:
     def guarded_init(engine: Engine, *args: Any, **options: Any) -> None:
         init(engine, *args, **options)
         executor = engine.executor
-        if not isinstance(executor, LocalExecutor):  # its caches are in other processes
+        if isinstance(executor, LocalExecutor):
+            runners = [executor.runner]
+        elif isinstance(executor, ThreadExecutor):
+            runners = executor.runners
+        else:  # its caches are in other processes
             return
-        pool, launch, build = executor.runner._pool, executor.launch, executor.runner._inputs.build
-        assert isinstance(pool, GuardedKVCachePool)
+        pools = [each._pool for each in runners]
+        launch = executor.launch
 
         def watched_launch(step: Step) -> None:
-            pool.launched.append(Snapshot.take(engine))
+            snapshot = Snapshot.take(engine)
+            for pool in pools:
+                assert isinstance(pool, GuardedKVCachePool)
+                pool.launched.append(snapshot)
             launch(step)
 
-        def checked_build(step: Step, rows: Rows) -> Inputs:
-            inputs = build(step, rows)
-            check_tables(pool.running, step, inputs, engine.info.block_size)
-            return inputs
-
         executor.launch = watched_launch  # type: ignore[method-assign]
-        executor.runner._inputs = WatchedInputs(checked_build)  # type: ignore[assignment]
+        for each in runners:
+            _check_inputs(engine, each)
 
     def checked_step(engine: Engine) -> Any:
         outputs = step(engine)

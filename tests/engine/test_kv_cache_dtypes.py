@@ -5,6 +5,7 @@ window changes nothing. The cache is guarded (`guarded_cache`), so that stray re
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,6 @@ from stoker_engine.contract.names import KV_CACHE_DTYPES
 from stoker_engine.core.engine_request import EngineRequest
 from stoker_engine.engine import Engine
 from stoker_engine.exec import runner
-from stoker_engine.exec.rank_executor import RankExecutor
-from stoker_engine.models.checkpoint import find_checkpoint
 from stoker_engine.sizing.kv_format import kv_format
 from stoker_engine.sizing.memory import Numbers, stage_block_bytes
 from stoker_engine.sizing.weight_sizes import ONE_DEVICE
@@ -138,10 +137,9 @@ def test_ranks_keep_the_scales_of_their_heads(tiny_llama: Path, tmp_path: Path, 
     args = EngineArgs(
         str(folder), device="cpu", kv_cache_dtype=kv_cache_dtype, max_model_len=256, num_gpu_blocks_override=64
     )
-    checkpoint = find_checkpoint(args)
-    ranks = Engine(args, checkpoint, executor=RankExecutor(args, checkpoint, 2))
+    alone, ranks = Engine.from_args(args), Engine.from_args(replace(args, tensor_parallel_size=2))
     try:
-        ours, alone = (prompt_logprobs(engine) for engine in (ranks, Engine(args, checkpoint)))
+        ours, alone = (prompt_logprobs(engine) for engine in (ranks, alone))
     finally:
         ranks.shutdown()
     assert len(ours) == len(PROMPTS[3]) - 1

@@ -24,7 +24,6 @@ from stoker_engine.core.finish_reason import FinishReason
 from stoker_engine.core.grammar import Grammar
 from stoker_engine.core.outputs import CompletionOutput
 from stoker_engine.engine import Engine
-from stoker_engine.exec.rank_executor import RankExecutor
 from stoker_engine.grammar import grammars
 from stoker_engine.grammar.compile import compile_grammar
 from stoker_engine.models.checkpoint import find_checkpoint
@@ -182,9 +181,8 @@ def test_what_comes_is_right_and_the_same_however_it_is_computed(model: str, req
 def test_ranks_choose_the_same(tiny_llama: Path) -> None:
     made = constraints(random.Random(5), 8)
     asked = requests(random.Random(5), made)
-    args = EngineArgs(str(tiny_llama), num_gpu_blocks_override=ROOMY, device="cpu", **SMALL)
-    checkpoint = find_checkpoint(args)
-    engine = Engine(args, checkpoint, executor=RankExecutor(args, checkpoint, 2))
+    args = EngineArgs(str(tiny_llama), num_gpu_blocks_override=ROOMY, device="cpu", tensor_parallel_size=2, **SMALL)
+    engine = Engine.from_args(args)
     try:
         engine.set_token_table(Tokenizer.load(tiny_llama).token_table())
         found = run(engine, asked, random.Random(0))

@@ -28,14 +28,14 @@ from stoker_engine.contract.errors import ArgumentError, ModelError, OutOfMemory
 from stoker_engine.exec.kv_views import layer_view
 from stoker_engine.models.kv_scales import LayerScales
 from stoker_engine.parallel.device import memory_bytes
-from stoker_engine.parallel.ranks import Alone, Ranks
+from stoker_engine.parallel.groups import Groups
+from stoker_engine.parallel.layout import Layout
 from stoker_engine.parallel.transfer import to_device
 from stoker_engine.sizing import memory
 from stoker_engine.sizing.cache_groups import CacheGroup, usable_blocks
 from stoker_engine.sizing.kv_format import KVFormat, kv_format
 from stoker_engine.sizing.state_layout import Piece, state_layout
 from stoker_engine.sizing.weight_formats import ALL_NUMBERS, WeightFormats
-from stoker_engine.sizing.weight_sizes import Sharding
 
 logger = logging.getLogger(__name__)
 
@@ -64,7 +64,7 @@ def plan_kv_cache(
     config: ModelConfig,
     dtype: torch.dtype,
     device: torch.device,
-    ranks: Ranks | None = None,
+    groups: Groups | None = None,
     formats: WeightFormats = ALL_NUMBERS,
 ) -> KVCachePlan:
     """Decides the cache's size by the contract's memory arithmetic.
@@ -73,7 +73,7 @@ def plan_kv_cache(
     as the one with the least room for them.
 
     Args:
-        ranks: those that do, each of which calls this; None: there is one.
+        groups: those that do, each of which calls this; None: there is one.
         formats: how weights are stored.
 
     Raises:
@@ -81,17 +81,17 @@ def plan_kv_cache(
         ModelError: `--max-model-len` is beyond the model's own.
         ArgumentError: a step is too small for a whole prompt, and it must not be cut.
     """
-    ranks = ranks or Alone()
+    ranks, layout = (groups or Groups()).copy, Layout.of(args)
     kv = kv_format(args.kv_cache_dtype, str(dtype))
-    groups = memory.model_cache_groups(config, args.block_size, kv, ranks.size)
-    block = memory.kv_block_bytes(groups, args.block_size)
-    room = _num_blocks(args, config, dtype, device, ranks.size, formats)
+    cache_groups = memory.model_cache_groups(config, args.block_size, kv, layout.tensor)
+    block = memory.kv_block_bytes(cache_groups, args.block_size)
+    room = _num_blocks(args, config, dtype, device, layout, formats)
     num_blocks = int(ranks.all_gather(torch.tensor([room], device=device)).min())
     wanted = args.max_model_len or config.default_model_len
     if wanted > config.longest_model_len:
         raise ModelError(f"--max-model-len {wanted} is beyond the model's own {config.longest_model_len}")
     usable = usable_blocks(num_blocks)
-    longest = memory.longest_sequence(groups, usable, args.max_num_batched_tokens, args.block_size, wanted)
+    longest = memory.longest_sequence(cache_groups, usable, args.max_num_batched_tokens, args.block_size, wanted)
     if longest < wanted and (args.max_model_len is not None or longest < 2):
         shorter = f"lower --max-model-len to {longest} or " if longest > 1 else ""
         raise OutOfMemoryError(
@@ -113,7 +113,7 @@ def plan_kv_cache(
         _gib(num_blocks * block),
         longest,
     )
-    return KVCachePlan(kv, groups, num_blocks, args.block_size, longest, args.max_num_batched_tokens)
+    return KVCachePlan(kv, cache_groups, num_blocks, args.block_size, longest, args.max_num_batched_tokens)
 
 
 class KVCachePool:
@@ -187,7 +187,7 @@ def _num_blocks(
     config: ModelConfig,
     dtype: torch.dtype,
     device: torch.device,
-    num_ranks: int,
+    layout: Layout,
     formats: WeightFormats,
 ) -> int:
     numbers = memory.Numbers(
@@ -201,10 +201,10 @@ def _num_blocks(
         formats=formats,
     )
     ours = memory.Device(
-        memory_bytes(device, num_ranks),
+        memory_bytes(device, layout.size),
         args.gpu_memory_utilization,
         on_cpu=device.type == "cpu",
-        sharding=Sharding(tensor=num_ranks),
+        sharding=layout.sharding,
     )
     use = memory.memory_use(config, numbers, ours)
     # A size of the cache that is given takes nothing from what the weights need.

@@ -1,11 +1,11 @@
-"""Steps run by several processes at once, each of which computes its part of every layer (tensor parallelism).
+"""Steps run by several processes at once, each of which computes its part of the model.
 
     Engine ─► RankExecutor ──── steps ──┬─► rank 0: Runner ──► results ─► Engine
-                                        │      ↕ sums, tokens (parallel.process_ranks)
+                                        │      ↕ sums, tokens (parallel.groups)
                                         └─► rank 1: Runner
 
-Every rank gets every step, as the scheduler here wrote it, and computes all of it with its part of the weights. What
-rank 0 samples, the others learn from it.
+Every rank gets every step, as the scheduler here wrote it, and computes it with its part of the weights. One of them
+samples, and answers.
 
 Ranks live and die together. When one ends, a thread that waits for nothing else ends the others, also while no step
 runs; what the last words and exit codes of all say was the first cause is raised by whatever call comes next. A rank
@@ -32,9 +32,10 @@ from stoker_engine.contract.engine_args import EngineArgs
 from stoker_engine.contract.errors import EngineDeadError, EngineStuckError, StokerError
 from stoker_engine.core.grammar import Grammar
 from stoker_engine.core.step import Step, StepResult
-from stoker_engine.exec.rank_messages import Loaded, Progress
+from stoker_engine.exec.rank_messages import Loaded, Progress, Setup
 from stoker_engine.exec.rank_process import PROGRAM, RankProcess
 from stoker_engine.grammar.token_table import TokenTable
+from stoker_engine.parallel.layout import Layout
 
 if TYPE_CHECKING:
     from stoker_engine.exec.kv_cache import KVCachePlan
@@ -57,9 +58,8 @@ class RankExecutor:
     """See `exec.executor.Executor`. It returns once all ranks have loaded.
 
     Args:
-        args: the engine's.
+        args: the engine's, which say how many ranks there are, and how they share the model.
         checkpoint: the model, whose files every rank reads its part of.
-        size: how many ranks there are.
         on_progress: called whenever loading gets on, in any rank.
         timeout_s: how long a rank waits for another one, before that counts as stuck. A step may take twice as long.
         log_format: see `logs.configure`.
@@ -78,13 +78,13 @@ class RankExecutor:
         self,
         args: EngineArgs,
         checkpoint: Checkpoint,
-        size: int,
         on_progress: Callable[[], None] = lambda: None,
         *,
         timeout_s: float = 300.0,
         log_format: str = "text",
         program: Sequence[str] = PROGRAM,
     ) -> None:
+        layout = Layout.of(args)
         self._timeout_s = timeout_s
         self._lock = threading.RLock()  # held by whoever reads from ranks, or ends them
         self._error: StokerError | None = None
@@ -96,10 +96,12 @@ class RankExecutor:
             undo.callback(self._end, EngineDeadError("its ranks were not loaded"))
             rendezvous = os.memfd_create("stoker-ranks")
             with os.fdopen(rendezvous):
-                for rank in range(size):
-                    self._ranks.append(RankProcess(rank, size, rendezvous, timeout_s, log_format, program))
+                for rank in range(layout.size):
+                    setup = Setup(rank, layout, f"file:///proc/self/fd/{rendezvous}", timeout_s)
+                    self._ranks.append(RankProcess(setup, [rendezvous], log_format, program))
+            self._answering = self._ranks[layout.first_of_last_stage]
             self._results = select.poll()
-            self._results.register(self._ranks[0].connection.fileno(), select.POLLIN)
+            self._results.register(self._answering.connection.fileno(), select.POLLIN)
             threading.Thread(target=self._watch, name="ranks", daemon=True).start()
             self._send(replace(args, model=str(checkpoint.path), revision=None))
             self.plan, self.on_cpu = self._loaded(on_progress)
@@ -120,8 +122,8 @@ class RankExecutor:
         Raises:
             EngineDeadError: what ended a rank, and with it all.
         """
-        self._wait_for(lambda: self._results.poll(_LOOK_S * 1000), lambda: f"{self._ranks[0].name} gave no result")
-        result = self._receive(self._ranks[0])
+        self._wait_for(lambda: self._results.poll(_LOOK_S * 1000), lambda: f"{self._answering.name} gave no result")
+        result = self._receive(self._answering)
         assert isinstance(result, StepResult), result
         self._num_launched -= 1
         return result
@@ -137,7 +139,7 @@ class RankExecutor:
         self._send(table)
 
     def prepare(self, grammar: Grammar) -> Future[object]:
-        """See `Executor`. Nothing is made ready here: rank 0, which samples, compiles a grammar in the first step that
+        """See `Executor`. Nothing is made ready here: the rank that samples compiles a grammar in the first step that
         needs it, and all sequences wait for that step."""
         ready: Future[object] = Future()
         ready.set_result(None)

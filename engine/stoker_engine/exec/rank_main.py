@@ -30,7 +30,8 @@ from stoker_engine.grammar.token_table import TokenTable
 
 if TYPE_CHECKING:
     from stoker_engine.exec.runner import Runner
-    from stoker_engine.parallel.process_ranks import ProcessRanks
+    from stoker_engine.parallel.groups import Groups
+    from stoker_engine.parallel.layout import Layout
 
 logger = logging.getLogger(__name__)
 
@@ -42,27 +43,29 @@ def main(argv: list[str]) -> int:
     """Runs the process.
 
     Args:
-        argv: this rank's number, how many there are, file descriptors of the pipe and of the file where ranks find each
-            other, seconds to wait for another rank, the log's format, and the process to die with (0: none).
+        argv: this rank's number, for who reads a list of processes; file descriptor of the pipe, the log's format, and
+            the process to die with (0: none).
     """
-    rank, size, pipe, rendezvous = map(int, argv[:4])
-    timeout_s, log_format, parent = float(argv[4]), argv[5], int(argv[6])
+    pipe, log_format, parent = int(argv[1]), argv[2], int(argv[3])
     for signum in (signal.SIGINT, signal.SIGTERM):
         signal.signal(signum, signal.SIG_IGN)
     die_with(parent)
-    # All ranks see the same; one of them says it.
-    logs.configure(log_format, logging.INFO if rank == 0 else logging.ERROR)
     threading.Thread(target=_end_with, args=(pipe,), name="lifeline", daemon=True).start()
     connection = Connection(pipe)
-    from stoker_engine.parallel.process_ranks import ProcessRanks, RankLostError  # torch: seconds
+    setup = pickle.loads(connection.recv_bytes())
+    rank, layout = setup.rank, setup.layout
+    # All ranks see the same; one of them says it.
+    logs.configure(log_format, logging.INFO if rank == 0 else logging.ERROR)
+    from stoker_engine.parallel.join import join  # torch: seconds
+    from stoker_engine.parallel.ranks import RankLostError
 
     try:
-        ranks = ProcessRanks(rank, size, f"/proc/self/fd/{rendezvous}", timeout_s)
-        runner = _load(connection, ranks)
+        joined = join(rank, layout, setup.rendezvous, setup.timeout_s)
+        runner = _load(connection, layout, joined.groups)
         if runner is None:
             return 2
-        _run(connection, runner, answers=rank == 0)
-        ranks.close()
+        _run(connection, runner, answers=rank == layout.first_of_last_stage)
+        joined.close()
     except RankLostError as error:
         _send_last(connection, Lost(str(error)))
         return 1
@@ -73,16 +76,16 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def _load(connection: Connection, ranks: ProcessRanks) -> Runner | None:
+def _load(connection: Connection, layout: Layout, groups: Groups) -> Runner | None:
     """This rank's part of the model; None where it cannot be served, which has then been reported."""
     from stoker_engine.exec.runner import Runner
     from stoker_engine.models.checkpoint import find_checkpoint
     from stoker_engine.parallel.device import limit_threads
 
     args = pickle.loads(connection.recv_bytes())
-    limit_threads(ranks.size)
+    limit_threads(layout.size)
     try:
-        runner = Runner(args, find_checkpoint(args), _progress(connection), ranks)
+        runner = Runner(args, find_checkpoint(args), _progress(connection), groups)
     except StokerError as error:
         _send_last(connection, LoadFailed.of(error))
         return None

@@ -1,6 +1,6 @@
 """What the executor of ranks and its ranks send each other, pickled.
 
-To a rank: `EngineArgs` first; then a `Step` at a time, and before the first grammar a `TokenTable`.
+To a rank: `Setup` first, and `EngineArgs`; then a `Step` at a time, and before the first grammar a `TokenTable`.
 From it: `Progress` while it loads, then `Loaded` or `LoadFailed`; from rank 0 a `StepResult` for each step; last `Lost`
 or `Died`, if it can still be said.
 """
@@ -10,8 +10,27 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from stoker_engine.parallel.layout import Layout
+
 if TYPE_CHECKING:
     from stoker_engine.exec.kv_cache import KVCachePlan
+
+
+@dataclass(frozen=True)
+class Setup:
+    """Who a rank is.
+
+    Attributes:
+        rank: its number.
+        layout: how all of them share the model.
+        rendezvous: where they find each other; see `parallel.process_ranks.World`.
+        timeout_s: seconds that it waits for another one.
+    """
+
+    rank: int
+    layout: Layout
+    rendezvous: str
+    timeout_s: float
 
 
 @dataclass(frozen=True)

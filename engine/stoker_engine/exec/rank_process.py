@@ -18,7 +18,7 @@ from stoker_engine.children.lifeline import parent_for_child
 from stoker_engine.children.load_failed import LoadFailed
 from stoker_engine.children.oom_kills import oom_kills
 from stoker_engine.contract.errors import StokerError
-from stoker_engine.exec.rank_messages import Lost
+from stoker_engine.exec.rank_messages import Lost, Setup
 
 logger = logging.getLogger(__name__)
 
@@ -30,12 +30,11 @@ _KILL_TIMEOUT_S: Final = 5.0
 
 
 class RankProcess:
-    """One rank. It starts at once, and loads when it gets its first message.
+    """One rank. It starts at once, and loads when it gets the engine's arguments.
 
     Args:
-        rank, size: its number, and how many there are.
-        rendezvous: descriptor of the file where ranks find each other.
-        timeout_s: how long it waits for another rank, and others for it to read or to write on.
+        setup: who it is. Others wait for it to read or to write on as long as it waits for them.
+        inherited: file descriptors that it shares with the others.
         log_format: see `logs.configure`.
         program: interpreter arguments of what runs; tests bring their own.
 
@@ -49,25 +48,29 @@ class RankProcess:
     """
 
     def __init__(
-        self, rank: int, size: int, rendezvous: int, timeout_s: float, log_format: str, program: Sequence[str]
+        self, setup: Setup, inherited: Sequence[int], log_format: str, program: Sequence[str] = PROGRAM
     ) -> None:
-        self.name = f"rank {rank} of {size}"
+        self.name = f"rank {setup.rank} of {setup.layout.size}"
         self.lost: Lost | None = None
         self.was_killed = self.was_stopped = False
         self._last: Died | LoadFailed | None = None
         self._oom_kills = oom_kills()
         self._socket, theirs = socket.socketpair()
         for option in (socket.SO_SNDTIMEO, socket.SO_RCVTIMEO):
-            self._socket.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", max(1, int(timeout_s)), 0))
+            self._socket.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", max(1, int(setup.timeout_s)), 0))
         self.connection = Connection(os.dup(self._socket.fileno()))
         with theirs:
-            words = (rank, size, theirs.fileno(), rendezvous, timeout_s, log_format, parent_for_child())
+            words = (setup.rank, theirs.fileno(), log_format, parent_for_child())
             self._process = subprocess.Popen(
                 [sys.executable, *program, *map(str, words)],
-                pass_fds=(theirs.fileno(), rendezvous),
+                pass_fds=(theirs.fileno(), *inherited),
                 process_group=0,  # Ctrl-C in a terminal is for whoever runs the ranks
             )
         self.pid: int = self._process.pid
+        try:
+            self.send(pickle.dumps(setup, pickle.HIGHEST_PROTOCOL))
+        except OSError:
+            logger.debug("%s is gone already", self.name)  # which whoever waits for it will notice
 
     def send(self, data: bytes) -> None:
         """Sends a pickled message.

@@ -27,7 +27,7 @@ from stoker_engine.models.checkpoint import Checkpoint
 from stoker_engine.models.decoder import Decoder
 from stoker_engine.models.model import StepInputs
 from stoker_engine.parallel.device import limit_threads, resolve_device, torch_threads
-from stoker_engine.parallel.ranks import Alone, Ranks
+from stoker_engine.parallel.groups import Groups
 from stoker_engine.parallel.transfer import to_device, to_host
 from stoker_engine.sampling.choice import Choice
 from stoker_engine.sampling.logprobs import token_logprobs
@@ -45,7 +45,7 @@ class Runner:
 
     Args:
         on_progress: called whenever loading gets on.
-        ranks: those that compute the model together with this one.
+        groups: the ranks that compute the model together with this one; None: there are none.
 
     Attributes:
         plan: the KV cache's size.
@@ -61,19 +61,27 @@ class Runner:
         args: EngineArgs,
         checkpoint: Checkpoint,
         on_progress: Callable[[], None] = lambda: None,
-        ranks: Ranks | None = None,
+        groups: Groups | None = None,
     ) -> None:
         self.device = resolve_device(args)
         if self.device.type == "cpu":
             limit_threads()
         self.config = checkpoint.config
         self.dtype = resolve_dtype(args, checkpoint, self.device)
-        self._ranks = ranks or Alone()
+        self._groups = groups = groups or Groups()
+        self._ranks = groups.tensor
         self._backend = attention_backend(self.device, self.dtype, args.batch_invariant)
         self._kernels = select_kernels(self.device, self.dtype)
-        build = Build(self.dtype, self._backend, self._kernels, self._ranks)
+        build = Build(
+            self.dtype,
+            self._backend,
+            self._kernels,
+            self._ranks,
+            stage=groups.pipeline.stage,
+            whole_experts=args.enable_expert_parallel,
+        )
         formats = checkpoint.weight_formats(self.dtype, self.device)
-        self.plan = plan_kv_cache(args, self.config, self.dtype, self.device, self._ranks, formats)
+        self.plan = plan_kv_cache(args, self.config, self.dtype, self.device, groups, formats)
         scales = checkpoint.kv_scales(args.kv_cache_dtype, build)
         started = time.monotonic()
         with torch.inference_mode():
@@ -115,14 +123,14 @@ class Runner:
             self._pool.copy(step.copies)
             inputs = self._inputs.build(step, self._rows)
             plan = self._backend.prepare(inputs.metadata)
-            masks = self._masks.launch(step, self._rows) if self._ranks.rank == 0 else None
+            masks = self._masks.launch(step, self._rows) if self._groups.samples else None
             prepared = time.monotonic()
             hidden = self.model.forward(StepInputs(inputs.token_ids, inputs.positions, plan, self._pool.caches))
             logit_rows = self._logit_rows(step, inputs)
             logits = self._logits(hidden, logit_rows) if len(logit_rows) else None
             computed = time.monotonic()
             by_place = masks.result() if masks is not None else {}
-            sampled = self._sample(logits, step, by_place) if logits is not None and self._ranks.rank == 0 else []
+            sampled = self._sample(logits, step, by_place) if logits is not None and self._groups.samples else []
             if logits is not None:
                 self._keep_sampled(step, sampled)
             prompt_logprobs = self._all_prompt_logprobs(hidden, inputs, step)
@@ -226,7 +234,7 @@ class Runner:
             stop = min(start + self._rows_at_once, positions.stop)
             logits = self.model.logits(hidden[first + start : first + stop])  # by all ranks
             is_finite = is_finite and bool(to_host(self._kernels.argmax(logits)[1].isfinite().all()))
-            if is_finite and self._ranks.rank == 0:
+            if is_finite and self._groups.samples:
                 tokens = self._rows.token_ids[row, start + 1 : stop + 1].tolist()
                 found += token_logprobs(logits, tokens, [params.prompt_logprobs] * len(tokens))
         return found if is_finite else None

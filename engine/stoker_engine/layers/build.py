@@ -14,6 +14,7 @@ from stoker_engine.parallel.ranks import Alone, Ranks
 from stoker_engine.quant.method import LinearMethod
 from stoker_engine.quant.slot import Share
 from stoker_engine.quant.unquantized import UNQUANTIZED
+from stoker_engine.sizing.pipeline_stages import Stage
 
 
 def _unquantized(slots: Sequence[str]) -> LinearMethod:
@@ -30,6 +31,8 @@ class Build:
         kernels: everything else's.
         ranks: who shares each layer's work.
         linear: how the matrix of these slots is stored; several are those of a layer's experts.
+        stage: which of the layers are here.
+        whole_experts: whether ranks have whole experts, instead of a part of each.
     """
 
     dtype: torch.dtype
@@ -37,6 +40,8 @@ class Build:
     kernels: Kernels
     ranks: Ranks = field(default_factory=Alone)
     linear: Callable[[Sequence[str]], LinearMethod] = _unquantized
+    stage: Stage = field(default_factory=Stage)
+    whole_experts: bool = False
 
     def share(self, size: int, multiple: int = 1) -> Share:
         """This rank's share of what can be divided into any parts: columns of an MLP, rows of a vocabulary. Those of

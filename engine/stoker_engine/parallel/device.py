@@ -28,14 +28,14 @@ def resolve_device(args: EngineArgs) -> torch.device:
     Raises:
         ArgumentError: the device is not there, or more of them are asked than this engine drives.
     """
-    for name in ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size"):
+    for name in ("pipeline_parallel_size", "data_parallel_size"):
         if getattr(args, name) != 1:
             raise ArgumentError(
                 "--" + name.replace("_", "-"),
-                f"{getattr(args, name)} is not supported by this engine version, which drives one device; use 1",
+                f"{getattr(args, name)} is not supported by this engine version; use 1",
             )
     if args.enable_expert_parallel:
-        raise ArgumentError("--enable-expert-parallel", "this engine version drives one device; leave it out")
+        raise ArgumentError("--enable-expert-parallel", "is not supported by this engine version; leave it out")
     name = args.device
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"

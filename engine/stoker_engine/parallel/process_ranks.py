@@ -8,46 +8,26 @@ every batch. What travels are bytes, so that every dtype does.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from datetime import timedelta
 from typing import Final
 
 import torch
 from torch import distributed
 
+from stoker_engine.parallel.ranks import RankLostError
+
 #: Formats in which adding up loses too much.
 _NARROW: Final = (torch.bfloat16, torch.float16)
 
 
-class RankLostError(RuntimeError):
-    """Another rank is gone, or did not come to an operation in time."""
-
-
 class ProcessRanks:
-    """See `parallel.ranks.Ranks`. Whoever makes one waits until all ranks have.
+    """See `parallel.ranks.Ranks`: some of the processes of a `World`."""
 
-    Args:
-        rank: this process's number.
-        size: how many there are.
-        rendezvous: path of a file where they find each other, empty at first, and not used again by others.
-        timeout_s: seconds after which a rank that does not come to an operation counts as lost.
-
-    Raises:
-        RankLostError: not all ranks came in time.
-    """
-
-    def __init__(self, rank: int, size: int, rendezvous: str, timeout_s: float) -> None:
-        self.rank, self.size = rank, size
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # not the interface of the host's name, where it has one
-        with self._waiting("joining the others"):
-            distributed.init_process_group(
-                "gloo",
-                init_method=f"file://{rendezvous}",
-                rank=rank,
-                world_size=size,
-                timeout=timedelta(seconds=timeout_s),
-            )
+    def __init__(self, members: Sequence[int], rank: int, group: distributed.ProcessGroup) -> None:
+        self.rank, self.size = members.index(rank), len(members)
+        self._first, self._group = members[0], group
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
         """See `Ranks`."""
@@ -71,27 +51,79 @@ class ProcessRanks:
         x = x.contiguous()
         if x.numel():
             with self._waiting("broadcast"):
-                distributed.broadcast(_bytes(x), src=0)
+                distributed.broadcast(_bytes(x), src=self._first, group=self._group)
         return x
-
-    def close(self) -> None:
-        """Leaves the others; nothing can be asked of these ranks after."""
-        distributed.destroy_process_group()
 
     def _gather(self, x: torch.Tensor, operation: str) -> torch.Tensor:
         """All ranks' `x`, which has the same shape on all of them: [size, *shape]."""
         parts = x.new_empty(self.size, *x.shape)
         if x.numel():
             with self._waiting(operation):
-                distributed.all_gather_into_tensor(_bytes(parts), _bytes(x.contiguous()))
+                distributed.all_gather_into_tensor(_bytes(parts), _bytes(x.contiguous()), group=self._group)
         return parts
 
-    @contextmanager
-    def _waiting(self, operation: str) -> Iterator[None]:
-        try:
-            yield
-        except RuntimeError as error:
-            raise RankLostError(f"rank {self.rank} of {self.size} waited in vain ({operation}): {error}") from error
+    def _waiting(self, operation: str) -> AbstractContextManager[None]:
+        return waiting(self.rank, self.size, operation)
+
+
+class World:
+    """All ranks of a copy. Whoever makes one waits until all have.
+
+    Args:
+        rank: this process's number.
+        size: how many there are.
+        rendezvous: URL of where they find each other (``file://PATH``, of a file that is empty at first and is not
+            used again by others).
+        timeout_s: seconds after which a rank that does not come to an operation counts as lost.
+
+    Raises:
+        RankLostError: not all ranks came in time.
+    """
+
+    def __init__(self, rank: int, size: int, rendezvous: str, timeout_s: float) -> None:
+        self.rank, self.size = rank, size
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # not the interface of the host's name, where it has one
+        with waiting(rank, size, "joining the others"):
+            distributed.init_process_group(
+                "gloo",
+                init_method=rendezvous,
+                rank=rank,
+                world_size=size,
+                timeout=timedelta(seconds=timeout_s),
+            )
+
+    def ranks(self, groups: Sequence[Sequence[int]]) -> ProcessRanks:
+        """Those of `groups`, which name each rank once, that this rank is in. All ranks ask for the same groups."""
+        made = {tuple(members): self._group(members) for members in groups}
+        ours = next(members for members in made if self.rank in members)
+        return ProcessRanks(ours, self.rank, made[ours])
+
+    def close(self) -> None:
+        """Leaves the others; nothing can be asked of these ranks after."""
+        distributed.destroy_process_group()
+
+    def _group(self, members: Sequence[int]) -> distributed.ProcessGroup:
+        if len(members) == self.size:
+            group = distributed.group.WORLD
+            assert group is not None
+            return group
+        with waiting(self.rank, self.size, "joining the others"):
+            made = distributed.new_group(list(members))
+        assert isinstance(made, distributed.ProcessGroup) or self.rank not in members
+        return made  # type: ignore[return-value]  # of a group that this rank is not in: a number, which nobody uses
+
+
+@contextmanager
+def waiting(rank: int, size: int, operation: str) -> Iterator[None]:
+    """What torch raises meanwhile is the loss of another rank.
+
+    Raises:
+        RankLostError: instead.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        raise RankLostError(f"rank {rank} of {size} waited in vain ({operation}): {error}") from error
 
 
 def _bytes(x: torch.Tensor) -> torch.Tensor:

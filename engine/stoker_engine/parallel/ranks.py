@@ -11,6 +11,10 @@ from typing import Protocol
 import torch
 
 
+class RankLostError(RuntimeError):
+    """Another rank is gone, or did not come to an operation in time."""
+
+
 class Ranks(Protocol):
     """A group of ranks that share each layer's work (tensor parallelism, Shoeybi et al., 2019).
 

@@ -6,8 +6,36 @@ last one also computes the logits, and the first one embeds (this is vLLM's divi
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One stage of a pipeline.
+
+    Attributes:
+        index: which, from 0.
+        count: how many there are.
+    """
+
+    index: int = 0
+    count: int = 1
+
+    @property
+    def is_first(self) -> bool:
+        """Whether it embeds the tokens."""
+        return self.index == 0
+
+    @property
+    def is_last(self) -> bool:
+        """Whether it computes the logits."""
+        return self.index == self.count - 1
+
+    def layers(self, num_layers: int) -> range:
+        """The layers it holds, of `num_layers`."""
+        return pipeline_stages(num_layers, self.count)[self.index]
 
 
 @lru_cache(maxsize=1024)

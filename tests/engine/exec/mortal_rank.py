@@ -27,8 +27,9 @@ from typing import Any
 
 from stoker_engine.contract.errors import ArgumentError, WeightsError
 from stoker_engine.core.step import Sampled, Step, StepResult
+from stoker_engine.parallel.layout import Layout
 
-DEATHS, RANK, PIPE = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[4])
+DEATHS, RANK, PIPE = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
 
 
 class Junk:
@@ -66,12 +67,13 @@ class RankLostError(RuntimeError):
     pass
 
 
-class ProcessRanks:
+class Joined:
     """Ranks that meet in the file of their rendezvous: each counts there how often it came."""
 
-    def __init__(self, rank: int, size: int, rendezvous: str, timeout_s: float) -> None:
-        self.rank, self.size, self._timeout_s, self._met = rank, size, timeout_s, 0
-        self._file = os.open(rendezvous, os.O_RDWR)
+    def __init__(self, rank: int, layout: Layout, rendezvous: str, timeout_s: float) -> None:
+        self.rank, self.size, self._timeout_s, self._met = rank, layout.size, timeout_s, 0
+        self.groups = self
+        self._file = os.open(rendezvous.removeprefix("file://"), os.O_RDWR)
         self.meet()
 
     def meet(self) -> None:
@@ -93,7 +95,7 @@ class ProcessRanks:
 class Runner:
     """Answers with the numbers of the steps so far, and the threads it was given."""
 
-    def __init__(self, args: Any, checkpoint: Any, on_progress: Callable[[], None], ranks: ProcessRanks) -> None:
+    def __init__(self, args: Any, checkpoint: Any, on_progress: Callable[[], None], ranks: Joined) -> None:
         self._ranks, self._steps = ranks, list[int]()
         self.device = types.SimpleNamespace(type="cpu")
         for _ in range(3):
@@ -123,7 +125,8 @@ def _pretend(name: str, **contents: object) -> None:
 
 SHARERS: list[int] = []
 _pretend("stoker_engine.exec.runner", Runner=Runner)
-_pretend("stoker_engine.parallel.process_ranks", ProcessRanks=ProcessRanks, RankLostError=RankLostError)
+_pretend("stoker_engine.parallel.join", join=Joined)
+_pretend("stoker_engine.parallel.ranks", RankLostError=RankLostError)
 _pretend("stoker_engine.parallel.device", limit_threads=SHARERS.append)
 _pretend("stoker_engine.models.checkpoint", find_checkpoint=lambda args: args.model)
 

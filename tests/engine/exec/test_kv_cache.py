@@ -10,6 +10,7 @@ from stoker_engine.architectures.model_config import ModelConfig
 from stoker_engine.contract.engine_args import EngineArgs
 from stoker_engine.contract.errors import OutOfMemoryError
 from stoker_engine.exec.kv_cache import KVCachePlan, KVCachePool, plan_kv_cache
+from stoker_engine.parallel.groups import Groups
 from stoker_engine.parallel.ranks import Alone
 from stoker_engine.sizing.cache_groups import cache_groups
 from stoker_engine.sizing.kv_format import kv_format
@@ -100,7 +101,9 @@ def test_ranks_have_as_many_blocks_as_the_one_with_the_least_room(monkeypatch: p
     monkeypatch.setattr("stoker_engine.parallel.device._machine_memory", lambda: 4 << 30)
     monkeypatch.setattr("stoker_engine.parallel.device._cgroup_limits", list)
     config, args = ModelConfig.from_dict(TINY), EngineArgs("m", gpu_memory_utilization=1)
-    alone, two = (plan_kv_cache(args, config, torch.float32, torch.device("cpu"), r) for r in (None, _UnequalRanks()))
+    alone = plan_kv_cache(args, config, torch.float32, torch.device("cpu"))
+    ranks = Groups(copy=_UnequalRanks())
+    two = plan_kv_cache(replace(args, tensor_parallel_size=2), config, torch.float32, torch.device("cpu"), ranks)
     # Each has half of the heads, and half of the memory.
     assert two.groups[0].bytes_per_token * 2 == alone.groups[0].bytes_per_token
     use = memory_use(

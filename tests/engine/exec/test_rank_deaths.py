@@ -55,10 +55,8 @@ def make(deaths: Path) -> Iterator[Make]:
         for point, rank, how in planned:
             (deaths / f"{point}-{rank}").write_text(how)
         checkpoint: Any = types.SimpleNamespace(path=Path("/some/model"))
-        args = EngineArgs("org/name", revision="main")
-        executor = RankExecutor(
-            args, checkpoint, SIZE, timeout_s=TIMEOUT_S, program=(str(PROGRAM), str(deaths)), **options
-        )
+        args = EngineArgs("org/name", revision="main", tensor_parallel_size=SIZE)
+        executor = RankExecutor(args, checkpoint, timeout_s=TIMEOUT_S, program=(str(PROGRAM), str(deaths)), **options)
         made.append(executor)
         return executor
 
@@ -266,7 +264,7 @@ from stoker_engine.contract.engine_args import EngineArgs
 from stoker_engine.exec.rank_executor import RankExecutor
 def run():
     checkpoint = types.SimpleNamespace(path=Path("/m"))
-    executor = RankExecutor(EngineArgs("m"), checkpoint, 2, program=sys.argv[2:])
+    executor = RankExecutor(EngineArgs("m", tensor_parallel_size=2), checkpoint, program=sys.argv[2:])
     print(*(rank.pid for rank in executor._ranks), flush=True)
     time.sleep(60)
 if sys.argv[1] == "main":

@@ -13,7 +13,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -92,9 +92,8 @@ def _args(model: Path, **options: Any) -> EngineArgs:
     return EngineArgs(str(model), dtype="float32", device="cpu", **{**TIGHT, **options})
 
 
-def _ranks(args: EngineArgs, size: int = SIZE, **options: Any) -> Engine:
-    checkpoint = find_checkpoint(args)
-    return Engine(args, checkpoint, executor=RankExecutor(args, checkpoint, size, **options))
+def _ranks(args: EngineArgs, size: int = SIZE) -> Engine:
+    return Engine.from_args(replace(args, tensor_parallel_size=size))
 
 
 def _run(

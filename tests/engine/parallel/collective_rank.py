@@ -13,7 +13,8 @@ from pathlib import Path
 
 import torch
 
-from stoker_engine.parallel.process_ranks import ProcessRanks, RankLostError
+from stoker_engine.parallel.process_ranks import World
+from stoker_engine.parallel.ranks import RankLostError, Ranks
 
 DTYPES = (torch.float32, torch.bfloat16)
 SHAPES = ((1, 1), (1, 64), (7, 33), (256, 48), (0, 8), (5,), (2, 3, 17))
@@ -28,7 +29,7 @@ def given(rank: int, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor
     return (torch.randn(shape, generator=generator) * 2.0**exponents).to(dtype)
 
 
-def operations(ranks: ProcessRanks) -> dict[str, list[torch.Tensor]]:
+def operations(ranks: Ranks) -> dict[str, list[torch.Tensor]]:
     """Results by operation, in the order of `DTYPES` × `SHAPES` or `WIDTHS`."""
     done: dict[str, list[torch.Tensor]] = {name: [] for name in ("sums", "again", "rows", "gathered", "sent")}
     for dtype in DTYPES:
@@ -55,13 +56,14 @@ def main() -> None:
     rank, size, fd, timeout = (int(word) for word in sys.argv[1:5])
     folder, what = Path(sys.argv[5]), sys.argv[6]
     torch.set_num_threads(1)
-    ranks = ProcessRanks(rank, size, f"/proc/self/fd/{fd}", timeout)
+    world = World(rank, size, f"file:///proc/self/fd/{fd}", timeout)
+    ranks = world.ranks([list(range(size))])
     with torch.inference_mode():
         if what == "operations":
             torch.save(operations(ranks), folder / f"{rank}.pt")
         elif rank == 1:
             if what == "close":
-                ranks.close()
+                world.close()
             if what == "exit":
                 os._exit(0)
             time.sleep(60)
@@ -73,7 +75,7 @@ def main() -> None:
             except RankLostError as error:
                 said = str(error)
             (folder / f"{rank}.txt").write_text(f"{time.monotonic() - started} {said}")
-    ranks.close()
+    world.close()
 
 
 if __name__ == "__main__":

@@ -16,7 +16,6 @@ from stoker_engine.parallel import device
 @pytest.mark.parametrize(
     "asked",
     [
-        {"tensor_parallel_size": 2},
         {"pipeline_parallel_size": 2},
         {"data_parallel_size": 2},
         {"enable_expert_parallel": True},
