@@ -28,6 +28,7 @@ from stoker_engine.exec.dtypes import stored_as
 from stoker_engine.exec.executor import Executor, LocalExecutor
 from stoker_engine.exec.rank_executor import RankExecutor
 from stoker_engine.exec.runner import Runner
+from stoker_engine.exec.shared_model import refuse_indivisible
 from stoker_engine.grammar.preparing import Preparing
 from stoker_engine.grammar.token_table import TokenTable
 from stoker_engine.models.checkpoint import Checkpoint, find_checkpoint
@@ -115,6 +116,7 @@ class Engine:
         cls, args: EngineArgs, checkpoint: Checkpoint, on_progress: Callable[[], None] = lambda: None
     ) -> Engine:
         """See `from_args`; loads a checkpoint that has been found."""
+        refuse_indivisible(args, checkpoint)
         executor = RankExecutor(args, checkpoint, on_progress) if Layout.of(args).size > 1 else None
         return cls(args, checkpoint, on_progress, executor)
 

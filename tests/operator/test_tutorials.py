@@ -43,7 +43,7 @@ def test_a_line_that_is_not_printed_is_noticed() -> None:
 
 
 #: Where a call takes the reason of a condition, if not by name.
-POSITIONS = {"Problem": 0, "Diagnosis": 0, "Verdict": 1, "judge": 3}
+POSITIONS = {"Problem": 0, "Objection": 0, "Diagnosis": 0, "Verdict": 1, "judge": 3}
 
 
 def reasons(source: str) -> Iterator[str]:
@@ -62,7 +62,8 @@ def reasons(source: str) -> Iterator[str]:
 
 def test_every_reason_is_explained() -> None:
     given = {"Invalid", *diagnosis._REMEDY}
-    for module in (ROOT / "operator" / "stoker_operator").rglob("*.py"):
+    shared = ROOT / "engine" / "stoker_engine" / "sizing" / "divisible.py"
+    for module in (shared, *(ROOT / "operator" / "stoker_operator").rglob("*.py")):
         given.update(reasons(module.read_text()))
     (page,) = [each for each in EVERY if "troubleshooting" in each.name]
     rows = re.findall(r"^\| (`[A-Z].*?`) \|", page.read_text(), re.MULTILINE)

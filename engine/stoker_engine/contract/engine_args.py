@@ -13,6 +13,9 @@ from stoker_engine.contract.errors import ArgumentError
 #: many. With half as many a batch of mixed requests took 5% longer.
 CPU_LONG_PREFILL_TOKENS: Final = 256
 
+#: Why ``--enable-expert-parallel`` is refused beside several copies, here and by the planner.
+COPIES_SHARE_NO_EXPERTS: Final = "copies of a model share no experts: those of a copy are dealt over its own devices"
+
 
 @dataclass(frozen=True)
 class EngineArgs:
@@ -125,6 +128,11 @@ class EngineArgs:
             )
         if self.max_logprobs < -1:
             raise ArgumentError("--max-logprobs", f"must be at least 0, or -1 for no limit, got {self.max_logprobs}")
+        if self.enable_expert_parallel and self.data_parallel_size > 1:
+            raise ArgumentError(
+                "--enable-expert-parallel",
+                f"{COPIES_SHARE_NO_EXPERTS}; leave it out, or use --data-parallel-size 1 and more servers",
+            )
         if self.block_size & (self.block_size - 1):
             raise ArgumentError("--block-size", f"must be a power of two, got {self.block_size}")
 

@@ -14,6 +14,7 @@ from stoker_engine.parallel.ranks import Alone, Ranks
 from stoker_engine.quant.method import LinearMethod
 from stoker_engine.quant.slot import Share
 from stoker_engine.quant.unquantized import UNQUANTIZED
+from stoker_engine.sizing.divisible import every_part_has_some, largest_part
 from stoker_engine.sizing.pipeline_stages import Stage
 
 
@@ -55,8 +56,8 @@ class Build:
             ModelError: there is nothing left for the last ranks.
         """
         rank, ranks = self.ranks.rank, self.ranks.size
-        each = -(-size // (ranks * multiple)) * multiple
-        if (ranks - 1) * each >= size:
+        each = largest_part(size, ranks, multiple)
+        if not every_part_has_some(size, ranks, multiple):
             raise self._indivisible(f"a dimension of {size}, cut at multiples of {multiple}")
         start = rank * each
         return Share(start, min(each, size - start), size)

@@ -3,7 +3,8 @@
 Under tensor parallelism a matrix is split into its `units` (heads, columns, rows of the vocabulary); a shard holds its
 share, rounded up, since a head is never divided. Norms are replicated. Under pipeline parallelism a stage holds its
 layers (`sizing.pipeline_stages`), the first one the embedding besides, the last one the head. Under expert
-parallelism whole experts are spread over the devices of all copies (tensor × data), instead of each being split.
+parallelism whole experts are spread over devices, instead of each being split: in our engine over those of a copy, in
+others over those of all copies (tensor × data).
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from stoker_engine.architectures.decoder_config import AttentionConfig, LayerCon
 from stoker_engine.architectures.model_config import ModelConfig
 from stoker_engine.architectures.stored_formats import StoredFormat
 from stoker_engine.contract.errors import ModelError
+from stoker_engine.sizing.divisible import largest_part
 from stoker_engine.sizing.pipeline_stages import pipeline_stages
 from stoker_engine.sizing.quantized_weights import QuantizedWeights
 from stoker_engine.sizing.weight_formats import ALL_NUMBERS, Formats, WeightFormats
@@ -220,7 +222,7 @@ def _bytes(
     spread = size.experts and split.expert > 1
     units, parts = (size.experts, split.expert) if spread else (size.units, split.tensor)
     multiple = stored[size.cut_like].column_multiple if size.cut_like in stored and not spread else 1
-    held = min(-(-units // (parts * multiple)) * multiple, units)
+    held = largest_part(units, parts, multiple)
     if size.matrix is not None and size.matrix.weight in stored:
         return _stored_bytes(size.matrix, stored[size.matrix.weight], held, units, whole_ones=bool(spread))
     share = size.numbers // units * held

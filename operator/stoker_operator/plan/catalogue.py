@@ -86,7 +86,7 @@ class Release(_Entry):
     """What the release of a runtime does, of what is planned for it. None: all of it.
 
     Attributes:
-        devices: the most accelerators of a pod.
+        devices: the most accelerators of a pod, or ranks of a CPU.
         quantized_on: the archs on which it has kernels for quantized weights; elsewhere it dequantizes them in every
             step.
     """

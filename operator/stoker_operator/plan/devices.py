@@ -1,4 +1,4 @@
-"""Rules of accelerators that hold whatever the model.
+"""Rules of accelerators, and of a CPU's ranks, that hold whatever the model.
 
 A TPU node pool is one shape of slice. A pod selects one, or is never scheduled (GKE, "Deploy TPU workloads"), and a
 replica has all chips of it. A time-sliced GPU's memory is not divided among those who share it.
@@ -11,7 +11,9 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+from stoker_operator.api.quantity import amount
 from stoker_operator.api.v1alpha1 import Spec
+from stoker_operator.api.v1alpha1.hardware import CPU
 from stoker_operator.api.violation import Violation
 from stoker_operator.plan.placement import Placement
 
@@ -47,6 +49,20 @@ def warnings(spec: Spec, placement: Placement) -> Iterator[str]:
             "the memory of a time-sliced device is also that of the other pods on it, which nothing keeps apart; set "
             "spec.engine.gpuMemoryUtilizationPercent to this pod's share"
         )
+
+    ranks, processors = placement.sizes.used, _processors(spec)
+    if spec.hardware.accelerator == CPU and processors is not None and ranks > processors:
+        yield (
+            f"{ranks} ranks take turns on {processors:g} processors, and each waits for the others; give "
+            f"spec.hardware.resources.limits.cpu {ranks} or more, or use smaller sizes in spec.parallelism"
+        )
+
+
+def _processors(spec: Spec) -> float | None:
+    """How many the pod may use at once; None: any number."""
+    limits = spec.hardware.resources.limits if spec.hardware.resources else None
+    limit = (limits or {}).get("cpu")
+    return None if limit is None else float(amount(limit))
 
 
 def _selected(pod: Any, label: str) -> list[str]:

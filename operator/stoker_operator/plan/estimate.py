@@ -16,13 +16,13 @@ from stoker_engine.sizing.memory import (
     Device,
     MemoryUse,
     Numbers,
-    kv_block_bytes,
     longest_sequence,
     memory_use,
     model_cache_groups,
+    stage_block_bytes,
     weight_bytes,
 )
-from stoker_engine.sizing.weight_sizes import Sharding
+from stoker_engine.sizing.weight_sizes import ONE_DEVICE, Sharding
 from stoker_operator.plan.engine_settings import EngineSettings
 from stoker_operator.plan.model_shapes import Shape
 
@@ -64,9 +64,10 @@ class Bench:
         shape: the model.
         numbers: bytes of its numbers, and what a step may hold.
         settings: the engine's.
-        memory_bytes: of one accelerator, or of the container; None where it is not known.
+        memory_bytes: of one accelerator, or a rank's part of the container's; None where it is not known.
         on_cpu: whether it is a CPU.
         margin: share of the blocks that a length leaves unused where memory limits it.
+        sharers: ranks that share the container's memory, on a CPU.
     """
 
     shape: Shape
@@ -75,6 +76,7 @@ class Bench:
     memory_bytes: int | None
     on_cpu: bool
     margin: float = MARGIN
+    sharers: int = 1
 
     @property
     def wanted_len(self) -> int:
@@ -115,7 +117,7 @@ def estimate(bench: Bench, sharding: Sharding) -> tuple[Estimate, Problem | None
         return longest_sequence(groups, num_blocks, step, size, wanted)
 
     if use.usable_blocks < 1:
-        return Estimate(use.weights, 0, 0, 0, 0, 0), Problem("DoesNotFit", _too_large(use, device))
+        return Estimate(use.weights, 0, 0, 0, 0, 0), Problem("DoesNotFit", _too_large(use, device, bench))
     wanted = bench.wanted_len
     exact = bench.on_cpu or numbers.num_blocks is not None or numbers.kv_cache_memory_bytes is not None
     spare = use.usable_blocks if exact or settings.max_model_len else int(use.usable_blocks * (1 - bench.margin))
@@ -130,7 +132,7 @@ def estimate(bench: Bench, sharding: Sharding) -> tuple[Estimate, Problem | None
         message = f"the KV cache of a copy holds {tokens:,} tokens, and one sequence of {wanted:,} does not fit"
         return found, Problem("MaxModelLenDoesNotFit", message, length)
     if length < min(SHORTEST, wanted):
-        message = f"{_too_large(use, device, fits=True)}: there is room for sequences of {length:,} tokens only"
+        message = f"{_too_large(use, device, bench, fits=True)}: there is room for sequences of {length:,} tokens only"
         return found, Problem("DoesNotFit", message, length)
     return found, None
 
@@ -147,14 +149,15 @@ def could_hold(bench: Bench, devices: int) -> bool:
     return weights <= devices * bench.memory_bytes * bench.settings.utilization
 
 
-def needed_bytes(bench: Bench) -> int:
-    """The memory that a copy needs on one device, with a sequence of `SHORTEST` tokens."""
-    device = Device(0, 1.0, bench.on_cpu)
+def needed_bytes(bench: Bench, sharding: Sharding = ONE_DEVICE) -> int:
+    """The memory that a copy needs on each device, with a sequence of `SHORTEST` tokens."""
+    device = Device(0, 1.0, bench.on_cpu, sharding)
     use = memory_use(bench.shape.config, bench.numbers, device)
     size, step = bench.numbers.block_size, bench.settings.max_num_batched_tokens
-    groups = model_cache_groups(bench.shape.config, size, bench.numbers.kv)
+    groups = model_cache_groups(bench.shape.config, size, bench.numbers.kv, sharding.tensor)
     length = min(bench.settings.max_model_len or SHORTEST, bench.shape.config.longest_model_len)
-    cache = (1 + blocks_per_sequence(groups, length, step, size)) * kv_block_bytes(groups, size)
+    block = max(stage_block_bytes(bench.shape.config, bench.numbers, sharding))
+    cache = (1 + blocks_per_sequence(groups, length, step, size)) * block
     return math.ceil((use.weights + use.activations + use.allowances + cache) / bench.settings.utilization)
 
 
@@ -163,8 +166,9 @@ def gib(size: float) -> str:
     return f"{size / GIB:,.1f} GiB"
 
 
-def _too_large(use: MemoryUse, device: Device, *, fits: bool = False) -> str:
+def _too_large(use: MemoryUse, device: Device, bench: Bench, *, fits: bool = False) -> str:
     usable = f"{gib(device.memory_bytes * device.utilization)}, {device.utilization:.0%} of "
+    usable += f"a rank's part, one of {bench.sharers}, of " if bench.sharers > 1 else ""
     usable += "the container's memory" if device.on_cpu else "an accelerator's memory"
     parts = f"weights {gib(use.weights)} + activations {gib(use.activations)} + {gib(use.allowances)} kept free"
     return f"{parts} {'nearly fill' if fits else 'exceed'} {usable}"

@@ -20,6 +20,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
+from stoker_engine.contract.engine_args import COPIES_SHARE_NO_EXPERTS
+from stoker_engine.sizing.divisible import heads_problem, objection
 from stoker_engine.sizing.weight_sizes import Sharding
 from stoker_operator.api.v1alpha1.parallelism import Sizes
 from stoker_operator.plan.estimate import Bench, Estimate, Problem, could_hold, estimate
@@ -105,11 +107,13 @@ class Layout:
         nodes: pods of a replica.
         bench: what a copy is measured on; None where the model's shape is not known.
         joint_experts: the copies of a mixture share its experts: each device of all copies holds a part of them.
-        whole_experts: whether those parts are whole experts.
+        whole_experts: whether whole experts are dealt, instead of each being split.
         can_deal_experts: the runtime could deal whole experts, where splitting each does not come out even.
         min_concurrency: sequences that a copy should hold at once.
         most: accelerators that can be used together; None: any number.
         divisible: pods may have fewer accelerators than these.
+        ours: our engine runs, which divides models by rules of its own.
+        counted: the spec counts the devices, as accelerators; those of a CPU are ranks, which share a pod.
     """
 
     count: int
@@ -121,11 +125,22 @@ class Layout:
     min_concurrency: int = MIN_CONCURRENCY
     most: int | None = None
     divisible: bool = True
+    ours: bool = False
+    counted: bool = True
 
     @property
     def gpus(self) -> int:
         """Accelerators of a replica."""
         return self.count * self.nodes
+
+    def sharding(self, sizes: Sizes) -> Sharding:
+        """How the devices of a copy share the model."""
+        experts = 1
+        if self.joint_experts:
+            experts = sizes.tensor * sizes.data
+        elif self.whole_experts:
+            experts = sizes.tensor
+        return Sharding(sizes.tensor, sizes.pipeline, experts)
 
 
 def judge(layout: Layout, sizes: Sizes) -> Option:
@@ -134,8 +149,7 @@ def judge(layout: Layout, sizes: Sizes) -> Option:
     problem = _structure(layout, sizes)
     if layout.bench is None or (problem and problem.reason != "TensorSpansNodes"):
         return Option(sizes, problem=problem, whole_experts=whole)
-    experts = sizes.tensor * sizes.data if layout.joint_experts or whole else 1
-    found, shortage = estimate(layout.bench, Sharding(sizes.tensor, sizes.pipeline, experts))
+    found, shortage = estimate(layout.bench, layout.sharding(sizes))
     wanted = (layout.bench.wanted_len, layout.min_concurrency)
     reach = tuple(most if each is None else min(each, most) for each, most in zip(_held(found), wanted, strict=True))
     possible = problem is None and shortage is None
@@ -174,6 +188,8 @@ def advise(layout: Layout, found: Sequence[Option], replicas: int) -> Advice | N
     if best is None:
         return None
     sizes, joint = best.sizes, layout.joint_experts or best.whole_experts
+    if not layout.counted:
+        return Advice(best, 1, 1, replicas, sizes, _why(layout, best))
     nodes = -(-best.copy_size // layout.count)
     if sizes.data == 1 or joint or not layout.divisible or best.copy_size % nodes:
         return Advice(best, layout.count, layout.nodes, replicas, sizes, _why(layout, best))
@@ -224,7 +240,8 @@ def _judged(layout: Layout, sizes: Sizes) -> list[Option]:
     """The verdict on one way; where it only fails since experts cannot be split so, also that on whole experts."""
     split = judge(layout, sizes)
     reason = split.problem.reason if split.problem else ""
-    if layout.whole_experts or not layout.can_deal_experts or reason != "ExpertsNotDivisible":
+    can_deal = layout.can_deal_experts and (sizes.data == 1 or not layout.ours)
+    if layout.whole_experts or not can_deal or reason != "ExpertsNotDivisible":
         return [split]
     return [split, judge(replace(layout, whole_experts=True), sizes)]
 
@@ -238,22 +255,23 @@ def _structure(layout: Layout, sizes: Sizes) -> Problem | None:
     if sizes.tensor > layout.count:
         message = f"tensor {sizes.tensor} spans nodes, each of which has {layout.count}"
         return Problem("TensorSpansNodes", message)
+    whole = layout.whole_experts
+    if layout.ours and whole and sizes.data > 1:
+        return Problem("ExpertsNotShared", COPIES_SHARE_NO_EXPERTS)
     if layout.bench is None:
         return None
-    shape = layout.bench.shape
-    if shape.heads % sizes.tensor:
-        message = f"tensor {sizes.tensor} does not divide the model's {shape.heads} attention heads"
-        return Problem("HeadsNotDivisible", message)
-    kv_heads = shape.kv_heads
-    if kv_heads and kv_heads % sizes.tensor and sizes.tensor % kv_heads:
-        message = f"tensor {sizes.tensor} neither divides the model's {kv_heads} key-value heads nor is their multiple"
-        return Problem("KVHeadsNotDivisible", message)
+    shape, numbers = layout.bench.shape, layout.bench.numbers
+    if layout.ours:
+        found = objection(shape.config, sizes.tensor, sizes.pipeline, whole_experts=whole, formats=numbers.formats)
+        return None if found is None else Problem(*found)
+    uneven_heads = heads_problem(shape.heads, shape.kv_heads, sizes.tensor)
+    if uneven_heads is not None:
+        return Problem(*uneven_heads)
     layers = shape.config.num_hidden_layers
     if sizes.pipeline > layers:
         return Problem("TooFewLayers", f"pipeline {sizes.pipeline} is more than the model's {layers} layers")
-    experts = 1 if layout.whole_experts else sizes.tensor * (sizes.data if layout.joint_experts else 1)
-    numbers = layout.bench.numbers
-    split = uneven(shape, numbers.quantized, numbers.formats, sizes.tensor, experts)
+    experts = 1 if whole else sizes.tensor * (sizes.data if layout.joint_experts else 1)
+    split = uneven(shape, numbers.quantized, sizes.tensor, experts)
     return None if split is None else _parted(split, sizes, layout.bench)
 
 

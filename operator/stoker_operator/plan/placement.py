@@ -3,8 +3,9 @@
     tensor × pipeline × data  =  accelerators of a replica
 
 Each layer of a copy is split over `tensor` accelerators, the layers are dealt among `pipeline` stages, and there are
-`data` copies. What the user leaves out follows from the rest, and goes to the status, never into the spec. That rule
-needs no outside fact, so the API server judges it (`api.v1alpha1.parallelism`); here is what needs the catalogue.
+`data` copies. On accelerator `cpu` these are ranks, processes that share the pod's processors and memory. What the user
+leaves out follows from the rest, and goes to the status, never into the spec. That rule needs no outside fact, so the
+API server judges it (`api.v1alpha1.parallelism`); here is what needs the catalogue.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ class Placement:
         tensor: accelerators each layer is split over.
         pipeline: stages that the layers are dealt among.
         data: copies of the model in a replica.
-        expert: whether whole experts are spread over tensor × data accelerators, instead of each being split.
+        expert: whether whole experts are spread over accelerators, instead of each being split.
         idle: accelerators of a replica that are left unused.
     """
 
@@ -58,7 +59,7 @@ def place(workload: Workload, catalogue: Catalogue) -> Placement:
     hardware = workload.hardware
     accelerator = catalogue.accelerator(hardware.accelerator)
     _resource_is_ours(workload, accelerator)
-    sizes = Sizes(1, 1, 1) if hardware.accelerator == CPU else workload.sizes
+    sizes = workload.sizes
     given = workload.parallelism
     return Placement(
         accelerator,
@@ -66,7 +67,7 @@ def place(workload: Workload, catalogue: Catalogue) -> Placement:
         hardware.pods_per_replica,
         *sizes,
         expert=given is not None and (given.expert or 1) > 1,
-        idle=max(hardware.gpus - sizes.used, 0),
+        idle=0 if hardware.accelerator == CPU else max(hardware.gpus - sizes.used, 0),
     )
 
 

@@ -112,7 +112,7 @@ def plan(spec: Spec, catalogue: Catalogue, config: Mapping[str, Any] | None = No
     if found.refused:
         raise Refused(*found.refused)
     nodes = spec.hardware.pods_per_replica
-    unplannable = found.unplannable + (_spans_nodes(nodes) if nodes > 1 else ())
+    unplannable = found.unplannable + (_spans_nodes(spec) if nodes > 1 else ())
     if unplannable:
         raise Unplannable(*unplannable)
     return Plan(
@@ -152,7 +152,7 @@ def _study(spec: Spec, catalogue: Catalogue, config: Mapping[str, Any] | None, *
     settings = engine_settings(spec, memory, spec.hardware.accelerator)
     unknown, bench = shape, None
     if isinstance(shape, Shape):
-        unknown, bench = _bench(spec, shape, settings, memory)
+        unknown, bench = _bench(spec, shape, settings, memory, placement)
     method = shape.method if isinstance(shape, Shape) else quantization_method(config or {})
     layout = _layout(spec, placement, shape, bench)
     chosen = judge(layout, placement.sizes)
@@ -201,34 +201,40 @@ def _study(spec: Spec, catalogue: Catalogue, config: Mapping[str, Any] | None, *
 
 def _layout(spec: Spec, placement: Placement, shape: Shape | str, bench: Bench | None) -> Layout:
     """What the ways share. vLLM's copies of a mixture share its experts whether whole experts are dealt or each is
-    split; other copies share nothing."""
+    split; our engine's copies share nothing."""
     mixture = isinstance(shape, Shape) and shape.experts > 0
     given = spec.parallelism
-    whole = mixture and given is not None and (given.expert or 1) > 1
+    ours, on_cpu = spec.engine.runtime == "stoker", spec.hardware.accelerator == CPU
     return Layout(
-        placement.count,
+        placement.sizes.used if on_cpu else placement.count,
         placement.nodes,
         bench,
-        joint_experts=mixture and (whole or spec.engine.runtime == "vllm"),
-        whole_experts=whole,
-        can_deal_experts=mixture and spec.engine.runtime == "vllm",
+        joint_experts=mixture and not ours,
+        whole_experts=placement.expert and (mixture or isinstance(shape, str)),
+        can_deal_experts=mixture,
         min_concurrency=(given.min_concurrency if given else None) or MIN_CONCURRENCY,
         most=placement.accelerator.most,
         divisible=placement.accelerator.topology_label is None and spec.can_share_its_cache,
+        ours=ours,
+        counted=not on_cpu,
     )
 
 
 def _memory_bytes(spec: Spec, placement: Placement) -> int | None:
-    """The memory of one accelerator. On CPU it is the container's limit; without one the engine takes what the machine
-    has, which is not known beforehand."""
+    """The memory of one device. On CPU the ranks of all copies share the container's limit equally; without one the
+    engine takes what the machine has, which is not known beforehand."""
     if placement.accelerator.memory_mib is not None:
         return placement.accelerator.memory_mib * _MIB
     limits = spec.hardware.resources.limits if spec.hardware.resources else None
     limit = (limits or {}).get("memory")
-    return None if limit is None else min(max(int(amount(limit)), 0), _MOST_MEMORY)
+    if limit is None:
+        return None
+    return min(max(int(amount(limit)), 0), _MOST_MEMORY) // placement.sizes.used
 
 
-def _bench(spec: Spec, shape: Shape, settings: EngineSettings, memory: int | None) -> tuple[str, Bench | None]:
+def _bench(
+    spec: Spec, shape: Shape, settings: EngineSettings, memory: int | None, placement: Placement
+) -> tuple[str, Bench | None]:
     """What a copy is measured on; or why it cannot be measured."""
     engine = spec.engine
     on_cpu = spec.hardware.accelerator == CPU
@@ -253,7 +259,8 @@ def _bench(spec: Spec, shape: Shape, settings: EngineSettings, memory: int | Non
         num_blocks=settings.num_blocks,
         formats=_formats(engine.quantization, shape, dtype, on_cpu) if ours else ALL_NUMBERS,
     )
-    return "", Bench(shape, numbers, settings, memory, on_cpu, MARGIN if ours else FOREIGN_MARGIN)
+    sharers = placement.sizes.used if on_cpu else 1
+    return "", Bench(shape, numbers, settings, memory, on_cpu, MARGIN if ours else FOREIGN_MARGIN, sharers)
 
 
 def _formats(asked: str | None, shape: Shape, dtype: str, on_cpu: bool) -> WeightFormats:
@@ -278,6 +285,8 @@ def _experts(spec: Spec, shape: Shape | str) -> Iterator[Violation]:
         )
         return
     tensor, _, data = spec.sizes
+    if expert > 1 and data > 1 and spec.engine.runtime == "stoker":
+        return  # refused with another remedy (`plan.options`)
     if expert != tensor * data:
         yield Violation(
             "spec.parallelism.expert",
@@ -304,11 +313,12 @@ def _told_length(estimate: Estimate | None, settings: EngineSettings) -> int | N
     return None if estimate is None or settings.chooses_length else estimate.max_model_len
 
 
-def _spans_nodes(nodes: int) -> tuple[Violation, ...]:
+def _spans_nodes(spec: Spec) -> tuple[Violation, ...]:
     return (
         Violation(
             "spec.hardware.nodes",
-            f"a replica of {nodes} pods cannot be run yet: `stoker plan` computes it, and nothing connects its pods",
+            f"a replica of {spec.hardware.pods_per_replica} pods cannot be run yet with runtime {spec.engine.runtime}: "
+            "`stoker plan` computes it, and nothing connects its pods",
             "use nodes 1, with accelerators of more memory, a higher count, or quantized weights",
             reason="NotSupported",
         ),

@@ -33,6 +33,9 @@ def violation(
     """
     problem = chosen.problem
     assert problem is not None
+    if problem.reason == "ExpertsNotShared":
+        remedy = f"use data 1 with expert {chosen.sizes.tensor}, and replicas for more copies, or remove it"
+        return Violation("spec.parallelism.expert", problem.message, remedy, reason=problem.reason)
     on_cpu = spec.hardware.accelerator == CPU
     remedies = []
     field = "spec.parallelism"
@@ -47,8 +50,10 @@ def violation(
         remedies.append(_ways(ways, advice))
     elif _sized_by_hand(layout):
         remedies.append("give the cache more in spec.engine.args")
+    elif on_cpu and chosen.estimate is None:
+        remedies.append("remove it, and use spec.replicas for more copies")
     elif on_cpu:
-        remedies += _more_memory(layout)
+        remedies += _more_memory(layout, chosen)
     else:
         remedies += _smaller_pods(layout) or _other_machines(spec, layout)
         remedies += _fewer_bits(spec, catalogue, layout)
@@ -131,10 +136,10 @@ def _sized_by_hand(layout: Layout) -> bool:
     return numbers is not None and (numbers.kv_cache_memory_bytes is not None or numbers.num_blocks is not None)
 
 
-def _more_memory(layout: Layout) -> list[str]:
+def _more_memory(layout: Layout, chosen: Option) -> list[str]:
     if layout.bench is None:
         return []
-    needed = -(-needed_bytes(layout.bench) // GIB)
+    needed = -(-layout.gpus * needed_bytes(layout.bench, layout.sharding(chosen.sizes)) // GIB)
     return [
         f"set spec.hardware.resources.limits.memory to {needed}Gi or more",
         "lower spec.engine.maxNumBatchedTokens or maxNumSeqs",

@@ -4,7 +4,7 @@ share a scale where weights are quantized.
     column-parallel (q, k, v, gate, up)     columns ÷ shards   must be whole, and whole blocks of the scale's columns
     row-parallel    (o, down)               rows ÷ shards      must be whole, and whole blocks of the scale's rows
 
-Our engine gives each column (each output) scales of its own when it loads a matrix, so that only rows are in blocks.
+Our own engine divides models by rules of its own (`stoker_engine.sizing.divisible`), and splits unevenly too.
 
 An engine finds that out when it loads the weights, minutes after a pod was started: vLLM's
 ``validate_fp8_block_shape``, ``Fp8MoEMethod`` (its issue 25292: experts of 768 columns in four parts, by blocks of
@@ -15,13 +15,10 @@ checkpoint's own matter.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from stoker_engine.architectures.decoder_config import AttentionConfig, LayerConfig
-from stoker_engine.architectures.stored_formats import GroupFormat
 from stoker_engine.sizing.quantized_weights import QuantizedWeights
-from stoker_engine.sizing.weight_formats import ALL_NUMBERS, WeightFormats
-from stoker_engine.sizing.weight_sizes import matrices
 from stoker_operator.plan.model_shapes import Shape
 
 
@@ -50,25 +47,19 @@ class Split(NamedTuple):
         return self.shards == 1 or (self.size % self.shards == 0 and self.size // self.shards % self.block == 0)
 
 
-def uneven(
-    shape: Shape, quantized: QuantizedWeights | None, formats: WeightFormats, tensor: int, expert_shards: int
-) -> Split | None:
+def uneven(shape: Shape, quantized: QuantizedWeights | None, tensor: int, expert_shards: int) -> Split | None:
     """The first matrices whose shards are not whole; None where all are.
 
     Args:
         shape: the model.
         quantized: how its matrices are stored; None: as all other weights.
-        formats: those that are stored in blocks by our engine.
         tensor: devices each layer is split over.
         expert_shards: parts that each routed expert is split into; 1: experts stay whole.
     """
     kinds = {(id(layer.attention), id(layer.mlp), id(layer.moe)): layer for layer in shape.config.layers}
     found = (split for layer in kinds.values() for split in _splits(layer, quantized, tensor, expert_shards))
     uneven = next((split for split in found if not split.even), None)
-    if uneven is not None:
-        return uneven._replace(stored=quantized.method if quantized else "")
-    in_blocks = _in_blocks(shape, formats, tensor, expert_shards) if formats != ALL_NUMBERS else ()
-    return next((split for split in in_blocks if not split.even), None)
+    return None if uneven is None else uneven._replace(stored=quantized.method if quantized else "")
 
 
 def _splits(layer: LayerConfig, quantized: QuantizedWeights | None, tensor: int, expert_shards: int) -> Iterator[Split]:
@@ -86,33 +77,6 @@ def _splits(layer: LayerConfig, quantized: QuantizedWeights | None, tensor: int,
         yield from (
             Split("the shared experts' inner size", layer.moe.shared_intermediate_size, tensor, b) for b in inner
         )
-
-
-def _in_blocks(shape: Shape, formats: WeightFormats, tensor: int, expert_shards: int) -> Iterator[Split]:
-    """Matrices whose rows are cut, in blocks of our engine's."""
-    for slot, matrix in matrices(shape.config):
-        stored = formats.stored(slot)
-        if matrix.cut_by_rows or matrix.shared_out or stored is None:
-            continue
-        of_experts = matrix.weight.startswith("experts.")
-        # Where the numbers of a group do not follow each other, no cut is between groups.
-        in_order = not isinstance(stored, GroupFormat) or stored.in_order_of == "columns"
-        yield Split(
-            _ROWS[matrix.weight],
-            matrix.inner,
-            expert_shards if of_experts else tensor,
-            stored.column_multiple if in_order else matrix.inner,
-            of_experts,
-            stored.name,
-        )
-
-
-_ROWS: Final = {
-    "o": "the attention output's rows",
-    "down": "the MLP's inner size",
-    "experts.down": "each expert's inner size",
-    "shared.down": "the shared experts' inner size",
-}
 
 
 def _attention(attention: AttentionConfig, block: tuple[int, int], tensor: int) -> Iterator[Split]:

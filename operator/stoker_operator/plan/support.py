@@ -135,10 +135,10 @@ def warnings(workload: Workload, method: str, catalogue: Catalogue) -> Iterator[
     release = catalogue.releases.get(engine.runtime)
     if release is None:
         return
-    lacks = []
-    used = 1 if workload.hardware.accelerator == CPU else workload.sizes.used
+    lacks, on_cpu = [], workload.hardware.accelerator == CPU
+    used = workload.sizes.used
     if release.devices is not None and used > release.devices:
-        lacks.append(f"drives {release.devices} accelerator, not {used}")
+        lacks.append(f"drives {release.devices} {'rank' if on_cpu else 'accelerator'}, not {used}")
     if release.kv_cache_dtypes is not None and (engine.kv_cache_dtype or "auto") not in release.kv_cache_dtypes:
         lacks.append(f"has no key-value cache of {engine.kv_cache_dtype}")
     asked = engine.quantization or method

@@ -78,6 +78,12 @@ RIGHT: dict[str, Spec] = {
     "sizes of one on a cpu": spec(
         hardware={**CPU, "count": 1, "nodes": 1}, parallelism={"tensor": 1, "data": 1, "pipeline": 1, "expert": 1}
     ),
+    "ranks that share a cpu": spec(parallelism={"tensor": 2, "data": 2, "pipeline": 2}),
+    "as many ranks as share a cpu": spec(parallelism={"data": 64}),
+    "experts dealt over a cpu's ranks": spec(
+        parallelism={"tensor": 2, "expert": 2, "minConcurrency": 1}, engine={"runtime": "stoker"}
+    ),
+    "one copy on a cpu by another runtime": spec(parallelism={"tensor": 1, "data": 1}, engine={"runtime": "vllm"}),
     "fp8 keys and values on a cpu by another runtime": spec(engine={"runtime": "vllm", "kvCacheDtype": "fp8"}),
     "keys and values with a scale for each token and head": spec(engine={"kvCacheDtype": "int8_per_token_head"}),
     "weights that are quantized when they are loaded": spec(engine={"quantization": "int8", "kvCacheDtype": "fp8"}),
@@ -321,10 +327,17 @@ RULE_BREAKERS = (
         "count × nodes is more than 128, the most accelerators a replica may have; lower one of them",
     ),
     Wrong(
-        "a split model on a cpu",
-        spec(parallelism={"tensor": 2}),
+        "a split model on a cpu by another runtime",
+        spec(parallelism={"tensor": 2}, engine={"runtime": "vllm"}),
         "spec.parallelism",
-        "accelerator cpu runs one copy of the model, unsplit; remove parallelism, and use spec.replicas for more",
+        "on accelerator cpu, a runtime other than stoker runs one copy of the model, unsplit; remove parallelism, and "
+        "use spec.replicas for more copies, or use runtime: stoker",
+    ),
+    Wrong(
+        "more ranks than share a cpu",
+        spec(parallelism={"tensor": 3, "data": 11, "pipeline": 2}),
+        "spec.parallelism",
+        "tensor × pipeline × data is more than 64, the most that a pod's processors are shared by; lower one of them",
     ),
     *(
         Wrong(
@@ -336,10 +349,10 @@ RULE_BREAKERS = (
         for size in ("tensor", "data", "pipeline", "expert")
     ),
     Wrong(
-        "experts on a cpu",
-        spec(parallelism={"expert": 2}),
+        "experts on a cpu by another runtime",
+        spec(parallelism={"expert": 2}, engine={"runtime": "vllm"}),
         "spec.parallelism",
-        "accelerator cpu runs one copy of the model, unsplit; remove parallelism",
+        "on accelerator cpu, a runtime other than stoker runs one copy of the model, unsplit; remove parallelism",
     ),
     Wrong(
         "cpus counted",

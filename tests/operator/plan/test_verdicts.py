@@ -352,7 +352,6 @@ def test_what_the_catalogue_lacks_is_refused_before(spec: SpecOf) -> None:
 def test_what_the_release_does_not_do_yet_is_said(spec: SpecOf) -> None:
     asked = spec(LLAMA_8B, "nvidia-h100-80gb", 4, runtime="stoker", image="x", kvCacheDtype="fp8", quantization="fp8")
     assert plan(asked, Catalogue.load()).warnings == (
-        "the stoker engine of this release drives 1 accelerator, not 4, and will refuse to start; use runtime vllm",
         "the stoker engine of this release has no kernels for weights quantized by fp8 on nvidia-h100-80gb: it "
         "dequantizes them in every step, which is slow; use runtime vllm",
     )
@@ -363,6 +362,8 @@ def test_what_the_release_does_not_do_yet_is_said(spec: SpecOf) -> None:
         "has no key-value cache of fp8",
         "loads no weights quantized by fp8",
     ]
+    ranks = plan(spec(QWEN_05B, "cpu", runtime="stoker", parallelism={"tensor": 2}), catalogue).warnings
+    assert ["drives 1 rank, not 2" in warning for warning in ranks] == [True]
     assert not plan(spec(LLAMA_8B, "nvidia-h100-80gb", 4, kvCacheDtype="fp8"), Catalogue.load()).warnings
     assert not plan(spec(QWEN_05B, "cpu", runtime="stoker", quantization="int8"), Catalogue.load()).warnings
     assert not plan(spec("demo://gemma-3-270m", "cpu", runtime="stoker"), Catalogue.load()).warnings

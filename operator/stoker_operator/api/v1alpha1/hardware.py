@@ -47,7 +47,8 @@ class Hardware(Part):
     """Key of the accelerator catalogue, such as nvidia-h100-80gb, or cpu. It decides the image, the resource that pods
     request, and what a plan counts with."""
     count: Annotated[int, Field(ge=1, le=MAX_COUNT)] | None = None
-    """Accelerators of each pod. Absent: 1."""
+    """Accelerators of each pod. Absent: 1. A pod on accelerator cpu is one, whatever parallelism is; its ranks share
+    resources."""
     nodes: Annotated[int, Field(ge=1, le=MAX_NODES)] | None = None
     """Pods of each replica, each on a node of its own. Absent: 1."""
     allow_idle: bool | None = None

@@ -1,5 +1,7 @@
 """tensor × pipeline × data = count × nodes: the one rule of the resource that computes.
 
+Accelerator cpu is not counted: its ranks share a pod's processors and memory, and what is absent is 1.
+
 What is absent follows from what is there (`resolve`), and what does not come out even is refused with the sizes that
 would. The same arithmetic stands here in Python and in CEL; ``self`` is a workload.
 """
@@ -20,6 +22,8 @@ if TYPE_CHECKING:
 Size = Annotated[int, Field(ge=1, le=MAX_GPUS)]
 
 
+#: The runtime that is our own engine.
+OURS: Final = "stoker"
 #: The fields for how many accelerators each kind of parallelism takes.
 SIZES: Final = ("tensor", "data", "pipeline", "expert")
 
@@ -36,7 +40,8 @@ def _chosen_twice(size: str) -> Rule:
 
 class Parallelism(Part):
     """How the accelerators of a replica share the work. tensor × pipeline × data must equal count × nodes. tensor and
-    data both absent: tensor takes all there are and data is 1; one of them given: the other is what is left."""
+    data both absent: tensor takes all there are and data is 1; one of them given: the other is what is left. On
+    accelerator cpu, these are processes that share the pod's processors and memory, and absent is 1."""
 
     mode: Literal["Auto"] | None = None
     """Auto: what `stoker plan` recommends for the replica's accelerators; the status shows what that is. Where the
@@ -175,6 +180,11 @@ _MORE = (
 )
 _EXPLAIN = f"{_SIZES}.map(s, '%s %s; %s%s'.format([{_PRODUCT}, {_PROBLEM}, {_CHOICE}, {_MORE}]))[0]"
 
+
+def _product_of(*fields: str) -> str:
+    return " * ".join(_given("parallelism", field, 1) for field in fields)
+
+
 RULES = (
     Rule(
         field="parallelism",
@@ -200,15 +210,24 @@ RULES = (
     ),
     Rule(
         field="parallelism",
+        holds=lambda it: it.hardware.accelerator != CPU or it.sizes.used <= MAX_COUNT,
+        cel=f"self.hardware.accelerator != '{CPU}' || {_product_of('tensor', 'data', 'pipeline')} <= {MAX_COUNT}",
+        message=f"tensor × pipeline × data is more than {MAX_COUNT}, the most that a pod's processors are shared by",
+        remedy="lower one of them, and use spec.replicas for more copies",
+    ),
+    Rule(
+        field="parallelism",
         holds=lambda it: (
             it.hardware.accelerator != CPU
+            or it.engine.runtime == OURS
             or it.parallelism is None
             or all(getattr(it.parallelism, size) in (None, 1) for size in SIZES)
         ),
-        cel=f"self.hardware.accelerator != '{CPU}' || !has(self.parallelism) || ("
+        cel=f"self.hardware.accelerator != '{CPU}' || !has(self.engine) || !has(self.engine.runtime) || "
+        f"self.engine.runtime == '{OURS}' || !has(self.parallelism) || ("
         + " && ".join(f"(!has(self.parallelism.{size}) || self.parallelism.{size} == 1)" for size in SIZES)
         + ")",
-        message="accelerator cpu runs one copy of the model, unsplit",
-        remedy="remove parallelism, and use spec.replicas for more copies",
+        message=f"on accelerator cpu, a runtime other than {OURS} runs one copy of the model, unsplit",
+        remedy=f"remove parallelism, and use spec.replicas for more copies, or use runtime: {OURS}",
     ),
 )

@@ -10,7 +10,7 @@ from stoker_operator.api.rule import Rule
 from stoker_operator.api.v1alpha1 import parallelism as parallelism_rules
 from stoker_operator.api.v1alpha1.base import NOT_IN_PODS, Part
 from stoker_operator.api.v1alpha1.engine import Engine
-from stoker_operator.api.v1alpha1.hardware import Hardware
+from stoker_operator.api.v1alpha1.hardware import CPU, Hardware
 from stoker_operator.api.v1alpha1.parallelism import Parallelism, Sizes, resolve
 from stoker_operator.api.v1alpha1.template import PodTemplate
 
@@ -30,7 +30,8 @@ class Workload(Part):
     """What a replica runs on."""
     parallelism: Parallelism | None = None
     """How the accelerators of a replica share the work. tensor × pipeline × data must equal count × nodes. tensor and
-    data both absent: tensor takes all there are and data is 1; one of them given: the other is what is left."""
+    data both absent: tensor takes all there are and data is 1; one of them given: the other is what is left. On
+    accelerator cpu, these are processes that share the pod's processors and memory, and absent is 1."""
     engine: Engine = Engine()
     """The engine that runs in each pod. What is absent is left to the engine's own default."""
     template: PodTemplate = PodTemplate()
@@ -41,6 +42,9 @@ class Workload(Part):
     @property
     def sizes(self) -> Sizes:
         """`parallelism` with what its absence means; with mode Auto, what holds until more is known."""
+        if self.hardware.accelerator == CPU:
+            given = self.parallelism or Parallelism()
+            return Sizes(given.tensor or 1, given.pipeline or 1, given.data or 1)
         if self.parallelism is not None and self.parallelism.mode is not None:
             given = self.parallelism
             if (given.tensor, given.data, given.pipeline) == (None, None, None):

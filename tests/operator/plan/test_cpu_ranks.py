@@ -1,0 +1,123 @@
+"""Ranks that share a pod's processors: its memory is theirs, in equal parts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from stoker_engine.contract.engine_args import COPIES_SHARE_NO_EXPERTS, EngineArgs
+from stoker_engine.contract.errors import ArgumentError
+from stoker_operator.api.v1alpha1 import Spec
+from stoker_operator.plan.catalogue import Catalogue
+from stoker_operator.plan.planner import Study, Unplannable, plan
+
+QWEN = "hf://Qwen/Qwen3-8B"
+MIXTURE = "hf://Qwen/Qwen3-30B-A3B"
+SpecOf = Callable[..., Spec]
+
+
+def pod(memory: str, **more: Any) -> dict[str, Any]:
+    return {"resources": {"limits": {"memory": memory, **more}}}
+
+
+def refused(asked: Spec) -> Any:
+    with pytest.raises(Unplannable) as caught:
+        plan(asked, Catalogue.load())
+    (violation,) = caught.value.violations
+    return violation
+
+
+@pytest.mark.parametrize(
+    ("given", "sizes"),
+    [
+        (None, (1, 1, 1)),
+        ({}, (1, 1, 1)),
+        ({"mode": "Auto"}, (1, 1, 1)),
+        ({"minConcurrency": 2}, (1, 1, 1)),
+        ({"tensor": 2}, (2, 1, 1)),
+        ({"data": 3}, (1, 1, 3)),
+        ({"pipeline": 2, "data": 2}, (1, 2, 2)),
+    ],
+)
+def test_what_is_absent_is_one(spec: SpecOf, given: Any, sizes: tuple[int, int, int]) -> None:
+    planned = plan(spec(QWEN, "cpu", hardware=pod("96Gi"), parallelism=given, runtime="stoker"), Catalogue.load())
+    assert (planned.placement.sizes, planned.placement.count, planned.placement.idle) == (sizes, 1, 0)
+
+
+def test_each_rank_has_its_part_of_the_memory(spec: SpecOf) -> None:
+    """Two ranks of a pod of 64 GiB hold what one rank of a pod with half of it holds of the same share."""
+    copies = {"data": 2}
+    two = plan(spec(QWEN, "cpu", hardware=pod("64Gi"), parallelism=copies, runtime="stoker"), Catalogue.load()).estimate
+    one = plan(spec(QWEN, "cpu", hardware=pod("32Gi"), runtime="stoker"), Catalogue.load()).estimate
+    assert two is not None and two == one
+    split = plan(spec(QWEN, "cpu", hardware=pod("64Gi"), parallelism={"tensor": 2}, runtime="stoker"), Catalogue.load())
+    assert split.estimate is not None
+    assert split.estimate.weight_bytes_per_gpu < 0.6 * two.weight_bytes_per_gpu
+
+
+def test_what_does_not_fit_names_the_memory_that_would(spec: SpecOf) -> None:
+    """And that would do: what is refused for its memory is accepted with what the remedy says."""
+    given: dict[str, Any] = {"parallelism": {"data": 4}, "runtime": "stoker"}
+    violation = refused(spec(QWEN, "cpu", hardware=pod("8Gi"), **given))
+    assert violation.reason == "DoesNotFit"
+    assert "a rank's part, one of 4, of the container's memory" in violation.message
+    assert violation.field == "spec.hardware.resources.limits.memory"
+    needed = violation.remedy.split("limits.memory to ")[1].split(" ")[0]
+    assert plan(spec(QWEN, "cpu", hardware=pod(needed), **given), Catalogue.load())
+
+
+def test_a_split_that_fits_where_copies_do_not(spec: SpecOf) -> None:
+    violation = refused(spec(QWEN, "cpu", hardware=pod("32Gi"), parallelism={"data": 4}, runtime="stoker"))
+    assert violation.remedy.startswith("use tensor 4, data 1 (recommended)")
+
+
+@pytest.mark.parametrize(("cpus", "warned"), [("2", True), ("3500m", True), ("4", False), (None, False)])
+def test_more_ranks_than_processors_are_warned_about(spec: SpecOf, cpus: str | None, warned: bool) -> None:
+    limits = {} if cpus is None else {"cpu": cpus}
+    given: dict[str, Any] = {"parallelism": {"tensor": 2, "data": 2}, "runtime": "stoker"}
+    planned = plan(spec(QWEN, "cpu", hardware=pod("96Gi", **limits), **given), Catalogue.load())
+    assert any("4 ranks take turns" in each and "limits.cpu 4" in each for each in planned.warnings) == warned
+
+
+def test_copies_are_not_better_pods_by_count(spec: SpecOf, studied: Callable[..., Study]) -> None:
+    """A CPU is not counted: what is recommended can be written down."""
+    found = studied(QWEN, "cpu", hardware=pod("96Gi"), parallelism={"data": 2, "tensor": 2}, runtime="stoker")
+    assert found.advice is not None
+    assert (found.advice.count, found.advice.nodes, found.advice.sizes.used) == (1, 1, 4)
+
+
+@pytest.mark.parametrize("accelerator", ["cpu", "nvidia-h100-80gb"])
+@pytest.mark.parametrize("source", [MIXTURE, "pvc://models/mine"])
+def test_copies_share_no_experts(spec: SpecOf, accelerator: str, source: str) -> None:
+    """The planner and the engine say the same."""
+    hardware = pod("400Gi") if accelerator == "cpu" else {"count": 4}
+    given: dict[str, Any] = {"hardware": hardware, "runtime": "stoker", "image": "mine:1"}
+    for expert in (2, 4):
+        sizes = {"tensor": 2, "data": 2, "expert": expert}
+        violation = refused(spec(source, accelerator, parallelism=sizes, **given))
+        assert (violation.field, violation.reason) == ("spec.parallelism.expert", "ExpertsNotShared")
+        assert violation.message == COPIES_SHARE_NO_EXPERTS
+        assert "data 1 with expert 2" in violation.remedy
+    with pytest.raises(ArgumentError, match=COPIES_SHARE_NO_EXPERTS):
+        EngineArgs("m", tensor_parallel_size=2, data_parallel_size=2, enable_expert_parallel=True)
+
+
+def test_experts_are_dealt_over_one_copy(spec: SpecOf) -> None:
+    """Whole experts weigh what their columns weigh where both divide; vLLM's copies share them besides."""
+    h100 = "nvidia-h100-80gb"
+    dealt = {"tensor": 4, "expert": 4}
+    ours = plan(spec(MIXTURE, h100, 4, parallelism=dealt, runtime="stoker", image="mine:1"), Catalogue.load())
+    split = plan(spec(MIXTURE, h100, 4, parallelism={"tensor": 4}, runtime="stoker", image="mine:1"), Catalogue.load())
+    assert ours.placement.expert and ours.estimate is not None and split.estimate is not None
+    assert ours.estimate.weight_bytes_per_gpu == split.estimate.weight_bytes_per_gpu
+    assert not any("will refuse to start" in warning for warning in ours.warnings)
+
+
+def test_nodes_are_refused_by_name(spec: SpecOf) -> None:
+    sizes = {"tensor": 8, "pipeline": 2}
+    asked = spec(QWEN, "nvidia-h100-80gb", 8, hardware={"nodes": 2}, parallelism=sizes, runtime="stoker", image="m:1")
+    with pytest.raises(Unplannable) as caught:
+        plan(asked, Catalogue.load())
+    assert any(each.field == "spec.hardware.nodes" and "stoker" in each.message for each in caught.value.violations)

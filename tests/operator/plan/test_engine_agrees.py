@@ -1,0 +1,88 @@
+"""What the planner says of sizes is what the engine's layers make of them, either way."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+
+from stoker_engine.architectures.model_config import ModelConfig
+from stoker_engine.attention.sdpa import SdpaBackend
+from stoker_engine.contract.errors import ModelError
+from stoker_engine.kernels.reference import REFERENCE
+from stoker_engine.layers.build import Build
+from stoker_engine.models.decoder import Decoder
+from stoker_engine.models.stored_weights import with_formats
+from stoker_engine.parallel.ranks import Alone
+from stoker_engine.quant.unquantized import UNQUANTIZED
+from stoker_engine.sizing.planned_formats import on_load_formats
+from stoker_engine.sizing.weight_formats import ALL_NUMBERS, WeightFormats
+from stoker_operator.api.v1alpha1 import Spec
+from stoker_operator.plan.catalogue import Catalogue
+from stoker_operator.plan.planner import study
+
+#: Reasons that are about the division of a model.
+DIVISION = {"HeadsNotDivisible", "KVHeadsNotDivisible", "ShardsNotDivisible", "ExpertsNotDivisible"}
+
+
+@dataclass
+class Seat(Alone):
+    """A rank that never talks to the others."""
+
+    rank: int
+    size: int
+
+
+def drawn(dice: random.Random) -> tuple[dict[str, Any], str | None]:
+    """A config, and how it is quantized when it is loaded."""
+    heads = dice.choice([2, 4, 6, 8, 12])
+    config: dict[str, Any] = {
+        "architectures": ["LlamaForCausalLM"],
+        "vocab_size": dice.choice([7, 97, 128]),
+        "hidden_size": 128,
+        "intermediate_size": dice.choice([3, 7, 96, 101, 128, 160, 1024]),
+        "num_hidden_layers": dice.choice([1, 2]),
+        "num_attention_heads": heads,
+        "num_key_value_heads": dice.choice([each for each in range(1, heads + 1) if heads % each == 0]),
+        "head_dim": dice.choice([8, 32, 64]),
+        "max_position_embeddings": 4096,
+    }
+    if dice.random() < 0.4:
+        config |= {"architectures": ["MixtralForCausalLM"], "num_local_experts": 4, "num_experts_per_tok": 2}
+    return config, dice.choice([None, None, "int8", "int4"])
+
+
+def refused(config: ModelConfig, ranks: int, formats: WeightFormats) -> bool:
+    """Whether any rank's layers do."""
+    for rank in range(ranks):
+        linear = with_formats(formats, lambda _: UNQUANTIZED)
+        try:
+            with torch.device("meta"):
+                Decoder(config, Build(torch.float32, SdpaBackend(), REFERENCE, Seat(rank, ranks), linear), 64)
+        except ModelError:
+            return True
+    return False
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_verdicts_are_the_engines(seed: int, spec: Callable[..., Spec]) -> None:
+    dice = random.Random(seed)
+    stated, quantization = drawn(dice)
+    config = ModelConfig.from_dict(stated)
+    formats = on_load_formats(config, quantization) if quantization else ALL_NUMBERS
+    for ranks in (1, 2, 3, 4):
+        asked = spec(
+            "hf://org/m",
+            "cpu",
+            hardware={"resources": {"limits": {"memory": "64Gi"}}},
+            parallelism={"tensor": ranks, "data": dice.choice([1, 2])},
+            **{"runtime": "stoker", "dtype": "float32", **({"quantization": quantization} if quantization else {})},
+        )
+        found = study(asked, Catalogue.load(), stated)
+        reasons = {each.reason for each in found.unplannable}
+        assert reasons <= DIVISION, reasons
+        assert bool(reasons) == refused(config, ranks, formats), (ranks, reasons)
