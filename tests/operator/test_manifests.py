@@ -235,6 +235,20 @@ def test_shared_memory_is_as_large_as_asked_for(endpoint: Any) -> None:
     assert "shm" not in {volume["name"] for volume in pod(endpoint)["volumes"]}
     vllm = pod(endpoint, model={"source": "hf://org/name"}, engine={"runtime": "vllm", "image": "x"})
     assert {"name": "shm", "emptyDir": {"medium": "Memory"}} in vllm["volumes"]
+    gpus = {"hardware": {"accelerator": "nvidia-l4", "count": 4}, "engine": {"image": "x"}}
+    sizes = {name: {"tensor": tensor, "data": data} for name, tensor, data in (("split", 2, 2), ("copies", 1, 4))}
+    split = {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": "2048Mi"}}
+    assert split in pod(endpoint, **gpus, parallelism=sizes["split"])["volumes"]
+    apart = [pod(endpoint, **gpus, parallelism=sizes["copies"]), pod(endpoint, parallelism=sizes["split"])]
+    assert all("shm" not in {volume["name"] for volume in each["volumes"]} for each in apart)
+
+
+def test_ranks_get_time_to_end(endpoint: Any) -> None:
+    one, four = pod(endpoint), pod(endpoint, parallelism={"tensor": 2, "data": 2})
+    assert four["terminationGracePeriodSeconds"] == one["terminationGracePeriodSeconds"] + 5
+    words = four["containers"][0]["args"]
+    assert {"--tensor-parallel-size=2", "--data-parallel-size=2"} <= set(words)
+    assert "nvidia.com/gpu" not in str(four["containers"][0].get("resources"))
 
 
 def test_the_users_template_is_merged(endpoint: Any) -> None:
@@ -331,7 +345,7 @@ def test_accelerators_are_asked_for_by_their_resource(endpoint: Any) -> None:
     (container,) = spec["containers"]
     assert container["resources"] == {"limits": {"cpu": "4", "nvidia.com/gpu": "2"}, "requests": {"cpu": "2"}}
     assert container["imagePullPolicy"] == "Always"
-    assert {"name": "shm", "emptyDir": {"medium": "Memory"}} in spec["volumes"]
+    assert {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": "1024Mi"}} in spec["volumes"]
 
 
 def test_the_demo_carries_the_template_that_is_shipped() -> None:

@@ -16,8 +16,9 @@ from stoker_operator.runtimes.registry import runtime
 
 #: The group that volumes are writable for, whatever user the image runs as.
 GROUP: Final = 65532
-#: Seconds that a process gets to end once its requests have.
+#: Seconds that a process gets to end once its requests have, and those that it gets where its ranks end before it.
 _TO_END: Final = 5
+_RANKS_TO_END: Final = 10
 
 
 def pod_template(owner: Owner, spec: Spec, plan: Plan) -> Manifest:
@@ -35,6 +36,7 @@ def pod_template(owner: Owner, spec: Spec, plan: Plan) -> Manifest:
     )
     # What a pod does once it is to end: serve on while traffic is led elsewhere, then finish the requests it has.
     leaving = math.ceil(started.grace) + spec.rollout.drain
+    to_end = _RANKS_TO_END if engine.drains and plan.placement.sizes.used > 1 else _TO_END
     mounted = volumes(owner, spec, plan.placement, api_keys=engine.reads_key_files, shm=engine.needs_shm)
     accelerator = plan.placement.accelerator
     pod: Manifest = {
@@ -42,7 +44,7 @@ def pod_template(owner: Owner, spec: Spec, plan: Plan) -> Manifest:
         "automountServiceAccountToken": False,
         # A Service called `hf` would otherwise set HF_PORT and the like in every pod around it.
         "enableServiceLinks": False,
-        "terminationGracePeriodSeconds": leaving + _TO_END,
+        "terminationGracePeriodSeconds": leaving + to_end,
         "securityContext": {
             "runAsNonRoot": True,
             **({"runAsUser": engine.user} if engine.user else {}),

@@ -26,6 +26,11 @@ CACHE_ENV: Final = {
 }
 
 
+#: MiB of /dev/shm for each accelerator, of which NCCL takes some tens (4 MiB a channel and peer). An allowance; it takes
+#: no memory that nobody uses.
+_SHM_MIB: Final = 512
+
+
 @dataclass(frozen=True)
 class Volume:
     """A volume and where the engine finds it."""
@@ -53,10 +58,10 @@ def volumes(owner: Owner, spec: Spec, placement: Placement, *, api_keys: bool, s
         spec: the endpoint's, as its author wrote it.
         placement: what a pod runs on.
         api_keys: whether the runtime reads the API keys from files.
-        shm: whether the runtime needs shared memory even where the model is not split.
+        shm: whether the runtime needs shared memory even where the model is not split, and how much nobody says.
     """
     needed = [Volume("cache", CACHE_MOUNT, _cache(owner, spec)), Volume("tmp", "/tmp", {"emptyDir": {}})]
-    memory = _shm(spec, needed=shm or placement.tensor > 1)
+    memory = _shm(spec, placement, of_any_size=shm)
     if memory:
         needed.append(Volume("shm", "/dev/shm", memory))
     source = ModelSource.parse(spec.model.source)
@@ -108,12 +113,19 @@ def sharing_problem(spec: Spec, access_modes: Collection[str]) -> Violation | No
     )
 
 
-def _shm(spec: Spec, *, needed: bool) -> Manifest | None:
+def _shm(spec: Spec, placement: Placement, *, of_any_size: bool) -> Manifest | None:
+    """What /dev/shm is; None leaves the container's own, which is 64 MiB. Its pages count as the container's memory.
+
+    Accelerators that share a copy meet there (NCCL's buffers); ranks that share processors meet elsewhere.
+    """
     size = spec.storage.shm_size
     if size is not None:
         return {"emptyDir": {"medium": "Memory", "sizeLimit": str(size)}}
-    # The processes of a split model meet in shared memory, and a container's own is only 64 MiB.
-    return {"emptyDir": {"medium": "Memory"}} if needed else None
+    if of_any_size:
+        return {"emptyDir": {"medium": "Memory"}}
+    if placement.accelerator.resource is None or placement.tensor * placement.pipeline == 1:
+        return None
+    return {"emptyDir": {"medium": "Memory", "sizeLimit": f"{placement.sizes.used * _SHM_MIB}Mi"}}
 
 
 def _cache(owner: Owner, spec: Spec) -> Manifest:

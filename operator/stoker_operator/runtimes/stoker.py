@@ -32,6 +32,16 @@ from stoker_operator.runtimes.runtime import (
 #: node has the change.
 _DEFAULTS: dict[str, Any] = {"max_engine_restarts": 3}
 
+#: What ``spec.engine.args`` must not say, and what to do instead.
+_NOT_THE_USERS: dict[str, str] = {
+    "host": "remove it",
+    "port": "remove it; see spec.service.port",
+    **dict.fromkeys(
+        ("nnodes", "node_rank", "headless", "master_addr", "master_port"),
+        "remove it: a replica is one pod, and more of them are spec.replicas",
+    ),
+}
+
 _NAMES = [field.name for cls in (EngineArgs, FrontendArgs) for field in dataclasses.fields(cls)]
 
 
@@ -126,7 +136,7 @@ def _parse(spec: Spec) -> dict[str, Any]:
         for name, value in vars(namespace).items()
         if value is not absent and name != "model"
     }
-    refuse_unreachable(given, {"host": "remove it", "port": "remove it; see spec.service.port"})
+    refuse_unreachable(given, _NOT_THE_USERS)
     return given
 
 
@@ -134,6 +144,7 @@ def _refuse_unknown(word: str) -> None:
     if not word.startswith("-"):
         raise refused(f"{word!r} belongs to no flag", "remove it")
     flag = word.partition("=")[0]
+    refuse_unreachable({flag.lstrip("-").replace("-", "_"): True}, _NOT_THE_USERS)
     if vllm_flags.find(flag):
         raise refused(
             f"{flag} is a flag of vLLM that runtime stoker does not have", "remove it, or set spec.engine.runtime: vllm"

@@ -157,6 +157,25 @@ def test_args_are_for_what_has_no_field(endpoint: Any) -> None:
         ({"args": ["--xyzzy"]}, "spec.engine.args: there is no flag --xyzzy; see `stoker serve --help`"),
         ({"args": ["other-model"]}, "spec.engine.args: 'other-model' belongs to no flag; remove it"),
         ({"args": ["--port=80"]}, "spec.engine.args: --port is not the endpoint's to choose; remove it"),
+        *(
+            (
+                {"args": [word]},
+                f"spec.engine.args: {word.partition('=')[0]} is not the endpoint's to choose; remove it: a ",
+            )
+            for word in ("--nnodes=2", "--node-rank=1", "--master-addr=other", "--master-port=1", "--headless")
+        ),
+        (
+            {"args": ["--tensor-parallel-size=2"]},
+            "spec.engine.args: --tensor-parallel-size contradicts spec.parallelis",
+        ),
+        (
+            {"args": ["--data-parallel-size=2"]},
+            "spec.engine.args: --data-parallel-size contradicts spec.parallelism.da",
+        ),
+        (
+            {"args": ["--enable-expert-parallel"]},
+            "spec.engine.args: --enable-expert-parallel contradicts spec.parallel",
+        ),
         (
             {"args": ["--ssl-cert-reqs=2", "--ssl-ca-certs=a", "--ssl-certfile=b"]},
             "spec.engine.args: --ssl-cert-reqs=2 shuts out the kubelet's probes",

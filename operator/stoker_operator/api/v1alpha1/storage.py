@@ -54,8 +54,8 @@ class Storage(Part):
     cache: Cache | None = None
     """Where downloaded and assembled weights are kept; what may grow is its size. Absent: space on the node."""
     shm_size: Quantity | None = None
-    """Size of /dev/shm, which is memory of the pod. Absent: as much as is needed where a model is split, and under
-    runtime vllm; else the container runtime's."""
+    """Size of /dev/shm, which is memory of the pod. Absent: 512Mi for each accelerator where a model is split, as much
+    as is used under runtime vllm; else the container runtime's."""
 
     @property
     def place(self) -> str:
