@@ -26,8 +26,8 @@ CACHE_ENV: Final = {
 }
 
 
-#: MiB of /dev/shm for each accelerator, of which NCCL takes some tens (4 MiB a channel and peer). An allowance; it takes
-#: no memory that nobody uses.
+#: MiB of /dev/shm for each accelerator, of which NCCL takes some tens (4 MiB a channel and peer). An allowance: what is
+#: not used takes no memory.
 _SHM_MIB: Final = 512
 
 

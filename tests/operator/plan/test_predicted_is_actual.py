@@ -10,17 +10,26 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import Gemma3ForCausalLM, Gemma3TextConfig, LlamaConfig, LlamaForCausalLM
+from transformers import (
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MixtralConfig,
+    MixtralForCausalLM,
+)
 
-from stoker_engine.architectures.model_config import read_config
+from stoker_engine.architectures.model_config import ModelConfig, read_config
 from stoker_engine.contract.serve_args import ServeArgs
 from stoker_engine.engine import Engine
+from stoker_engine.exec.kv_cache import plan_kv_cache
 from stoker_engine.parallel import device
 from stoker_operator.api.manifest import parse
 from stoker_operator.manifests.children import children
 from stoker_operator.manifests.owner import Owner
 from stoker_operator.plan.catalogue import Catalogue
 from stoker_operator.plan.planner import plan
+from stoker_operator.runtimes.stoker import serve_args
 
 _SIZES: dict[str, Any] = {
     "vocab_size": 512,
@@ -97,6 +106,67 @@ def test_predicted_blocks_are_allocated_blocks(
 
     assert started.info.num_blocks == planned.estimate.kv_blocks
     assert started.info.max_model_len == planned.max_model_len == planned.estimate.max_model_len
+
+
+@pytest.fixture(scope="module")
+def mixtral(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny mixture, whose experts ranks may share out."""
+    folder = tmp_path_factory.mktemp("mixtral")
+    torch.manual_seed(0)
+    config = MixtralConfig(**_SIZES, num_hidden_layers=3, num_key_value_heads=2, num_local_experts=3)
+    MixtralForCausalLM(config).save_pretrained(folder)
+    return folder
+
+
+_LAYOUTS: list[dict[str, int]] = [
+    {"tensor": 2},
+    {"tensor": 4},
+    {"pipeline": 2},
+    {"pipeline": 3, "tensor": 2},
+    {"data": 2},
+    {"tensor": 2, "data": 2},
+]
+
+
+@pytest.mark.parametrize(
+    ("model", "parallelism"),
+    [
+        *((model, layout) for model in ("llama", "gemma", "mixtral") for layout in _LAYOUTS),
+        ("mixtral", {"tensor": 2, "expert": 2}),
+    ],
+)
+def test_ranks_allocate_what_is_predicted(
+    model: str,
+    parallelism: dict[str, int],
+    request: pytest.FixtureRequest,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each rank of a pod, by the sums it does at its start."""
+    folder: Path = request.getfixturevalue(model)
+    memory = {"limits": {"memory": "12Gi"}}
+    document = {
+        "apiVersion": "stoker.dev/v1alpha1",
+        "kind": "InferenceEndpoint",
+        "metadata": {"name": "tiny"},
+        "spec": {
+            "model": {"source": f"file://{folder}"},
+            "hardware": {"accelerator": "cpu", "resources": memory},
+            "parallelism": parallelism,
+        },
+    }
+    endpoint = parse(document)
+    planned = plan(endpoint.spec, Catalogue.load(), read_config(folder))
+    assert planned.estimate is not None
+    limit = tmp_path / "memory.max"
+    limit.write_text(f"{12 * 1024**3}\n")
+    monkeypatch.setattr(device, "_CGROUP_LIMITS", (str(limit),))
+    monkeypatch.setattr(device, "_machine_memory", lambda: 1 << 60)
+
+    args = serve_args(endpoint.spec, planned).engine
+    found = plan_kv_cache(args, ModelConfig.from_folder(folder), torch.float32, torch.device("cpu"))
+    assert found.num_blocks == planned.estimate.kv_blocks
+    assert found.max_model_len == planned.max_model_len
 
 
 def _bytes(memory: str) -> int:
