@@ -81,7 +81,7 @@ class AsyncLLM:
         self._chat_template = chat_template
         self._log_format = log_format
         self._watchdog = Watchdog(step_timeout, self._is_waited_for, self._die)
-        self._start = partial(EngineProcess, log_format, program)
+        self._start = partial(EngineProcess, log_format, program, step_timeout)
         self._process = self._start()
         self._serving = False
         self._path: Path | None = None

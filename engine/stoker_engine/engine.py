@@ -26,9 +26,11 @@ from stoker_engine.core.proposer import Proposer
 from stoker_engine.core.step_report import SchedulerStats, StepTimes
 from stoker_engine.exec.dtypes import stored_as
 from stoker_engine.exec.executor import Executor, LocalExecutor
+from stoker_engine.exec.loading_view import LoadingView
 from stoker_engine.exec.rank_executor import RankExecutor
 from stoker_engine.exec.runner import Runner
 from stoker_engine.exec.shared_model import refuse_indivisible
+from stoker_engine.exec.supervision import Supervision
 from stoker_engine.grammar.preparing import Preparing
 from stoker_engine.grammar.token_table import TokenTable
 from stoker_engine.models.checkpoint import Checkpoint, find_checkpoint
@@ -61,7 +63,9 @@ class Engine:
         proposer: Proposer | None = None,
     ) -> None:
         defaults = sampling_defaults(args.generation_config, checkpoint.path)
-        self.executor = executor or LocalExecutor(Runner(args, checkpoint, on_progress), args.async_scheduling)
+        self.executor = executor or LocalExecutor(
+            Runner(args, checkpoint, LoadingView(on_progress)), args.async_scheduling
+        )
         plan = self.executor.plan
         kv = KVManager(plan.num_blocks, plan.block_size, plan.groups, plan.step_tokens, args.enable_prefix_caching)
         self.scheduler = Scheduler(
@@ -99,26 +103,38 @@ class Engine:
         self._in_flight: deque[tuple[Scheduled, float]] = deque()
 
     @classmethod
-    def from_args(cls, args: EngineArgs, on_progress: Callable[[], None] = lambda: None) -> Engine:
+    def from_args(
+        cls,
+        args: EngineArgs,
+        on_progress: Callable[[], None] = lambda: None,
+        supervision: Supervision | None = None,
+    ) -> Engine:
         """Finds and loads the model; takes seconds to minutes, and shows its progress.
 
         Args:
             on_progress: called whenever loading gets on.
+            supervision: how ranks are looked after, where there are some.
 
         Raises:
             ArgumentError: an argument cannot be met on this machine.
             ModelError: the model cannot be found, read or served.
+            EngineDeadError: a rank died.
         """
-        return cls.of_checkpoint(args, find_checkpoint(args), on_progress)
+        return cls.of_checkpoint(args, find_checkpoint(args), on_progress, supervision)
 
     @classmethod
     def of_checkpoint(
-        cls, args: EngineArgs, checkpoint: Checkpoint, on_progress: Callable[[], None] = lambda: None
+        cls,
+        args: EngineArgs,
+        checkpoint: Checkpoint,
+        on_progress: Callable[[], None] = lambda: None,
+        supervision: Supervision | None = None,
     ) -> Engine:
         """See `from_args`; loads a checkpoint that has been found."""
         refuse_indivisible(args, checkpoint)
-        executor = RankExecutor(args, checkpoint, on_progress) if Layout.of(args).size > 1 else None
-        return cls(args, checkpoint, on_progress, executor)
+        if Layout.of(args).size == 1:
+            return cls(args, checkpoint, on_progress)
+        return cls(args, checkpoint, executor=RankExecutor(args, checkpoint, LoadingView(on_progress), supervision))
 
     @property
     def has_work(self) -> bool:

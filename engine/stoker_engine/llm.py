@@ -26,6 +26,7 @@ from stoker_engine.engine import Engine
 from stoker_engine.exec.executor import LocalExecutor
 from stoker_engine.grammar.check import check_grammar
 from stoker_engine.grammar.compile import compile_grammar
+from stoker_engine.grammar.grammars import Grammars
 from stoker_engine.models.checkpoint import find_checkpoint
 from stoker_engine.tokens.input_processor import InputProcessor
 from stoker_engine.tokens.output_processor import OutputProcessor
@@ -55,6 +56,12 @@ class LLM:
         self._inputs = InputProcessor(self.engine.info, self.tokenizer)
         self._outputs = OutputProcessor(self.tokenizer)
         self._ids = map(str, itertools.count())
+        executor, info = self.engine.executor, self.engine.info
+        self._grammars = (  # by which they are checked: those that the masks are made of, where that is done here
+            executor.runner.grammars
+            if isinstance(executor, LocalExecutor)
+            else Grammars(info.vocab_size, info.eos_token_ids)
+        )
         self._has_token_table = False  # the engine has
         self._compiled: tuple[StructuredOutputs | None, Grammar | None] = None, None
 
@@ -196,14 +203,14 @@ class LLM:
         if structured is self._compiled[0]:  # which a batch shares
             return self._compiled[1]
         if not self._has_token_table:
-            self.engine.set_token_table(self.tokenizer.token_table())
+            table = self.tokenizer.token_table()
+            self.engine.set_token_table(table)
+            self._grammars.set_token_table(table)
             self._has_token_table = True
         tokenizer = self.tokenizer
         special = {tokenizer.id_to_token(token_id) or "": token_id for token_id in sorted(tokenizer.special_ids)}
         grammar = Grammar(compile_grammar(structured, special), structured.begins_after)
-        executor = self.engine.executor
-        assert isinstance(executor, LocalExecutor)
-        check_grammar(executor.runner.grammars, grammar.source, f"structured_outputs.{structured.kind}")
+        check_grammar(self._grammars, grammar.source, f"structured_outputs.{structured.kind}")
         self._compiled = structured, grammar
         return grammar
 

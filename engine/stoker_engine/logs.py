@@ -17,10 +17,15 @@ _OF_EVERY_RECORD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asc
 
 
 class TextFormatter(logging.Formatter):
-    """``TIME LEVEL LOGGER: message [request id]``."""
+    """``TIME LEVEL LOGGER: [rank 1] message [request id]``; the rank only in a process that is one.
 
-    def __init__(self) -> None:
-        super().__init__("%(asctime)s %(levelname)s %(name)s: %(message)s")
+    Args:
+        labels: what each line says of its process.
+    """
+
+    def __init__(self, **labels: int) -> None:
+        words = "".join(f"[{name} {number}] " for name, number in labels.items())
+        super().__init__(f"%(asctime)s %(levelname)s %(name)s: {words}%(message)s")
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - logging's name
         """The line, without a traceback."""
@@ -30,7 +35,15 @@ class TextFormatter(logging.Formatter):
 
 
 class JSONFormatter(logging.Formatter):
-    """An object a line: time (Unix seconds), level, logger, message, and what the record carries besides."""
+    """An object a line: time (Unix seconds), level, logger, message, and what the record carries besides.
+
+    Args:
+        labels: what each line says of its process: its rank.
+    """
+
+    def __init__(self, **labels: int) -> None:
+        super().__init__()
+        self._labels = labels
 
     def format(self, record: logging.LogRecord) -> str:
         """The line."""
@@ -39,6 +52,7 @@ class JSONFormatter(logging.Formatter):
             "level": record.levelname.lower(),
             "logger": record.name,
             "message": record.getMessage(),
+            **self._labels,
         }
         if (current := request_id.get()) is not None:
             line["request_id"] = current
@@ -48,10 +62,10 @@ class JSONFormatter(logging.Formatter):
         return json.dumps(line, default=str)
 
 
-def configure(format: str, level: int = logging.INFO) -> None:
-    """Sends the log of this process to standard error, as ``text`` or ``json``."""
+def configure(format: str, level: int = logging.INFO, **labels: int) -> None:
+    """Sends the log of this process to standard error, as ``text`` or ``json``; each line carries the `labels`."""
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(JSONFormatter() if format == "json" else TextFormatter())
+    handler.setFormatter(JSONFormatter(**labels) if format == "json" else TextFormatter(**labels))
     logging.basicConfig(level=level, handlers=[handler], force=True)
     for client in ("httpx", "httpx2"):  # a line a request, and a download's URL is signed: who reads it may download
         logging.getLogger(client).setLevel(logging.WARNING)

@@ -20,17 +20,22 @@ class Died:
     """A child process ends by an error of its own: its last message.
 
     Attributes:
-        message: the error's kind and words.
-        out_of_memory: it was that memory ran out.
+        message: the error's kind and words; of another process's death, the sentence that says of what.
+        kind: what sort of death it is.
+        of_another: it ends because a process died that it cannot be without.
     """
 
     message: str
-    out_of_memory: bool
+    kind: type[EngineDeadError] = EngineDeadError
+    of_another: bool = False
 
     @classmethod
     def of(cls, error: BaseException) -> Died:
         """The last message of a process that ends by `error`."""
-        return cls(f"{type(error).__name__}: {error}", _is_out_of_memory(error))
+        if isinstance(error, EngineDeadError):
+            return cls(error.message, type(error), of_another=True)
+        kind = EngineOutOfMemoryError if _is_out_of_memory(error) else EngineDeadError
+        return cls(f"{type(error).__name__}: {error}", kind)
 
 
 def cause_of_death(code: int, died: Died | None, killed_for_memory: bool, who: str = "it") -> EngineDeadError:
@@ -43,9 +48,10 @@ def cause_of_death(code: int, died: Died | None, killed_for_memory: bool, who: s
         who: the subject of the sentence.
     """
     if died is not None:
-        kind = EngineOutOfMemoryError if died.out_of_memory else EngineDeadError
+        if died.of_another:
+            return died.kind(died.message)
         by = "" if who == "it" else f"{who} ended by "
-        return kind(f"{by}{died.message} (exit code {code}; the log says more)")
+        return died.kind(f"{by}{died.message} (exit code {code}; the log says more)")
     if code == -signal.SIGKILL and killed_for_memory:
         return EngineOutOfMemoryError(f"the kernel killed {who} because the container's memory ran out (SIGKILL)")
     if code == -signal.SIGKILL:
@@ -73,7 +79,7 @@ def is_stopped(state: bytes | None) -> bool:
 def _is_out_of_memory(error: BaseException) -> bool:
     """torch has an error of that name for devices, and none for the CPU's memory."""
     return (
-        isinstance(error, MemoryError | EngineOutOfMemoryError)
+        isinstance(error, MemoryError)
         or type(error).__name__ == "OutOfMemoryError"
         or "can't allocate memory" in str(error)
     )

@@ -30,12 +30,13 @@ def die_with(parent: int) -> None:
             os._exit(0)
 
 
-def wait_for_hangup(*sockets: int) -> None:
-    """Waits until the other end of one of these socket pairs is closed, which the end of its process does too.
+def wait_for_hangup(*sockets: int, timeout_s: float | None = None) -> bool:
+    """Waits until the other end of one of these socket pairs is closed, which the end of its process does too; whether
+    that was in time.
 
     It reads nothing, so others may, and wakes nobody while both ends live.
     """
     poll = select.poll()
     for fd in sockets:
         poll.register(fd, 0)
-    poll.poll()
+    return bool(poll.poll(None if timeout_s is None else 1000 * timeout_s))

@@ -7,34 +7,45 @@
 Every rank gets every step, as the scheduler here wrote it, and computes it with its part of the weights. One of them
 samples, and answers.
 
-Ranks live and die together. When one ends, a thread that waits for nothing else ends the others, also while no step
-runs; what the last words and exit codes of all say was the first cause is raised by whatever call comes next. A rank
-that is stopped, or that others wait for in vain, is ended the same way.
+Ranks live and die together. A thread that does nothing else looks after them, also while no step runs: when one has
+ended, or is stopped, all are ended. What the last words and exit codes of all say was the first cause is raised by
+whatever call comes next, and told to whoever supervises.
+
+A rank that hangs is noticed by those that wait for it: by other ranks first, since they know whom they wait for; by
+this executor where no rank does; and only then by the server, which knows none of them:
+
+    0 ────────── other ranks ── this executor ── --step-timeout
+                     0.6 ×           0.8 ×
 """
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
 import pickle
+import queue
 import select
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from multiprocessing.connection import Connection, wait
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final
 
 from stoker_engine.children.lifeline import wait_for_hangup
 from stoker_engine.contract.engine_args import EngineArgs
 from stoker_engine.contract.errors import EngineDeadError, EngineStuckError, StokerError
 from stoker_engine.core.grammar import Grammar
 from stoker_engine.core.step import Step, StepResult
-from stoker_engine.exec.rank_messages import Loaded, Progress, Setup
+from stoker_engine.exec.rank_messages import Loaded, Prepare, Prepared, Progress, Setup
 from stoker_engine.exec.rank_process import PROGRAM, RankProcess
+from stoker_engine.exec.supervision import Supervision
+from stoker_engine.grammar.matcher import GrammarError
 from stoker_engine.grammar.token_table import TokenTable
+from stoker_engine.models.load_progress import OnProgress
 from stoker_engine.parallel.layout import Layout
 
 if TYPE_CHECKING:
@@ -43,15 +54,20 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-T = TypeVar("T")
+#: Parts of the step timeout after which a rank says that another one does not come, and this executor that a rank does
+#: not answer.
+_RANKS_WAIT: Final = 0.6
+_EXECUTOR_WAITS: Final = 0.8
 
-#: Seconds between two looks at ranks that do not answer, and how long one may be stopped meanwhile.
+#: Seconds between two looks at the ranks, and how long one may be stopped meanwhile.
 _LOOK_S: Final = 1.0
 _STOPPED_S: Final = 3.0
 
-#: Seconds in which ranks that lost another end by themselves, and those in which they do when asked to.
+#: Seconds in which ranks that lost another end by themselves (a part of the step timeout at most), those in which they
+#: do when asked to, and in which the kernel ends them.
 _GRACE_S: Final = 1.0
 _CLOSE_S: Final = 5.0
+_KILL_S: Final = 5.0
 
 
 class RankExecutor:
@@ -60,14 +76,13 @@ class RankExecutor:
     Args:
         args: the engine's, which say how many ranks there are, and how they share the model.
         checkpoint: the model, whose files every rank reads its part of.
-        on_progress: called whenever loading gets on, in any rank.
-        timeout_s: how long a rank waits for another one, before that counts as stuck. A step may take twice as long.
-        log_format: see `logs.configure`.
+        on_progress: called whenever loading gets on, in any rank, with the bytes of all.
+        supervision: how ranks are looked after.
         program: see `RankProcess`.
 
     Raises:
         ArgumentError, ModelError: what loading raised, in the first rank where it did.
-        EngineDeadError: a rank died while it loaded.
+        EngineDeadError: a rank died while it loaded, or did not get on.
         OSError: the system has no process or memory left.
     """
 
@@ -78,33 +93,38 @@ class RankExecutor:
         self,
         args: EngineArgs,
         checkpoint: Checkpoint,
-        on_progress: Callable[[], None] = lambda: None,
+        on_progress: OnProgress = lambda done, total: None,
+        supervision: Supervision | None = None,
         *,
-        timeout_s: float = 300.0,
-        log_format: str = "text",
         program: Sequence[str] = PROGRAM,
     ) -> None:
         layout = Layout.of(args)
-        self._timeout_s = timeout_s
-        self._lock = threading.RLock()  # held by whoever reads from ranks, or ends them
+        supervision = supervision or Supervision()
+        self._on_death = supervision.on_death
+        self._ranks_wait_s = _RANKS_WAIT * supervision.step_timeout
+        self._patience_s = _EXECUTOR_WAITS * supervision.step_timeout
+        self._stopped_s = min(_STOPPED_S, self._ranks_wait_s)
+        self._lock = threading.RLock()  # held by whoever ends ranks
         self._error: StokerError | None = None
         self._num_launched = 0
         self._is_closing = False
         self._ranks: list[RankProcess] = []
+        self._results: queue.SimpleQueue[StepResult | None] = queue.SimpleQueue()
+        self._preparing: dict[int, Future[object]] = {}
+        self._numbers = itertools.count()
         with ExitStack() as undo:
             undo.callback(self.shutdown)
             undo.callback(self._end, EngineDeadError("its ranks were not loaded"))
             rendezvous = os.memfd_create("stoker-ranks")
             with os.fdopen(rendezvous):
                 for rank in range(layout.size):
-                    setup = Setup(rank, layout, f"file:///proc/self/fd/{rendezvous}", timeout_s)
-                    self._ranks.append(RankProcess(setup, [rendezvous], log_format, program))
+                    setup = Setup(rank, layout, f"file:///proc/self/fd/{rendezvous}", self._ranks_wait_s)
+                    self._ranks.append(RankProcess(setup, [rendezvous], supervision.log_format, program))
             self._answering = self._ranks[layout.first_of_last_stage]
-            self._results = select.poll()
-            self._results.register(self._answering.connection.fileno(), select.POLLIN)
-            threading.Thread(target=self._watch, name="ranks", daemon=True).start()
+            threading.Thread(target=self._look_after, name="ranks", daemon=True).start()
             self._send(replace(args, model=str(checkpoint.path), revision=None))
             self.plan, self.on_cpu = self._loaded(on_progress)
+            threading.Thread(target=self._read, name="from-ranks", daemon=True).start()
             undo.pop_all()
 
     def launch(self, step: Step) -> None:
@@ -122,11 +142,23 @@ class RankExecutor:
         Raises:
             EngineDeadError: what ended a rank, and with it all.
         """
-        self._wait_for(lambda: self._results.poll(_LOOK_S * 1000), lambda: f"{self._answering.name} gave no result")
-        result = self._receive(self._answering)
-        assert isinstance(result, StepResult), result
-        self._num_launched -= 1
-        return result
+        waited = 0.0
+        while True:
+            if self._error is not None:
+                raise self._error
+            began = time.monotonic()
+            try:
+                result = self._results.get(timeout=_LOOK_S)
+            except queue.Empty:
+                waited += _ran(began)
+                if waited >= self._patience_s:
+                    what = f"{self._answering.name} gave no result for {waited:.0f} s"
+                    raise self._end(EngineStuckError(what)) from None
+                continue
+            if result is None:
+                raise self._end()
+            self._num_launched -= 1
+            return result
 
     def abandon(self) -> None:
         """See `Executor`."""
@@ -135,14 +167,15 @@ class RankExecutor:
                 self.collect()
 
     def set_token_table(self, table: TokenTable) -> None:
-        """See `Executor`."""
-        self._send(table)
+        """See `Executor`. Only who answers computes masks."""
+        self._send(table, [self._answering])
 
     def prepare(self, grammar: Grammar) -> Future[object]:
-        """See `Executor`. Nothing is made ready here: the rank that samples compiles a grammar in the first step that
-        needs it, and all sequences wait for that step."""
-        ready: Future[object] = Future()
-        ready.set_result(None)
+        """See `Executor`. The future has nothing: what is compiled stays in the rank, which finds it by the grammar's
+        source. Where ranks end it raises what ended them."""
+        number, ready = next(self._numbers), Future[object]()
+        self._preparing[number] = ready
+        self._send(Prepare(number, grammar), [self._answering])
         return ready
 
     def shutdown(self) -> None:
@@ -152,21 +185,21 @@ class RankExecutor:
             self._error = self._error or EngineDeadError("its ranks were shut down")
         for rank in self._ranks:
             rank.finish()
-        deadline = time.monotonic() + _CLOSE_S
+        _wait_all(self._ranks, _CLOSE_S)
+        self._kill()
         for rank in self._ranks:
-            rank.wait(deadline - time.monotonic())
-            rank.kill()
             rank.close()
+        self._fail_preparing(self._error)
 
-    def _send(self, message: Any) -> None:
+    def _send(self, message: Any, to: Sequence[RankProcess] | None = None) -> None:
         data = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
         if self._error is not None:
             raise self._error
-        for rank in self._ranks:
+        for rank in self._ranks if to is None else to:
             try:
                 rank.send(data)
             except BlockingIOError:
-                raise self._end(EngineStuckError(f"{rank.name} did not read for {self._timeout_s:.0f} s")) from None
+                raise self._end(EngineStuckError(f"{rank.name} did not read for {self._ranks_wait_s:.0f} s")) from None
             except OSError:
                 raise self._end() from None
             except BaseException:  # Ctrl-C: some ranks have the message, or half of it
@@ -174,73 +207,107 @@ class RankExecutor:
                 raise
 
     def _receive(self, rank: RankProcess) -> Any:
-        with self._lock:
-            if self._error is not None:
-                raise self._error
-            try:
-                message = rank.receive()
-            except BlockingIOError:
-                raise self._end(EngineStuckError(f"{rank.name} stopped in the middle of a message")) from None
-            except (EOFError, OSError):
-                raise self._end() from None
-            except Exception as error:
-                what = f"{rank.name} sent what cannot be read: {type(error).__name__}: {error}"
-                raise self._end(EngineDeadError(what)) from error
-            except BaseException:
-                self._end(EngineDeadError("its ranks were interrupted"))
-                raise
-            if message is None:
-                raise self._end()
-            return message
+        if self._error is not None:
+            raise self._error
+        try:
+            message = rank.receive()
+        except BlockingIOError:
+            raise self._end(EngineStuckError(f"{rank.name} stopped in the middle of a message")) from None
+        except (EOFError, OSError):
+            raise self._end() from None
+        except Exception as error:
+            what = f"{rank.name} sent what cannot be read: {type(error).__name__}: {error}"
+            raise self._end(EngineDeadError(what)) from error
+        except BaseException:
+            self._end(EngineDeadError("its ranks were interrupted"))
+            raise
+        if message is None:
+            raise self._end()
+        return message
 
-    def _loaded(self, on_progress: Callable[[], None]) -> tuple[KVCachePlan, bool]:
-        """Waits until all ranks have loaded."""
+    def _loaded(self, on_progress: OnProgress) -> tuple[KVCachePlan, bool]:
+        """Waits until all ranks have loaded, each of which must get on. Those that wait for another one say so in time
+        by themselves."""
         loading = {rank.connection: rank for rank in self._ranks}
+        silent_for = dict.fromkeys(self._ranks, 0.0)
+        weights = dict.fromkeys(self._ranks, Progress(0, 0))
         found: list[Loaded] = []
         while loading:
-            ready = self._wait_for(
-                lambda: wait(loading, _LOOK_S), lambda: f"{_names(loading.values())} did not get on with loading"
-            )
+            began = time.monotonic()
+            ready = wait(loading, _LOOK_S)
+            passed = _ran(began)
+            for rank in loading.values():
+                silent_for[rank] += passed
             for connection in ready:
                 assert isinstance(connection, Connection)
-                message = self._receive(loading[connection])
+                rank = loading[connection]
+                message = self._receive(rank)
+                silent_for[rank] = 0.0
                 if isinstance(message, Loaded):
                     del loading[connection]
                     found.append(message)
                 else:
                     assert isinstance(message, Progress), message
-                on_progress()
+                    weights[rank] = message
+                on_progress(sum(each.done for each in weights.values()), _total(weights.values()))
+            if silent := [rank for rank in loading.values() if silent_for[rank] >= self._patience_s]:
+                seconds = max(silent_for[rank] for rank in silent)
+                what = f"{_names(silent)} did not get on with loading for {seconds:.0f} s"
+                raise self._end(EngineStuckError(what))
         if any(each != found[0] for each in found):
             raise self._end(EngineDeadError(f"its ranks disagree: {found}"))
         return found[0].plan, found[0].on_cpu
 
-    def _wait_for(self, come: Callable[[], list[T]], otherwise: Callable[[], str]) -> list[T]:
-        """What `come` returns, as soon as that is not empty; where it is, it takes `_LOOK_S`. Time in which this
-        process itself did not run counts against nobody.
+    def _read(self) -> None:
+        """Takes what the rank that answers sends, until it ends."""
+        poll = select.poll()
+        poll.register(self._answering.connection.fileno(), select.POLLIN)
+        try:
+            while True:
+                poll.poll()
+                message = self._receive(self._answering)
+                if isinstance(message, Prepared):
+                    self._settle(message)
+                else:
+                    assert isinstance(message, StepResult), message
+                    self._results.put(message)
+        except StokerError:
+            logger.debug("no more results come")  # which whoever waits for one raises
+        finally:
+            self._results.put(None)
 
-        Raises:
-            EngineStuckError: a rank is stopped; or `otherwise`, too late.
-        """
-        waited, stopped_for = 0.0, dict.fromkeys(self._ranks, 0.0)
-        while True:
-            began = time.monotonic()
-            if found := come():
-                return found
-            passed = min(time.monotonic() - began, 2 * _LOOK_S)
+    def _settle(self, prepared: Prepared) -> None:
+        ready = self._preparing.pop(prepared.number, None)
+        if ready is not None and ready.set_running_or_notify_cancel():
+            if prepared.error is None:
+                ready.set_result(None)
+            else:
+                ready.set_exception(GrammarError(prepared.error))
+
+    def _fail_preparing(self, error: StokerError | None) -> None:
+        while self._preparing:
+            with suppress(KeyError):  # settled meanwhile
+                _, ready = self._preparing.popitem()
+                if ready.set_running_or_notify_cancel():
+                    ready.set_exception(error)
+
+    def _look_after(self) -> None:
+        """Ends all ranks when one has ended, or is stopped for too long. Time in which this process itself did not run
+        counts against nobody."""
+        sockets = [rank.connection.fileno() for rank in self._ranks]
+        stopped_for = dict.fromkeys(self._ranks, 0.0)
+        began = time.monotonic()
+        while not wait_for_hangup(*sockets, timeout_s=_LOOK_S):
+            if self._is_closing:
+                return
+            passed, began = _ran(began), time.monotonic()
             for rank in self._ranks:
                 stopped_for[rank] = stopped_for[rank] + passed if rank.is_stopped else 0.0
-                if stopped_for[rank] >= _STOPPED_S:
-                    raise self._end(_stopped([rank]))
-            waited += passed
-            if waited >= 2 * self._timeout_s:  # had it waited for others, it would have said so by now
-                raise self._end(EngineStuckError(f"{otherwise()} for {waited:.0f} s"))
-
-    def _watch(self) -> None:
-        """Ends all ranks when one has ended."""
-        wait_for_hangup(*(rank.connection.fileno() for rank in self._ranks))
-        with self._lock:
-            if not self._is_closing:
-                logger.error("the ranks ended: %s", self._end())
+            if stopped := [rank for rank, seconds in stopped_for.items() if seconds >= self._stopped_s]:
+                self._end(_stopped(stopped))
+        error = self._end()
+        if not self._is_closing:
+            self._on_death(error)
 
     def _end(self, because: StokerError | None = None) -> StokerError:
         """Ends all ranks.
@@ -251,13 +318,17 @@ class RankExecutor:
         with self._lock:
             if self._error is None:
                 if because is None:
-                    deadline = time.monotonic() + _GRACE_S
-                    for rank in self._ranks:
-                        rank.wait(deadline - time.monotonic())
-                for rank in self._ranks:
-                    rank.kill()
+                    _wait_all(self._ranks, min(_GRACE_S, self._ranks_wait_s / 3))
+                self._kill()
                 self._error = because or self._cause()
+                self._fail_preparing(self._error)
             return self._error
+
+    def _kill(self) -> None:
+        for rank in self._ranks:
+            rank.kill()
+        for rank in _wait_all(self._ranks, _KILL_S):
+            logger.error("%s (process %d) cannot be killed, and is left behind", rank.name, rank.pid)
 
     def _cause(self) -> StokerError:
         """Which rank was the first to end, and why: one that did not end for want of another. If there is none, those
@@ -270,9 +341,26 @@ class RankExecutor:
             return _stopped(stopped)
         if silent:
             return EngineStuckError(
-                f"{_names(silent)} did not come to an operation of all ranks within {self._timeout_s:.0f} s"
+                f"{_names(silent)} did not come to an operation of all ranks within {self._ranks_wait_s:.0f} s"
             )
         return EngineDeadError("; ".join(rank.lost.message for rank in self._ranks if rank.lost is not None))
+
+
+def _ran(since: float) -> float:
+    """Seconds since then, without those in which this process did not run."""
+    return min(time.monotonic() - since, 2 * _LOOK_S)
+
+
+def _wait_all(ranks: Iterable[RankProcess], timeout_s: float) -> list[RankProcess]:
+    """Those that have not ended in time."""
+    deadline = time.monotonic() + timeout_s
+    return [rank for rank in ranks if not rank.wait(deadline - time.monotonic())]
+
+
+def _total(weights: Iterable[Progress]) -> int:
+    """Bytes of the weights of all ranks; 0: some do not know theirs yet."""
+    totals = [each.total for each in weights]
+    return sum(totals) if all(totals) else 0
 
 
 def _stopped(ranks: Iterable[RankProcess]) -> EngineStuckError:

@@ -16,7 +16,8 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
+from concurrent.futures import Future
+from functools import partial
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any, Final
 
@@ -25,11 +26,12 @@ from stoker_engine.children.death import Died
 from stoker_engine.children.lifeline import die_with, wait_for_hangup
 from stoker_engine.children.load_failed import LoadFailed
 from stoker_engine.contract.errors import StokerError
-from stoker_engine.exec.rank_messages import Loaded, Lost, Progress
+from stoker_engine.exec.rank_messages import Loaded, Lost, Prepare, Prepared, Progress
 from stoker_engine.grammar.token_table import TokenTable
 
 if TYPE_CHECKING:
     from stoker_engine.exec.runner import Runner
+    from stoker_engine.models.load_progress import OnProgress
     from stoker_engine.parallel.groups import Groups
     from stoker_engine.parallel.layout import Layout
 
@@ -37,6 +39,9 @@ logger = logging.getLogger(__name__)
 
 #: Seconds between two signs of progress.
 _PROGRESS_S: Final = 0.2
+
+#: Grammars are compiled in threads of their own, which share the pipe with the steps.
+_sending: Final = threading.Lock()
 
 
 def main(argv: list[str]) -> int:
@@ -54,8 +59,8 @@ def main(argv: list[str]) -> int:
     connection = Connection(pipe)
     setup = pickle.loads(connection.recv_bytes())
     rank, layout = setup.rank, setup.layout
-    # All ranks see the same; one of them says it.
-    logs.configure(log_format, logging.INFO if rank == 0 else logging.ERROR)
+    # All ranks see the same, and one of them says it; but what is wrong may be so in one alone.
+    logs.configure(log_format, logging.INFO if rank == 0 else logging.WARNING, rank=rank)
     from stoker_engine.parallel.join import join  # torch: seconds
     from stoker_engine.parallel.ranks import RankLostError
 
@@ -70,7 +75,7 @@ def main(argv: list[str]) -> int:
         _send_last(connection, Lost(str(error)))
         return 1
     except BaseException as error:
-        logger.exception("rank %d died of an error", rank)
+        logger.exception("this rank died of an error")
         _send_last(connection, Died.of(error))
         return 1
     return 0
@@ -104,10 +109,19 @@ def _run(connection: Connection, runner: Runner, answers: bool) -> None:
         message = pickle.loads(data)
         if isinstance(message, TokenTable):
             runner.grammars.set_token_table(message)
-            continue
-        result = runner.run(message)
-        if answers:
-            _send(connection, result)
+        elif isinstance(message, Prepare):
+            prepared = runner.grammars.prepare(message.grammar)
+            prepared.add_done_callback(partial(_report_prepared, connection, message.number))
+        else:
+            result = runner.run(message)
+            if answers:
+                _send(connection, result)
+
+
+def _report_prepared(connection: Connection, number: int, prepared: Future[object]) -> None:
+    """In the thread that has compiled a grammar."""
+    error = prepared.exception()
+    _send(connection, Prepared(number, None if error is None else str(error)))
 
 
 def _receive(connection: Connection, inbox: queue.SimpleQueue[bytes | None]) -> None:
@@ -119,20 +133,22 @@ def _receive(connection: Connection, inbox: queue.SimpleQueue[bytes | None]) -> 
             return
 
 
-def _progress(connection: Connection) -> Callable[[], None]:
+def _progress(connection: Connection) -> OnProgress:
     sent = 0.0
 
-    def progress() -> None:
+    def progress(done: int, total: int) -> None:
         nonlocal sent
-        if (now := time.monotonic()) >= sent + _PROGRESS_S:
+        if (now := time.monotonic()) >= sent + _PROGRESS_S or done == total > 0:
             sent = now
-            _send(connection, Progress())
+            _send(connection, Progress(done, total))
 
     return progress
 
 
 def _send(connection: Connection, message: Any) -> None:
-    connection.send_bytes(pickle.dumps(message, pickle.HIGHEST_PROTOCOL))
+    data = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
+    with _sending:
+        connection.send_bytes(data)
 
 
 def _send_last(connection: Connection, message: Any) -> None:

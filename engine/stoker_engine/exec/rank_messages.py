@@ -1,8 +1,9 @@
 """What the executor of ranks and its ranks send each other, pickled.
 
-To a rank: `Setup` first, and `EngineArgs`; then a `Step` at a time, and before the first grammar a `TokenTable`.
-From it: `Progress` while it loads, then `Loaded` or `LoadFailed`; from rank 0 a `StepResult` for each step; last `Lost`
-or `Died`, if it can still be said.
+To a rank: `Setup` first, and `EngineArgs`; then a `Step` at a time. To the one that answers, before the first grammar,
+a `TokenTable`; then a `Prepare` for each.
+From it: `Progress` while it loads, then `Loaded` or `LoadFailed`; from the one that answers a `StepResult` for each
+step, and a `Prepared` for each grammar; last `Lost` or `Died`, if it can still be said.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from stoker_engine.core.grammar import Grammar
 from stoker_engine.parallel.layout import Layout
 
 if TYPE_CHECKING:
@@ -35,7 +37,15 @@ class Setup:
 
 @dataclass(frozen=True)
 class Progress:
-    """Loading gets on."""
+    """Loading gets on.
+
+    Attributes:
+        done: bytes of this rank's weights that are loaded.
+        total: how many there are; 0: not known yet.
+    """
+
+    done: int
+    total: int
 
 
 @dataclass(frozen=True)
@@ -48,6 +58,27 @@ class Loaded:
 
     plan: KVCachePlan
     on_cpu: bool
+
+
+@dataclass(frozen=True)
+class Prepare:
+    """Make a grammar ready, beside the steps."""
+
+    number: int
+    grammar: Grammar
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A grammar is ready, or cannot be compiled.
+
+    Attributes:
+        number: which, as `Prepare` has it.
+        error: why not; None: it can.
+    """
+
+    number: int
+    error: str | None = None
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ import socket
 import struct
 import subprocess
 import sys
+import threading
 from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from typing import Any, Final
@@ -24,9 +25,6 @@ logger = logging.getLogger(__name__)
 
 #: What runs in the process. `-P`: what lies in the working directory is not imported.
 PROGRAM: Final = ("-P", "-m", "stoker_engine.exec.rank_main")
-
-#: Seconds a process that was killed may take to end.
-_KILL_TIMEOUT_S: Final = 5.0
 
 
 class RankProcess:
@@ -55,9 +53,11 @@ class RankProcess:
         self.was_killed = self.was_stopped = False
         self._last: Died | LoadFailed | None = None
         self._oom_kills = oom_kills()
+        self._reading = threading.Lock()
         self._socket, theirs = socket.socketpair()
+        seconds, part = divmod(setup.timeout_s, 1)
         for option in (socket.SO_SNDTIMEO, socket.SO_RCVTIMEO):
-            self._socket.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", max(1, int(setup.timeout_s)), 0))
+            self._socket.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", int(seconds), max(1, int(1e6 * part))))
         self.connection = Connection(os.dup(self._socket.fileno()))
         with theirs:
             words = (setup.rank, theirs.fileno(), log_format, parent_for_child())
@@ -88,6 +88,10 @@ class RankProcess:
             EOFError, OSError: it is gone, or goes no further in the middle of a message.
             Exception: the message cannot be read.
         """
+        with self._reading:
+            return self._receive()
+
+    def _receive(self) -> Any:
         message = pickle.loads(self.connection.recv_bytes())
         if isinstance(message, Lost):
             self.lost = message
@@ -118,12 +122,10 @@ class RankProcess:
         return True
 
     def kill(self) -> None:
-        """Ends it, whatever it does."""
+        """Ends it, whatever it does; `wait` tells when it has."""
         if not self.wait(0):
             self.was_killed, self.was_stopped = True, self.is_stopped
             self._process.kill()
-            if not self.wait(_KILL_TIMEOUT_S):
-                logger.error("%s (process %d) cannot be killed, and is left behind", self.name, self.pid)
 
     def close(self) -> None:
         """Forgets the pipe."""
@@ -132,7 +134,8 @@ class RankProcess:
 
     def cause(self) -> StokerError | None:
         """Why it ended, once it has, by itself; None where others were the reason."""
-        self._read_last_words()
+        with self._reading:
+            self._read_last_words()
         if isinstance(self._last, LoadFailed):
             return self._last.error()
         if self.lost is not None or (self.was_killed and self._last is None):
@@ -143,7 +146,7 @@ class RankProcess:
     def _read_last_words(self) -> None:
         while self.lost is None and self._last is None and self.connection.poll():
             try:
-                self.receive()
+                self._receive()
             except (EOFError, OSError):
                 return
             except Exception:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -25,6 +24,7 @@ from stoker_engine.kernels.select import select_kernels
 from stoker_engine.layers.build import Build
 from stoker_engine.models.checkpoint import Checkpoint
 from stoker_engine.models.decoder import Decoder
+from stoker_engine.models.load_progress import OnProgress
 from stoker_engine.models.model import StepInputs
 from stoker_engine.parallel.device import limit_threads, resolve_device, torch_threads
 from stoker_engine.parallel.groups import Groups
@@ -44,7 +44,7 @@ class Runner:
     """One model on one device.
 
     Args:
-        on_progress: called whenever loading gets on.
+        on_progress: called whenever loading gets on; see `OnProgress`.
         groups: the ranks that compute the model together with this one; None: there are none.
 
     Attributes:
@@ -60,7 +60,7 @@ class Runner:
         self,
         args: EngineArgs,
         checkpoint: Checkpoint,
-        on_progress: Callable[[], None] = lambda: None,
+        on_progress: OnProgress = lambda done, total: None,
         groups: Groups | None = None,
     ) -> None:
         self.device = resolve_device(args)

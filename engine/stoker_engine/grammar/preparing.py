@@ -7,6 +7,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import replace
 from typing import Final
 
+from stoker_engine.contract.errors import EngineDeadError
 from stoker_engine.core.engine_request import EngineRequest
 from stoker_engine.core.finish_reason import FinishReason
 from stoker_engine.core.outputs import TokenDelta
@@ -56,7 +57,11 @@ class Preparing:
         wait([ready for _, ready in self._requests.values()], _WAIT_S, FIRST_COMPLETED)
 
     def take(self) -> tuple[list[EngineRequest], list[TokenDelta]]:
-        """Those that are ready, and the ends of those whose grammars cannot be compiled."""
+        """Those that are ready, and the ends of those whose grammars cannot be compiled.
+
+        Raises:
+            EngineDeadError: whoever compiles them has died.
+        """
         done = [(request, ready) for request, ready in self._requests.values() if ready.done()]
         requests: list[EngineRequest] = []
         failed: list[TokenDelta] = []
@@ -67,6 +72,8 @@ class Preparing:
                 grammar = replace(request.grammar, compiled=ready.result())
                 requests.append(replace(request, grammar=grammar))
                 continue
+            if isinstance(error, EngineDeadError):
+                raise error
             logger.error("request %s: %s", request.id, error)
             failed += [
                 TokenDelta(request.id, index, [], FinishReason.ERROR, error=str(error))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -20,6 +19,7 @@ from stoker_engine.layers.build import Build
 from stoker_engine.models.decoder_loader import DecoderLoader
 from stoker_engine.models.gguf import GGUFFile
 from stoker_engine.models.kv_scales import LayerScales
+from stoker_engine.models.load_progress import OnProgress
 from stoker_engine.models.locate import locate_model
 from stoker_engine.models.model import Model
 from stoker_engine.models.model_card import ModelCard, card_of_folder, card_of_gguf
@@ -43,13 +43,13 @@ class Loader(Protocol):
         build: Build,
         device: torch.device,
         max_model_len: int,
-        on_progress: Callable[[], None],
+        on_progress: OnProgress,
     ) -> Model:
         """The model on `device`, or this rank's share of it; sequences are up to `max_model_len` tokens long.
 
         Args:
             build: what layers are built with.
-            on_progress: called whenever loading gets on.
+            on_progress: called whenever loading gets on; see `OnProgress`.
 
         Raises:
             WeightsError: tensors are missing, unused or of another shape.
@@ -88,7 +88,7 @@ class Checkpoint:
         build: Build,
         device: torch.device,
         max_model_len: int,
-        on_progress: Callable[[], None] = lambda: None,
+        on_progress: OnProgress = lambda done, total: None,
     ) -> Model:
         """See `Loader.load`."""
         return self.loader.load(self.config, build, device, max_model_len, on_progress)

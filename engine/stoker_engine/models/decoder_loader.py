@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
@@ -12,6 +11,7 @@ from stoker_engine.architectures.stored_formats import GroupFormat, StoredFormat
 from stoker_engine.layers.build import Build
 from stoker_engine.models.decoder import Decoder
 from stoker_engine.models.kv_scales import LayerScales, kv_scales
+from stoker_engine.models.load_progress import LoadProgress, OnProgress
 from stoker_engine.models.quantized_on_load import QuantizedOnLoad
 from stoker_engine.models.stored_weights import stored_weights, with_formats
 from stoker_engine.models.weight_names import WeightNames
@@ -41,7 +41,7 @@ class DecoderLoader:
         build: Build,
         device: torch.device,
         max_model_len: int,
-        on_progress: Callable[[], None],
+        on_progress: OnProgress,
     ) -> Decoder:
         """See `models.checkpoint.Loader`."""
         formats = self.weight_formats(config, build.dtype, device)
@@ -50,7 +50,8 @@ class DecoderLoader:
             with device:
                 model = Decoder(config, build, max_model_len)
             weights = self.weights if self.on_load is None else QuantizedOnLoad(self.weights)
-            load_weights(model, _Watched(weights, on_progress), self.spelling)
+            progress = LoadProgress(on_progress)
+            load_weights(model, _Watched(weights, progress), self.spelling, progress)
         return model
 
     def weight_formats(self, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> WeightFormats:
@@ -65,10 +66,10 @@ class DecoderLoader:
 
 @dataclass(frozen=True)
 class _Watched:
-    """`source`, which calls `on_progress` with each tensor."""
+    """`source`, each read of which is progress: a tensor may be read in many parts."""
 
     source: WeightSource
-    on_progress: Callable[[], None]
+    progress: LoadProgress
 
     def names(self) -> list[str]:
         """See `WeightSource`."""
@@ -84,10 +85,10 @@ class _Watched:
 
     def read(self, name: str, part: Part | None = None, stored: StoredFormat | None = None) -> torch.Tensor:
         """See `WeightSource`."""
-        self.on_progress()
+        self.progress.tick()
         return self.source.read(name, part, stored)
 
     def read_into(self, name: str, slot: Slot) -> None:
         """See `WeightSource`."""
-        self.on_progress()
+        self.progress.tick()
         self.source.read_into(name, slot)

@@ -47,6 +47,7 @@ from stoker_engine.attention.metadata import AttentionMetadata, BlockTables
 from stoker_engine.contract.errors import ModelError, WeightsError
 from stoker_engine.layers.build import Build
 from stoker_engine.models.kv_scales import LayerScales, is_kv_scale, kv_scales
+from stoker_engine.models.load_progress import LoadProgress, OnProgress
 from stoker_engine.models.model import StepInputs
 from stoker_engine.models.safetensors_folder import SafetensorsFolder, not_floating
 from stoker_engine.models.weights import check_finite
@@ -399,7 +400,7 @@ class TransformersLoader:
         build: Build,
         device: torch.device,
         max_model_len: int,
-        on_progress: Callable[[], None],
+        on_progress: OnProgress,
     ) -> TransformersModel:
         """See `models.checkpoint.Loader`."""
         if build.ranks.size > 1:
@@ -408,7 +409,7 @@ class TransformersLoader:
                 "ranks; leave out --tensor-parallel-size"
             )
         try:
-            with _watched(on_progress):
+            with _watched(LoadProgress(on_progress)):
                 loaded: Any = self.model.from_pretrained(
                     self.folder,
                     config=self.config,
@@ -442,12 +443,12 @@ class TransformersLoader:
 
 
 @contextmanager
-def _watched(on_progress: Callable[[], None]) -> Iterator[None]:
-    """Calls `on_progress` with each step of transformers' progress bars."""
+def _watched(progress: LoadProgress) -> Iterator[None]:
+    """Each step of transformers' progress bars is progress."""
 
     def ticking(items: Iterable[Any]) -> Iterator[Any]:
         for item in items:
-            on_progress()
+            progress.tick()
             yield item
 
     def hook(bar: Callable[..., Any], args: tuple[Any, ...], options: dict[str, Any]) -> Any:

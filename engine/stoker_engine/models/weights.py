@@ -10,13 +10,13 @@ from collections.abc import Collection, Sequence
 from typing import Final, Protocol
 
 import torch
-from tqdm import tqdm
 
 from stoker_engine.architectures.model_config import ModelConfig
 from stoker_engine.architectures.stored_formats import GroupFormat
 from stoker_engine.contract.errors import WeightsError
 from stoker_engine.kernels.blocks import all_finite
 from stoker_engine.models.kv_scales import is_kv_scale
+from stoker_engine.models.load_progress import LoadProgress
 from stoker_engine.models.quantized_on_load import quantized
 from stoker_engine.models.row_slices import read_rows
 from stoker_engine.models.weight_names import Make, Place, Split, Transposed, WeightNames, moves_rows
@@ -36,8 +36,13 @@ class Loadable(Protocol):
         ...
 
 
-def load_weights(model: Loadable, source: WeightSource, spelling: WeightNames) -> None:
-    """Fills `model` from `source`, showing progress.
+def load_weights(
+    model: Loadable, source: WeightSource, spelling: WeightNames, progress: LoadProgress | None = None
+) -> None:
+    """Fills `model` from `source`.
+
+    Args:
+        progress: is told of the bytes that are filled.
 
     Raises:
         WeightsError: tensors are missing, unused, doubled or of another shape; the message names them.
@@ -73,7 +78,9 @@ def load_weights(model: Loadable, source: WeightSource, spelling: WeightNames) -
         raise WeightsError(f"weights hold {len(unused)} tensors the model has no place for: {some(unused)}")
     if ignored:
         logger.info("not needed and left out: %d tensors (%s)", len(ignored), some(ignored))
-    for name, place in tqdm(plan.items(), desc="Loading weights", unit="tensor", disable=None):
+    progress = progress or LoadProgress()
+    progress.begin(sum(slot.tensor.nbytes for slot in slots.values()))
+    for name, place in plan.items():
         targets = [slots[slot] for slot in place.slots]
         if name.endswith(_COLUMNS):
             for target in targets:  # what was stored together has one order
@@ -82,6 +89,7 @@ def load_weights(model: Loadable, source: WeightSource, spelling: WeightNames) -
         _fill(source, name, spelling.makes(spelling.canonical(name)), place.split, targets, config)
         for target in targets:
             _check_slot(name, target)
+            progress.add(target.tensor.nbytes)
 
 
 def check_finite(name: str, weights: torch.Tensor) -> None:

@@ -36,12 +36,13 @@ class EngineProcess:
     Args:
         log_format: see `logs.configure`.
         program: interpreter arguments of what runs; tests bring their own.
+        step_timeout: seconds after which its ranks are stuck, if it has some; see `exec.supervision`.
 
     Raises:
         OSError: the system has no process or memory left for it.
     """
 
-    def __init__(self, log_format: str = "text", program: Sequence[str] = PROGRAM) -> None:
+    def __init__(self, log_format: str = "text", program: Sequence[str] = PROGRAM, step_timeout: float = 300.0) -> None:
         self.status = StatusWord()
         self.status.enter(Phase.STARTING)
         self._socket, theirs = socket.socketpair()
@@ -62,6 +63,7 @@ class EngineProcess:
                         str(self.status.fd),
                         log_format,
                         str(parent_for_child()),
+                        str(step_timeout),
                     ],
                     pass_fds=(theirs.fileno(), self.status.fd),
                     process_group=0,  # Ctrl-C in a terminal is for the server, which ends the engine in its own time

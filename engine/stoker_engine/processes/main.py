@@ -23,10 +23,11 @@ from stoker_engine.children.death import Died
 from stoker_engine.children.lifeline import die_with
 from stoker_engine.children.load_failed import LoadFailed
 from stoker_engine.contract.engine_args import EngineArgs
-from stoker_engine.contract.errors import StokerError
+from stoker_engine.contract.errors import EngineDeadError, StokerError
 from stoker_engine.core.engine_request import EngineRequest
 from stoker_engine.core.finish_reason import FinishReason
 from stoker_engine.core.outputs import StepOutputs, TokenDelta
+from stoker_engine.exec.supervision import Supervision
 from stoker_engine.grammar.token_table import TokenTable
 from stoker_engine.processes.messages import Abort, Stop
 from stoker_engine.processes.status_word import Phase, StatusWord
@@ -43,10 +44,11 @@ def main(argv: list[str]) -> int:
     """Runs the process.
 
     Args:
-        argv: file descriptors of the pipe and of the status word, the log's format, and the process to die with
-            (0: none).
+        argv: file descriptors of the pipe and of the status word, the log's format, the process to die with
+            (0: none), and seconds after which a rank is stuck.
     """
     pipe, word, log_format, parent = int(argv[0]), int(argv[1]), argv[2], int(argv[3])
+    step_timeout = float(argv[4])
     for signum in (signal.SIGINT, signal.SIGTERM):
         signal.signal(signum, signal.SIG_IGN)
     die_with(parent)
@@ -56,20 +58,22 @@ def main(argv: list[str]) -> int:
     connection = Connection(pipe)
     inbox: Inbox = queue.SimpleQueue()
     threading.Thread(target=_receive, args=(connection, inbox), name="inbox", daemon=True).start()
+    supervision = Supervision(step_timeout, log_format, on_death=inbox.put)
     try:
-        engine = _load(connection, inbox, status)
+        engine = _load(connection, inbox, status, supervision)
         if engine is None:
             return 2
         _run(engine, connection, inbox, status)
     except BaseException as error:
-        logger.exception("the engine died of an error")
+        if not isinstance(error, EngineDeadError):  # its ranks died, and the server says of what
+            logger.exception("the engine died of an error")
         with contextlib.suppress(Exception):
             _send(connection, status, Died.of(error))
         return 1
     return 0
 
 
-def _load(connection: Connection, inbox: Inbox, status: StatusWord) -> Engine | None:
+def _load(connection: Connection, inbox: Inbox, status: StatusWord, supervision: Supervision) -> Engine | None:
     """The engine, loaded; None when it cannot be, which the server then knows."""
     from stoker_engine.engine import Engine  # torch: seconds, while the server finds the model's files
 
@@ -79,7 +83,9 @@ def _load(connection: Connection, inbox: Inbox, status: StatusWord) -> Engine | 
         raise _unexpected(args)
     status.enter(Phase.LOADING)
     try:
-        engine = Engine.from_args(args, on_progress=lambda: status.enter(Phase.LOADING))
+        engine = Engine.from_args(args, lambda: status.enter(Phase.LOADING), supervision)
+    except EngineDeadError:  # another attempt may fare better
+        raise
     except StokerError as error:
         _send(connection, status, LoadFailed.of(error))
         return None
@@ -124,6 +130,8 @@ def _take(engine: Engine, connection: Connection, inbox: Inbox, status: StatusWo
 def _add(engine: Engine, connection: Connection, status: StatusWord, request: EngineRequest) -> None:
     try:
         engine.add(request)
+    except EngineDeadError:
+        raise
     except Exception:  # ours, for requests are checked before they come here; yet one request never hurts another
         logger.exception("the engine cannot take request %s", request.id)
         engine.abort(request.id)

@@ -12,6 +12,8 @@ there:
                                                   hang         not at all, but it goes no further
                                                   half         with half of a message in the pipe
                                                   unpicklable, junk   with a result that cannot be sent, or read
+
+A grammar is compiled once DEATHS has a file of its source's name, whose text is what is wrong with it.
 """
 
 from __future__ import annotations
@@ -22,10 +24,12 @@ import sys
 import time
 import types
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 from stoker_engine.contract.errors import ArgumentError, WeightsError
+from stoker_engine.core.grammar import Grammar
 from stoker_engine.core.step import Sampled, Step, StepResult
 from stoker_engine.parallel.layout import Layout
 
@@ -92,15 +96,32 @@ class Joined:
         return int.from_bytes(os.pread(self._file, 8, 8 * rank), sys.byteorder)
 
 
+class Grammars:
+    """Compiles as many at a time as there are."""
+
+    def __init__(self) -> None:
+        self._threads = ThreadPoolExecutor(64)
+
+    def prepare(self, grammar: Grammar) -> Future[object]:
+        return self._threads.submit(self._compile, DEATHS / grammar.source)
+
+    def _compile(self, file: Path) -> None:
+        while not file.exists():
+            time.sleep(0.001)
+        if words := file.read_text():
+            raise ValueError(words)
+
+
 class Runner:
     """Answers with the numbers of the steps so far, and the threads it was given."""
 
-    def __init__(self, args: Any, checkpoint: Any, on_progress: Callable[[], None], ranks: Joined) -> None:
+    def __init__(self, args: Any, checkpoint: Any, on_progress: Callable[[int, int], None], ranks: Joined) -> None:
         self._ranks, self._steps = ranks, list[int]()
         self.device = types.SimpleNamespace(type="cpu")
-        for _ in range(3):
+        self.grammars = Grammars()
+        for done in range(4):
             time.sleep(0.1)
-            on_progress()
+            on_progress(done * 10**RANK, 3 * 10**RANK)
         come_to("load")
         self.plan = types.SimpleNamespace(num_blocks=7, model=args.model, sharers=SHARERS)
 

@@ -28,13 +28,17 @@ from stoker_engine.contract.errors import (
     EngineKilledError,
     EngineOutOfMemoryError,
     EngineStuckError,
+    StokerError,
     WeightsError,
 )
+from stoker_engine.core.grammar import Grammar
 from stoker_engine.core.step import Step
 from stoker_engine.exec.rank_executor import RankExecutor
+from stoker_engine.exec.supervision import Supervision
+from stoker_engine.grammar.matcher import GrammarError
 
 PROGRAM = Path(__file__).with_name("mortal_rank.py")
-SIZE, TIMEOUT_S = 3, 2.0
+SIZE, STEP_TIMEOUT_S = 3, 3.5
 
 Make = Callable[..., RankExecutor]
 
@@ -45,7 +49,13 @@ def deaths(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def make(deaths: Path) -> Iterator[Make]:
+def told() -> list[StokerError]:
+    """What whoever supervises the ranks is told."""
+    return []
+
+
+@pytest.fixture
+def make(deaths: Path, told: list[StokerError]) -> Iterator[Make]:
     """Makes executors of pretended ranks; at the end none of their processes is left."""
     made: list[RankExecutor] = []
     before = set(psutil.Process().children(recursive=True))
@@ -56,7 +66,10 @@ def make(deaths: Path) -> Iterator[Make]:
             (deaths / f"{point}-{rank}").write_text(how)
         checkpoint: Any = types.SimpleNamespace(path=Path("/some/model"))
         args = EngineArgs("org/name", revision="main", tensor_parallel_size=SIZE)
-        executor = RankExecutor(args, checkpoint, timeout_s=TIMEOUT_S, program=(str(PROGRAM), str(deaths)), **options)
+        supervision = Supervision(STEP_TIMEOUT_S, on_death=told.append)
+        executor = RankExecutor(
+            args, checkpoint, supervision=supervision, program=(str(PROGRAM), str(deaths)), **options
+        )
         made.append(executor)
         return executor
 
@@ -90,11 +103,13 @@ def _check_ended(executor: RankExecutor) -> None:
 
 
 def test_steps_come_back_in_order_with_two_in_flight(make: Make) -> None:
-    calls: list[None] = []
-    executor = make(on_progress=lambda: calls.append(None))
+    calls: list[tuple[int, int]] = []
+    executor = make(on_progress=lambda done, total: calls.append((done, total)))
     plan: Any = executor.plan
     assert (plan.num_blocks, plan.model, plan.sharers, executor.on_cpu) == (7, "/some/model", [SIZE], True)
     assert len(calls) > SIZE  # more often than each rank once, at its end
+    assert calls == sorted(calls)
+    assert calls[-1] == (333, 333), "they do not add up to what all ranks load"
     executor.launch(_step(0))
     for number in range(1, 50):
         executor.launch(_step(number))
@@ -188,13 +203,67 @@ def test_steps_that_are_abandoned(make: Make) -> None:
         executor.collect()
 
 
-def test_one_that_ends_between_steps_ends_all(make: Make) -> None:
+@pytest.mark.parametrize("signum, kind", [(signal.SIGKILL, EngineKilledError), (signal.SIGSTOP, EngineStuckError)])
+def test_one_that_ends_or_stops_between_steps_ends_all_and_is_told(
+    signum: signal.Signals, kind: type[EngineDeadError], make: Make, told: list[StokerError]
+) -> None:
     executor = make()
     _run(executor, 2)
-    os.kill(executor._ranks[1].pid, signal.SIGKILL)
+    assert not told
+    os.kill(executor._ranks[1].pid, signum)
     _check_ended(executor)
-    with pytest.raises(EngineKilledError, match=f"rank 1 of {SIZE}"):
+    _until(lambda: len(told) > 0, "nobody is told")
+    assert type(told[0]) is kind
+    assert f"rank 1 of {SIZE}" in str(told[0])
+    with pytest.raises(kind) as raised:
         executor.launch(_step(3))
+    assert raised.value is told[0]
+
+
+def test_one_that_stops_for_a_moment_goes_on(make: Make, told: list[StokerError]) -> None:
+    executor = make()
+    for _ in range(2):
+        os.kill(executor._ranks[2].pid, signal.SIGSTOP)
+        executor.launch(_step(0))
+        os.kill(executor._ranks[2].pid, signal.SIGCONT)
+        executor.collect()
+    assert not told
+
+
+def test_who_shuts_them_down_is_not_told(make: Make, told: list[StokerError]) -> None:
+    make().shutdown()
+    time.sleep(0.1)
+    assert not told
+
+
+def test_grammars_are_compiled_beside_the_steps(make: Make, deaths: Path) -> None:
+    executor = make()
+    sources = [f"grammar-{number}" for number in range(20)]
+    chance = random.Random(0)
+    ready = {source: executor.prepare(Grammar(source)) for source in sources}
+    cancelled = set(chance.sample(sources, 5))
+    for source in cancelled:
+        assert ready[source].cancel()
+    for number, source in enumerate(chance.sample(sources, 20)):
+        executor.launch(_step(number))
+        assert not ready[source].done() or source in cancelled
+        (deaths / source).write_text(f"{source} is wrong" if number % 3 == 0 else "")
+        if source not in cancelled and number % 3 == 0:
+            with pytest.raises(GrammarError, match=f"{source} is wrong"):
+                ready[source].result(60)
+        elif source not in cancelled:
+            assert ready[source].result(60) is None
+        executor.collect()
+
+
+def test_grammars_that_nobody_compiles_any_more(make: Make) -> None:
+    executor = make()
+    ready = executor.prepare(Grammar("endless"))
+    os.kill(executor._ranks[1].pid, signal.SIGKILL)
+    with pytest.raises(EngineKilledError, match=f"rank 1 of {SIZE}"):
+        ready.result(60)
+    with pytest.raises(EngineKilledError):
+        executor.prepare(Grammar("late"))
 
 
 @pytest.mark.slow
@@ -220,7 +289,7 @@ def test_killed_at_any_moment(seed: int, make: Make) -> None:
 
 
 def test_who_waits_for_loading_may_fail(make: Make) -> None:
-    def fail() -> None:
+    def fail(done: int, total: int) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):

@@ -167,7 +167,7 @@ def test_loading_tells_of_its_progress(tmp_path: Path) -> None:
     _tiny("smollm3", {}).save_pretrained(tmp_path)
     told = list[None]()
     checkpoint = find_checkpoint(EngineArgs(model=str(tmp_path)))
-    checkpoint.load(_BUILD, torch.device("cpu"), 256, lambda: told.append(None))
+    checkpoint.load(_BUILD, torch.device("cpu"), 256, lambda done, total: told.append(None))
     assert len(told) >= len(load_file(tmp_path / "model.safetensors"))
 
 

@@ -139,3 +139,21 @@ def test_probes_stay_out_of_the_access_log() -> None:
     assert written("/v1/models", 200)
     skip_paths("")
     assert written("/health", 200)
+
+
+@pytest.mark.parametrize("format", ["text", "json"])
+def test_each_line_of_a_rank_says_which(format: str, capsys: pytest.CaptureFixture[str]) -> None:
+    root = logging.getLogger()
+    before = root.handlers[:], root.level
+    try:
+        logs.configure(format, logging.WARNING, rank=3)
+        logging.getLogger("stoker_engine.exec").info("said by another rank")
+        logging.getLogger("stoker_engine.exec").warning("%d%% of memory", 97)
+    finally:
+        root.handlers[:], root.level = before
+    (line,) = capsys.readouterr().err.splitlines()
+    if format == "json":
+        assert json.loads(line)["rank"] == 3
+        assert json.loads(line)["message"] == "97% of memory"
+    else:
+        assert line.endswith(" WARNING stoker_engine.exec: [rank 3] 97% of memory")

@@ -1,0 +1,42 @@
+"""How far loading is, for people: a bar on a terminal, else a line in the log now and then."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from typing import Any, Final
+
+from tqdm import tqdm
+
+logger = logging.getLogger(__name__)
+
+#: Seconds between two lines in the log.
+_LOG_S: Final = 10.0
+
+
+class LoadingView:
+    """Shows the bytes of weights that are loaded; see `models.load_progress.OnProgress`.
+
+    Args:
+        on_progress: called whenever loading gets on, too.
+    """
+
+    def __init__(self, on_progress: Callable[[], None]) -> None:
+        self._on_progress = on_progress
+        self._bar: tqdm[Any] | None = None
+        self._told = time.monotonic()
+
+    def __call__(self, done: int, total: int) -> None:
+        """Loading has come this far."""
+        self._on_progress()
+        if not total:
+            return
+        if self._bar is None:
+            self._bar = tqdm(total=total, desc="Loading weights", unit="B", unit_scale=True, disable=None)
+        self._bar.update(done - self._bar.n)
+        if done >= total:
+            self._bar.close()
+        if self._bar.disable and (now := time.monotonic()) >= self._told + _LOG_S:
+            self._told = now
+            logger.info("loading: %.1f of %.1f GB of weights (%d%%)", done / 1e9, total / 1e9, 100 * done // total)

@@ -1,0 +1,23 @@
+"""How the processes that an engine needs are looked after."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from stoker_engine.contract.errors import StokerError
+
+
+@dataclass(frozen=True)
+class Supervision:
+    """What whoever runs an engine wants of its ranks.
+
+    Attributes:
+        step_timeout: seconds after which a step, or loading that does not get on, counts as stuck.
+        log_format: of the ranks' logs; see `logs.configure`.
+        on_death: called in a thread of its own with what ended the ranks, also while no step runs.
+    """
+
+    step_timeout: float = 300.0
+    log_format: str = "text"
+    on_death: Callable[[StokerError], None] = lambda _: None
