@@ -1,5 +1,5 @@
 """The CPU's kernels under sanitizers: the fuzz tests again, in a process that a stray read or undefined behaviour ends;
-and the thread pool by itself under ThreadSanitizer.
+and the thread pool and ranks' shared memory by themselves under ThreadSanitizer.
 
 AddressSanitizer puts red zones around every allocation of the process, torch's tensors included.
 """
@@ -102,12 +102,28 @@ def test_a_stray_read_would_be_seen() -> None:
     assert "and still" not in done.stdout
 
 
+def test_ranks_do_not_stray() -> None:
+    tests = str(HERE.parent / "parallel" / "test_shared_ranks.py")
+    arguments = ("-q", "-x", "-k", "one_after_another and spinning", "-p", "no:cacheprovider", tests)
+    done = _sanitized(usable_levels()[0].name, "-m", "pytest", *arguments, STOKER_FUZZ_EXAMPLES="25")
+    assert done.returncode == 0, done.stdout[-6000:]
+    assert " passed" in done.stdout
+
+
 @pytest.mark.parametrize("broken", [False, True], ids=["as it is", "with a race"])
-def test_threads_do_not_race(tmp_path: Path, broken: bool) -> None:
-    """Callers side by side, a pool that grows and shrinks meanwhile; and that a race would be seen."""
+@pytest.mark.parametrize(
+    "driver, driven, says",
+    [
+        ("pool.cpp", "threads.cpp", "every piece was computed once\n"),
+        ("ranks.cpp", "shared_ranks.cpp", "every result was right\n"),
+    ],
+)
+def test_threads_do_not_race(tmp_path: Path, driver: str, driven: str, says: str, broken: bool) -> None:
+    """Callers side by side, a pool that grows and shrinks meanwhile; ranks that share memory; and that a race would be
+    seen."""
     _runtime("libtsan")
     program = tmp_path / "threads"
-    sources = (str(HERE / "pool.cpp"), str(SOURCES / "threads.cpp"))
+    sources = (str(HERE / driver), str(SOURCES / driven))
     flags = ("-std=c++17", "-O1", "-g1", "-fsanitize=thread", "-pthread", f"-I{SOURCES}", *["-DRACE"] * broken)
     subprocess.run(["g++", *flags, "-o", str(program), *sources], check=True)
     # Its shadow memory has fixed places, which addresses drawn at random may take.
@@ -116,4 +132,4 @@ def test_threads_do_not_race(tmp_path: Path, broken: bool) -> None:
         assert done.returncode != 0 and "data race" in done.stdout, done.stdout[-6000:]
     else:
         assert done.returncode == 0, done.stdout[-6000:]
-        assert done.stdout == "every piece was computed once\n"
+        assert done.stdout == says

@@ -2,6 +2,7 @@
 
     linear.cpp  attention.cpp  rms_norm.cpp  …     what is computed; no torch in it, only pointers and strides
     product.h  rows.h                              what several of them share
+    shared_ranks.cpp  shared_ranks.h               how ranks of one machine meet in memory (`parallel/shared_ranks.py`)
     simd.h  threads.h                              vectors as wide as the processor's; sharing work between threads
     levels.py                                      instruction sets, from the widest to what every processor has
     build.py                                       compiles one library a level: when an image is made, or on first use

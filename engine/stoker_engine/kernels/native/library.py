@@ -38,6 +38,10 @@ _ARGUMENTS = {
     "stoker_rotary": (_INT, _INT, _POINTER, _LONG, _LONG, _POINTER, _POINTER, _POINTER, _LONG, _LONG, _LONG, _LONG),
     "stoker_angles": (_INT, _POINTER, _POINTER, _FLOAT, _POINTER, _POINTER, _LONG, _LONG),
     "stoker_activation": (_INT, _INT, _INT, _POINTER, _LONG, _POINTER, _LONG, _LONG),
+    "stoker_ranks_sum": (_POINTER, _INT, _POINTER, _LONG),
+    "stoker_ranks_widths": (_POINTER, _INT, _LONG, _POINTER),
+    "stoker_ranks_gather": (_POINTER, _INT, _INT, _POINTER, _LONG, _POINTER, _POINTER),
+    "stoker_ranks_broadcast": (_POINTER, _INT, _POINTER, _LONG),
     "stoker_clamped_swiglu": (_INT, _FLOAT, _FLOAT, _POINTER, _LONG, _POINTER, _LONG, _LONG),
 }
 

@@ -1,0 +1,46 @@
+// Ranks that are processes of one machine, or threads of one process, meet in memory that all of them see.
+//
+//     [desk of rank 0] [desk of rank 1] …   [slots of rank 0] [slots of rank 1] …
+//
+// Everything is done in rounds. In a round each rank lays out on its desk what it does and in its slot what it brings,
+// says that it has come, waits until all others have, and then reads what they brought. Rounds use two slots in turn:
+// who writes in round n + 2 has seen all others come to n + 1, so nobody reads what was brought to n any more. So a
+// round takes one wait.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+
+constexpr long MAX_RANKS = 64;
+
+enum Operation : int32_t { SUM, GATHER, PARTS, BROADCAST };
+
+// What a rank does in a round; all must do the same, but for the bytes of GATHER.
+struct Doing {
+  int32_t operation, dtype;
+  int64_t rows, row_bytes;
+};
+
+struct Desk {
+  alignas(128) std::atomic<uint32_t> round;  // the last one that the rank has come to; others sleep on it
+  std::atomic<uint32_t> sleepers;            // how many do
+  Doing doing[2];
+};
+static_assert(std::atomic<uint32_t>::is_always_lock_free, "it must work between processes");
+static_assert(sizeof(Desk) == 128, "the size of the region is counted in Python too");
+
+// What went wrong; nothing may be asked of these ranks afterwards.
+enum Trouble : int64_t { NONE, LATE, DIFFERENT };
+
+// One of the ranks. It lies in memory of its own, and is only used by one thread at a time.
+struct Member {
+  char* region;
+  int64_t rank, size;
+  int64_t slot_bytes;  // a multiple of 128
+  int64_t spin_ns, timeout_ns;
+  int64_t round;
+  int64_t trouble;
+  uint64_t late;    // LATE: a bit for each rank that did not come
+  int64_t culprit;  // DIFFERENT: the first rank that does something else
+  Doing mine, theirs;
+};
