@@ -24,6 +24,7 @@ from stoker_operator import observe
 from stoker_operator.admission import Object, Verdict
 from stoker_operator.api.v1alpha1 import KIND
 from stoker_operator.apply import MANAGER, NotLeading, Writer
+from stoker_operator.copy_watch import CopyWatch
 from stoker_operator.endpoint_tasks import EndpointTasks
 from stoker_operator.engine_facts import EngineFacts
 from stoker_operator.facts import Key
@@ -82,6 +83,7 @@ class Controller:
         self._configs = HubConfigs(self._looked_at_hub)
         self._looked = asyncio.Event()
         self._engines = EngineFacts(self._engine_told)
+        self._copies = CopyWatch(self._engine_told)
         self._process = Process(
             settings,
             kube,
@@ -149,7 +151,8 @@ class Controller:
     async def _reconcile(self, key: Key) -> Outcome:
         began, epoch = time.monotonic(), self._process.epoch()
         writer = Writer(self._kube, self._store, lambda: epoch is not None and self._process.epoch() == epoch)
-        cluster = Cluster(self._kube, self._store, writer, self._holders.now, self._engines.reported)
+        facts = self._engines.reported, self._copies.copies
+        cluster = Cluster(self._kube, self._store, writer, self._holders.now, *facts)
         try:
             outcome = await asyncio.to_thread(reconcile, cluster, self._knowledge(key), key, datetime.now(UTC))
         except NotLeading:
@@ -160,6 +163,7 @@ class Controller:
         self._metrics.reconciled(outcome.value, time.monotonic() - began)
         if outcome is Outcome.GONE:
             self._engines.forget(key)
+            self._copies.forget(key)
             self._configs.forget(key)
         return outcome
 
@@ -248,6 +252,7 @@ class Controller:
         if self._taking_over:
             self._taking_over.cancel()
         self._configs.forget_all()
+        self._copies.forget_all()
         # Kept, since the event loop itself does not keep a task alive.
         self._letting_go = asyncio.create_task(self._tasks.stop(), name="stop")
 

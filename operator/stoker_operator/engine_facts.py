@@ -16,13 +16,14 @@ import asyncio
 import re
 import threading
 import time
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
 import aiohttp
 
 from stoker_operator.facts import Key, Reported
+from stoker_operator.own_thread import OwnLoop
 
 _CACHE: Final = re.compile(rb"^vllm:cache_config_info\{([^\n]*)\}", re.MULTILINE)
 _MODEL: Final = re.compile(rb"^stoker:model_info\{([^\n]*)\}", re.MULTILINE)
@@ -31,6 +32,8 @@ _LABEL: Final = re.compile(rb'(?:^|,)([a-z_]{1,64})="([^"\\\n]{0,256})"')
 _WORDS: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9 _,:.()×-]{0,255}")
 #: Metrics of an engine with many data-parallel ranks are some hundred kilobytes.
 _MOST_BYTES: Final = 2 << 20
+#: Of a label that is a number.
+_MOST_DIGITS: Final = 12
 _TIMEOUT_SECONDS: Final = 2.0
 _MOST_AT_A_TIME: Final = 16
 #: After a pod did not answer, it is not requested again for so long.
@@ -47,6 +50,12 @@ def metrics_url(container: Mapping[str, Any], address: str) -> str:
 
 async def ask(url: str, seconds: float) -> Reported | None:
     """What the engine reports whose metrics are at `url`; None where it does not answer within so many seconds."""
+    body = await fetch(url, seconds)
+    return None if body is None else _read(body)
+
+
+async def fetch(url: str, seconds: float, most_bytes: int = _MOST_BYTES) -> bytes | None:
+    """What an engine answers; None where that is no success, too much, or not there within so many seconds."""
     try:
         async with asyncio.timeout(seconds), aiohttp.ClientSession(auto_decompress=False) as session:
             # The certificate of a pod is not made for its address, and the number is no secret.
@@ -57,25 +66,31 @@ async def ask(url: str, seconds: float) -> Reported | None:
                 body = bytearray()
                 async for part in response.content.iter_any():
                     body += part
-                    if len(body) > _MOST_BYTES:
+                    if len(body) > most_bytes:
                         return None
     except (aiohttp.ClientError, TimeoutError, OSError, ValueError):
         return None
-    return _read(bytes(body))
+    return bytes(body)
 
 
 def _read(metrics: bytes) -> Reported | None:
-    cache, model = (_labels(pattern.search(metrics)) for pattern in (_CACHE, _MODEL))
-    blocks = cache.get("num_gpu_blocks", "")
-    if not (blocks.isascii() and blocks.isdigit() and len(blocks) <= 12):
+    cache, model = (labels(pattern.search(metrics)) for pattern in (_CACHE, _MODEL))
+    blocks = number(cache.get("num_gpu_blocks", ""))
+    if blocks is None:
         return None
     told = model.get("kv_cache_dtype") or cache.get("cache_dtype", "")
-    return Reported(int(blocks), _words(told), _words(model.get("weights", "")))
+    return Reported(blocks, _words(told), _words(model.get("weights", "")))
 
 
-def _labels(line: re.Match[bytes] | None) -> dict[str, str]:
+def labels(line: re.Match[bytes] | None) -> dict[str, str]:
+    """The labels of a metric, which the match's first group holds."""
     pairs = _LABEL.findall(line[1]) if line else ()
     return {name.decode(): value.decode(errors="replace") for name, value in pairs}
+
+
+def number(value: str) -> int | None:
+    """What a label says in digits, if it does."""
+    return int(value) if value.isascii() and value.isdigit() and len(value) <= _MOST_DIGITS else None
 
 
 def _words(value: str) -> str:
@@ -105,7 +120,7 @@ class EngineFacts:
         self._clock = clock
         self._asked: dict[Key, dict[str, _Asked]] = {}
         self._lock = threading.Lock()
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self._loop = OwnLoop("engine-facts")
         self._turns = asyncio.Semaphore(_MOST_AT_A_TIME)
 
     def reported(self, key: Key, workload: str, pod: str, url: str) -> Reported | None:
@@ -118,7 +133,7 @@ class EngineFacts:
                 asked = workloads[workload] = _Asked(pod)
             if asked.reported is None and not asked.asking and self._clock() >= asked.again_at:
                 asked.asking = True
-                self._run(self._ask(key, asked, url))
+                self._loop.run(self._ask(key, asked, url))
             return asked.reported
 
     def forget(self, key: Key) -> None:
@@ -133,9 +148,3 @@ class EngineFacts:
             asked.reported, asked.asking, asked.again_at = reported, False, self._clock() + _PAUSE_SECONDS
         if reported is not None:
             self._told(key)
-
-    def _run(self, work: Coroutine[Any, Any, None]) -> None:
-        if self._loop is None:
-            self._loop = asyncio.new_event_loop()
-            threading.Thread(target=self._loop.run_forever, name="engine-facts", daemon=True).start()
-        asyncio.run_coroutine_threadsafe(work, self._loop)

@@ -162,3 +162,36 @@ class Reported:
     kv_blocks: int
     kv_cache_dtype: str = ""
     weights: str = ""
+
+
+class Copy(NamedTuple):
+    """One of the copies of a model that a pod has.
+
+    Attributes:
+        number: which, from 0.
+        serves: it answers requests.
+        kv_blocks: blocks of its KV cache; None: it does not say.
+        kv_tokens: tokens that these hold; None: it does not say.
+    """
+
+    number: int
+    serves: bool
+    kv_blocks: int | None = None
+    kv_tokens: int | None = None
+
+
+class Copies(NamedTuple):
+    """Those of a pod.
+
+    Attributes:
+        each: one after the other.
+        said: what the engine says of those that do not serve.
+    """
+
+    each: tuple[Copy, ...]
+    said: str = ""
+
+    @property
+    def down(self) -> list[Copy]:
+        """Those that do not serve."""
+        return [copy for copy in self.each if not copy.serves]

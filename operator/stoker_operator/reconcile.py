@@ -6,7 +6,7 @@ times, after lost events and after a restart.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from enum import Enum
@@ -18,7 +18,7 @@ from stoker_operator.apply import MANAGER, Writer
 from stoker_operator.decide import Decision, decide, is_held, is_ours, refuse
 from stoker_operator.diagnosis import Diagnosis, diagnose
 from stoker_operator.engine_facts import metrics_url
-from stoker_operator.facts import Child, Endpoint, Key, Pod, Reported, Rollout
+from stoker_operator.facts import Child, Copies, Endpoint, Key, Pod, Reported, Rollout
 from stoker_operator.judge import Judgement, Knowledge, judge
 from stoker_operator.kube import Kube
 from stoker_operator.manifests.owner import Owner
@@ -57,6 +57,8 @@ class Cluster:
         writer: who writes.
         holders: who holds accelerators; listed on call.
         reported: what an engine reports, where it did; by endpoint, workload, pod and the URL of its metrics.
+        copies: which copies serve, by pod, of pods that have several; by endpoint, workload, and the URLs of the pods'
+            metrics.
     """
 
     kube: Kube
@@ -64,6 +66,7 @@ class Cluster:
     writer: Writer
     holders: Callable[[], Sequence[Holder]] = tuple
     reported: Callable[[Key, str, str, str], Reported | None] = lambda _key, _workload, _pod, _url: None
+    copies: Callable[[Key, str, Mapping[str, str]], Mapping[str, Copies]] = lambda _key, _workload, _urls: {}
 
 
 def reconcile(cluster: Cluster, knowledge: Knowledge, key: Key, now: datetime) -> Outcome:
@@ -128,7 +131,19 @@ def _workload(
     troubled = rollout.current and not rollout.complete
     trouble = _trouble(cluster, decision, endpoint.key, rollout, pods, now) if troubled else None
     reported = _reported(cluster, decision, endpoint, name, pods, moving=not rollout.complete)
-    return SeenWorkload(rollout, trouble, reported, silent=reported is None and any(pod.ready for pod in pods))
+    silent = reported is None and any(pod.ready for pod in pods)
+    copies = cluster.copies(endpoint.key, name, _with_copies(decision, name, pods))
+    return SeenWorkload(rollout, trouble, reported, silent, copies)
+
+
+def _with_copies(decision: Decision, workload: str, pods: tuple[Pod, ...]) -> dict[str, str]:
+    """Where the metrics are of the pods that serve, if they have several copies of the model."""
+    if workload not in decision.pinned:
+        return {}
+    container = engine(decision.pinned[workload].deployment)
+    if not any(word.startswith("--data-parallel-size=") for word in container.get("args", ())):
+        return {}
+    return {pod.name: metrics_url(container, pod.address) for pod in pods if pod.ready and pod.address}
 
 
 def _access_modes(cluster: Cluster, key: Key, judgement: Judgement) -> tuple[str, ...] | None:

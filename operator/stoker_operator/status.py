@@ -5,6 +5,7 @@
     Available     at least one pod serves, whatever its spec
     Progressing   pods are being created or replaced
     Stalled       something is in the way that does not pass by itself
+    Degraded      a copy of the model does not serve, and others of its pod do; only where pods have several
     Ready         every replica serves, from the newest spec; its reason and message are the ones to read
 
 Each condition states which generation of the spec it is about, and keeps the time of its last change.
@@ -17,9 +18,10 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Final, NamedTuple
 
+from stoker_operator.api.v1alpha1.status import MOST_COPY_STATES
 from stoker_operator.decide import Decision, is_ours
 from stoker_operator.diagnosis import Diagnosis, quota_exceeded
-from stoker_operator.facts import MAIN, Child, Endpoint, Object, Reported, Rollout
+from stoker_operator.facts import MAIN, Child, Copies, Endpoint, Object, Reported, Rollout
 from stoker_operator.manifests.service import url
 from stoker_operator.pinning import engine, image
 from stoker_operator.plan.planner import Plan
@@ -28,6 +30,8 @@ _NONE: Final = Rollout(current=False, desired=0, total=0, updated=0, ready=0, av
 #: The most characters the schema of a condition takes is more than anyone reads.
 _MESSAGE: Final = 2048
 _HELD: Final = "pods of the newest spec are made as soon as the model's config.json has been fetched, or does not come"
+#: Pods that are named which lack a copy.
+_PODS: Final = 3
 #: A longer argument of the engine's command line, such as a chat template, is reported by its beginning.
 _WORD: Final = 256
 
@@ -49,12 +53,14 @@ class SeenWorkload:
         trouble: why its pods do not serve.
         reported: what its engine reports, where it has.
         silent: a pod is ready, and its engine has not reported.
+        copies: of pods that serve and have several copies of the model, these, by pod.
     """
 
     rollout: Rollout
     trouble: Diagnosis | None = None
     reported: Reported | None = None
     silent: bool = False
+    copies: Mapping[str, Copies] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -104,6 +110,7 @@ def status(endpoint: Endpoint, decision: Decision, seen: Seen, now: datetime) ->
         "Available": _available(rollout),
         "Progressing": _progressing(decision, seen, trouble),
         "Stalled": _stalled(trouble),
+        **_degraded(seen),
         "Ready": ready,
     }
     reported: dict[str, Any] = {
@@ -151,6 +158,8 @@ def _workloads(endpoint: Endpoint, decision: Decision, seen: Seen) -> dict[str, 
         if found is not None:
             facts = {"kvBlocks": found.kv_blocks, "kvCacheDtype": found.kv_cache_dtype, "weights": found.weights}
             told |= {field: value for field, value in facts.items() if value != ""}
+        if name in seen.workloads:
+            told |= _copies(seen.workloads[name].copies)
         earlier = reported_workload(endpoint, name)
         # Where other pods run than would be made today, the numbers are theirs.
         numbers = earlier["plan"] if pinned.differs and earlier else _plan(judgement.plan)
@@ -158,6 +167,25 @@ def _workloads(endpoint: Endpoint, decision: Decision, seen: Seen) -> dict[str, 
             {"name": name, "runtime": runtime, "image": image(pinned.deployment), "plan": numbers, "engine": told}
         )
     return {"workloads": reported}
+
+
+def _copies(pods: Mapping[str, Copies]) -> dict[str, Any]:
+    """Which copies serve; those that do not are listed first."""
+    every = [(pod, copy) for pod, copies in sorted(pods.items()) for copy in copies.each]
+    if not every:
+        return {}
+    listed = [
+        {
+            "pod": pod,
+            "number": copy.number,
+            "serves": copy.serves,
+            **({} if copy.kv_blocks is None else {"kvBlocks": copy.kv_blocks}),
+            **({} if copy.kv_tokens is None else {"kvTokens": copy.kv_tokens}),
+        }
+        for pod, copy in sorted(every, key=lambda one: one[1].serves)
+    ]
+    serving = sum(copy.serves for _, copy in every)
+    return {"copies": len(every), "servingCopies": serving, "copyStates": listed[:MOST_COPY_STATES]}
 
 
 def reported_workload(endpoint: Endpoint, name: str) -> Mapping[str, Any] | None:
@@ -270,6 +298,23 @@ def _stalled(trouble: Diagnosis | None) -> Verdict:
     if trouble and trouble.lasting:
         return Verdict("True", trouble.reason, trouble.message)
     return Verdict("False", "NotStalled", "nothing is in the way that waiting does not mend")
+
+
+def _degraded(seen: Seen) -> dict[str, Verdict]:
+    pods = [each for workload in seen.workloads.values() for each in sorted(workload.copies.items())]
+    if not pods:
+        return {}
+    down = [
+        f"pod {pod}: {', '.join(f'copy {copy.number}' for copy in copies.down)} of {len(copies.each)} "
+        f"{'does' if len(copies.down) == 1 else 'do'} not serve{f': {copies.said}' if copies.said else ''}"
+        for pod, copies in pods
+        if copies.down
+    ]
+    if not down:
+        return {"Degraded": Verdict("False", "EveryCopyServes", "every copy of the model serves")}
+    more = f"; and so in {len(down) - _PODS} more pods" if len(down) > _PODS else ""
+    remedy = "the others of its pod serve; one that does not come back says why in the pod's log"
+    return {"Degraded": Verdict("True", "CopyDown", f"{'; '.join(down[:_PODS])}{more}; {remedy}")}
 
 
 def _ready(decision: Decision, seen: Seen, trouble: Diagnosis | None) -> Verdict:

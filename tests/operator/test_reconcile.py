@@ -13,7 +13,7 @@ import pytest
 
 from stoker_operator.api.v1alpha1 import KIND
 from stoker_operator.apply import MANAGER, NotLeading, Writer
-from stoker_operator.facts import Key, Reported
+from stoker_operator.facts import Copies, Copy, Key, Reported
 from stoker_operator.informer import Informer
 from stoker_operator.judge import Knowledge
 from stoker_operator.kube import KubeError, Listing
@@ -102,6 +102,8 @@ class World:
         self.document = document
         self.leading = True
         self.reported: Reported | None = None
+        self.copies: dict[str, Copies] = {}
+        self.asked_for_copies: list[Any] = []
         self.now = NOON
         self.knowledge = Knowledge(Catalogue.load())
         self.kube.seen({**document, "metadata": {**document["metadata"], "uid": "u"}})
@@ -111,7 +113,12 @@ class World:
         self.store = Store(MANAGER, INSTANCE)
         Informer(self.kube, self.store).relist()
         writer = Writer(self.kube, self.store, lambda: self.leading)
-        self.cluster = Cluster(self.kube, self.store, writer, reported=lambda *_: self.reported)
+
+        def copies(*asked: Any) -> dict[str, Copies]:
+            self.asked_for_copies.append(asked)
+            return self.copies
+
+        self.cluster = Cluster(self.kube, self.store, writer, reported=lambda *_: self.reported, copies=copies)
         self.kube.asked.clear()
 
     def reconcile(self) -> tuple[Outcome, list[str]]:
@@ -186,6 +193,30 @@ def test_an_engine_that_does_not_tell_its_blocks_is_asked_again_for_a_while(worl
         assert (told["kvBlocks"], told["kvCacheDtype"], told["weights"]) == (1234, "fp8_e4m3", "Q8_0, F16")
         world.restart()
         world.reported = None  # what was reported once stays in the status
+
+
+def test_pods_with_several_copies_are_watched(document: Any) -> None:
+    world = World(document(parallelism={"tensor": 2, "data": 2}))
+    world.reconcile()
+    assert world.asked_for_copies[-1] == (KEY, "main", {}), "nothing is ready"
+    world.pod(conditions=[{"type": "Ready", "status": "True"}], podIP="10.0.0.9")
+    world.serve()
+    world.reconcile()
+    assert world.asked_for_copies[-1] == (KEY, "main", {"demo-1": "http://10.0.0.9:8000/metrics"})
+    world.copies = {"demo-1": Copies((Copy(0, True, 9), Copy(1, False)))}
+    world.reconcile()
+    status = world.kube.objects[KIND, "demo"]["status"]
+    engine = status["workloads"][0]["engine"]
+    assert (engine["copies"], engine["servingCopies"]) == (2, 1)
+    assert ("Degraded", "True") in {(each["type"], each["status"]) for each in status["conditions"]}
+    world.spec(parallelism={"tensor": 2})
+    world.serve()
+    world.copies = {}
+    world.reconcile()
+    assert world.asked_for_copies[-1] == (KEY, "main", {})
+    status = world.kube.objects[KIND, "demo"]["status"]
+    assert "copies" not in status["workloads"][0]["engine"]
+    assert "Degraded" not in {each["type"] for each in status["conditions"]}
 
 
 def test_an_engine_is_asked_again_after_an_upgrade(world: World) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from stoker_operator.decide import Decision, decide
 from stoker_operator.diagnosis import Diagnosis
-from stoker_operator.facts import MAIN, Child, Endpoint, Key, Reported, Rollout
+from stoker_operator.facts import MAIN, Child, Copies, Copy, Endpoint, Key, Reported, Rollout
 from stoker_operator.judge import Knowledge, judge
 from stoker_operator.manifests.owner import Owner
 from stoker_operator.observe import rollout as observe_rollout
@@ -50,11 +50,12 @@ def report(
     now: datetime = NOON,
     told: Reported | None = None,
     access_modes: Any = None,
+    copies: Any = None,
 ) -> dict[str, Any]:
     endpoint = facts(document, **(before or {}))
     live = {Child("Service"): ours("Service")} if live is None else live
     decision = decided(endpoint, live, catalogue, access_modes)
-    workloads = {MAIN: SeenWorkload(rollout, trouble, told)} if rollout else {}
+    workloads = {MAIN: SeenWorkload(rollout, trouble, told, copies=copies or {})} if rollout else {}
     return status(endpoint, decision, Seen(live, refusal, workloads), now)
 
 
@@ -95,6 +96,51 @@ def test_an_endpoint_that_serves(document: Any, catalogue: Catalogue) -> None:
     assert workload["engine"]["kvCacheDtype"] == "fp8_e4m3"
     assert workload["engine"]["weights"] == "int8 in groups of 128"
     assert reported["selector"].startswith("app.kubernetes.io/name=stoker-engine,app.kubernetes.io/instance=demo")
+
+
+def test_copies_that_serve_are_counted(document: Any, catalogue: Catalogue) -> None:
+    each = (Copy(0, True, 100, 1600), Copy(1, True, 100, 1600))
+    asked = document(replicas=2, parallelism={"tensor": 2, "data": 2})
+    reported = report(asked, catalogue, copies={"b": Copies(each), "a": Copies(each)})
+    engine = reported["workloads"][0]["engine"]
+    assert (engine["copies"], engine["servingCopies"]) == (4, 4)
+    assert [(state["pod"], state["number"]) for state in engine["copyStates"]] == [
+        ("a", 0),
+        ("a", 1),
+        ("b", 0),
+        ("b", 1),
+    ]
+    assert engine["copyStates"][0] == {"pod": "a", "number": 0, "serves": True, "kvBlocks": 100, "kvTokens": 1600}
+    assert condition(reported, "Degraded") == ("False", "EveryCopyServes")
+    assert condition(reported, "Ready") == ("True", "Ready")
+
+
+def test_a_copy_that_does_not_serve_is_told_and_its_pod_is_ready(document: Any, catalogue: Catalogue) -> None:
+    copies = {
+        "a": Copies((Copy(0, True, 100), Copy(1, False)), "copy 1 of 2: loading again: rank 3 of 4 was killed"),
+        "b": Copies((Copy(0, True, 100), Copy(1, True, 100))),
+    }
+    reported = report(document(replicas=2, parallelism={"data": 2}), catalogue, copies=copies)
+    assert condition(reported, "Degraded") == ("True", "CopyDown")
+    assert message(reported, "Degraded").startswith(
+        "pod a: copy 1 of 2 does not serve: copy 1 of 2: loading again: rank 3 of 4 was killed; the others of its pod"
+    )
+    assert condition(reported, "Ready") == ("True", "Ready"), "every replica does serve"
+    engine = reported["workloads"][0]["engine"]
+    assert (engine["copies"], engine["servingCopies"]) == (4, 3)
+    assert engine["copyStates"][0] == {"pod": "a", "number": 1, "serves": False}
+    back = report(document(replicas=2, parallelism={"data": 2}), catalogue, before=reported, now=LATER, copies={})
+    assert "Degraded" not in {each["type"] for each in back["conditions"]}
+
+
+def test_many_copies_are_told_in_few_words(document: Any, catalogue: Catalogue) -> None:
+    lost = Copies(tuple(Copy(number, number % 2 == 0) for number in range(8)), "x" * 400)
+    reported = report(document(replicas=2), catalogue, copies={f"pod-{number}": lost for number in range(50)})
+    engine = reported["workloads"][0]["engine"]
+    assert (engine["copies"], engine["servingCopies"], len(engine["copyStates"])) == (400, 200, 64)
+    assert not any(state["serves"] for state in engine["copyStates"])
+    assert "copy 1, copy 3, copy 5, copy 7 of 8 do not serve" in message(reported, "Degraded")
+    assert "and so in 47 more pods" in message(reported, "Degraded")
 
 
 def test_a_model_of_unknown_shape_runs_all_the_same(document: Any, catalogue: Catalogue) -> None:

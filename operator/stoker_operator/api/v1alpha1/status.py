@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 from pydantic import Field
 
 from stoker_operator.api.v1alpha1.base import ByName, Part
 
 Int64 = Annotated[int, Field(ge=0, json_schema_extra={"format": "int64"})]
+
+#: Copies that are listed.
+MOST_COPY_STATES: Final = 64
 
 
 class Condition(Part):
@@ -17,8 +20,8 @@ class Condition(Part):
     type: Annotated[str, Field(max_length=316)]
     """Accepted: the spec obeys the rules. Planned: it is decided how the model is spread; Unknown where the model's
     shape is, and then the engine judges. Available: at least one pod serves. Progressing: pods are being created or
-    replaced. Stalled: something is wrong that waiting cannot heal. Ready: every replica serves, from the newest
-    spec."""
+    replaced. Stalled: something is wrong that waiting cannot heal. Degraded, where pods have several copies of
+    the model: one does not serve, and others of its pod do. Ready: every replica serves, from the newest spec."""
     status: Literal["True", "False", "Unknown"]
     """Whether it holds."""
     observed_generation: Annotated[int, Field(ge=0)] | None = None
@@ -58,6 +61,21 @@ class PlanStatus(Part):
     """Sequences of that length that each copy has room for at a time."""
 
 
+class CopyStatus(Part):
+    """One of several copies of the model in a pod."""
+
+    pod: Annotated[str, Field(max_length=253)]
+    """The pod that has it."""
+    number: Annotated[int, Field(ge=0)]
+    """Which of the pod's, from 0; the label engine of its metrics."""
+    serves: bool
+    """Whether it answers requests. One that does not is being loaded again, or cannot be."""
+    kv_blocks: Int64 | None = None
+    """Blocks of its key-value cache."""
+    kv_tokens: Int64 | None = None
+    """Tokens whose keys and values it has room for."""
+
+
 class EngineStatus(Part):
     """How the engine was configured, and what it found."""
 
@@ -69,6 +87,13 @@ class EngineStatus(Part):
     """How the engine stores keys and values, as it reports it."""
     weights: Annotated[str, Field(max_length=256)] | None = None
     """How the engine stores the model's weights, as it reports it."""
+
+    copies: Annotated[int, Field(ge=0)] | None = None
+    """Copies of the model in the pods that serve; absent where a pod has one."""
+    serving_copies: Annotated[int, Field(ge=0)] | None = None
+    """Those of them that answer requests."""
+    copy_states: Annotated[list[CopyStatus], Field(max_length=MOST_COPY_STATES)] | None = None
+    """The copies, those that do not serve first; not all of them where they are many."""
 
 
 class WorkloadStatus(Part):
@@ -126,4 +151,4 @@ class Status(Part):
         ]
         | None
     ) = None
-    """Accepted, Planned, Available, Progressing, Stalled and Ready."""
+    """Accepted, Planned, Available, Progressing, Stalled and Ready; Degraded where pods have several copies."""
