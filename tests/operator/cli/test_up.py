@@ -179,6 +179,15 @@ def test_the_demo_runs_on_any_machine(run: Any, monkeypatch: Any, capsys: Any) -
     assert words[3:5] == ["serve", "demo://gemma-3-270m"]
 
 
+def test_ranks_run_on_any_machine(run: Any) -> None:
+    spec = yaml.safe_load((ROOT / "examples/09-ranks-on-cpu.yaml").read_text())["spec"]
+    _, words, _, _ = run(**spec)
+    assert {"--tensor-parallel-size=2", "--data-parallel-size=2", "--device=cpu"} <= set(words)
+    code, _, _, output = run(**{**spec, "parallelism": {"tensor": 3}})
+    assert code == 2
+    assert "tensor 3 does not divide the model's 4 attention heads" in output.err
+
+
 def test_a_file_that_is_not_there(capsys: Any) -> None:
     assert up.main(["-f", "/no/such/file"]) == 2
     assert capsys.readouterr().err.startswith("stoker up: /no/such/file: it cannot be read")

@@ -1,0 +1,167 @@
+"""One pod, four processes that compute (examples/09-ranks-on-cpu.yaml): two copies of a model, each over two ranks.
+
+Asserted: it becomes ready, and generates what one process generates; a rolling update breaks no request; when a rank
+is killed, or the engine of a copy, only requests in flight there fail, the other copy serves in the meantime, the pod
+stays ready and is not restarted, and the status names the copy until it serves again.
+
+Real: the engine and its ranks, the kubelet, the operator. The copies share two processors or more.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+import uuid
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from kit.cluster import Cluster, Images, Object
+from kit.endpoint import Endpoint, demo, example, merged
+from kit.namespace import fresh
+from kit.results import Results
+from kit.traffic import listed, traffic
+from kit.waiting import wait_for
+
+#: Eight processes that import torch, two at a time, take a while on two processors.
+_READY_S = 600
+#: Seconds in which a request may still go to a copy that has been killed.
+_NOTICED_S = 5
+
+#: Kills the first process whose command line has these words, and prints which it was.
+_KILL = """
+import os, pathlib, signal
+for cmdline in sorted(pathlib.Path("/proc").glob("[0-9]*/cmdline"), key=lambda path: int(path.parent.name)):
+    pid = int(cmdline.parent.name)
+    if {words!r} in cmdline.read_bytes() and pid not in (1, os.getpid()):
+        print(pid, cmdline.read_bytes())
+        os.kill(pid, signal.SIGKILL)
+        break
+"""
+
+_ASK = """
+import json, urllib.request
+asked = json.dumps({asked!r}).encode()
+request = urllib.request.Request("http://localhost:8000/v1/completions", asked, {{"Content-Type": "application/json"}})
+print(urllib.request.urlopen(request, timeout=300).read().decode())
+"""
+
+
+@pytest.fixture(scope="module")
+def space(cluster: Cluster, chart: None) -> Iterator[str]:
+    with fresh(cluster, "ranks") as namespace:
+        yield namespace
+
+
+@pytest.fixture(scope="module")
+def endpoint(cluster: Cluster, space: str) -> Endpoint:
+    """The example, with requests that a small node has room for twice."""
+    document = example("09-ranks-on-cpu.yaml")
+    changes: Object = {
+        "hardware": {"resources": {"requests": {"cpu": "200m", "memory": "1Gi"}}},
+        "rollout": {"drainSeconds": 20, "startupTimeoutSeconds": _READY_S},
+        "engine": {"maxModelLen": 2048},
+    }
+    document["spec"] = {**merged(document["spec"], changes), "model": demo()["spec"]["model"]}
+    made = Endpoint(cluster, space, "ranks")
+    made.apply(document)
+    return made
+
+
+@pytest.fixture
+def namespace(space: str) -> str:
+    """What is shown when a test fails."""
+    return space
+
+
+def kill(endpoint: Endpoint, words: bytes) -> float:
+    """Kills a process of the endpoint's pod; when that was, on the node's clock."""
+    pod = endpoint.pods()[0]["metadata"]["name"]
+    killed = endpoint.run(pod, _KILL.format(words=words))
+    assert killed.strip(), f"no process has {words!r} in its command line"
+    return time.time()
+
+
+def answers(endpoint: Endpoint, model: str, prompts: list[str]) -> list[Any]:
+    """Of each prompt, tokens and what the second most likely token was behind the first."""
+    pod = endpoint.pods()[0]["metadata"]["name"]
+    asked = {"model": model, "prompt": prompts, "max_tokens": 24, "temperature": 0, "logprobs": 2, "ignore_eos": True}
+    return [each["logprobs"] for each in json.loads(endpoint.run(pod, _ASK.format(asked=asked)))["choices"]]
+
+
+def copies(endpoint: Endpoint) -> Object:
+    """What the status says of them."""
+    found: Object = endpoint.get()["status"]["workloads"][0]["engine"]
+    return found
+
+
+@pytest.mark.timeout(1800)
+def test_ranks_serve_what_one_process_serves(
+    cluster: Cluster, endpoint: Endpoint, space: str, results: Results
+) -> None:
+    began = time.monotonic()
+    status = endpoint.wait_ready(_READY_S)
+    results.add("ranks: TP 2 × DP 2 ready", recovery=time.monotonic() - began)
+    plan = status["workloads"][0]["plan"]
+    assert (plan["tensor"], plan["data"]) == (2, 2)
+    told = wait_for(lambda: copies(endpoint) if "copies" in copies(endpoint) else None, "copies are reported", 60)
+    assert (told["copies"], told["servingCopies"]) == (2, 2)
+    assert {each["kvBlocks"] for each in told["copyStates"]} == {plan["kvBlocks"]}
+    assert endpoint.wait_reason("EveryCopyServes", "Degraded")
+
+    alone = Endpoint(cluster, space, "alone")
+    alone.apply(demo("alone", engine={"maxModelLen": 2048}))
+    alone.wait_ready()
+    # More than copies, so that both of them have some.
+    prompts = [f"{uuid.UUID(int=seed)} The capital of France is" for seed in range(6)]
+    several = answers(endpoint, "gemma-3-270m", prompts)
+    one = answers(alone, "gemma-3-270m", prompts)
+    for ours, theirs in zip(several, one, strict=True):
+        pairs = enumerate(zip(ours["tokens"], theirs["tokens"], strict=True))
+        parted = next((at for at, (our, their) in pairs if our != their), None)
+        if parted is not None:  # only where two tokens are as good as equally likely
+            best, second = sorted(theirs["top_logprobs"][parted].values(), reverse=True)[:2]
+            assert best - second < 1e-3, (ours["tokens"], theirs["tokens"])
+    alone.delete()
+
+
+@pytest.mark.timeout(1800)
+def test_a_rolling_update_breaks_no_request(
+    endpoint: Endpoint, images: Images, results: Results, namespace: str
+) -> None:
+    url = endpoint.wait_ready(_READY_S)["url"]
+    before = set(endpoint.lives())
+    with traffic(endpoint.cluster, namespace, images.client, url) as flow:
+        began = time.monotonic()
+        endpoint.patch(engine={"maxNumSeqs": 8})
+        endpoint.wait_ready(_READY_S)
+        wait_for(lambda: not before & set(endpoint.lives()), "the old pod has ended", 120)
+        recovery = time.monotonic() - began
+        flow.wait_for(10)
+    results.add("ranks: rolling update", flow.result, recovery)
+    flow.result.unbroken()
+
+
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize(("what", "words"), [("rank", b"exec.rank_main"), ("copy", b"processes.main")])
+def test_what_is_killed_is_loaded_again_while_the_other_copy_serves(
+    endpoint: Endpoint, images: Images, results: Results, namespace: str, what: str, words: bytes
+) -> None:
+    url = endpoint.wait_ready(_READY_S)["url"]
+    lives = endpoint.lives()
+    with traffic(endpoint.cluster, namespace, images.client, url, workers=3) as flow:
+        struck = kill(endpoint, words)
+        told = endpoint.wait_reason("CopyDown", "Degraded", "True", timeout=60)
+        reported = time.time() - struck
+        flow.wait_for(5)
+        assert endpoint.ready(), "a copy serves"
+        endpoint.wait_reason("EveryCopyServes", "Degraded", timeout=_READY_S)
+        recovery = time.time() - struck
+        flow.wait_for(10)
+    results.add(f"ranks: a {what} SIGKILLed (reported after {reported:.0f} s)", flow.result, recovery)
+    assert "of 2 does not serve" in told["message"]
+    broken = flow.result.broken
+    assert len(broken) <= 3, listed(broken)
+    late = [each for each in broken if each.start >= struck + _NOTICED_S]
+    assert not late, f"struck at {struck}\n{listed(late)}"
+    assert endpoint.lives() == lives  # neither replaced nor restarted
