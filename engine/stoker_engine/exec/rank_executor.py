@@ -46,6 +46,7 @@ from stoker_engine.exec.supervision import Supervision
 from stoker_engine.grammar.matcher import GrammarError
 from stoker_engine.grammar.token_table import TokenTable
 from stoker_engine.models.load_progress import OnProgress
+from stoker_engine.parallel.device import resolve_device, usable_cores
 from stoker_engine.parallel.layout import Layout
 
 if TYPE_CHECKING:
@@ -99,6 +100,10 @@ class RankExecutor:
         program: Sequence[str] = PROGRAM,
     ) -> None:
         layout = Layout.of(args)
+        if resolve_device(args).type == "cpu" and layout.size > (cores := usable_cores()):
+            logger.warning(
+                "%d ranks share %d processors: what comes out is right, but slow to come", layout.size, cores
+            )
         supervision = supervision or Supervision()
         self._on_death = supervision.on_death
         self._ranks_wait_s = _RANKS_WAIT * supervision.step_timeout

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -66,6 +67,12 @@ def limit_threads(sharers: int = 1) -> None:
     """
     if (count := max(1, usable_threads() // sharers)) != torch.get_num_threads():
         torch.set_num_threads(count)
+
+
+def usable_cores() -> int:
+    """How many processors this process may use at the same time."""
+    count, quota = len(os.sched_getaffinity(0)), _cpu_quota()
+    return count if quota is None else max(1, min(count, math.ceil(quota)))
 
 
 def usable_threads() -> int:

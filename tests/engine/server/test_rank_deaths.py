@@ -1,0 +1,240 @@
+"""``stoker serve`` with ranks, whose processes are killed and stopped in turn: whoever waits is told of the cause, the
+whole copy is loaded again where that is allowed, and in the end nothing is left of any of them."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+
+from stoker_engine.contract.last_words import LastWords, Reason
+
+from .test_serve_command import SERVE
+
+SIZE = 2
+#: Long for a rank that starts on a busy machine.
+STEP_TIMEOUT_S = 30.0
+SECONDS = 120.0
+
+
+class Served:
+    """A server's process, and those that it has started."""
+
+    def __init__(self, model: Path, last_words: Path, *words: str) -> None:
+        self.last_words = last_words
+        argv = [str(model), "--host=127.0.0.1", "--port=0", "--num-gpu-blocks-override=256", "--device=cpu"]
+        argv += [f"--tensor-parallel-size={SIZE}", f"--step-timeout={STEP_TIMEOUT_S}", "--shutdown-grace=0", *words]
+        self.seen: dict[int, psutil.Process] = {}
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", SERVE, *argv],
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "STOKER_TERMINATION_LOG": str(last_words)},
+        )
+        self.lines: list[str] = []
+        threading.Thread(target=self._read, daemon=True).start()
+
+    @property
+    def log(self) -> str:
+        """What it has said so far."""
+        return "".join(self.lines)
+
+    @property
+    def url(self) -> str:
+        """Where it serves, once it does."""
+        self.until(lambda: "serving " in self.log or self.process.poll() is not None, "it does not serve")
+        return next(line.split()[-1] for line in self.lines if "serving " in line)
+
+    def find(self, what: str) -> psutil.Process | None:
+        """Its own process or one of those it has started now: ``server``, ``tokenizer``, ``engine``, ``rank 1``."""
+        module, _, number = {
+            "tokenizer": "stoker_engine.tokens.tokenizer_worker",
+            "engine": "stoker_engine.processes.main",
+        }.get(what, f"stoker_engine.exec.rank_main {what[5:]}").partition(" ")
+        for process in self._all():
+            with contextlib.suppress(psutil.Error):
+                words = process.cmdline()
+                if what == "server" and process.pid == self.process.pid:
+                    return process
+                if module in words and (not number or words[words.index(module) + 1] == number):
+                    return process
+        return None
+
+    def wait_for(self, what: str) -> psutil.Process:
+        """The same, as soon as it is there."""
+        found: list[psutil.Process] = []
+
+        def find() -> bool:
+            if (process := self.find(what)) is not None:
+                found.append(process)
+            return bool(found)
+
+        self.until(find, f"there is no {what}")
+        return found[0]
+
+    def ended(self) -> int:
+        """Its exit code, in the end."""
+        self.until(lambda: self.process.poll() is not None, "it does not end")
+        return int(self.process.returncode)
+
+    def until(self, condition: Callable[[], bool], otherwise: str) -> None:
+        deadline = time.monotonic() + SECONDS
+        while not condition():
+            self._all()
+            assert time.monotonic() < deadline, f"{otherwise}: {self.log}"
+            time.sleep(0.02)
+
+    def check_nothing_is_left(self) -> None:
+        """Asserts that all its processes end with it, also those that were stopped."""
+        self._all()
+        self.process.kill()
+        self.process.wait()
+        self.until(lambda: not any(map(_lives, self.seen.values())), "a process outlives the server")
+
+    def _all(self) -> list[psutil.Process]:
+        """Those that live; all that ever were are kept in mind."""
+        with contextlib.suppress(psutil.Error):
+            server = psutil.Process(self.process.pid)
+            self.seen |= {process.pid: process for process in [server, *server.children(recursive=True)]}
+        return [process for process in self.seen.values() if _lives(process)]
+
+    def _read(self) -> None:
+        assert self.process.stderr is not None
+        self.lines.extend(self.process.stderr)
+
+
+@contextmanager
+def serving(model: Path, folder: Path, *words: str) -> Iterator[Served]:
+    """A server, of which nothing is left in the end, neither processes nor shared memory."""
+    before = _shared_memory()
+    served = Served(model, folder / "termination-log", *words)
+    try:
+        yield served
+    finally:
+        served.check_nothing_is_left()
+        served.until(lambda: _shared_memory() <= before, "shared memory is left")  # others' tests' goes away, too
+
+
+def _shared_memory() -> set[Path]:
+    return set(Path("/dev/shm").iterdir())
+
+
+def _lives(process: psutil.Process) -> bool:
+    try:
+        return bool(process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
+
+
+def _answer(url: str, max_tokens: int = 4) -> int:
+    body = {"prompt": "a", "max_tokens": max_tokens, "ignore_eos": True}
+    return httpx.post(f"{url}/v1/completions", json=body, timeout=SECONDS).status_code
+
+
+@contextmanager
+def _in_flight(url: str) -> Iterator[Iterator[str]]:
+    """The lines of a stream that has begun."""
+    body = {"prompt": "a", "max_tokens": 450, "ignore_eos": True, "stream": True}
+    with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=SECONDS) as answer:
+        lines = filter(None, answer.iter_lines())
+        next(lines)
+        yield lines
+
+
+def test_a_dead_rank_is_named_and_all_are_loaded_again(tiny_llama: Path, tmp_path: Path) -> None:
+    """First under traffic, then while nobody asks; that is once too often."""
+    with serving(tiny_llama, tmp_path, "--max-engine-restarts=1", "--log-format=json") as served:
+        url = served.url.rstrip('"}')
+        first = [served.wait_for(what) for what in ("engine", "rank 0", "rank 1")]
+        with _in_flight(url) as lines:
+            first[2].kill()
+            *_, last = lines
+        assert json.loads(last.removeprefix("data: "))["error"]["type"] == "internal_error"
+        assert _answer(url) == 200, "it waits for the next engine"
+        assert not any(map(_lives, first))
+        assert f"rank 1 of {SIZE} was killed by signal 9 (SIGKILL)" in served.log
+        served.wait_for("rank 0").kill()
+        assert served.ended() == 1
+        told = LastWords.parse(served.last_words.read_text())
+        assert told is not None
+        assert told.reason is Reason.ENGINE_DIED
+        assert f"rank 0 of {SIZE} was killed by signal 9 (SIGKILL)" in told.message
+        assert "Traceback" not in served.log
+        of_ranks = [json.loads(line) for line in served.lines if '"rank"' in line]
+        assert {line["rank"] for line in of_ranks} == {0}, "all ranks know the same; one says it"
+
+
+@pytest.mark.parametrize("traffic", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_a_stopped_rank_is_named(traffic: bool, tiny_llama: Path, tmp_path: Path) -> None:
+    with serving(tiny_llama, tmp_path, "--max-engine-restarts=9") as served:
+        url, rank = served.url, served.wait_for("rank 1")
+        with contextlib.ExitStack() as stack:
+            lines = stack.enter_context(_in_flight(url)) if traffic else iter(())
+            rank.suspend()
+            for line in lines:
+                last = line
+        if traffic:
+            assert "error" in json.loads(last.removeprefix("data: "))
+        assert served.ended() == 1, "what it runs on may be stuck"
+        told = LastWords.parse(served.last_words.read_text())
+        assert told is not None
+        assert f"rank 1 of {SIZE} was stopped" in told.message
+        assert "Traceback" not in served.log
+
+
+def test_asked_to_stop_it_finishes_what_it_began(tiny_llama: Path, tmp_path: Path) -> None:
+    with serving(tiny_llama, tmp_path) as served, _in_flight(served.url) as lines:
+        served.process.terminate()
+        *_, finish, done = lines
+        assert json.loads(finish.removeprefix("data: "))["choices"][0]["finish_reason"] == "length"
+        assert done == "data: [DONE]"
+        assert served.ended() == 0
+        served.until(lambda: not any(map(_lives, served.seen.values())), "a process outlives the server")
+
+
+WHO = ("server", "tokenizer", "engine", "rank 0", "rank 1")
+#: Those that are seen in every run.
+QUICK = {("rank 1", signal.SIGSTOP, True), ("engine", signal.SIGKILL, False)}
+
+
+@pytest.mark.parametrize(
+    "who, signum, loads",
+    [
+        pytest.param(who, signum, loads, marks=() if (who, signum, loads) in QUICK else pytest.mark.slow)
+        for who in WHO
+        for signum in (signal.SIGKILL, signal.SIGSTOP)
+        for loads in (True, False)
+    ],
+)
+def test_whoever_dies_or_stops_nobody_is_left_behind(
+    who: str, signum: signal.Signals, loads: bool, tiny_llama: Path, tmp_path: Path
+) -> None:
+    """The server recovers, or ends by itself, or else is killed: nothing is left of it then."""
+    chance = random.Random(f"{who} {signum} {loads}")
+    with serving(tiny_llama, tmp_path, "--max-engine-restarts=1") as served:
+        if loads:
+            victim = served.wait_for(who)
+            time.sleep(chance.random())
+            victim.send_signal(signum)
+            time.sleep(chance.random())
+        else:
+            url, victim = served.url, served.wait_for(who)
+            with contextlib.suppress(httpx.HTTPError), _in_flight(url) as lines:
+                victim.send_signal(signum)
+                for _ in lines if who != "server" else ():
+                    pass
+        if who == "engine" or who.startswith("rank"):
+            served.until(lambda: not _lives(victim), f"nobody has ended {who}")
