@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import random
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -197,9 +197,12 @@ def test_ranks_choose_the_same(tiny_llama: Path) -> None:
                 assert is_right(tokenizer.decode([token for token, _ in tokens][:-1]))
 
 
-@pytest.fixture(scope="module")
-def llm(tiny_llama: Path) -> LLM:
-    return LLM(str(tiny_llama), num_gpu_blocks_override=ROOMY, **SMALL)
+@pytest.fixture(scope="module", params=[1, pytest.param(2, marks=pytest.mark.slow)])
+def llm(tiny_llama: Path, request: pytest.FixtureRequest) -> Iterator[LLM]:
+    """Of this process alone, or of so many ranks."""
+    llm = LLM(str(tiny_llama), num_gpu_blocks_override=ROOMY, device="cpu", tensor_parallel_size=request.param, **SMALL)
+    yield llm
+    llm.engine.shutdown()
 
 
 def answers(llm: LLM, outputs: StructuredOutputs, **params: Any) -> list[CompletionOutput]:

@@ -195,9 +195,10 @@ def test_a_stopped_rank_is_named(traffic: bool, tiny_llama: Path, tmp_path: Path
         assert "Traceback" not in served.log
 
 
-def test_asked_to_stop_it_finishes_what_it_began(tiny_llama: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("signum", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
+def test_asked_to_stop_it_finishes_what_it_began(signum: signal.Signals, tiny_llama: Path, tmp_path: Path) -> None:
     with serving(tiny_llama, tmp_path) as served, _in_flight(served.url) as lines:
-        served.process.terminate()
+        served.process.send_signal(signum)
         *_, finish, done = lines
         assert json.loads(finish.removeprefix("data: "))["choices"][0]["finish_reason"] == "length"
         assert done == "data: [DONE]"

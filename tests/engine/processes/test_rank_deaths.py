@@ -1,0 +1,102 @@
+"""An engine process whose ranks die or hang: the client hears which of them, before it would have given up the engine
+itself, and can load another one."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+
+from stoker_engine import SamplingParams
+from stoker_engine.async_llm import AsyncLLM
+from stoker_engine.contract.engine_args import EngineArgs
+from stoker_engine.contract.errors import EngineDeadError, EngineKilledError, EngineStuckError
+from stoker_engine.processes.engine_process import PROGRAM
+
+LONG = SamplingParams(temperature=0, max_tokens=400, ignore_eos=True)
+
+#: Runs the engine process with ranks that hang: rank `{rank}` in `Runner.{method}`, when it comes there again after
+#: `{times}` times.
+_HANGING = """
+import sys
+RANK = '''
+import itertools, sys, time
+from stoker_engine.exec.runner import Runner
+from stoker_engine.exec.rank_main import main
+real, count = Runner.{method}, itertools.count()
+def changed(self, *args):
+    if sys.argv[1] == "{rank}" and next(count) == {times}:
+        time.sleep(1000)
+    return real(self, *args)
+Runner.{method} = changed
+sys.exit(main(sys.argv))
+'''
+from stoker_engine.exec.rank_executor import RankExecutor
+RankExecutor.__init__.__kwdefaults__["program"] = ("-c", RANK)
+from stoker_engine.processes.main import main
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+@asynccontextmanager
+async def _client(model: Path, step_timeout: float = 300.0, code: str = "") -> AsyncIterator[AsyncLLM]:
+    args = EngineArgs(str(model), device="cpu", num_gpu_blocks_override=256, tensor_parallel_size=2)
+    llm = AsyncLLM(args, step_timeout=step_timeout, program=("-c", code) if code else PROGRAM)
+    try:
+        yield llm
+    finally:
+        llm.shutdown()
+
+
+async def _rank(llm: AsyncLLM, number: int) -> psutil.Process:
+    """One of its ranks, as soon as it is there."""
+    async with asyncio.timeout(120):
+        while True:
+            for child in psutil.Process(llm._process.pid).children():
+                words = child.cmdline()
+                if "stoker_engine.exec.rank_main" in words and words[4] == str(number):
+                    return child
+            await asyncio.sleep(0.01)
+
+
+def test_killed_while_it_loads_it_is_a_death_and_another_engine_loads(tiny_llama: Path) -> None:
+    async def run() -> None:
+        async with _client(tiny_llama) as llm:
+            loading = asyncio.create_task(llm.load())
+            (await _rank(llm, 1)).kill()
+            with pytest.raises(EngineKilledError, match=r"while it loaded: rank 1 of 2 was killed by signal 9"):
+                await asyncio.wait_for(loading, 120)
+            await asyncio.wait_for(llm.load(), 120)
+            assert llm.is_ready
+            (await _rank(llm, 0)).kill()  # nobody waits for it
+            death = await asyncio.wait_for(llm.wait_dead(), 120)
+            assert type(death) is EngineKilledError
+            assert not llm.is_ready
+            assert "rank 0 of 2 was killed" in llm.status
+
+    asyncio.run(run())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method, times", [("run", 3), ("_logits", 5), ("__init__", 0)])
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_that_hangs_is_named(method: str, times: int, rank: int, tiny_llama: Path) -> None:
+    """Long before that, the machine may be too busy to load in."""
+    code = _HANGING.format(method=method, rank=rank, times=times)
+
+    async def run() -> None:
+        async with _client(tiny_llama, 25.0, code) as llm:
+            with pytest.raises(EngineDeadError):
+                await llm.load()
+                async for _ in llm.generate("hangs", [5], LONG):
+                    pass
+            death = await asyncio.wait_for(llm.wait_dead(), 10)
+            assert type(death) is EngineStuckError
+            assert f"rank {rank} of 2 " in str(death)
+            assert f"rank {1 - rank}" not in str(death)
+
+    asyncio.run(run())
