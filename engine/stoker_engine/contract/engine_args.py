@@ -88,6 +88,12 @@ class EngineArgs:
     data_parallel_size: int = flag("copies of the model", 1)
     enable_expert_parallel: bool = flag("deal out a mixture's experts to the devices instead of splitting each", False)
 
+    nnodes: int = flag("machines that serve the model together, each with as many of its ranks", 1, group="nodes")
+    node_rank: int = flag("this machine's number; 0 is the head, which serves the API, the others are headless", 0)
+    master_addr: str | None = flag("the head's address or name, as the other nodes reach it", None)
+    master_port: int = flag("port on which node 0 waits for the others; each further copy of the model adds one", 29501)
+    distributed_timeout_seconds: int = flag("how long nodes wait for each other", 600)
+
     def __post_init__(self) -> None:
         for name in (
             "max_num_seqs",
@@ -96,6 +102,8 @@ class EngineArgs:
             "tensor_parallel_size",
             "pipeline_parallel_size",
             "data_parallel_size",
+            "nnodes",
+            "distributed_timeout_seconds",
         ):
             if getattr(self, name) < 1:
                 raise ArgumentError(argv.flag_name(name), f"must be at least 1, got {getattr(self, name)}")
@@ -135,9 +143,32 @@ class EngineArgs:
             )
         if self.block_size & (self.block_size - 1):
             raise ArgumentError("--block-size", f"must be a power of two, got {self.block_size}")
+        self._check_nodes()
 
     def prompt_tokens_beside_decodes(self, on_cpu: bool) -> int:
         """Most tokens of prompts in a step while others decode; 0: all that decodes leave."""
         if self.long_prefill_token_threshold is not None:
             return self.long_prefill_token_threshold
         return CPU_LONG_PREFILL_TOKENS if on_cpu else 0
+
+    def _check_nodes(self) -> None:
+        if not 0 <= self.node_rank < self.nnodes:
+            nodes = "there is one node" if self.nnodes == 1 else f"there are {self.nnodes} nodes"
+            raise ArgumentError(
+                "--node-rank", f"must be 0 to {self.nnodes - 1}, as {nodes} (--nnodes), got {self.node_rank}"
+            )
+        if self.nnodes == 1:
+            return
+        if not self.master_addr:
+            raise ArgumentError("--master-addr", "name node 0's address, by which the other nodes reach it")
+        ranks = self.tensor_parallel_size * self.pipeline_parallel_size * self.data_parallel_size
+        if ranks % self.nnodes:
+            raise ArgumentError(
+                "--nnodes",
+                f"{self.nnodes} nodes cannot have equally many of {ranks} ranks (--tensor-parallel-size × "
+                "--pipeline-parallel-size × --data-parallel-size); choose a number that divides them",
+            )
+        last = self.master_port + self.data_parallel_size - 1
+        if self.master_port < 1 or last > 65535:
+            ports = f"{self.master_port}" if self.data_parallel_size == 1 else f"{self.master_port} to {last}"
+            raise ArgumentError("--master-port", f"ports are 1 to 65535, got {ports} (one for each copy)")

@@ -33,6 +33,7 @@ class FrontendArgs:
     host: str = flag("address to listen on", "0.0.0.0")
     port: int = flag("port to listen on", 8000)
     root_path: str = flag("path prefix under which a proxy serves this server", "")
+    headless: bool = flag("serve no API: this node runs its ranks for node 0 (--nnodes, --node-rank)", False)
     ssl_keyfile: str | None = flag("private key of the TLS certificate (PEM)", None, group="TLS")
     ssl_certfile: str | None = flag("TLS certificate (PEM); with it the server serves HTTPS", None)
     ssl_ca_certs: str | None = flag("certificates that clients' own are checked against (PEM)", None)

@@ -12,15 +12,28 @@ from dataclasses import dataclass
 
 from stoker_engine.contract import argv
 from stoker_engine.contract.engine_args import EngineArgs
+from stoker_engine.contract.errors import ArgumentError
 from stoker_engine.contract.frontend_args import FrontendArgs
 
 
 @dataclass(frozen=True)
 class ServeArgs:
-    """The engine's arguments and the front end's."""
+    """The engine's arguments and the front end's.
+
+    Raises:
+        ArgumentError: the node that serves the API is headless, or another one is not.
+    """
 
     engine: EngineArgs
     frontend: FrontendArgs = dataclasses.field(default_factory=FrontendArgs)
+
+    def __post_init__(self) -> None:
+        if self.frontend.headless and self.engine.node_rank == 0:
+            raise ArgumentError("--headless", "node 0 serves the API; leave it out, or give another --node-rank")
+        if self.engine.node_rank and not self.frontend.headless:
+            raise ArgumentError(
+                "--node-rank", f"node {self.engine.node_rank} serves no API, node 0 does; add --headless, or be node 0"
+            )
 
     @staticmethod
     def parser(prog: str = "stoker serve") -> argv.Parser:

@@ -1,0 +1,10 @@
+"""Several machines that serve a model together: who has which ranks, and how the others are reached from node 0.
+
+    node 0 (the head)                                  node 1 (headless)
+    engine process of a copy ── orders, news ────────► NodeAgent ── starts, ends, looks at ─┐
+          Head                                                                              ▼
+          RankExecutor ─────── steps, results ────────────────────────────────────────────► rank
+
+The head of each copy listens; an agent connects to it, and once more for each rank that it is told to start. That second
+connection is the rank's pipe: nobody stands between the two. Ranks reach each other by themselves.
+"""
