@@ -19,7 +19,8 @@ from stoker_engine.architectures.stored_formats import StoredFormat
 #: One tensor from another: a product, a norm, an activation.
 Operation = Callable[[torch.Tensor], torch.Tensor]
 
-#: (x [tokens, hidden], weights [tokens, k] float32, expert numbers [tokens, k] int64) → [tokens, hidden].
+#: (x [tokens, hidden], weights [tokens, k] float32, expert numbers [tokens, k] int64) → [tokens, hidden]. Numbers
+#: beyond those of the experts that it was made of add nothing.
 Experts = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 #: See `Kernels.argmax`.

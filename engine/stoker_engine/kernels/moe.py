@@ -68,7 +68,7 @@ def experts(gate_up: Sequence[Operation], down: Sequence[Operation], act_and_mul
     """Σ over a token's experts of weight × down(act(gate(x)) × up(x)).
 
     A token's results are added in float32, in the order of the experts' numbers: what else is in the batch
-    does not change them.
+    does not change them. Numbers beyond those of the experts given are others', which are computed elsewhere.
 
     Args:
         gate_up: each expert's product [tokens, hidden] → [tokens, 2 × intermediate].
@@ -87,7 +87,7 @@ def experts(gate_up: Sequence[Operation], down: Sequence[Operation], act_and_mul
         counts = to_host(chosen.flatten().bincount(minlength=len(gate_up)))
         out = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
         end = 0
-        for expert, count in enumerate(counts):
+        for expert, count in enumerate(counts[: len(gate_up)]):
             if not count:
                 continue
             start, end = end, end + count

@@ -4,8 +4,8 @@ Slots: ``router.{weight, bias, correction_bias}``, ``experts.{e}.{gate, up, down
 ``shared.{gate, up, down}.weight`` and ``shared_gate.weight``. A router's correction bias stays float32: it decides
 between scores that may be close.
 
-Every rank routes all tokens, and computes its columns of every expert; the ranks' results are summed up once. The
-first rank's part has the biases of the experts' results.
+Every rank routes all tokens, and computes its columns of every expert, or its experts whole; the ranks' results are
+summed up once. The biases of an expert's results belong to the first of the ranks that have a part of it.
 """
 
 from __future__ import annotations
@@ -44,13 +44,17 @@ class MoE(nn.Module):
         gate, up, down = (
             build.linear([f"{prefix}.experts.{e}.{part}.weight" for e in experts]) for part in ("gate", "up", "down")
         )
-        self._inner = build.share(config.intermediate_size, down.column_multiple)
+        if build.whole_experts:
+            self._ours, self._inner = build.share(config.num_experts), Share.whole(config.intermediate_size)
+        else:
+            self._ours = Share.whole(config.num_experts)
+            self._inner = build.share(config.intermediate_size, down.column_multiple)
         if down.whole_columns and not self._inner.is_whole:
             raise ModelError(
                 f"{prefix}.experts are stored with their columns in an order of their own (act order), "
                 f"which {build.ranks.size} ranks cannot share; choose --tensor-parallel-size 1"
             )
-        size, count = self._inner.size, config.num_experts
+        size, count = self._inner.size, self._ours.size
         self.gate_up: Products = merged([(gate, size), (up, size)], hidden_size, build.dtype, build.kernels, count)
         self.down: Matrix = down.create(hidden_size, size, build.dtype, build.kernels, count)
         self.gate_up_bias = self.down_bias = None
@@ -58,7 +62,8 @@ class MoE(nn.Module):
         if config.bias:
             self.gate_up_bias = _empty(count, 2 * size, dtype=build.dtype)
             self.down_bias = _empty(count, hidden_size, dtype=build.dtype)
-            biases = self.gate_up_bias.data, self.down_bias.data if build.ranks.rank == 0 else None
+            has_results = build.whole_experts or build.ranks.rank == 0
+            biases = self.gate_up_bias.data, self.down_bias.data if has_results else None
         self._experts = self.gate_up.experts(self.down, act, *biases)
         self._linear = build.kernels.product
         self.shared_gate_up = self.shared_down = self.shared_gate = None
@@ -79,6 +84,8 @@ class MoE(nn.Module):
         bias = None if self.router_bias is None else self.router_bias.float()
         logits = self._linear(self.router.float(), bias)(x.float())
         weights, chosen = route(logits, self.config, self.correction_bias)
+        if not self._ours.is_whole:  # from 0 on those that are here, then those of other ranks
+            chosen = (chosen - self._ours.start) % self._ours.full
         routed = self._experts(x, weights, chosen)
         return self._ranks.all_reduce(routed if self.shared_gate_up is None else routed + self._shared(x))
 
@@ -91,33 +98,42 @@ class MoE(nn.Module):
 
     def slots(self) -> dict[str, Slot]:
         """The places a loader fills, by name."""
-        prefix, hidden, inner = self._prefix, self._hidden, self._inner
+        prefix = self._prefix
         slots = {f"{prefix}.router.weight": Slot.whole(self.router.data)}
         if self.router_bias is not None:
             slots[f"{prefix}.router.bias"] = Slot.whole(self.router_bias.data)
         if self.correction_bias is not None:
             slots[f"{prefix}.router.correction_bias"] = Slot.whole(self.correction_bias.data)
-        for expert in range(self.config.num_experts):
-            name = f"{prefix}.experts.{expert}"
-            slots[f"{name}.gate.weight"] = self.gate_up.slot(0, inner, hidden, expert)
-            slots[f"{name}.up.weight"] = self.gate_up.slot(inner.size, inner, hidden, expert)
-            slots[f"{name}.down.weight"] = self.down.slot(0, hidden, inner, expert)
-            if self.gate_up_bias is not None and self.down_bias is not None:
-                gate, up = self.gate_up_bias.data[expert].split(inner.size)
-                slots[f"{name}.gate.bias"], slots[f"{name}.up.bias"] = Slot.of(gate, inner), Slot.of(up, inner)
-                slots[f"{name}.down.bias"] = Slot.whole(self.down_bias.data[expert])
-            orders = {
-                "gate": self.gate_up.columns_slot(0, expert),
-                "up": self.gate_up.columns_slot(inner.size, expert),
-                "down": self.down.columns_slot(0, expert),
-            }
-            slots.update({f"{name}.{part}.columns": slot for part, slot in orders.items() if slot is not None})
+        elsewhere = {part: slot.emptied() for part, slot in self._expert_slots(0).items()}
+        for expert in range(self._ours.full):
+            here = self._ours.start <= expert < self._ours.stop
+            parts = self._expert_slots(expert - self._ours.start) if here else elsewhere
+            slots.update({f"{prefix}.experts.{expert}.{part}": slot for part, slot in parts.items()})
         if self.shared_gate_up is not None and self.shared_down is not None:
             slots.update(self.shared_gate_up.slots())
             slots.update(self.shared_down.slots())
         if self.shared_gate is not None:
             slots[f"{prefix}.shared_gate.weight"] = Slot.whole(self.shared_gate.data)
         return slots
+
+    def _expert_slots(self, index: int) -> dict[str, Slot]:
+        """Those of one expert, the one that is here as number `index`."""
+        hidden, inner = self._hidden, self._inner
+        slots = {
+            "gate.weight": self.gate_up.slot(0, inner, hidden, index),
+            "up.weight": self.gate_up.slot(inner.size, inner, hidden, index),
+            "down.weight": self.down.slot(0, hidden, inner, index),
+        }
+        if self.gate_up_bias is not None and self.down_bias is not None:
+            gate, up = self.gate_up_bias.data[index].split(inner.size)
+            slots["gate.bias"], slots["up.bias"] = Slot.of(gate, inner), Slot.of(up, inner)
+            slots["down.bias"] = Slot.whole(self.down_bias.data[index])
+        orders = {
+            "gate": self.gate_up.columns_slot(0, index),
+            "up": self.gate_up.columns_slot(inner.size, index),
+            "down": self.down.columns_slot(0, index),
+        }
+        return slots | {f"{part}.columns": slot for part, slot in orders.items() if slot is not None}
 
 
 def _empty(*shape: int, dtype: torch.dtype) -> nn.Parameter:

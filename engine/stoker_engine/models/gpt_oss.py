@@ -12,7 +12,7 @@ from stoker_engine.architectures.model_config import ModelConfig
 from stoker_engine.models.fused import each_row
 from stoker_engine.models.llama import LLAMA_NAMES
 from stoker_engine.models.mixture import each_expert, stacked
-from stoker_engine.models.weight_names import Fused, MovesRows, WeightNames
+from stoker_engine.models.weight_names import Fused, MovesRows, TakesTurns, WeightNames
 from stoker_engine.quant.slot import Slot
 
 Slots = Sequence[Slot]
@@ -41,10 +41,10 @@ GPT_OSS: Final = WeightNames(
         "layers.{i}.router": f"{_MLP}.router",
     },
     fused={
-        f"{_MLP}.experts.gate_up_proj": Fused(each_expert("gate", "up"), _in_turns_transposed),
+        f"{_MLP}.experts.gate_up_proj": Fused(each_expert("gate", "up"), TakesTurns(_in_turns_transposed)),
         f"{_MLP}.experts.gate_up_proj_blocks": Fused(each_expert("gate", "up"), MovesRows(_in_turns)),
-        f"{_MLP}.experts.gate_up_proj_bias": Fused(each_expert("gate", "up", of="bias"), _in_turns),
-        f"{_MLP}.experts.down_proj": Fused(each_expert("down"), _stacked_transposed),
+        f"{_MLP}.experts.gate_up_proj_bias": Fused(each_expert("gate", "up", of="bias"), TakesTurns(_in_turns)),
+        f"{_MLP}.experts.down_proj": Fused(each_expert("down"), TakesTurns(_stacked_transposed)),
         f"{_MLP}.experts.down_proj_blocks": Fused(each_expert("down"), stacked),
         f"{_MLP}.experts.down_proj_bias": Fused(each_expert("down", of="bias"), each_row),
     },

@@ -14,7 +14,7 @@ from stoker_engine.architectures.model_config import ModelConfig
 from stoker_engine.contract.errors import WeightsError
 from stoker_engine.models.fused import rows
 from stoker_engine.models.llama import IGNORED, LLAMA_NAMES, QK_NORMS, QKV
-from stoker_engine.models.weight_names import Fused, MovesRows, WeightNames
+from stoker_engine.models.weight_names import Fused, MovesRows, TakesTurns, WeightNames
 from stoker_engine.quant.slot import Slot
 
 Slots = Sequence[Slot]
@@ -59,6 +59,7 @@ def _below(tensor: torch.Tensor, slots: Slots, config: ModelConfig) -> Parts:
     return tensor.chunk(len(slots))
 
 
+@TakesTurns
 def _below_transposed(tensor: torch.Tensor, slots: Slots, config: ModelConfig) -> Parts:
     return [part.T for part in tensor.chunk(len(slots))]
 

@@ -42,6 +42,18 @@ def moves_rows(makes: Sequence[Make], split: Split | None) -> bool:
     return all(isinstance(each, MovesRows) for each in (*makes, split) if each is not None)
 
 
+class TakesTurns(Generic[P, R]):
+    """A `Split` whose parts lie one after the other along the first dimension, each in as much of it: a stack of
+    experts. So it works on a run of them, and a rank that has some experts reads no others.
+    """
+
+    def __init__(self, function: Callable[P, R]) -> None:
+        self._function = function
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        return self._function(*args, **kwargs)
+
+
 @dataclass(frozen=True)
 class Transposed:
     """A `Make` that swaps two dimensions."""

@@ -19,8 +19,8 @@ from stoker_engine.models.kv_scales import is_kv_scale
 from stoker_engine.models.load_progress import LoadProgress
 from stoker_engine.models.quantized_on_load import quantized
 from stoker_engine.models.row_slices import read_rows
-from stoker_engine.models.weight_names import Make, Place, Split, Transposed, WeightNames, moves_rows
-from stoker_engine.models.weight_source import WeightSource, check_shape, some
+from stoker_engine.models.weight_names import Make, Place, Split, TakesTurns, Transposed, WeightNames, moves_rows
+from stoker_engine.models.weight_source import Part, WeightSource, check_shape, some
 from stoker_engine.quant.slot import Slot
 
 logger = logging.getLogger(__name__)
@@ -84,12 +84,32 @@ def load_weights(
         targets = [slots[slot] for slot in place.slots]
         if name.endswith(_COLUMNS):
             for target in targets:  # what was stored together has one order
-                source.read_into(name, target)
+                _read_into(source, name, target)
             continue
         _fill(source, name, spelling.makes(spelling.canonical(name)), place.split, targets, config)
         for target in targets:
             _check_slot(name, target)
             progress.add(target.tensor.nbytes)
+
+
+def _read_into(source: WeightSource, name: str, slot: Slot) -> None:
+    """Fills `slot`; reads nothing where nothing of the weight is here."""
+    if slot.is_empty:
+        check_shape(name, source.shape(name), slot)
+    else:
+        source.read_into(name, slot)
+
+
+def _here(slots: list[Slot], shape: torch.Size, split: Split | None) -> tuple[list[Slot], Part | None]:
+    """Of a tensor that `split` takes apart: the slots of which something is here, and the part that they lie in."""
+    here = [index for index, slot in enumerate(slots) if not slot.is_empty]
+    if not isinstance(split, TakesTurns) or len(here) == len(slots) or not here:
+        return slots, None
+    first, stop = here[0], here[-1] + 1
+    if shape[0] * first % len(slots) or shape[0] * stop % len(slots):
+        return slots, None
+    run = slice(shape[0] * first // len(slots), shape[0] * stop // len(slots))
+    return slots[first:stop], (run, *(slice(0, size) for size in shape[1:]))
 
 
 def check_finite(name: str, weights: torch.Tensor) -> None:
@@ -109,6 +129,8 @@ def check_finite(name: str, weights: torch.Tensor) -> None:
 
 
 def _check_slot(name: str, slot: Slot) -> None:
+    if slot.is_empty:
+        return
     if slot.stored is None:
         if slot.tensor.is_floating_point():
             check_finite(name, slot.tensor)
@@ -141,15 +163,18 @@ def _fill(
         for make in reversed(makes):
             assert isinstance(make, Transposed)
             slot = slot.transpose(make.first, make.second)
-        source.read_into(name, slot)
+        _read_into(source, name, slot)
     elif (in_blocks or any(slot.shard for slot in slots)) and moves_rows(makes, split):
         read_rows(source, name, parts_of, slots)
     else:
-        parts = parts_of(source.read(name))
+        slots, part_here = _here(slots, source.shape(name), split if not makes else None)
+        parts = parts_of(source.read(name, part_here))
         if len(parts) != len(slots):
             raise WeightsError(f"{name} holds {len(parts)} weights, the model needs {len(slots)}")
         for slot, part in zip(slots, parts, strict=True):
             check_shape(name, part.shape, slot)
+            if slot.is_empty:
+                continue
             numbers = slot.part_of(part)
             # Rows that the files do not have as such stay in no blocks of theirs; they are quantized here.
             assert slot.stored is None or isinstance(slot.stored, GroupFormat)

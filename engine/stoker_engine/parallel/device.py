@@ -35,8 +35,6 @@ def resolve_device(args: EngineArgs) -> torch.device:
                 "--" + name.replace("_", "-"),
                 f"{getattr(args, name)} is not supported by this engine version; use 1",
             )
-    if args.enable_expert_parallel:
-        raise ArgumentError("--enable-expert-parallel", "is not supported by this engine version; leave it out")
     name = args.device
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"

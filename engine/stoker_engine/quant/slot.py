@@ -82,6 +82,16 @@ class Slot:
         """How many numbers each row has here."""
         return self.full_shape[-1] if self.shard is None else self.shard[-1].stop - self.shard[-1].start
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing of the weight is here."""
+        return not self.tensor.numel()
+
+    def emptied(self) -> Slot:
+        """A slot for a weight like this one, of which nothing is here."""
+        _, *rest = self.shard or tuple(slice(0, size) for size in self.full_shape)
+        return Slot(self.tensor[:0], self.full_shape, (slice(0, 0), *rest), self.stored)
+
     def part_of(self, whole: torch.Tensor) -> torch.Tensor:
         """This rank's share of `whole`, a tensor of `full_shape`; a view."""
         return whole if self.shard is None else whole[self.shard]

@@ -90,6 +90,13 @@ def largest_part(size: int, parts: int, multiple: int = 1) -> int:
     return min(-(-size // (parts * multiple)) * multiple, size)
 
 
+def share_of(size: int, parts: int, multiple: int, place: int) -> int:
+    """What the part with number `place` has; where parts share what cannot be cut further, each has as much."""
+    each = largest_part(size, parts, multiple)
+    left = size - place * each
+    return min(each, left) if left > 0 else each
+
+
 def every_part_has_some(size: int, parts: int, multiple: int = 1) -> bool:
     """Whether something is left for the last of `parts`."""
     return parts == 1 or (parts - 1) * largest_part(size, parts, multiple) < size

@@ -18,7 +18,7 @@ from stoker_engine.architectures.decoder_config import AttentionConfig, LayerCon
 from stoker_engine.architectures.model_config import ModelConfig
 from stoker_engine.architectures.stored_formats import StoredFormat
 from stoker_engine.contract.errors import ModelError
-from stoker_engine.sizing.divisible import largest_part
+from stoker_engine.sizing.divisible import share_of
 from stoker_engine.sizing.pipeline_stages import pipeline_stages
 from stoker_engine.sizing.quantized_weights import QuantizedWeights
 from stoker_engine.sizing.weight_formats import ALL_NUMBERS, Formats, WeightFormats
@@ -120,8 +120,16 @@ def stage_weight_bytes(
     split: Sharding = ONE_DEVICE,
     quantized: QuantizedWeights | None = None,
     formats: WeightFormats = ALL_NUMBERS,
+    place: int = 0,
 ) -> int:
-    """Weights on each device of one pipeline stage."""
+    """Weights on a device of one pipeline stage.
+
+    Args:
+        config, element_bytes, quantized, formats: see `weight_bytes`.
+        stage: which one.
+        split: how the model is split.
+        place: which of the devices that share the stage's layers; the first has most.
+    """
     if config.num_weights is not None:
         # Where the parts do not determine it, everything is taken to be matrices of equal layers.
         share = -(-config.num_weights // (split.tensor * split.pipeline))
@@ -133,7 +141,7 @@ def stage_weight_bytes(
 
     def total(sizes: Iterator[WeightSize], stored: Formats) -> int:
         by_weight = dict(stored)
-        return sum(_bytes(size, element_bytes, split, quantized, by_weight) for size in sizes)
+        return sum(_bytes(size, element_bytes, split, quantized, by_weight, place) for size in sizes)
 
     ends = total(_end_sizes(config, stage, split.pipeline), formats.ends)
     return ends + sum(counts[kind] * total(_layer_sizes(config, layer), kind[1]) for kind, layer in kinds.items())
@@ -217,12 +225,13 @@ def _bytes(
     split: Sharding,
     quantized: QuantizedWeights | None,
     stored: Mapping[str, StoredFormat],
+    place: int,
 ) -> int:
     """What a device's share takes."""
     spread = size.experts and split.expert > 1
     units, parts = (size.experts, split.expert) if spread else (size.units, split.tensor)
     multiple = stored[size.cut_like].column_multiple if size.cut_like in stored and not spread else 1
-    held = largest_part(units, parts, multiple)
+    held = share_of(units, parts, multiple, place)
     if size.matrix is not None and size.matrix.weight in stored:
         return _stored_bytes(size.matrix, stored[size.matrix.weight], held, units, whole_ones=bool(spread))
     share = size.numbers // units * held

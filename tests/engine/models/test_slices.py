@@ -32,6 +32,7 @@ from stoker_engine.models.gguf import GGUFFile
 from stoker_engine.models.registry import FAMILIES
 from stoker_engine.models.safetensors_folder import SafetensorsFolder
 from stoker_engine.models.weights import load_weights
+from stoker_engine.parallel.ranks import Alone
 from stoker_engine.quant.slot import Share, Slot
 
 
@@ -141,6 +142,37 @@ def test_safetensors(name: str, ranks: int, tmp_path: Path) -> None:
         load_weights(_Slots(config, share), source, names)
         assert sum(counted.read) == sum(slot.tensor.nbytes for slot in share.values())
     _assert_same_parts(whole, shares)
+
+
+@dataclass
+class _Seat(Alone):
+    """A rank that never talks to the others."""
+
+    rank: int
+    size: int
+
+
+@pytest.mark.parametrize(
+    ("name", "ranks"), [("dbrx", 2), ("dbrx", 4), ("deepseek_v3", 4), ("gpt_oss", 2), ("mixtral", 4), ("qwen2_moe", 2)]
+)
+def test_of_the_experts_a_rank_reads_its_own(name: str, ranks: int, tmp_path: Path) -> None:
+    """Whole ones, also where all of a layer's are in one tensor, whichever way round."""
+    gguf_models.tiny(*gguf_models.MODELS[name]).save_pretrained(tmp_path)
+    config = ModelConfig.from_folder(tmp_path)
+    names = FAMILIES[config.architecture]
+    whole = _loaded(config, lambda model: load_weights(model, SafetensorsFolder(tmp_path), names))
+    for rank in range(ranks):
+        source = SafetensorsFolder(tmp_path)
+        counted = _Counted(source.tensors._files[0])
+        source.tensors._file_of = dict.fromkeys(source.tensors._file_of, counted)
+        build = Build(torch.float32, SdpaBackend(), REFERENCE, _Seat(rank, ranks), whole_experts=True)
+        with torch.inference_mode():
+            model = Decoder(config, build, max_model_len=128)
+            load_weights(model, source, names)
+        slots = model.slots()
+        assert sum(counted.read) == sum(slot.tensor.nbytes for slot in slots.values())
+        for slot_name, slot in slots.items():
+            assert torch.equal(slot.tensor, slot.part_of(whole[slot_name].tensor)), slot_name
 
 
 @pytest.mark.parametrize("ranks", [2, 3])

@@ -26,7 +26,7 @@ from stoker_engine.models.registry import FAMILIES
 from stoker_engine.models.safetensors_folder import SafetensorsFolder
 from stoker_engine.models.weights import load_weights
 from stoker_engine.parallel.ranks import Alone, Ranks
-from stoker_engine.sizing.weight_sizes import weight_bytes
+from stoker_engine.sizing.weight_sizes import Sharding, stage_weight_bytes, weight_bytes
 
 _VOCABULARY = 131  # which nothing divides
 
@@ -82,12 +82,23 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "deepseek_v3": ("deepseek_v3", {**_LATENT, "q_lora_rank": 16, "n_shared_experts": 1}),
 }
 
-#: Every model on as many ranks as can share its heads.
+#: Every model on as many ranks as can share its heads; and mixtures on ranks that share out whole experts.
 CASES = [
-    (name, size)
+    (name, size, False)
     for name, (_, options) in MODELS.items()
     for size in (2, 3, 4)
     if (kv_heads := options.get("num_key_value_heads", 12)) % size == 0 or size % kv_heads == 0
+] + [
+    (name, size, True)
+    for name, sizes in {
+        "mixtral": (2, 4),
+        "qwen2_moe": (2,),
+        "gpt_oss": (4,),
+        "gpt_oss 2 KV heads": (2,),
+        "deepseek_v2": (3,),  # 3, 3 and 2 experts
+        "deepseek_v3": (4,),
+    }.items()
+    for size in sizes
 ]
 
 
@@ -138,10 +149,11 @@ class ThreadRanks:
         return self.together.exchange(self.rank, x)[0]
 
 
-def load(folder: Path, ranks: Ranks) -> Decoder:
+def load(folder: Path, ranks: Ranks, whole_experts: bool = False) -> Decoder:
     """One rank's part of the model in `folder`."""
     config, cpu = ModelConfig.from_folder(folder), torch.device("cpu")
-    build = Build(torch.float32, attention_backend(cpu, torch.float32), select_kernels(cpu, torch.float32), ranks)
+    backend, kernels = attention_backend(cpu, torch.float32), select_kernels(cpu, torch.float32)
+    build = Build(torch.float32, backend, kernels, ranks, whole_experts=whole_experts)
     with torch.inference_mode():
         model = Decoder(config, build, max_model_len=256)
         load_weights(model, SafetensorsFolder(folder), FAMILIES[config.architecture])
@@ -173,14 +185,16 @@ def part_of(model: Decoder, size: int) -> Any:
     return SimpleNamespace(config=config, backend=model.backend, forward=model.forward, logits=model.logits)
 
 
-@pytest.mark.parametrize(("name", "size"), CASES)
-def test_ranks_compute_what_one_computes(name: str, size: int, tmp_path: Path, paged_run: Any, assert_run: Any) -> None:
+@pytest.mark.parametrize(("name", "size", "whole_experts"), CASES)
+def test_ranks_compute_what_one_computes(
+    name: str, size: int, whole_experts: bool, tmp_path: Path, paged_run: Any, assert_run: Any
+) -> None:
     save(name, tmp_path)
     whole = load(tmp_path, Alone())
     prompts = [[5, 130, 2, 77], list(range(2, 63)), [129]]
 
     def work(ranks: Ranks) -> tuple[Any, Decoder]:
-        model = load(tmp_path, ranks)
+        model = load(tmp_path, ranks, whole_experts)
         return paged_run(part_of(model, size), prompts, new_tokens=6), model
 
     ran = on_every_rank(size, work)
@@ -194,14 +208,16 @@ def test_ranks_compute_what_one_computes(name: str, size: int, tmp_path: Path, p
             assert torch.equal(torch.stack(first.logits), torch.stack(other.logits))
 
     held = [sum(slot.tensor.nbytes for slot in model.slots().values()) for _, model in ran]
-    assert held[0] == max(held) == weight_bytes(whole.config, 4, tensor=size)
+    split = Sharding(size, expert=size if whole_experts else 1)
+    assert held == [stage_weight_bytes(whole.config, 0, 4, split, place=rank) for rank in range(size)]
+    assert held[0] == max(held) == weight_bytes(whole.config, 4, sharding=split)
 
 
-@pytest.mark.parametrize(("name", "size"), CASES)
-def test_the_ranks_parts_are_the_whole(name: str, size: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("name", "size", "whole_experts"), CASES)
+def test_the_ranks_parts_are_the_whole(name: str, size: int, whole_experts: bool, tmp_path: Path) -> None:
     """Each number of a weight is in some rank's slot, at the place that its shard says."""
     save(name, tmp_path)
-    parts = [load(tmp_path, ThreadRanks(rank, size, Together(size))).slots() for rank in range(size)]
+    parts = [load(tmp_path, ThreadRanks(rank, size, Together(size)), whole_experts).slots() for rank in range(size)]
     for slot, expected in load(tmp_path, Alone()).slots().items():
         joined = torch.full_like(expected.tensor, torch.nan)
         for part in (each[slot] for each in parts):

@@ -18,7 +18,6 @@ from stoker_engine.parallel import device
     [
         {"pipeline_parallel_size": 2},
         {"data_parallel_size": 2},
-        {"enable_expert_parallel": True},
     ],
     ids=str,
 )
