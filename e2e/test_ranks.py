@@ -159,7 +159,7 @@ def test_what_is_killed_is_loaded_again_while_the_other_copy_serves(
         recovery = time.time() - struck
         flow.wait_for(10)
     results.add(f"ranks: a {what} SIGKILLed (reported after {reported:.0f} s)", flow.result, recovery)
-    assert "of 2 does not serve" in told["message"]
+    assert "1 of 2 copies does not serve" in told["message"]
     broken = flow.result.broken
     assert len(broken) <= 3, listed(broken)
     late = [each for each in broken if each.start >= struck + _NOTICED_S]

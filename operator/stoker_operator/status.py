@@ -305,8 +305,9 @@ def _degraded(seen: Seen) -> dict[str, Verdict]:
     if not pods:
         return {}
     down = [
-        f"pod {pod}: {', '.join(f'copy {copy.number}' for copy in copies.down)} of {len(copies.each)} "
-        f"{'does' if len(copies.down) == 1 else 'do'} not serve{f': {copies.said}' if copies.said else ''}"
+        f"pod {pod}: {len(copies.down)} of {len(copies.each)} copies {'does' if len(copies.down) == 1 else 'do'} not "
+        f"serve (engine {', '.join(str(copy.number) for copy in copies.down)})"
+        f"{f': {copies.said}' if copies.said else ''}"
         for pod, copies in pods
         if copies.down
     ]

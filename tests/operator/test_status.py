@@ -117,13 +117,13 @@ def test_copies_that_serve_are_counted(document: Any, catalogue: Catalogue) -> N
 
 def test_a_copy_that_does_not_serve_is_told_and_its_pod_is_ready(document: Any, catalogue: Catalogue) -> None:
     copies = {
-        "a": Copies((Copy(0, True, 100), Copy(1, False)), "copy 1 of 2: loading again: rank 3 of 4 was killed"),
+        "a": Copies((Copy(0, True, 100), Copy(1, False)), "copy 1 of 2: serves; copy 2 of 2: loading again"),
         "b": Copies((Copy(0, True, 100), Copy(1, True, 100))),
     }
     reported = report(document(replicas=2, parallelism={"data": 2}), catalogue, copies=copies)
     assert condition(reported, "Degraded") == ("True", "CopyDown")
     assert message(reported, "Degraded").startswith(
-        "pod a: copy 1 of 2 does not serve: copy 1 of 2: loading again: rank 3 of 4 was killed; the others of its pod"
+        "pod a: 1 of 2 copies does not serve (engine 1): copy 1 of 2: serves; copy 2 of 2: loading again; the others of"
     )
     assert condition(reported, "Ready") == ("True", "Ready"), "every replica does serve"
     engine = reported["workloads"][0]["engine"]
@@ -139,7 +139,7 @@ def test_many_copies_are_told_in_few_words(document: Any, catalogue: Catalogue) 
     engine = reported["workloads"][0]["engine"]
     assert (engine["copies"], engine["servingCopies"], len(engine["copyStates"])) == (400, 200, 64)
     assert not any(state["serves"] for state in engine["copyStates"])
-    assert "copy 1, copy 3, copy 5, copy 7 of 8 do not serve" in message(reported, "Degraded")
+    assert "4 of 8 copies do not serve (engine 1, 3, 5, 7)" in message(reported, "Degraded")
     assert "and so in 47 more pods" in message(reported, "Degraded")
 
 
