@@ -55,8 +55,8 @@ def _read(metrics: bytes) -> tuple[Copy, ...]:
         if index is None or index >= _MOST_COPIES:
             continue
         cache = caches.get(which, {})
-        blocks, size = number(cache.get("num_gpu_blocks", "")), number(cache.get("block_size", ""))
-        copies[index] = Copy(index, found[2] == b"1", blocks, blocks * size if blocks and size else None)
+        blocks, tokens = number(cache.get("num_gpu_blocks", "")), number(cache.get("kv_cache_size_tokens", ""))
+        copies[index] = Copy(index, found[2] == b"1", blocks, tokens)
     return tuple(copies[index] for index in sorted(copies))
 
 

@@ -23,12 +23,13 @@ def metrics(*up: int) -> bytes:
     lines = []
     for number, each in enumerate(up):
         lines.append(f'stoker:engine_up{{engine="{number}",model_name="m"}} {each}.0')
-        lines.append(f'vllm:cache_config_info{{block_size="16",engine="{number}",num_gpu_blocks="{100 + number}"}} 1.0')
+        cache = f'engine="{number}",kv_cache_size_tokens="{1600 + number}",num_gpu_blocks="{100 + number}"'
+        lines.append(f"vllm:cache_config_info{{{cache}}} 1.0")
     return ("\n".join(lines) + "\n").encode()
 
 
 def copies(*up: int) -> tuple[Copy, ...]:
-    return tuple(Copy(number, bool(each), 100 + number, 1600 + 16 * number) for number, each in enumerate(up))
+    return tuple(Copy(number, bool(each), 100 + number, 1600 + number) for number, each in enumerate(up))
 
 
 class Pod:
