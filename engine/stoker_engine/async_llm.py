@@ -374,12 +374,12 @@ class AsyncLLM:
         self._serving = False
         logger.error("the engine died: %s", cause)
         _resolve(self._loaded, type(cause)(f"the engine died while it loaded: {cause}"))
-        self._end_streams(type(cause))
+        self._end_streams(type(cause), _for_clients(cause))
         self._death.set_result(cause)
 
-    def _end_streams(self, kind: type[EngineDeadError] = EngineDeadError) -> None:
+    def _end_streams(self, kind: type[EngineDeadError] = EngineDeadError, message: str = _DEAD) -> None:
         for stream in self._streams.values():
-            stream.fail(kind(_DEAD))
+            stream.fail(kind(message))
         self._streams.clear()
 
     def _is_waited_for(self) -> bool:
@@ -388,6 +388,11 @@ class AsyncLLM:
     @property
     def _standstill(self) -> str | None:
         return self._watchdog.standstill(self._process)
+
+
+def _for_clients(cause: EngineDeadError) -> str:
+    """What clients are told of a death: how a process ended, but not the words of an error within."""
+    return _DEAD if type(cause) is EngineDeadError else f"the engine has stopped: {cause}"
 
 
 def _resolve(future: asyncio.Future[_T], result: _T | Exception) -> None:

@@ -46,7 +46,6 @@ from stoker_engine.exec.supervision import Supervision
 from stoker_engine.grammar.matcher import GrammarError
 from stoker_engine.grammar.token_table import TokenTable
 from stoker_engine.models.load_progress import OnProgress
-from stoker_engine.parallel.device import resolve_device, usable_cores
 from stoker_engine.parallel.layout import Layout
 
 if TYPE_CHECKING:
@@ -100,10 +99,7 @@ class RankExecutor:
         program: Sequence[str] = PROGRAM,
     ) -> None:
         layout = Layout.of(args)
-        if resolve_device(args).type == "cpu" and layout.size > (cores := usable_cores()):
-            logger.warning(
-                "%d ranks share %d processors: what comes out is right, but slow to come", layout.size, cores
-            )
+        _warn_if_crowded(args, layout)
         supervision = supervision or Supervision()
         self._on_death = supervision.on_death
         self._ranks_wait_s = _RANKS_WAIT * supervision.step_timeout
@@ -128,6 +124,7 @@ class RankExecutor:
             self._answering = self._ranks[layout.first_of_last_stage]
             threading.Thread(target=self._look_after, name="ranks", daemon=True).start()
             self._send(replace(args, model=str(checkpoint.path), revision=None))
+            on_progress(0, 0)
             self.plan, self.on_cpu = self._loaded(on_progress)
             threading.Thread(target=self._read, name="from-ranks", daemon=True).start()
             undo.pop_all()
@@ -341,7 +338,7 @@ class RankExecutor:
         for rank in self._ranks:
             if (cause := rank.cause()) is not None:
                 return cause
-        silent = [rank for rank in self._ranks if rank.was_killed]
+        silent = [rank for rank in self._ranks if rank.was_killed and rank.lost is None]
         if stopped := [rank for rank in silent if rank.was_stopped]:
             return _stopped(stopped)
         if silent:
@@ -349,6 +346,13 @@ class RankExecutor:
                 f"{_names(silent)} did not come to an operation of all ranks within {self._ranks_wait_s:.0f} s"
             )
         return EngineDeadError("; ".join(rank.lost.message for rank in self._ranks if rank.lost is not None))
+
+
+def _warn_if_crowded(args: EngineArgs, layout: Layout) -> None:
+    from stoker_engine.parallel.device import resolve_device, usable_cores  # torch, which not all that import this need
+
+    if resolve_device(args).type == "cpu" and layout.size > (cores := usable_cores()):
+        logger.warning("%d ranks share %d processors: what comes out is right, but slow to come", layout.size, cores)
 
 
 def _ran(since: float) -> float:

@@ -65,6 +65,7 @@ def main(argv: list[str]) -> int:
     from stoker_engine.parallel.ranks import RankLostError
 
     try:
+        _send(connection, Progress(0, 0))
         joined = join(rank, layout, setup.rendezvous, setup.timeout_s)
         runner = _load(connection, layout, joined.groups)
         if runner is None:

@@ -112,6 +112,7 @@ config = types.SimpleNamespace(vocab_size=VOCABULARY, eos_token_ids=(1,))
 checkpoint = types.SimpleNamespace(path=Path("/nowhere"), config=config, card=card, method="")
 stored = types.SimpleNamespace(dtype="float32", weights="float32", kv_cache_dtype="float32")
 _pretend("stoker_engine.exec.dtypes", stored_as=lambda *_: stored)
+_pretend("stoker_engine.exec.shared_model", refuse_indivisible=lambda *_: None)
 _pretend("stoker_engine.exec.runner", Runner=Runner)
 _pretend("stoker_engine.models.checkpoint", Checkpoint=object, find_checkpoint=lambda _: checkpoint)
 

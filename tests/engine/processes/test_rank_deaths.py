@@ -33,7 +33,7 @@ def changed(self, *args):
         time.sleep(1000)
     return real(self, *args)
 Runner.{method} = changed
-sys.exit(main(sys.argv))
+sys.exit(main(sys.argv[1:]))
 '''
 from stoker_engine.exec.rank_executor import RankExecutor
 RankExecutor.__init__.__kwdefaults__["program"] = ("-c", RANK)

@@ -162,7 +162,9 @@ def test_a_dead_rank_is_named_and_all_are_loaded_again(tiny_llama: Path, tmp_pat
         with _in_flight(url) as lines:
             first[2].kill()
             *_, last = lines
-        assert json.loads(last.removeprefix("data: "))["error"]["type"] == "internal_error"
+        error = json.loads(last.removeprefix("data: "))["error"]
+        assert error["type"] == "internal_error"
+        assert f"rank 1 of {SIZE} was killed by signal 9" in error["message"]
         assert _answer(url) == 200, "it waits for the next engine"
         assert not any(map(_lives, first))
         assert f"rank 1 of {SIZE} was killed by signal 9 (SIGKILL)" in served.log
@@ -187,7 +189,7 @@ def test_a_stopped_rank_is_named(traffic: bool, tiny_llama: Path, tmp_path: Path
             for line in lines:
                 last = line
         if traffic:
-            assert "error" in json.loads(last.removeprefix("data: "))
+            assert f"rank 1 of {SIZE} was stopped" in json.loads(last.removeprefix("data: "))["error"]["message"]
         assert served.ended() == 1, "what it runs on may be stuck"
         told = LastWords.parse(served.last_words.read_text())
         assert told is not None
