@@ -33,7 +33,7 @@ from concurrent.futures import Future
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from multiprocessing.connection import Connection, wait
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, BinaryIO, Final
 
 from stoker_engine.children.lifeline import wait_for_hangup
 from stoker_engine.contract.engine_args import EngineArgs
@@ -46,7 +46,9 @@ from stoker_engine.exec.supervision import Supervision
 from stoker_engine.grammar.matcher import GrammarError
 from stoker_engine.grammar.token_table import TokenTable
 from stoker_engine.models.load_progress import OnProgress
+from stoker_engine.parallel.device import resolve_device
 from stoker_engine.parallel.layout import Layout
+from stoker_engine.parallel.processors import Machine, Share, crowding, deal
 
 if TYPE_CHECKING:
     from stoker_engine.exec.kv_cache import KVCachePlan
@@ -99,7 +101,6 @@ class RankExecutor:
         program: Sequence[str] = PROGRAM,
     ) -> None:
         layout = Layout.of(args)
-        _warn_if_crowded(args, layout)
         supervision = supervision or Supervision()
         self._on_death = supervision.on_death
         self._ranks_wait_s = _RANKS_WAIT * supervision.step_timeout
@@ -116,11 +117,22 @@ class RankExecutor:
         with ExitStack() as undo:
             undo.callback(self.shutdown)
             undo.callback(self._end, EngineDeadError("its ranks were not loaded"))
-            rendezvous = os.memfd_create("stoker-ranks")
-            with os.fdopen(rendezvous):
+            on_cpu = resolve_device(args).type == "cpu"
+            shares = _shares(layout.size, on_cpu)
+            with ExitStack() as files:
+                rendezvous = files.enter_context(_memory()).fileno()
+                regions = [files.enter_context(_memory()).fileno() for _ in range(layout.pipeline)]
                 for rank in range(layout.size):
-                    setup = Setup(rank, layout, f"file:///proc/self/fd/{rendezvous}", self._ranks_wait_s)
-                    self._ranks.append(RankProcess(setup, [rendezvous], supervision.log_format, program))
+                    region = regions[layout.stage_of(rank).index]
+                    setup = Setup(
+                        rank,
+                        layout,
+                        f"file:///proc/self/fd/{rendezvous}",
+                        self._ranks_wait_s,
+                        shares[rank],
+                        region if on_cpu else None,
+                    )
+                    self._ranks.append(RankProcess(setup, [rendezvous, region], supervision.log_format, program))
             self._answering = self._ranks[layout.first_of_last_stage]
             threading.Thread(target=self._look_after, name="ranks", daemon=True).start()
             self._send(replace(args, model=str(checkpoint.path), revision=None))
@@ -348,13 +360,6 @@ class RankExecutor:
         return EngineDeadError("; ".join(rank.lost.message for rank in self._ranks if rank.lost is not None))
 
 
-def _warn_if_crowded(args: EngineArgs, layout: Layout) -> None:
-    from stoker_engine.parallel.device import resolve_device, usable_cores  # torch, which not all that import this need
-
-    if resolve_device(args).type == "cpu" and layout.size > (cores := usable_cores()):
-        logger.warning("%d ranks share %d processors: what comes out is right, but slow to come", layout.size, cores)
-
-
 def _ran(since: float) -> float:
     """Seconds since then, without those in which this process did not run."""
     return min(time.monotonic() - since, 2 * _LOOK_S)
@@ -378,3 +383,19 @@ def _stopped(ranks: Iterable[RankProcess]) -> EngineStuckError:
 
 def _names(ranks: Iterable[RankProcess]) -> str:
     return ", ".join(rank.name for rank in ranks)
+
+
+def _shares(size: int, on_cpu: bool) -> list[Share]:
+    """The processors of each rank. Those that compute on accelerators run on all."""
+    machine = Machine.here()
+    shares = deal(machine, size)
+    if not on_cpu:
+        return [replace(share, processors=machine.allowed) for share in shares]
+    if (warning := crowding(machine, size)) is not None:
+        logger.warning(warning)
+    return shares
+
+
+def _memory() -> BinaryIO:
+    """Memory without a name, which goes with the last process that has it."""
+    return os.fdopen(os.memfd_create("stoker-ranks"), "rb")

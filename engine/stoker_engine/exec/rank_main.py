@@ -26,14 +26,16 @@ from stoker_engine.children.death import Died
 from stoker_engine.children.lifeline import die_with, wait_for_hangup
 from stoker_engine.children.load_failed import LoadFailed
 from stoker_engine.contract.errors import StokerError
-from stoker_engine.exec.rank_messages import Loaded, Lost, Prepare, Prepared, Progress
+from stoker_engine.exec.rank_messages import Loaded, Lost, Prepare, Prepared, Progress, Setup
 from stoker_engine.grammar.token_table import TokenTable
+from stoker_engine.parallel.processors import bind
 
 if TYPE_CHECKING:
     from stoker_engine.exec.runner import Runner
     from stoker_engine.models.load_progress import OnProgress
     from stoker_engine.parallel.groups import Groups
-    from stoker_engine.parallel.layout import Layout
+    from stoker_engine.parallel.join import Joined
+    from stoker_engine.parallel.shared_ranks import SharedMemory
 
 logger = logging.getLogger(__name__)
 
@@ -61,13 +63,13 @@ def main(argv: list[str]) -> int:
     rank, layout = setup.rank, setup.layout
     # All ranks see the same, and one of them says it; but what is wrong may be so in one alone.
     logs.configure(log_format, logging.INFO if rank == 0 else logging.WARNING, rank=rank)
-    from stoker_engine.parallel.join import join  # torch: seconds
-    from stoker_engine.parallel.ranks import RankLostError
+    bind(setup.share)  # before torch and the kernels start threads
+    from stoker_engine.parallel.ranks import RankLostError  # torch: seconds
 
     try:
         _send(connection, Progress(0, 0))
-        joined = join(rank, layout, setup.rendezvous, setup.timeout_s)
-        runner = _load(connection, layout, joined.groups)
+        joined = _join(setup)
+        runner = _load(connection, joined.groups)
         if runner is None:
             return 2
         _run(connection, runner, answers=rank == layout.first_of_last_stage)
@@ -82,14 +84,31 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def _load(connection: Connection, layout: Layout, groups: Groups) -> Runner | None:
+def _join(setup: Setup) -> Joined:
+    from stoker_engine.parallel.device import limit_threads
+    from stoker_engine.parallel.join import join
+
+    limit_threads(setup.share.threads)
+    return join(setup.rank, setup.layout, setup.rendezvous, setup.timeout_s, _shared_memory(setup))
+
+
+def _shared_memory(setup: Setup) -> SharedMemory | None:
+    if setup.region is None:
+        return None
+    from stoker_engine.kernels.native.library import library
+    from stoker_engine.parallel.shared_ranks import SharedMemory
+
+    if setup.share.is_crowded:  # who is awake keeps the others from coming
+        return SharedMemory(setup.region, library(), spin_us=0)
+    return SharedMemory(setup.region, library())
+
+
+def _load(connection: Connection, groups: Groups) -> Runner | None:
     """This rank's part of the model; None where it cannot be served, which has then been reported."""
     from stoker_engine.exec.runner import Runner
     from stoker_engine.models.checkpoint import find_checkpoint
-    from stoker_engine.parallel.device import limit_threads
 
     args = pickle.loads(connection.recv_bytes())
-    limit_threads(layout.size)
     try:
         runner = Runner(args, find_checkpoint(args), _progress(connection), groups)
     except StokerError as error:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from stoker_engine.core.grammar import Grammar
 from stoker_engine.parallel.layout import Layout
+from stoker_engine.parallel.processors import Share
 
 if TYPE_CHECKING:
     from stoker_engine.exec.kv_cache import KVCachePlan
@@ -27,12 +28,17 @@ class Setup:
         layout: how all of them share the model.
         rendezvous: where they find each other; see `parallel.process_ranks.World`.
         timeout_s: seconds that it waits for another one.
+        share: the processors that are its own.
+        region: file descriptor of the memory that it shares with those of its stage; None: they share none. See
+            `parallel.shared_ranks.SharedMemory`.
     """
 
     rank: int
     layout: Layout
     rendezvous: str
     timeout_s: float
+    share: Share
+    region: int | None = None
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,15 +11,10 @@ import torch
 
 from stoker_engine.contract.engine_args import EngineArgs
 from stoker_engine.contract.errors import ArgumentError
+from stoker_engine.parallel.processors import cpu_quota
 
 #: cgroup v2, then v1; the kernel writes "max" or a number near 2^63 where there is no limit.
 _CGROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
-
-#: cgroup v2 writes "quota period" into one file ("max 100000" where there is no limit), v1 writes two (-1).
-_CPU_QUOTAS = (
-    ("/sys/fs/cgroup/cpu.max",),
-    ("/sys/fs/cgroup/cpu/cpu.cfs_quota_us", "/sys/fs/cgroup/cpu/cpu.cfs_period_us"),
-)
 
 
 def resolve_device(args: EngineArgs) -> torch.device:
@@ -54,28 +48,24 @@ def memory_bytes(device: torch.device, sharers: int = 1) -> int:
     return min([_machine_memory(), *_cgroup_limits()]) // sharers
 
 
-def limit_threads(sharers: int = 1) -> None:
-    """Uses no more threads than the container has processors, or this process's part of them.
+def limit_threads(most: int | None = None) -> None:
+    """Uses no more threads than the container has processors, or fewer.
 
     torch starts one for each core of the machine. Where a container's limit is lower, the kernel stops all of them
     for the rest of each period, and every product waits for its slowest thread.
 
     Args:
-        sharers: processes that compute at the same time, this one included. Only the first call may name them.
+        most: how many this process may use, of several that compute at the same time; whoever comes later and knows of
+            none changes nothing.
     """
-    if (count := max(1, usable_threads() // sharers)) != torch.get_num_threads():
+    count = usable_threads() if most is None else min(usable_threads(), most)
+    if count != torch.get_num_threads():
         torch.set_num_threads(count)
-
-
-def usable_cores() -> int:
-    """How many processors this process may use at the same time."""
-    count, quota = len(os.sched_getaffinity(0)), _cpu_quota()
-    return count if quota is None else max(1, min(count, math.ceil(quota)))
 
 
 def usable_threads() -> int:
     """How many threads torch would use, or fewer: as many as the container has processors."""
-    count, quota = torch.get_num_threads(), _cpu_quota()
+    count, quota = torch.get_num_threads(), cpu_quota()
     return count if quota is None else max(1, min(count, math.ceil(quota)))
 
 
@@ -95,14 +85,6 @@ def torch_threads(count: int | None) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
-
-
-def _cpu_quota() -> float | None:
-    for files in _CPU_QUOTAS:
-        if all(Path(file).is_file() for file in files):
-            words = [word for file in files for word in Path(file).read_text().split()]
-            return int(words[0]) / int(words[1]) if words[0].isdigit() else None
-    return None
 
 
 def _machine_memory() -> int:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
+
 from stoker_engine.parallel.groups import Groups
 from stoker_engine.parallel.layout import Layout
 from stoker_engine.parallel.process_ranks import World
-from stoker_engine.parallel.ranks import Alone
+from stoker_engine.parallel.ranks import Alone, Ranks
+from stoker_engine.parallel.shared_ranks import MAX_RANKS, SharedMemory, SharedRanks
 
 
 @dataclass(frozen=True)
@@ -26,7 +29,7 @@ class Joined:
         self._world.close()
 
 
-def join(rank: int, layout: Layout, rendezvous: str, timeout_s: float) -> Joined:
+def join(rank: int, layout: Layout, rendezvous: str, timeout_s: float, shared: SharedMemory | None = None) -> Joined:
     """Waits until all ranks of a copy have come.
 
     Args:
@@ -34,11 +37,26 @@ def join(rank: int, layout: Layout, rendezvous: str, timeout_s: float) -> Joined
         layout: how all of them share the model.
         rendezvous: where they find each other; see `World`.
         timeout_s: how long a rank waits for another one.
+        shared: where the ranks that share layers meet; None: they share no memory.
 
     Raises:
         RankLostError: not all came in time.
     """
     world = World(rank, layout.size, rendezvous, timeout_s)
     copy = world.ranks([list(range(layout.size))])
-    tensor = Alone() if layout.tensor == 1 else world.ranks(layout.tensor_groups())
-    return Joined(Groups(tensor, copy=copy), world)
+    return Joined(Groups(_tensor_group(rank, layout, timeout_s, world, copy, shared), copy=copy), world)
+
+
+def _tensor_group(
+    rank: int, layout: Layout, timeout_s: float, world: World, copy: Ranks, shared: SharedMemory | None
+) -> Ranks:
+    if layout.tensor == 1:
+        return Alone()
+    if shared is None or layout.tensor > MAX_RANKS:
+        return world.ranks(layout.tensor_groups())
+    library = shared.library
+    # Of ranks of different builds, or short of memory, one may have no kernels: then none goes by them.
+    is_everywhere = bool(copy.all_gather(torch.tensor([library is not None])).all())
+    if library is None or not is_everywhere:
+        return world.ranks(layout.tensor_groups())
+    return SharedRanks(layout.place_of(rank), layout.tensor, shared.fd, timeout_s, library, shared.spin_us)

@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+import os
+from dataclasses import dataclass
 from typing import Final, NoReturn
 
 import torch
@@ -63,9 +65,19 @@ class _Member(ctypes.Structure):
     )
 
 
-def region_bytes(size: int) -> int:
-    """How large the memory that `size` ranks share is. All of it is 0 before they come."""
-    return size * (_DESK_BYTES + 2 * _SLOT_BYTES)
+@dataclass(frozen=True)
+class SharedMemory:
+    """Where ranks of one machine's CPUs meet.
+
+    Attributes:
+        fd: file descriptor of their memory, empty at first, and not used again by others.
+        library: the CPU's kernels; None: they cannot be had.
+        spin_us: microseconds that a waiting rank is awake before it sleeps; 0 where ranks share processors.
+    """
+
+    fd: int
+    library: ctypes.CDLL | None
+    spin_us: float = 50.0
 
 
 class SharedRanks:
@@ -74,7 +86,7 @@ class SharedRanks:
     Args:
         rank: this one's number.
         size: how many there are, 2 … `MAX_RANKS`.
-        fd: file descriptor of their memory, of `region_bytes(size)`; it may be closed afterwards.
+        fd: file descriptor of their memory, see `SharedMemory`; it may be closed afterwards.
         timeout_s: seconds after which a rank that does not come to an operation counts as lost.
         library: the CPU's kernels.
         spin_us: microseconds that a waiting rank is awake before it sleeps; 0 where ranks share processors.
@@ -86,7 +98,9 @@ class SharedRanks:
         assert 2 <= size <= MAX_RANKS and 0 <= rank < size
         self.rank, self.size = rank, size
         self._timeout_s, self._library = timeout_s, library
-        self._memory = mmap.mmap(fd, region_bytes(size))  # kept for as long as this rank is
+        num_bytes = size * (_DESK_BYTES + 2 * _SLOT_BYTES)
+        os.truncate(fd, num_bytes)  # whoever comes first fills it with zeros, and to others it does nothing
+        self._memory = mmap.mmap(fd, num_bytes)  # kept for as long as this rank is
         self._me = _Member(
             region=ctypes.addressof(ctypes.c_char.from_buffer(self._memory)),
             rank=rank,

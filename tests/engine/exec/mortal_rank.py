@@ -74,7 +74,8 @@ class RankLostError(RuntimeError):
 class Joined:
     """Ranks that meet in the file of their rendezvous: each counts there how often it came."""
 
-    def __init__(self, rank: int, layout: Layout, rendezvous: str, timeout_s: float) -> None:
+    def __init__(self, rank: int, layout: Layout, rendezvous: str, timeout_s: float, shared: object) -> None:
+        assert shared is not None
         self.rank, self.size, self._timeout_s, self._met = rank, layout.size, timeout_s, 0
         self.groups = self
         self._file = os.open(rendezvous.removeprefix("file://"), os.O_RDWR)
@@ -123,7 +124,7 @@ class Runner:
             time.sleep(0.1)
             on_progress(done * 10**RANK, 3 * 10**RANK)
         come_to("load")
-        self.plan = types.SimpleNamespace(num_blocks=7, model=args.model, sharers=SHARERS)
+        self.plan = types.SimpleNamespace(num_blocks=7, model=args.model, threads=THREADS)
 
     def run(self, step: Step) -> StepResult:
         self._steps.append(step.number)
@@ -144,11 +145,13 @@ def _pretend(name: str, **contents: object) -> None:
     sys.modules[name] = module
 
 
-SHARERS: list[int] = []
+THREADS: list[int] = []
 _pretend("stoker_engine.exec.runner", Runner=Runner)
 _pretend("stoker_engine.parallel.join", join=Joined)
 _pretend("stoker_engine.parallel.ranks", RankLostError=RankLostError)
-_pretend("stoker_engine.parallel.device", limit_threads=SHARERS.append)
+_pretend("stoker_engine.parallel.device", limit_threads=THREADS.append)
+_pretend("stoker_engine.parallel.shared_ranks", SharedMemory=lambda *_, **__: "pretended")
+_pretend("stoker_engine.kernels.native.library", library=lambda: None)
 _pretend("stoker_engine.models.checkpoint", find_checkpoint=lambda args: args.model)
 
 from stoker_engine.exec import rank_main  # noqa: E402

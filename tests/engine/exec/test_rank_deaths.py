@@ -36,6 +36,7 @@ from stoker_engine.core.step import Step
 from stoker_engine.exec.rank_executor import RankExecutor
 from stoker_engine.exec.supervision import Supervision
 from stoker_engine.grammar.matcher import GrammarError
+from stoker_engine.parallel.processors import Machine, deal
 
 PROGRAM = Path(__file__).with_name("mortal_rank.py")
 SIZE, STEP_TIMEOUT_S = 3, 3.5
@@ -65,7 +66,7 @@ def make(deaths: Path, told: list[StokerError]) -> Iterator[Make]:
         for point, rank, how in planned:
             (deaths / f"{point}-{rank}").write_text(how)
         checkpoint: Any = types.SimpleNamespace(path=Path("/some/model"))
-        args = EngineArgs("org/name", revision="main", tensor_parallel_size=SIZE)
+        args = EngineArgs("org/name", revision="main", device="cpu", tensor_parallel_size=SIZE)
         supervision = Supervision(STEP_TIMEOUT_S, on_death=told.append)
         executor = RankExecutor(
             args, checkpoint, supervision=supervision, program=(str(PROGRAM), str(deaths)), **options
@@ -106,7 +107,8 @@ def test_steps_come_back_in_order_with_two_in_flight(make: Make) -> None:
     calls: list[tuple[int, int]] = []
     executor = make(on_progress=lambda done, total: calls.append((done, total)))
     plan: Any = executor.plan
-    assert (plan.num_blocks, plan.model, plan.sharers, executor.on_cpu) == (7, "/some/model", [SIZE], True)
+    threads = [deal(Machine.here(), SIZE)[0].threads]
+    assert (plan.num_blocks, plan.model, plan.threads, executor.on_cpu) == (7, "/some/model", threads, True)
     assert len(calls) > SIZE  # more often than each rank once, at its end
     assert calls == sorted(calls)
     assert calls[-1] == (333, 333), "they do not add up to what all ranks load"
@@ -333,7 +335,7 @@ from stoker_engine.contract.engine_args import EngineArgs
 from stoker_engine.exec.rank_executor import RankExecutor
 def run():
     checkpoint = types.SimpleNamespace(path=Path("/m"))
-    executor = RankExecutor(EngineArgs("m", tensor_parallel_size=2), checkpoint, program=sys.argv[2:])
+    executor = RankExecutor(EngineArgs("m", device="cpu", tensor_parallel_size=2), checkpoint, program=sys.argv[2:])
     print(*(rank.pid for rank in executor._ranks), flush=True)
     time.sleep(60)
 if sys.argv[1] == "main":

@@ -10,7 +10,7 @@ import torch
 
 from stoker_engine.contract.engine_args import EngineArgs
 from stoker_engine.contract.errors import ArgumentError
-from stoker_engine.parallel import device
+from stoker_engine.parallel import device, processors
 
 
 @pytest.mark.parametrize(
@@ -45,16 +45,16 @@ def test_threads_stay_within_the_containers_processors(
     paths = tuple(str(tmp_path / str(index)) for index in range(len(files)))
     for path, text in zip(paths, files, strict=True):
         Path(path).write_text(text + "\n")
-    monkeypatch.setattr(device, "_CPU_QUOTAS", (("/nowhere",), paths))
+    monkeypatch.setattr(processors, "_CPU_QUOTAS", (("/nowhere",), paths))
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(4)
         device.limit_threads()
         assert torch.get_num_threads() == threads
         torch.set_num_threads(4)
-        for sharers in (2, 1):  # whoever comes later and knows of nobody changes nothing
-            device.limit_threads(sharers)
-            assert torch.get_num_threads() == max(1, threads // 2)
+        for most in (2, None, 8):  # whoever comes later and knows of nobody changes nothing
+            device.limit_threads(most)
+            assert torch.get_num_threads() == min(2, threads)
     finally:
         torch.set_num_threads(before)
 

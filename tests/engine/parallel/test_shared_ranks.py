@@ -24,7 +24,7 @@ import torch
 
 from stoker_engine.kernels.native.library import library
 from stoker_engine.parallel.ranks import RankLostError
-from stoker_engine.parallel.shared_ranks import SharedRanks, region_bytes
+from stoker_engine.parallel.shared_ranks import SharedRanks
 
 T = TypeVar("T")
 
@@ -45,10 +45,9 @@ def kernels() -> ctypes.CDLL:
 
 
 @contextmanager
-def region(size: int) -> Iterator[int]:
+def region() -> Iterator[int]:
     fd = os.memfd_create("ranks")
     try:
-        os.truncate(fd, region_bytes(size))
         yield fd
     finally:
         os.close(fd)
@@ -56,7 +55,7 @@ def region(size: int) -> Iterator[int]:
 
 def together(size: int, work: Callable[[SharedRanks], T], timeout_s: float = 120, spin_us: float = 50) -> list[T]:
     """What `work` returns in each of that many ranks, which are threads."""
-    with region(size) as fd, ThreadPoolExecutor(size) as pool:
+    with region() as fd, ThreadPoolExecutor(size) as pool:
         members = [SharedRanks(rank, size, fd, timeout_s, kernels(), spin_us) for rank in range(size)]
         return list(pool.map(work, members))
 
@@ -215,7 +214,7 @@ class Forked:
         self.pids, self.pipes = [], []
         lengths = random.Random(seed).choices(EDGES, k=50)
         kernels()
-        with region(size) as fd:
+        with region() as fd:
             for rank in range(size):
                 read, write = os.pipe()
                 pid = os.fork()
