@@ -85,9 +85,10 @@ def _ways(answer: Answer) -> str:
     placement = study.placement
     memory = placement.accelerator.memory_mib
     nodes = f" × {placement.nodes} nodes" if placement.nodes > 1 else ""
+    ranks = placement.sizes.used if placement.accelerator.resource is None else 1
     head = [
         ("model", spec.model.source),
-        ("accelerator", f"{placement.count}{nodes} × {spec.hardware.accelerator}" + _each(memory)),
+        ("accelerator", f"{placement.count}{nodes} × {spec.hardware.accelerator}" + _each(memory) + _shared(ranks)),
         ("runtime", spec.engine.runtime + (f", {study.image}" if study.image else "")),
     ]
     if study.unknown:
@@ -191,3 +192,7 @@ def _cells(way: Option) -> tuple[str, ...]:
 
 def _each(memory: int | None) -> str:
     return f" ({memory:,} MiB each)" if memory else ""
+
+
+def _shared(ranks: int) -> str:
+    return f", shared by {ranks} ranks" if ranks > 1 else ""

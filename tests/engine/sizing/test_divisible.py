@@ -88,11 +88,12 @@ def stored(config: ModelConfig, dice: random.Random) -> WeightFormats:
     return WeightFormats.of(slots)
 
 
-def refusal(config: ModelConfig, ranks: int, formats: WeightFormats) -> str:
+def refusal(config: ModelConfig, ranks: int, formats: WeightFormats, *, whole_experts: bool = False) -> str:
     """What the layers of any rank say; empty: nothing."""
     for rank in range(ranks):
         linear = with_formats(formats, lambda _: UNQUANTIZED)
-        build = Build(torch.float32, SdpaBackend(), REFERENCE, Seat(rank, ranks), linear)
+        seat = Seat(rank, ranks)
+        build = Build(torch.float32, SdpaBackend(), REFERENCE, seat, linear, whole_experts=whole_experts)
         try:
             with torch.device("meta"):
                 Decoder(config, build, max_model_len=64)
@@ -110,6 +111,10 @@ def test_what_is_objected_to_is_what_layers_refuse(seed: int) -> None:
         said, refused = objection(config, ranks, formats=formats), refusal(config, ranks, formats)
         assert bool(said) == bool(refused), (ranks, said, refused)
         assert (ranks in tensor_sizes(config, ranks, formats=formats)) == (said is None)
+        if any(layer.moe for layer in config.layers):
+            said = objection(config, ranks, whole_experts=True, formats=formats)
+            refused = refusal(config, ranks, formats, whole_experts=True)
+            assert bool(said) == bool(refused), (ranks, said, refused)
 
 
 def test_the_draws_are_of_all_kinds() -> None:

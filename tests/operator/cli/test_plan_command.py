@@ -296,3 +296,13 @@ def test_every_reason_is_documented() -> None:
     text = (ROOT / "docs/planning.md").read_text(encoding="utf-8")
     assert {"DoesNotFit", "HeadsNotDivisible", "UnsupportedDtype", "NoImage"} <= reasons
     assert not {reason for reason in reasons if f"`{reason}`" not in text}
+
+
+def test_ranks_share_a_cpu(run: Any, answer: Any) -> None:
+    flags = ("--model", "Qwen/Qwen3-8B", "--accelerator", "cpu", "--memory", "96Gi", "-tp", "2", "-dp", "2")
+    _, text, _ = run(*flags)
+    assert "1 × cpu, shared by 4 ranks" in text
+    code, found = answer(*flags)
+    assert code == 0
+    assert [(way["tensor"], way["data"]) for way in found["options"]] == [(4, 1), (2, 2), (1, 4)]
+    assert found["recommendation"]["hardware"] == {"count": 1, "nodes": 1}
