@@ -341,7 +341,9 @@ def run():
 if sys.argv[1] == "main":
     run()
 else:
-    threading.Thread(target=run).start()
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
 """
 
 
