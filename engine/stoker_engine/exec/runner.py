@@ -31,7 +31,8 @@ from stoker_engine.parallel.groups import Groups
 from stoker_engine.parallel.transfer import to_device, to_host
 from stoker_engine.sampling.choice import Choice
 from stoker_engine.sampling.logprobs import token_logprobs
-from stoker_engine.sampling.sampler import sample
+from stoker_engine.sampling.sampler import greedy, sample
+from stoker_engine.sampling.shared_vocabulary import likeliest
 from stoker_engine.sizing import memory
 
 logger = logging.getLogger(__name__)
@@ -80,6 +81,7 @@ class Runner:
             stage=groups.pipeline.stage,
             whole_experts=args.enable_expert_parallel,
         )
+        self._vocabulary = build.share(self.config.vocab_size)
         formats = checkpoint.weight_formats(self.dtype, self.device)
         self.plan = plan_kv_cache(args, self.config, self.dtype, self.device, groups, formats)
         scales = checkpoint.kv_scales(args.kv_cache_dtype, build)
@@ -130,7 +132,7 @@ class Runner:
             logits = self._logits(hidden, logit_rows) if len(logit_rows) else None
             computed = time.monotonic()
             by_place = masks.result() if masks is not None else {}
-            sampled = self._sample(logits, step, by_place) if logits is not None and self._groups.samples else []
+            sampled = self._sample(logits, step, by_place) if logits is not None else []
             if logits is not None:
                 self._keep_sampled(step, sampled)
             prompt_logprobs = self._all_prompt_logprobs(hidden, inputs, step)
@@ -156,11 +158,12 @@ class Runner:
         return self.model.logits(hidden if len(rows) == len(hidden) else hidden[to_device(rows, self.device)])
 
     def _sample(self, logits: torch.Tensor, step: Step, masks: StepMasksByPlace) -> list[Sampled]:
-        """Of each sequence that samples: what was drawn, drafts judged."""
+        """Of each sequence that samples: what was drawn, drafts judged. Of ranks that share the vocabulary, each knows
+        the likeliest tokens, and the one that samples all others."""
         drafts = {draft.place: draft.token_ids for draft in step.drafts}
         rows = [row for row, num_samples in zip(step.rows, step.num_samples, strict=True) if num_samples]
         if not drafts and self._rows.is_plain[rows].all() and max(step.num_samples, default=0) == 1:
-            return sample(logits, [None] * len(rows), self._rows_at_once, self._kernels)
+            return self._draw(logits, [None] * len(rows))
         choices: list[Choice | None] = []
         shares = zip(step.rows, step.starts, step.lengths, step.num_samples, strict=True)
         for place, (row, start, length, num_samples) in enumerate(shares):
@@ -172,7 +175,7 @@ class Runner:
                     self._rows.choice(row, position + held, num_samples, draft[:held], mask)
                     for held, mask in enumerate(of_place)
                 ]
-        drawn = iter(sample(logits, choices, self._rows_at_once, self._kernels))
+        drawn = iter(self._draw(logits, choices))
         places = [place for place, num_samples in enumerate(step.num_samples) if num_samples]
         judged = []
         for place in places:
@@ -181,12 +184,27 @@ class Runner:
             judged.append(_judged([next(drawn) for _ in of_place], draft, [mask.error for mask in of_place]))
         return judged
 
+    def _draw(self, logits: torch.Tensor, choices: list[Choice | None]) -> list[Sampled]:
+        """By each row of this rank's part of the logits. Other parts are gathered of those rows alone that more is
+        asked of than the likeliest token."""
+        if self._ranks.size == 1:
+            return sample(logits, choices, self._rows_at_once, self._kernels)
+        drawn = greedy(*likeliest(logits, self._vocabulary.start, self._ranks, self._kernels.argmax))
+        asking = [row for row, choice in enumerate(choices) if choice is not None]
+        if asking:
+            rows = logits if len(asking) == len(choices) else logits[to_device(asking, self.device)]
+            rows, theirs = self._ranks.all_gather(rows), [choices[row] for row in asking]
+            if self._groups.samples:
+                for row, its in zip(asking, sample(rows, theirs, self._rows_at_once, self._kernels), strict=True):
+                    drawn[row] = its
+        return drawn
+
     def _keep_sampled(self, step: Step, sampled: list[Sampled]) -> None:
         """Writes the tokens of each first child into its row."""
         places = [place for place, num_samples in enumerate(step.num_samples) if num_samples]
         tokens = [drawn.token_ids[0] if drawn.token_ids else [] for drawn in sampled]
         if self._ranks.size > 1:
-            tokens = self._from_first_rank(tokens, len(places), step)
+            tokens = self._from_first_rank(tokens, places, step)
         if step.drafts:
             drafted = {draft.place: len(draft.token_ids) for draft in step.drafts}
             for place, its in zip(places, tokens, strict=True):
@@ -197,14 +215,23 @@ class Runner:
         rows = [step.rows[place] for place, _ in kept]
         self._rows.append_one(rows, [step.starts[p] + step.lengths[p] for p, _ in kept], [token for _, token in kept])
 
-    def _from_first_rank(self, tokens: list[list[int]], count: int, step: Step) -> list[list[int]]:
-        """What the first rank has drawn for `count` sequences; only there `tokens` are them."""
+    def _from_first_rank(self, tokens: list[list[int]], places: list[int], step: Step) -> list[list[int]]:
+        """The tokens of the sequences at `places`; those that are more than likeliest are known to the first rank."""
+        asking = [
+            index
+            for index, place in enumerate(places)
+            if step.num_samples[place] > 1 or not self._rows.is_plain[step.rows[place]]
+        ]
+        if not asking:
+            return tokens
         longest = 1 + max((len(draft.token_ids) for draft in step.drafts), default=0)
-        padded = np.full((count, longest), -1, dtype=np.int64)
-        for row, its in zip(padded, tokens, strict=False):
-            row[: len(its)] = its
+        padded = np.full((len(asking), longest), -1, dtype=np.int64)
+        for row, index in zip(padded, asking, strict=True):
+            row[: len(tokens[index])] = tokens[index]
         received = to_host(self._ranks.broadcast(to_device(padded, self.device)))
-        return [[token for token in its if token >= 0] for its in received]
+        for index, its in zip(asking, received, strict=True):
+            tokens[index] = [token for token in its if token >= 0]
+        return tokens
 
     def _all_prompt_logprobs(
         self, hidden: torch.Tensor, inputs: Inputs, step: Step
@@ -232,7 +259,7 @@ class Runner:
         is_finite = True
         for start in range(positions.start, positions.stop, self._rows_at_once):
             stop = min(start + self._rows_at_once, positions.stop)
-            logits = self.model.logits(hidden[first + start : first + stop])  # by all ranks
+            logits = self._ranks.all_gather(self.model.logits(hidden[first + start : first + stop]))
             is_finite = is_finite and bool(to_host(self._kernels.argmax(logits)[1].isfinite().all()))
             if is_finite and self._groups.samples:
                 tokens = self._rows.token_ids[row, start + 1 : stop + 1].tolist()

@@ -43,7 +43,7 @@ class Embedding(nn.Module):
 
 
 class Head(nn.Module):
-    """A logit for each token of the vocabulary.
+    """A logit for each token of this rank's part of the vocabulary.
 
     Slots: ``name.weight`` [vocabulary, width], unless it is tied, and ``name.bias``.
 
@@ -55,7 +55,7 @@ class Head(nn.Module):
         self, build: Build, name: str, vocab_size: int, width: int, bias: bool, tied: Embedding | None
     ) -> None:
         super().__init__()
-        self._name, self._width, self._ranks = name, width, build.ranks
+        self._name, self._width = name, width
         self.rows = build.share(vocab_size)
         self.is_tied = tied is not None
         if tied is None:
@@ -67,9 +67,8 @@ class Head(nn.Module):
         self._product = self.matrix.product(None if self.bias is None else self.bias.data)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """[rows, width] → [rows, vocabulary]."""
-        logits = self._product(x)
-        return logits if self.rows.is_whole else self._ranks.all_gather(logits)
+        """[rows, width] → [rows, this rank's part of the vocabulary]."""
+        return self._product(x)
 
     __call__ = forward
 

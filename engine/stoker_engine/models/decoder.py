@@ -153,7 +153,7 @@ class Decoder(nn.Module):
         return x if self.project_out is None else self.project_out(x)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """[rows, hidden] → [rows, vocabulary] float32."""
+        """[rows, hidden] → [rows, this rank's part of the vocabulary] float32."""
         head = self.config.decoder.head
         logits: torch.Tensor = self.lm_head(hidden).float()
         if head.multiplier != 1.0:

@@ -42,5 +42,5 @@ class Model(Protocol):
         ...
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """[rows, hidden] → [rows, vocabulary] float32."""
+        """[rows, hidden] → [rows, this rank's part of the vocabulary] float32."""
         ...

@@ -41,15 +41,21 @@ def sample(
     return sampled
 
 
+def greedy(best: torch.Tensor, largest: torch.Tensor) -> list[Sampled]:
+    """The likeliest token of each row, from what `kernels.argmax` gives."""
+    return _greedy(to_host(best), to_host(largest.isfinite()))
+
+
+def _greedy(best: list[int], finite: list[bool]) -> list[Sampled]:
+    return [Sampled([[token]]) if is_finite else _corrupted() for token, is_finite in zip(best, finite, strict=True)]
+
+
 def _sample(
     logits: torch.Tensor, choices: Sequence[Choice | None], rows_at_once: int, kernels: Kernels
 ) -> list[Sampled]:
     best, largest = kernels.argmax(logits)
     finite = to_host(largest.isfinite())
-    sampled = [
-        Sampled([[token]]) if is_finite else _corrupted()
-        for token, is_finite in zip(to_host(best), finite, strict=True)
-    ]
+    sampled = _greedy(to_host(best), finite)
     special = [(row, choice) for row, choice in enumerate(choices) if choice is not None and finite[row]]
     beams = [(row, choice) for row, choice in special if choice.num_candidates]
     others = [(row, choice) for row, choice in special if not choice.num_candidates]

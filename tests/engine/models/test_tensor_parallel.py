@@ -175,14 +175,19 @@ def on_every_rank(size: int, work: Callable[[Ranks], Any]) -> list[Any]:
         return list(pool.map(guarded, range(size)))
 
 
-def part_of(model: Decoder, size: int) -> Any:
-    """`model` with a config of the caches that one rank of `size` keeps, as a test's runner makes them."""
+def part_of(model: Decoder, ranks: Ranks) -> Any:
+    """`model` with a config of the caches that one of `ranks` keeps, as a test's runner makes them, and all logits."""
+    size = ranks.size
     layers = tuple(
         replace(layer, attention=replace(layer.attention, num_kv_heads=-(-layer.attention.num_kv_heads // size)))
         for layer in model.config.layers
     )
     config = SimpleNamespace(layers=layers)
-    return SimpleNamespace(config=config, backend=model.backend, forward=model.forward, logits=model.logits)
+
+    def logits(hidden: torch.Tensor) -> torch.Tensor:
+        return ranks.all_gather(model.logits(hidden))
+
+    return SimpleNamespace(config=config, backend=model.backend, forward=model.forward, logits=logits)
 
 
 @pytest.mark.parametrize(("name", "size", "whole_experts"), CASES)
@@ -195,7 +200,7 @@ def test_ranks_compute_what_one_computes(
 
     def work(ranks: Ranks) -> tuple[Any, Decoder]:
         model = load(tmp_path, ranks, whole_experts)
-        return paged_run(part_of(model, size), prompts, new_tokens=6), model
+        return paged_run(part_of(model, ranks), prompts, new_tokens=6), model
 
     ran = on_every_rank(size, work)
 
