@@ -17,7 +17,8 @@ _OF_EVERY_RECORD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asc
 
 
 class TextFormatter(logging.Formatter):
-    """``TIME LEVEL LOGGER: [rank 1] message [request id]``; the rank only in a process that is one.
+    """``TIME LEVEL LOGGER: [engine 1] [rank 0] message [request id]``; which copy and rank it is only where there are
+    several.
 
     Args:
         labels: what each line says of its process.
@@ -38,7 +39,7 @@ class JSONFormatter(logging.Formatter):
     """An object a line: time (Unix seconds), level, logger, message, and what the record carries besides.
 
     Args:
-        labels: what each line says of its process: its rank.
+        labels: what each line says of its process: its copy, its rank.
     """
 
     def __init__(self, **labels: int) -> None:

@@ -13,7 +13,8 @@ Preemptions lie inside these intervals. A request that is aborted early has only
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeVar
 
 from prometheus_client import (
     CollectorRegistry,
@@ -33,6 +34,8 @@ from stoker_engine.sizing.cache_groups import blocks_per_sequence
 
 #: Why requests are turned away: the limit that was reached.
 ADMISSION_REASONS = ("max_num_queued_reqs", "max_num_queued_tokens")
+
+_Family = TypeVar("_Family", Counter, Gauge, Histogram)
 
 _NOTHING = SchedulerStats(0, 0, 0.0, 0, 0, 0)
 
@@ -57,17 +60,83 @@ def process_registry() -> CollectorRegistry:
 
 
 class EngineMetrics:
-    """Watches one engine, from what its steps report.
+    """Watches an engine, and each of its copies.
 
     Args:
         registry: where the metrics go.
         model_name: the label `model_name` of all of them.
         args: the engine's.
+        num_copies: how many there are; the label `engine` says which one.
     """
 
-    def __init__(self, registry: CollectorRegistry, model_name: str, args: EngineArgs, info: EngineInfo) -> None:
+    def __init__(
+        self, registry: CollectorRegistry, model_name: str, args: EngineArgs, info: EngineInfo, num_copies: int = 1
+    ) -> None:
+        families = _Families(registry)
+        self._copies = [CopyMetrics(families, model_name, str(copy), args, info) for copy in range(num_copies)]
+        rejections = families.counter(
+            "vllm:admission_rejections", "Requests turned away by a queue's limit.", ("model_name", "reason")
+        )
+        self._rejections = {reason: rejections.labels(model_name, reason) for reason in ADMISSION_REASONS}
+
+    def on_step(self, report: StepReport) -> None:
+        """Takes down what a step did."""
+        self._copies[report.copy].on_step(report)
+
+    def on_death(self, copy: int = 0) -> None:
+        """Takes down that a copy died."""
+        self._copies[copy].on_death()
+
+    def on_restart(self, copy: int = 0) -> None:
+        """Takes down that another engine takes the place of one that died."""
+        self._copies[copy].on_restart()
+
+    def on_rejected(self, reason: str) -> None:
+        """Takes down a request that a queue's limit turned away; `reason` is one of `ADMISSION_REASONS`."""
+        self._rejections[reason].inc()
+
+    def look_up(self, copy: int, serves: Callable[[], bool]) -> None:
+        """Says from now on whether a copy serves, by asking; any thread may."""
+        self._copies[copy].look_up(serves)
+
+
+class _Families:
+    """Metrics by name. Each is made once, for all copies."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
         self._registry = registry
-        self._labels = {"model_name": model_name, "engine": "0"}
+        self._made: dict[str, Any] = {}
+
+    def gauge(self, name: str, help: str, labels: Iterable[str]) -> Gauge:
+        """The gauge of that name."""
+        return self._family(name, lambda: Gauge(name, help, tuple(labels), registry=self._registry))
+
+    def counter(self, name: str, help: str, labels: Iterable[str]) -> Counter:
+        """The counter of that name."""
+        return self._family(name, lambda: Counter(name, help, tuple(labels), registry=self._registry))
+
+    def histogram(self, name: str, help: str, labels: Iterable[str], buckets: Sequence[float]) -> Histogram:
+        """The histogram of that name."""
+        make = lambda: Histogram(name, help, tuple(labels), registry=self._registry, buckets=buckets)  # noqa: E731
+        return self._family(name, make)
+
+    def _family(self, name: str, make: Callable[[], _Family]) -> _Family:
+        made: _Family = self._made.get(name) or make()
+        self._made[name] = made
+        return made
+
+
+class CopyMetrics:
+    """Watches one copy of an engine, from what its steps report.
+
+    Args:
+        families: where the metrics go.
+        engine: which copy it is.
+    """
+
+    def __init__(self, families: _Families, model_name: str, engine: str, args: EngineArgs, info: EngineInfo) -> None:
+        self._families = families
+        self._labels = {"model_name": model_name, "engine": engine}
         self._reported = _NOTHING
         tokens = list(itertools.takewhile(lambda bound: bound <= info.max_model_len, _one_two_five()))
 
@@ -110,15 +179,10 @@ class EngineMetrics:
             )
         )
 
-        rejections = Counter(
-            "vllm:admission_rejections",
-            "Requests turned away by a queue's limit.",
-            ["model_name", "reason"],
-            registry=self._registry,
-        )
-        self._rejections = {reason: rejections.labels(model_name, reason) for reason in ADMISSION_REASONS}
-
         self._restarts = self._counter("engine_restarts", "Deaths of the engine that the server outlived.", "stoker")
+        self._up = families.gauge("stoker:engine_up", "Whether this copy of the model serves.", self._labels).labels(
+            **self._labels
+        )
 
         self._step_tokens = self._histogram("iteration_tokens_total", "Tokens a step.", _TOKENS_A_STEP)
         self._first_token = self._histogram(
@@ -179,15 +243,19 @@ class EngineMetrics:
         for request in report.finished:
             self._on_finished(request)
 
-    def on_restart(self) -> None:
-        """Takes down that another engine takes the place of one that died: it has nothing yet, and counts anew."""
-        self._restarts.inc()
+    def on_death(self) -> None:
+        """Takes down that it died: it has nothing any more, and another one counts anew."""
         self._reported = _NOTHING
         self._show(_NOTHING)
 
-    def on_rejected(self, reason: str) -> None:
-        """Takes down a request that a queue's limit turned away; `reason` is one of `ADMISSION_REASONS`."""
-        self._rejections[reason].inc()
+    def on_restart(self) -> None:
+        """Takes down that another one takes its place."""
+        self._restarts.inc()
+        self.on_death()
+
+    def look_up(self, serves: Callable[[], bool]) -> None:
+        """See `EngineMetrics.look_up`."""
+        self._up.set_function(serves)
 
     def _show(self, stats: SchedulerStats) -> None:
         self._running.set(stats.num_running)
@@ -233,31 +301,31 @@ class EngineMetrics:
             "num_gpu_blocks": info.num_blocks,
             "num_gpu_blocks_override": args.num_gpu_blocks_override,
         }
-        gauge = Gauge("vllm:cache_config_info", "The KV cache's configuration.", list(labels), registry=self._registry)
+        gauge = self._families.gauge("vllm:cache_config_info", "The KV cache's configuration.", labels)
         gauge.labels(**labels).set(1)
 
     def _show_model(self, info: EngineInfo) -> None:
         """What vLLM has no metric for: in which dtype the model is computed, and how it is stored."""
         labels = {**self._labels, "dtype": info.dtype, "weights": info.weights, "kv_cache_dtype": info.kv_cache_dtype}
-        gauge = Gauge("stoker:model_info", "How the model is stored.", list(labels), registry=self._registry)
+        gauge = self._families.gauge("stoker:model_info", "How the model is stored.", labels)
         gauge.labels(**labels).set(1)
 
     def _gauge(self, name: str, help: str) -> Gauge:
-        return Gauge(f"vllm:{name}", help, list(self._labels), registry=self._registry).labels(**self._labels)
+        return self._families.gauge(f"vllm:{name}", help, self._labels).labels(**self._labels)
 
     def _gauges(self, name: str, help: str, label: str, values: Sequence[str]) -> list[Gauge]:
-        family = Gauge(f"vllm:{name}", help, [*self._labels, label], registry=self._registry)
+        family = self._families.gauge(f"vllm:{name}", help, [*self._labels, label])
         return [family.labels(**self._labels, **{label: value}) for value in values]
 
     def _counter(self, name: str, help: str, prefix: str = "vllm") -> Counter:
-        return Counter(f"{prefix}:{name}", help, list(self._labels), registry=self._registry).labels(**self._labels)
+        return self._families.counter(f"{prefix}:{name}", help, self._labels).labels(**self._labels)
 
     def _counters(self, name: str, help: str, label: str, values: Sequence[str]) -> list[Counter]:
-        family = Counter(f"vllm:{name}", help, [*self._labels, label], registry=self._registry)
+        family = self._families.counter(f"vllm:{name}", help, [*self._labels, label])
         return [family.labels(**self._labels, **{label: value}) for value in values]
 
     def _histogram(self, name: str, help: str, buckets: Sequence[float]) -> Histogram:
-        family = Histogram(f"vllm:{name}", help, list(self._labels), registry=self._registry, buckets=buckets)
+        family = self._families.histogram(f"vllm:{name}", help, self._labels, buckets)
         return family.labels(**self._labels)
 
 

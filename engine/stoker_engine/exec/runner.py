@@ -66,7 +66,7 @@ class Runner:
     ) -> None:
         self.device = resolve_device(args)
         if self.device.type == "cpu":
-            limit_threads()
+            limit_threads(args.data_parallel_size if groups is None else 1)  # ranks have done so
         self.config = checkpoint.config
         self.dtype = resolve_dtype(args, checkpoint, self.device)
         self._groups = groups = groups or Groups()

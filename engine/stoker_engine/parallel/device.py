@@ -23,12 +23,11 @@ def resolve_device(args: EngineArgs) -> torch.device:
     Raises:
         ArgumentError: the device is not there, or more of them are asked than this engine drives.
     """
-    for name in ("pipeline_parallel_size", "data_parallel_size"):
-        if getattr(args, name) != 1:
-            raise ArgumentError(
-                "--" + name.replace("_", "-"),
-                f"{getattr(args, name)} is not supported by this engine version; use 1",
-            )
+    if args.pipeline_parallel_size != 1:
+        raise ArgumentError(
+            "--pipeline-parallel-size",
+            f"{args.pipeline_parallel_size} is not supported by this engine version; use 1",
+        )
     name = args.device
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
@@ -41,7 +40,7 @@ def memory_bytes(device: torch.device, sharers: int = 1) -> int:
     """Memory of `device`; for the CPU the container's limit, or the machine's memory if that is less.
 
     Args:
-        sharers: ranks that compute together. Each has an accelerator of its own, or its part of the CPU's memory.
+        sharers: ranks of all copies. Each has an accelerator of its own, or its part of the CPU's memory.
     """
     if device.type == "cuda":
         return torch.cuda.get_device_properties(device).total_memory

@@ -37,12 +37,19 @@ class EngineProcess:
         log_format: see `logs.configure`.
         program: interpreter arguments of what runs; tests bring their own.
         step_timeout: seconds after which its ranks are stuck, if it has some; see `exec.supervision`.
+        copy: which of the model's copies it is; None: the only one.
 
     Raises:
         OSError: the system has no process or memory left for it.
     """
 
-    def __init__(self, log_format: str = "text", program: Sequence[str] = PROGRAM, step_timeout: float = 300.0) -> None:
+    def __init__(
+        self,
+        log_format: str = "text",
+        program: Sequence[str] = PROGRAM,
+        step_timeout: float = 300.0,
+        copy: int | None = None,
+    ) -> None:
         self.status = StatusWord()
         self.status.enter(Phase.STARTING)
         self._socket, theirs = socket.socketpair()
@@ -64,6 +71,7 @@ class EngineProcess:
                         log_format,
                         str(parent_for_child()),
                         str(step_timeout),
+                        "" if copy is None else str(copy),
                     ],
                     pass_fds=(theirs.fileno(), self.status.fd),
                     process_group=0,  # Ctrl-C in a terminal is for the server, which ends the engine in its own time
@@ -127,13 +135,17 @@ class EngineProcess:
         self._killed_because = self._killed_because or because
         self._process.kill()
 
-    def close(self) -> None:
-        """Asks the engine to end, and waits until it has."""
+    def ask_to_end(self) -> None:
+        """Asks the engine to end, without waiting."""
         self._outbox.put(None)
         try:
             self._socket.shutdown(socket.SHUT_WR)
         except OSError:
             logger.debug("the engine is gone already")
+
+    def close(self) -> None:
+        """Asks the engine to end, and waits until it has."""
+        self.ask_to_end()
         try:
             self._process.wait(_CLOSE_TIMEOUT_S)
         except subprocess.TimeoutExpired:

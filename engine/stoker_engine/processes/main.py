@@ -29,6 +29,7 @@ from stoker_engine.core.finish_reason import FinishReason
 from stoker_engine.core.outputs import StepOutputs, TokenDelta
 from stoker_engine.exec.supervision import Supervision
 from stoker_engine.grammar.token_table import TokenTable
+from stoker_engine.processes.copy_devices import show_own_devices
 from stoker_engine.processes.messages import Abort, Stop
 from stoker_engine.processes.status_word import Phase, StatusWord
 
@@ -45,14 +46,14 @@ def main(argv: list[str]) -> int:
 
     Args:
         argv: file descriptors of the pipe and of the status word, the log's format, the process to die with
-            (0: none), and seconds after which a rank is stuck.
+            (0: none), seconds after which a rank is stuck, and which copy of the model this is (empty: the only one).
     """
     pipe, word, log_format, parent = int(argv[0]), int(argv[1]), argv[2], int(argv[3])
-    step_timeout = float(argv[4])
+    step_timeout, copy = float(argv[4]), int(argv[5]) if argv[5] else None
     for signum in (signal.SIGINT, signal.SIGTERM):
         signal.signal(signum, signal.SIG_IGN)
     die_with(parent)
-    logs.configure(log_format)
+    logs.configure(log_format, **({} if copy is None else {"engine": copy}))
     status = StatusWord(word)
     status.enter(Phase.STARTING)
     connection = Connection(pipe)
@@ -60,7 +61,7 @@ def main(argv: list[str]) -> int:
     threading.Thread(target=_receive, args=(connection, inbox), name="inbox", daemon=True).start()
     supervision = Supervision(step_timeout, log_format, on_death=inbox.put)
     try:
-        engine = _load(connection, inbox, status, supervision)
+        engine = _load(connection, inbox, status, supervision, copy or 0)
         if engine is None:
             return 2
         _run(engine, connection, inbox, status)
@@ -73,7 +74,9 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def _load(connection: Connection, inbox: Inbox, status: StatusWord, supervision: Supervision) -> Engine | None:
+def _load(
+    connection: Connection, inbox: Inbox, status: StatusWord, supervision: Supervision, copy: int
+) -> Engine | None:
     """The engine, loaded; None when it cannot be, which the server then knows."""
     from stoker_engine.engine import Engine  # torch: seconds, while the server finds the model's files
 
@@ -83,6 +86,7 @@ def _load(connection: Connection, inbox: Inbox, status: StatusWord, supervision:
         raise _unexpected(args)
     status.enter(Phase.LOADING)
     try:
+        show_own_devices(args, copy)
         engine = Engine.from_args(args, lambda: status.enter(Phase.LOADING), supervision)
     except EngineDeadError:  # another attempt may fare better
         raise

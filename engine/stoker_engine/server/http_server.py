@@ -20,7 +20,13 @@ from collections.abc import Iterator
 
 import uvicorn
 
-from stoker_engine.contract.errors import ArgumentError, EngineDeadError, StokerError
+from stoker_engine.contract.errors import (
+    ArgumentError,
+    EngineDeadError,
+    EngineOutOfMemoryError,
+    EngineStuckError,
+    StokerError,
+)
 from stoker_engine.contract.serve_args import ServeArgs
 from stoker_engine.server.app import create_app
 from stoker_engine.server.connection.http_protocol import http_protocol
@@ -141,31 +147,59 @@ class Server(uvicorn.Server):
                 signal.signal(signum, handler)
 
     async def _engine(self) -> None:
-        """Loads the engine, and waits until it is dead for good, which it raises."""
+        """Loads the engine, and waits until it is dead for good, with all its copies, which it raises."""
         service = self._service
         service.on_loaded(await service.client.load())
         logger.info("serving %s on %s", ", ".join(service.model_names), self._url)
+        copies = [asyncio.create_task(self._keep(copy)) for copy in range(service.client.num_copies)]
         try:
-            while True:
-                death = await service.client.wait_dead()
-                await self._load_again(type(death)(f"the engine died: {death}"))
-                logger.info("serving again")
+            await asyncio.gather(*copies)
         finally:
-            service.restarts.give_up()
+            for task in copies:
+                task.cancel()
+            for restarts in service.restarts:
+                restarts.give_up()
 
-    async def _load_again(self, death: EngineDeadError) -> None:
-        """Has the engine loaded again, also where it dies of that, while restarts are left; then raises the death."""
-        service = self._service
-        while service.restarts.allowed(death):
-            logger.warning("loading the engine again; requests wait for it")
-            service.on_restart()
-            try:
-                with service.restarts.one():
-                    await service.client.load()
+    async def _keep(self, copy: int) -> None:
+        """Has a copy loaded again whenever it dies, until it stays dead. The last one's death is raised."""
+        while True:
+            death = await self._service.client.wait_dead(copy)
+            if not await self._load_again(copy, type(death)(f"the engine died: {death}")):
                 return
+            logger.info("serving again%s", self._named(copy))
+
+    async def _load_again(self, copy: int, death: EngineDeadError) -> bool:
+        """Has a copy loaded again, also where it dies of that, while restarts are left. Then it stays dead, where
+        others serve or may do so again; else its death is raised."""
+        service, client = self._service, self._service.client
+        others = [each for each in range(client.num_copies) if each != copy]
+        while True:
+            service.on_death(copy)
+            others_serve = any(map(client.serves, others))
+            if not service.restarts[copy].allowed(death, others_serve):
+                break
+            if others_serve:
+                logger.warning("loading the engine again%s; others serve", self._named(copy))
+            else:
+                logger.warning("loading the engine again%s; requests wait for it", self._named(copy))
+            service.on_restart(copy)
+            try:
+                with service.restarts[copy].one():
+                    await client.load(copy)
+                return True
             except EngineDeadError as another:
                 death = another
+        service.restarts[copy].give_up()
+        hopeless = isinstance(death, EngineOutOfMemoryError | EngineStuckError)
+        if others_serve or not (hopeless or all(service.restarts[each].given_up for each in others)):
+            logger.error("the engine stays dead%s: it died too often", self._named(copy))
+            return False
         raise death
+
+    def _named(self, copy: int) -> str:
+        """Which copy, for the log, where there are several."""
+        num_copies = self._service.client.num_copies
+        return "" if num_copies == 1 else f", copy {copy + 1} of {num_copies} (engine {copy})"
 
     async def _leave(self, engine: asyncio.Task[None]) -> None:
         """Serves through the grace, then lets what is in flight finish. Both together take no more than they may, and

@@ -17,7 +17,7 @@ from stoker_engine.server.engine.admission import Admission
 from stoker_engine.server.engine.engine_client import EngineClient
 from stoker_engine.server.engine.generation import Generation
 from stoker_engine.server.engine.lifecycle import Lifecycle
-from stoker_engine.server.engine.restarts import Restarts
+from stoker_engine.server.engine.restarts import Restarts, wait_any
 from stoker_engine.server.observability.request_log import RequestLog
 from stoker_engine.server.observability.throughput_log import ThroughputLog
 from stoker_engine.server.openai.chat_request import ChatCompletionRequest
@@ -38,7 +38,7 @@ class Service:
         registry: all metrics.
         running: what is being generated.
         created: when it began to be served, in Unix seconds.
-        restarts: of the engine.
+        restarts: of each copy of the engine.
     """
 
     def __init__(self, args: ServeArgs, client: EngineClient) -> None:
@@ -52,7 +52,7 @@ class Service:
         self._metrics: EngineMetrics | None = None
         self._begins_after: Sequence[tuple[int, ...]] | None = None  # once somebody asked
         frontend = args.frontend
-        self.restarts = Restarts(frontend.max_engine_restarts)
+        self.restarts = [Restarts(frontend.max_engine_restarts) for _ in range(client.num_copies)]
         self._admission = Admission(frontend.max_num_queued_reqs, frontend.max_num_queued_tokens, self._on_rejected)
         self._requests = RequestLog(frontend.enable_log_requests, frontend.max_log_len)
         self._throughput = None if frontend.disable_log_stats else ThroughputLog()
@@ -75,17 +75,25 @@ class Service:
 
     def on_loaded(self, info: EngineInfo) -> None:
         """The engine is loaded."""
-        self._metrics = EngineMetrics(self.registry, self.model_name, self.args.engine, info)
+        client = self.client
+        self._metrics = EngineMetrics(self.registry, self.model_name, self.args.engine, info, client.num_copies)
+        for copy in range(client.num_copies):
+            self._metrics.look_up(copy, functools.partial(client.serves, copy))
         if info.licence is not None:
             logger.info("licence of %s: %s", self.model_name, info.licence)
         if info.model_card is not None:
             logger.info("model card of %s: %s", self.model_name, info.model_card)
         _ = self.parsers  # says in the log which
 
-    def on_restart(self) -> None:
-        """The engine has died, and is to be loaded again."""
+    def on_death(self, copy: int) -> None:
+        """A copy of the engine has died: it has nothing any more."""
         assert self._metrics is not None
-        self._metrics.on_restart()
+        self._metrics.on_death(copy)
+
+    def on_restart(self, copy: int) -> None:
+        """It is to be loaded again."""
+        assert self._metrics is not None
+        self._metrics.on_restart(copy)
 
     async def wait_ready(self) -> None:
         """Waits while an engine that died is loaded again.
@@ -97,7 +105,7 @@ class Service:
         if client.is_ready:
             return
         may_be_again = self.is_loaded and not client.is_stuck
-        if not (may_be_again and await self.restarts.wait(lambda: client.is_ready)):
+        if not (may_be_again and await wait_any(self.restarts, lambda: client.is_ready)):
             raise UnavailableError(f"the model cannot answer now: {client.status}")
 
     def check_model(self, name: str | None) -> None:

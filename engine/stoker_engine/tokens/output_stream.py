@@ -27,23 +27,22 @@ class OutputStream:
         self._lock = threading.Lock()
         self._kept: dict[tuple[str, int], OutputDelta | _Merged] = {}
         self._error: Exception | None = None
+        self._before_error: dict[tuple[str, int], OutputDelta | _Merged] = {}
         self._waiter: asyncio.Future[None] | None = None
 
     def put(self, delta: OutputDelta) -> bool:
-        """Adds a delta. One with `FinishReason.ERROR` is raised by `take`, after what came before it; what comes after
-        an error is dropped until it has been raised.
+        """Adds a delta. One with `FinishReason.ERROR` is raised by `take`, after what came before it, and before what
+        comes after it: that may be of other requests, which go on.
 
         Returns:
             Whether the stream was empty: its reader may be waiting, and `wake` must be called in the event loop.
         """
         key = delta.request_id, delta.index
         with self._lock:
-            if self._error is not None:
-                return False
             was_empty = not self._kept
             kept = self._kept.get(key)
             if delta.finish_reason is FinishReason.ERROR:
-                self._error = RequestFailedError(delta.error)
+                self._fail(RequestFailedError(delta.error))
             elif kept is None:
                 self._kept[key] = delta
             elif isinstance(kept, _Merged):
@@ -60,7 +59,7 @@ class OutputStream:
     def fail(self, error: Exception) -> None:
         """Has `take` raise `error` once, after what came before it. Of several errors the first counts."""
         with self._lock:
-            self._error = self._error or error
+            self._fail(error)
         self.wake()
 
     async def take(self) -> list[OutputDelta]:
@@ -72,14 +71,22 @@ class OutputStream:
         """
         while True:
             with self._lock:
-                kept, self._kept = self._kept, {}
-                if not kept and self._error is not None:
+                if self._error is None:
+                    kept, self._kept = self._kept, {}
+                elif self._before_error:
+                    kept, self._before_error = self._before_error, {}
+                else:
                     error, self._error = self._error, None
                     raise error
             if kept:
                 return [each.delta() if isinstance(each, _Merged) else each for each in kept.values()]
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter  # what was put since the look above has its `wake` still to come
+
+    def _fail(self, error: Exception) -> None:
+        if self._error is None:
+            self._error = error
+            self._before_error, self._kept = self._kept, {}
 
 
 class _Merged:

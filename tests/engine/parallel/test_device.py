@@ -17,7 +17,6 @@ from stoker_engine.parallel import device, processors
     "asked",
     [
         {"pipeline_parallel_size": 2},
-        {"data_parallel_size": 2},
     ],
     ids=str,
 )

@@ -2,7 +2,8 @@
 
 Real: the process's main loop, scheduler, KV manager, pipe. Pretended: the model; nothing here imports torch, so that a
 life begins in a fraction of a second. DEATHS is a folder; a file in it is a point of a life, each of its lines how to
-die there, once. Whoever reaches that point takes the first line and dies so:
+die there, once. Whoever reaches that point takes the first line and dies so. A file ``POINT-COPY`` is for one of
+several copies of the model:
 
     start   before anything is received              N          by signal N (19: it is only stopped)
     load    while the model is loaded                raise      by an exception of its own
@@ -28,7 +29,7 @@ from stoker_engine.core.outputs import StepOutputs
 from stoker_engine.core.step import Sampled, Step, StepResult
 from stoker_engine.sizing.cache_groups import CacheGroup
 
-DEATHS = Path(sys.argv[1])
+DEATHS, COPY = Path(sys.argv[1]), sys.argv[-1]
 BLOCKS, VOCABULARY = 256, 300
 
 
@@ -43,10 +44,16 @@ def _junk(_: int) -> NoReturn:
     raise OSError("junk")
 
 
+def planned(point: str) -> Path | None:
+    """Where it says how to die at that point, if it does."""
+    files = (DEATHS / point, DEATHS / f"{point}-{COPY}")
+    return next((file for file in files if file.exists()), None)
+
+
 def come_to(point: str) -> str | None:
     """Dies, if this life ends here; the words for what others must do are returned."""
-    file = DEATHS / point
-    if not file.exists():
+    file = planned(point)
+    if file is None:
         return None
     how, _, rest = file.read_text().partition("\n")
     file.write_text(rest) if rest else file.unlink()
@@ -80,7 +87,7 @@ class Runner:
     def run(self, step: Step) -> StepResult:
         time.sleep(0.001)
         come_to("step")
-        if (DEATHS / "token").exists() and self._steps_left < 0:
+        if planned("token") is not None and self._steps_left < 0:
             self._steps_left = 20
         self._steps_left -= 1
         if self._steps_left == 0:
@@ -114,6 +121,7 @@ stored = types.SimpleNamespace(dtype="float32", weights="float32", kv_cache_dtyp
 _pretend("stoker_engine.exec.dtypes", stored_as=lambda *_: stored)
 _pretend("stoker_engine.exec.shared_model", refuse_indivisible=lambda *_: None)
 _pretend("stoker_engine.exec.runner", Runner=Runner)
+_pretend("stoker_engine.exec.shared_model", refuse_indivisible=lambda *_: None)
 _pretend("stoker_engine.models.checkpoint", Checkpoint=object, find_checkpoint=lambda _: checkpoint)
 
 from stoker_engine.engine import Engine  # noqa: E402
@@ -131,8 +139,8 @@ def mortal_add(self: Engine, request: Any) -> None:
 
 
 def mortal_send(self: Connection, message: Any) -> None:
-    if isinstance(message, StepOutputs) and message.deltas and (DEATHS / "send").exists():
-        if (DEATHS / "send").read_text().split()[0] not in ("unpicklable", "junk"):
+    if isinstance(message, StepOutputs) and message.deltas and (file := planned("send")) is not None:
+        if file.read_text().split()[0] not in ("unpicklable", "junk"):
             whole = pickle.dumps(message)
             os.write(self.fileno(), len(whole).to_bytes(4, "big") + whole[: len(whole) // 2])
         match come_to("send"):

@@ -51,7 +51,7 @@ def test_killed(make_llm: Any) -> None:
         await llm.load()
         assert llm.is_ready
         stream = await _in_flight(llm)
-        os.kill(llm._process.pid, signal.SIGKILL)
+        os.kill(llm.copies[0].process.pid, signal.SIGKILL)
         await _ends(stream)
         assert not llm.is_live
         assert not llm.is_ready
@@ -71,7 +71,7 @@ def test_loaded_again_it_has_the_same_files(make_llm: Any, monkeypatch: pytest.M
         await llm.load()
         asked = Mock(side_effect=AssertionError("it asks again"))
         monkeypatch.setattr("stoker_engine.async_llm.locate_model", asked)
-        os.kill(llm._process.pid, signal.SIGKILL)
+        os.kill(llm.copies[0].process.pid, signal.SIGKILL)
         await asyncio.wait_for(llm.wait_dead(), 60)
         await llm.load()
         assert llm.is_ready
@@ -95,7 +95,7 @@ def test_stopped(make_llm: Any) -> None:
         await llm.load()
         await _stopped_while_nobody_waits(llm)
         stream = await _in_flight(llm)
-        os.kill(llm._process.pid, signal.SIGSTOP)
+        os.kill(llm.copies[0].process.pid, signal.SIGSTOP)
         stopped = asyncio.create_task(_ends(stream))
         await _until(lambda: not llm.is_live)
         assert "stopped" in llm.status
@@ -107,9 +107,9 @@ def test_stopped(make_llm: Any) -> None:
 
 async def _stopped_while_nobody_waits(llm: AsyncLLM) -> None:
     """Then it is not killed, and may go on."""
-    os.kill(llm._process.pid, signal.SIGSTOP)
+    os.kill(llm.copies[0].process.pid, signal.SIGSTOP)
     await _until(lambda: not llm.is_ready)
-    os.kill(llm._process.pid, signal.SIGCONT)
+    os.kill(llm.copies[0].process.pid, signal.SIGCONT)
     await _until(lambda: llm.is_ready)
 
 
@@ -119,7 +119,8 @@ def test_a_step_that_hangs(make_llm: Any) -> None:
         await llm.load()
         asked = time.monotonic()
         stream = await _in_flight(llm)
-        llm._watchdog.step_timeout = 1.0  # loading takes longer than that, and on a busy machine so may the first step
+        # Loading takes longer than that, and on a busy machine so may the first step.
+        llm.copies[0].watchdog.step_timeout = 1.0
         await _ends(stream)
         assert time.monotonic() - asked > 1
         assert "stuck" in str(await asyncio.wait_for(llm.wait_dead(), 1))
@@ -160,7 +161,7 @@ def test_killed_for_memory(make_llm: Any, monkeypatch: pytest.MonkeyPatch) -> No
     async def run() -> None:
         llm = make_llm(step=SLOW_STEP)
         await llm.load()
-        os.kill(llm._process.pid, signal.SIGKILL)
+        os.kill(llm.copies[0].process.pid, signal.SIGKILL)
         death = await asyncio.wait_for(llm.wait_dead(), 60)
         assert isinstance(death, EngineOutOfMemoryError)
         assert "memory ran out" in str(death)
@@ -177,7 +178,7 @@ def test_killed_or_stopped_while_it_loads(make_llm: Any, signum: signal.Signals,
         assert llm.is_live
         assert not llm.is_ready
         assert llm.status.startswith("loading")
-        os.kill(llm._process.pid, signum)
+        os.kill(llm.copies[0].process.pid, signum)
         async with asyncio.timeout(60):
             with pytest.raises(EngineDeadError, match=cause):
                 await loading
@@ -193,7 +194,7 @@ def test_killed_while_the_model_is_downloaded(make_llm: Any, monkeypatch: pytest
         llm = make_llm()
         loading = asyncio.create_task(llm.load())
         await asyncio.sleep(0.3)
-        os.kill(llm._process.pid, signal.SIGKILL)
+        os.kill(llm.copies[0].process.pid, signal.SIGKILL)
         async with asyncio.timeout(60):
             with pytest.raises(EngineDeadError, match="SIGKILL"):
                 await loading
@@ -221,7 +222,7 @@ async def run():
     llm = AsyncLLM(EngineArgs(sys.argv[1], num_gpu_blocks_override=64))
     await llm.load()
     assert "torch" not in sys.modules and "transformers" not in sys.modules
-    print(llm._process.pid, flush=True)
+    print(llm.copies[0].process.pid, flush=True)
     await asyncio.sleep(60)
 asyncio.run(run())
 """

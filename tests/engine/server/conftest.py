@@ -148,6 +148,7 @@ class FakeEngine:
         )
         self.is_live = self.is_ready = True
         self.is_stuck = False
+        self.num_copies = 1
         self.status = "stepping"
         self.answer = "hello world"
         self.error: Exception | None = None
@@ -164,11 +165,17 @@ class FakeEngine:
         self.loaded.set()
         self.death = asyncio.Event()
 
-    async def load(self) -> EngineInfo:
+    async def load(self, copy: int | None = None) -> EngineInfo:
         await self.loaded.wait()
         return self.info
 
-    async def wait_dead(self) -> EngineDeadError:
+    def serves(self, copy: int) -> bool:
+        return self.is_ready
+
+    def has(self, request_id: str) -> bool:
+        return request_id in self.alive
+
+    async def wait_dead(self, copy: int = 0) -> EngineDeadError:
         await self.death.wait()
         return EngineDeadError("a test killed it")
 
@@ -404,7 +411,7 @@ def wait_until(condition: Callable[[], bool], seconds: float = 60) -> None:
 
 def sample(url: str, name: str, **labels: str) -> float:
     """What /metrics says of the model `tiny`."""
-    labels |= {"model_name": "tiny", "engine": "0"}
+    labels = {"model_name": "tiny", "engine": "0", **labels}
     families = text_string_to_metric_families(httpx.get(f"{url}/metrics").text)
     samples = [sample for family in families for sample in family.samples if sample.name == name]
     return next(sample.value for sample in samples if sample.labels == labels)

@@ -240,3 +240,27 @@ def test_rejections_have_vllms_reasons(metrics: EngineMetrics, registry: Collect
         if sample.name.endswith("_total")
     }
     assert told == {("tiny", "max_num_queued_reqs"): 1, ("tiny", "max_num_queued_tokens"): 0}
+
+
+def test_each_copy_has_its_own(registry: CollectorRegistry) -> None:
+    """One family a metric, a sample a copy; a copy that died has nothing running, and others keep what they have."""
+    metrics = EngineMetrics(registry, "tiny", EngineArgs("tiny", data_parallel_size=3), INFO, 3)
+    serves = [True, False, True]
+    for copy in range(3):
+        metrics.look_up(copy, lambda copy=copy: serves[copy])
+        metrics.on_step(StepReport(4, 3, 1, SchedulerStats(copy + 1, 2, 0.5, 10, 5, 0), copy=copy))
+    metrics.on_restart(1)
+    serves[2] = False
+
+    def each(name: str) -> list[float]:
+        return [value(registry, name, engine=str(copy)) for copy in range(3)]
+
+    assert each("vllm:num_requests_running") == [1, 0, 3]
+    assert each("vllm:prefix_cache_hits_total") == [5, 5, 5]
+    assert each("stoker:engine_restarts_total") == [0, 1, 0]
+    assert each("stoker:engine_up") == [1, 0, 0]
+    metrics.on_step(StepReport(4, 3, 1, SchedulerStats(1, 2, 0.5, 7, 2, 0), copy=1))
+    assert each("vllm:prefix_cache_hits_total") == [5, 7, 5], "another engine counts anew"
+    text = generate_latest(registry).decode()
+    assert text.count("# TYPE vllm:num_requests_running gauge") == 1
+    assert text.count("vllm:cache_config_info{") == text.count("stoker:model_info{") == 3

@@ -100,7 +100,7 @@ class PromptTokenizer(Protocol):
 
 
 class EngineClient(Protocol):
-    """An engine that many requests share.
+    """An engine that many requests share: one, or several copies of it that live and die by themselves.
 
     Attributes:
         on_step: called in the event loop with what each step did; set before `load`.
@@ -108,17 +108,26 @@ class EngineClient(Protocol):
 
     on_step: Callable[[StepReport], None] | None
 
-    async def load(self) -> EngineInfo:
-        """Waits until the engine is loaded; when it is dead, until another one is in its place.
+    @property
+    def num_copies(self) -> int:
+        """How many copies there are."""
+        ...
+
+    async def load(self, copy: int | None = None) -> EngineInfo:
+        """Waits until the engine is loaded, with all copies; or, where a copy is dead, until another is in its place.
 
         Raises:
             ArgumentError, ModelError: it cannot be loaded.
-            EngineDeadError: it died while it loaded.
+            EngineDeadError: it died while it loaded; or a copy cannot be loaded again, while others serve.
         """
         ...
 
-    async def wait_dead(self) -> EngineDeadError:
-        """Waits until the engine is dead; the error's sentence says of what. Never returns after `shutdown`."""
+    async def wait_dead(self, copy: int = 0) -> EngineDeadError:
+        """Waits until a copy is dead; the error's sentence says of what. Never returns after `shutdown`."""
+        ...
+
+    def serves(self, copy: int) -> bool:
+        """Whether a copy is loaded and live. Any thread may ask."""
         ...
 
     @property
@@ -128,7 +137,7 @@ class EngineClient(Protocol):
 
     @property
     def is_live(self) -> bool:
-        """Whether loading or stepping progresses."""
+        """Whether loading or stepping progresses, in any copy."""
         ...
 
     @property
@@ -138,7 +147,7 @@ class EngineClient(Protocol):
 
     @property
     def is_ready(self) -> bool:
-        """Whether it is loaded and live."""
+        """Whether it is loaded, and a copy is live."""
         ...
 
     @property
@@ -170,6 +179,10 @@ class EngineClient(Protocol):
             RequestError: the request cannot be served as it is.
             EngineDeadError: the engine is dead. Where it dies later, the stream raises it.
         """
+        ...
+
+    def has(self, request_id: str) -> bool:
+        """Whether a request has begun, is not aborted, and lives on: its copy has not died."""
         ...
 
     def abort(self, request_id: str) -> None:

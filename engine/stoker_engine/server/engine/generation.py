@@ -107,13 +107,12 @@ class Generation:
                 try:
                     deltas = await self._stream.take()
                 except EngineDeadError as death:
-                    # Prompts go to the next engine where nobody has seen anything of them yet. If it was no signal
+                    # Prompts go to another engine where nobody has seen anything of them yet. If it was no signal
                     # from outside, one of them may be what the engine dies of, and they go on only once.
                     crashes += not isinstance(death, EngineKilledError)
-                    if crashes > 1 or not self._begun.isdisjoint(self._unfinished):
+                    if crashes > 1 or not self._begun.isdisjoint(self._lost()):
                         raise
                     asking.cancel()
-                    self._prompts_of.clear()  # what the dead engine still had on its way counts for nothing
                     asking = asyncio.create_task(self._ask_again())
                     continue
                 yield [(self._count(delta, ticket), delta) for delta in deltas if delta.request_id in self._prompts_of]
@@ -176,10 +175,9 @@ class Generation:
         return choice
 
     async def _ask(self) -> None:
-        """Begins a request for each prompt that has not finished. Whoever takes from the stream gets the errors."""
-        self._prompts_of.clear()
+        """Begins a request for each prompt that has none. Whoever takes from the stream gets the errors."""
         try:
-            for prompt in list(self._unfinished):
+            for prompt in self._unfinished.keys() - self._prompts_of.values():
                 request_id = f"{self.id}-{next(_serial)}"
                 with renamed(self.field_names):
                     await self.client.add_request(
@@ -194,8 +192,21 @@ class Generation:
         except Exception as error:
             self._stream.fail(error)
 
+    def _lost(self) -> set[int]:
+        """Forgets requests that an engine's death took along, so that what it still had on its way counts for nothing;
+        their prompts."""
+        lost = {
+            request_id: prompt
+            for request_id, prompt in self._prompts_of.items()
+            if prompt in self._unfinished and not self.client.has(request_id)
+        }
+        for request_id in lost:
+            self.client.abort(request_id)
+            del self._prompts_of[request_id]
+        return set(lost.values())
+
     async def _ask_again(self) -> None:
-        """The same, of the next engine."""
+        """The same, of another engine, or the next one."""
         try:
             await self.wait_ready()
         except Exception as error:

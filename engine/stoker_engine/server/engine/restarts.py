@@ -9,6 +9,9 @@ A server that ended with its engine would refuse connections until the last clie
 cluster seconds. An engine that keeps dying is not kept: beyond a number of deaths an hour the server ends with it, and
 whoever started the server decides what is next. So it does where another process would fare no better: memory ran out,
 or the engine was stuck, as may be what it runs on.
+
+Copies of the model live and die by themselves. Where others serve, a copy is loaded again whatever it died of, so many
+times an hour, and `BESIDE_OTHERS` times at least; beyond that it stays dead. The server ends with the last one.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ import asyncio
 import contextlib
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 from stoker_engine.contract.errors import EngineDeadError, EngineOutOfMemoryError, EngineStuckError
@@ -25,14 +28,20 @@ from stoker_engine.contract.errors import EngineDeadError, EngineOutOfMemoryErro
 #: Seconds that a request waits for an engine that is loaded again: a little less than proxies wait for an answer.
 PATIENCE_S: Final = 55.0
 
+#: Deaths an hour after each of which a copy is loaded again, where others serve and no more are asked for.
+BESIDE_OTHERS: Final = 3
+
 _HOUR_S: Final = 3600.0
 
 
 class Restarts:
-    """The engine's restarts. Used from the event loop only.
+    """The restarts of an engine, or of a copy of it. Used from the event loop only.
 
     Args:
         most: how many there may be in an hour.
+
+    Attributes:
+        given_up: there will be no more.
     """
 
     def __init__(self, most: int, clock: Callable[[], float] = time.monotonic) -> None:
@@ -41,12 +50,18 @@ class Restarts:
         self._began: deque[float] = deque()
         self._begun = asyncio.Event()
         self._over = asyncio.Event()
-        self._given_up = False
+        self.given_up = False
 
-    def allowed(self, death: EngineDeadError) -> bool:
-        """Whether an engine that died so is to be loaded again."""
+    def allowed(self, death: EngineDeadError, others_serve: bool = False) -> bool:
+        """Whether an engine that died so is to be loaded again.
+
+        Args:
+            others_serve: whether other copies of the model do.
+        """
         while self._began and self._began[0] <= self._clock() - _HOUR_S:
             self._began.popleft()
+        if others_serve:
+            return len(self._began) < max(self._most, BESIDE_OTHERS)
         return len(self._began) < self._most and not isinstance(death, EngineOutOfMemoryError | EngineStuckError)
 
     @contextlib.contextmanager
@@ -61,7 +76,7 @@ class Restarts:
 
     def give_up(self) -> None:
         """There will be no more."""
-        self._given_up = True
+        self.given_up = True
         self._begun.set()
         self._over.set()
 
@@ -75,9 +90,27 @@ class Restarts:
         """
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(PATIENCE_S):
-                while self._most and not self._given_up:
+                while (self._most or self._begun.is_set()) and not self.given_up:
                     await self._begun.wait()
                     await self._over.wait()
-                    if not self._given_up and is_ready():
+                    if not self.given_up and is_ready():
                         return True
         return False
+
+
+async def wait_any(restarts: Sequence[Restarts], is_ready: Callable[[], bool]) -> bool:
+    """The same of several copies: the first that is ready again.
+
+    Returns:
+        Whether one is.
+    """
+    waiting = {asyncio.ensure_future(each.wait(is_ready)) for each in restarts}
+    try:
+        while waiting:
+            done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            if any(each.result() for each in done):
+                return True
+        return is_ready()
+    finally:
+        for each in waiting:
+            each.cancel()

@@ -4,6 +4,8 @@ path              200 means
 /live             loading or stepping progresses: leave the process alone
 /health, /ping    loaded, and progressing
 /ready            the same, and the server is not about to stop: send requests
+
+Of several copies of the model one is enough; the answer says how each of them does.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ def routes(service: Service) -> APIRouter:
     def check(is_well: bool) -> Response:
         if not is_well:
             raise UnavailableError(client.status)
-        return Response()
+        return Response(client.status, media_type="text/plain") if client.num_copies > 1 else Response()
 
     @router.head("/live", include_in_schema=False)
     @router.get("/live", response_class=Response)

@@ -1,0 +1,47 @@
+"""Which accelerators a copy of the model has: as many as its ranks, after those of the copies before it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Final
+
+from stoker_engine.contract.engine_args import EngineArgs
+from stoker_engine.contract.errors import ArgumentError
+
+#: What CUDA reads, once, when it starts.
+VISIBLE: Final = "CUDA_VISIBLE_DEVICES"
+
+
+def show_own_devices(args: EngineArgs, copy: int) -> None:
+    """Hides other copies' accelerators from this process. To be called before CUDA starts.
+
+    Raises:
+        ArgumentError: there are accelerators, and fewer than all copies together need.
+    """
+    if args.data_parallel_size == 1 or args.device == "cpu":
+        return
+    visible = visible_devices()
+    if not visible:
+        return  # the copies compute on the CPU, or are refused for want of a device
+    each = args.tensor_parallel_size * args.pipeline_parallel_size
+    if len(visible) < (needed := each * args.data_parallel_size):
+        raise ArgumentError(
+            "--data-parallel-size",
+            f"{args.data_parallel_size} copies of {each} ranks need {needed} devices and {len(visible)} are visible; "
+            f"ask for fewer copies or make more devices visible",
+        )
+    os.environ[VISIBLE] = ",".join(visible[each * copy : each * (copy + 1)])
+
+
+def visible_devices(folder: Path = Path("/dev")) -> list[str]:
+    """The accelerators that CUDA would show to this process.
+
+    Args:
+        folder: where the driver shows its devices.
+    """
+    named = os.environ.get(VISIBLE)
+    if named is not None:
+        return [name.strip() for name in named.split(",") if name.strip()]
+    found = [path.name.removeprefix("nvidia") for path in folder.glob("nvidia[0-9]*")]
+    return [str(number) for number in range(len(found))]
