@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Self
 
 from tqdm import tqdm
 
@@ -28,6 +29,7 @@ from stoker_engine.grammar.check import check_grammar
 from stoker_engine.grammar.compile import compile_grammar
 from stoker_engine.grammar.grammars import Grammars
 from stoker_engine.models.checkpoint import find_checkpoint
+from stoker_engine.processes.engine_copies import EngineCopies
 from stoker_engine.tokens.input_processor import InputProcessor
 from stoker_engine.tokens.output_processor import OutputProcessor
 from stoker_engine.tokens.tokenizer import Tokenizer
@@ -37,7 +39,8 @@ Prompt = str | Sequence[int] | Mapping[str, Any]
 
 
 class LLM:
-    """A model for use in a script.
+    """A model for use in a script. Of several copies (``data_parallel_size``) each is a process; they end with `close`,
+    a ``with`` block, this object or the script, whichever comes first.
 
     Args:
         model: a local folder, a GGUF file, ``demo://NAME`` or a hub id.
@@ -52,11 +55,15 @@ class LLM:
         args = EngineArgs(model, **options)
         checkpoint = find_checkpoint(args)
         self.tokenizer = Tokenizer.load(checkpoint.path, chat_template)
-        self.engine = Engine.of_checkpoint(args, checkpoint)
+        self.engine: Engine | EngineCopies
+        if args.data_parallel_size > 1:
+            self.engine = EngineCopies(dataclasses.replace(args, model=str(checkpoint.path), revision=None))
+        else:
+            self.engine = Engine.of_checkpoint(args, checkpoint)
         self._inputs = InputProcessor(self.engine.info, self.tokenizer)
         self._outputs = OutputProcessor(self.tokenizer)
         self._ids = map(str, itertools.count())
-        executor, info = self.engine.executor, self.engine.info
+        executor, info = getattr(self.engine, "executor", None), self.engine.info
         self._grammars = (  # by which they are checked: those that the masks are made of, where that is done here
             executor.runner.grammars
             if isinstance(executor, LocalExecutor)
@@ -64,6 +71,16 @@ class LLM:
         )
         self._has_token_table = False  # the engine has
         self._compiled: tuple[StructuredOutputs | None, Grammar | None] = None, None
+
+    def close(self) -> None:
+        """Ends the engine, and its processes where it has some. They end with the script, too."""
+        self.engine.shutdown()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def get_tokenizer(self) -> Tokenizer:
         """The model's tokenizer."""

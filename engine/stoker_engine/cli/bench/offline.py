@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from stoker_engine.cli.bench.datasets import Sample
 from stoker_engine.contract.engine_args import EngineArgs
+from stoker_engine.contract.errors import ArgumentError
 from stoker_engine.core.sampling_params import BeamSearchParams, SamplingParams
 from stoker_engine.core.step_report import StepTimes
 
@@ -49,6 +50,8 @@ class OfflineEngine:
         from stoker_engine.tokens.input_processor import InputProcessor
         from stoker_engine.tokens.tokenizer import Tokenizer
 
+        if args.data_parallel_size > 1:
+            raise ArgumentError("--data-parallel-size", "a measurement is of one copy; leave it out")
         self.engine: Engine = Engine.from_args(args)
         self.tokenizer: Tokenizer = Tokenizer.load(locate_tokenizer(args, locate_model(args)))
         self._inputs = InputProcessor(self.engine.info, self.tokenizer)
