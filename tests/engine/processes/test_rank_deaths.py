@@ -56,7 +56,7 @@ async def _rank(llm: AsyncLLM, number: int) -> psutil.Process:
     """One of its ranks, as soon as it is there."""
     async with asyncio.timeout(120):
         while True:
-            for child in psutil.Process(llm._process.pid).children():
+            for child in psutil.Process(llm.copies[0].process.pid).children():
                 words = child.cmdline()
                 if "stoker_engine.exec.rank_main" in words and words[4] == str(number):
                     return child

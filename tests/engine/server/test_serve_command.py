@@ -303,3 +303,38 @@ def _until_handled(pid: int, signum: signal.Signals) -> None:
             return
         time.sleep(0.01)
     pytest.fail("it never handled the signal")
+
+
+def test_two_copies_are_one_server(tiny_llama: Path) -> None:
+    """The outputs of one, in any order of requests; SIGTERM waits for those of both, and leaves no process."""
+    body = {"max_tokens": 16, "temperature": 0, "ignore_eos": True, "logprobs": 1}
+    prompts = [[5, 6, 7 + i % 3, *range(3, 3 + 9 * (i % 5))] for i in range(12)]
+
+    def ask(url: str, prompt: list[int], **changed: object) -> tuple[int, str]:
+        answer = httpx.post(f"{url}/v1/completions", json={**body, "prompt": prompt, **changed}, timeout=60)
+        return answer.status_code, answer.json()["choices"][0]["text"]
+
+    with ThreadPoolExecutor(12) as pool:
+        with serving(tiny_llama) as (_, url):
+            expected = list(pool.map(lambda prompt: ask(url, prompt), prompts))
+        with serving(tiny_llama, "--data-parallel-size=2", "--log-format=json") as (process, url):
+            assert list(pool.map(lambda prompt: ask(url, prompt), prompts)) == expected
+            metrics = httpx.get(f"{url}/metrics").text
+            assert (
+                sum(line.startswith("stoker:engine_up{") and line.endswith(" 1.0") for line in metrics.split("\n")) == 2
+            )
+            children = psutil.Process(process.pid).children(recursive=True)
+            asked = [pool.submit(ask, url, prompt, max_tokens=200) for prompt in prompts]
+            time.sleep(0.3)
+            process.send_signal(signal.SIGTERM)
+            assert [future.result()[0] for future in asked] == [200] * len(prompts)
+            code, log = ended(process)
+    assert code == 0
+    assert "Traceback" not in log
+    assert not psutil.wait_procs(children, timeout=30)[1]
+
+
+def test_what_copies_cannot_do_is_told_at_the_start(tiny_llama: Path) -> None:
+    result = run(str(tiny_llama), "--data-parallel-size=2", "--enable-expert-parallel", "--port=0")
+    assert result.returncode == 2
+    assert "--enable-expert-parallel" in result.stderr and "Traceback" not in result.stderr
