@@ -131,6 +131,7 @@ class RankExecutor:
                         self._ranks_wait_s,
                         shares[rank],
                         region if on_cpu else None,
+                        supervision.labels,
                     )
                     self._ranks.append(RankProcess(setup, [rendezvous, region], supervision.log_format, program))
             self._answering = self._ranks[layout.first_of_last_stage]

@@ -62,7 +62,7 @@ def main(argv: list[str]) -> int:
     setup = pickle.loads(connection.recv_bytes())
     rank, layout = setup.rank, setup.layout
     # All ranks see the same, and one of them says it; but what is wrong may be so in one alone.
-    logs.configure(log_format, logging.INFO if rank == 0 else logging.WARNING, rank=rank)
+    logs.configure(log_format, logging.INFO if rank == 0 else logging.WARNING, **setup.labels, rank=rank)
     bind(setup.share)  # before torch and the kernels start threads
     from stoker_engine.parallel.ranks import RankLostError  # torch: seconds
 

@@ -8,7 +8,8 @@ step, and a `Prepared` for each grammar; last `Lost` or `Died`, if it can still 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from stoker_engine.core.grammar import Grammar
@@ -31,6 +32,7 @@ class Setup:
         share: the processors that are its own.
         region: file descriptor of the memory that it shares with those of its stage; None: they share none. See
             `parallel.shared_ranks.SharedMemory`.
+        labels: what each line of its log says besides its rank.
     """
 
     rank: int
@@ -39,6 +41,7 @@ class Setup:
     timeout_s: float
     share: Share
     region: int | None = None
+    labels: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ from stoker_engine.core.finish_reason import FinishReason
 from stoker_engine.core.outputs import StepOutputs, TokenDelta
 from stoker_engine.exec.supervision import Supervision
 from stoker_engine.grammar.token_table import TokenTable
-from stoker_engine.processes.copy_devices import show_own_devices
+from stoker_engine.processes.copy_part import keep_to_own_part
 from stoker_engine.processes.messages import Abort, Stop
 from stoker_engine.processes.status_word import Phase, StatusWord
 
@@ -53,13 +53,14 @@ def main(argv: list[str]) -> int:
     for signum in (signal.SIGINT, signal.SIGTERM):
         signal.signal(signum, signal.SIG_IGN)
     die_with(parent)
-    logs.configure(log_format, **({} if copy is None else {"engine": copy}))
+    labels = {} if copy is None else {"engine": copy}
+    logs.configure(log_format, **labels)
     status = StatusWord(word)
     status.enter(Phase.STARTING)
     connection = Connection(pipe)
     inbox: Inbox = queue.SimpleQueue()
     threading.Thread(target=_receive, args=(connection, inbox), name="inbox", daemon=True).start()
-    supervision = Supervision(step_timeout, log_format, on_death=inbox.put)
+    supervision = Supervision(step_timeout, log_format, labels, on_death=inbox.put)
     try:
         engine = _load(connection, inbox, status, supervision, copy or 0)
         if engine is None:
@@ -86,7 +87,7 @@ def _load(
         raise _unexpected(args)
     status.enter(Phase.LOADING)
     try:
-        show_own_devices(args, copy)
+        keep_to_own_part(args, copy)
         engine = Engine.from_args(args, lambda: status.enter(Phase.LOADING), supervision)
     except EngineDeadError:  # another attempt may fare better
         raise

@@ -1,4 +1,5 @@
-"""Which accelerators a copy of the model has: as many as its ranks, after those of the copies before it."""
+"""What of a machine a copy of the model has: as many accelerators as it has ranks, after those of the copies before it;
+or a part of the processors, which its ranks share."""
 
 from __future__ import annotations
 
@@ -8,22 +9,26 @@ from typing import Final
 
 from stoker_engine.contract.engine_args import EngineArgs
 from stoker_engine.contract.errors import ArgumentError
+from stoker_engine.parallel.processors import Machine, bind, deal
 
 #: What CUDA reads, once, when it starts.
 VISIBLE: Final = "CUDA_VISIBLE_DEVICES"
 
 
-def show_own_devices(args: EngineArgs, copy: int) -> None:
-    """Hides other copies' accelerators from this process. To be called before CUDA starts.
+def keep_to_own_part(args: EngineArgs, copy: int) -> None:
+    """Hides other copies' accelerators from this process, or has it run on its own processors.
+
+    To be called before CUDA, or threads that compute, start.
 
     Raises:
         ArgumentError: there are accelerators, and fewer than all copies together need.
     """
-    if args.data_parallel_size == 1 or args.device == "cpu":
+    if args.data_parallel_size == 1:
         return
-    visible = visible_devices()
-    if not visible:
-        return  # the copies compute on the CPU, or are refused for want of a device
+    visible = [] if args.device == "cpu" else visible_devices()
+    if not visible:  # the copies compute on the CPU, or are refused for want of a device
+        bind(deal(Machine.here(), args.data_parallel_size)[copy])
+        return
     each = args.tensor_parallel_size * args.pipeline_parallel_size
     if len(visible) < (needed := each * args.data_parallel_size):
         raise ArgumentError(
