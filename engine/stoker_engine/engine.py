@@ -3,7 +3,8 @@
     one step in flight     schedule 1 ─ launch 1 ─ collect 1 ─ commit 1 ─ schedule 2 ─ launch 2 ─ …
     two of them            … schedule 2 ─ launch 2 ─ collect 1 ─ commit 1 ─ schedule 3 ─ launch 3 ─ collect 2 …
 
-With two (``--async-scheduling``), the host's work on one step goes on beside the model's on the next.
+With two (``--async-scheduling``), the host's work on one step goes on beside the model's on the next. A pipeline has as
+many as stages, or one more.
 
 One thread at a time may use an engine: `LLM` drives it offline, the engine process behind the server.
 """
@@ -68,6 +69,8 @@ class Engine:
         )
         plan = self.executor.plan
         kv = KVManager(plan.num_blocks, plan.block_size, plan.groups, plan.step_tokens, args.enable_prefix_caching)
+        stages = Layout.of(args).pipeline
+        most_in_flight = stages + args.async_scheduling
         self.scheduler = Scheduler(
             kv,
             args.max_num_seqs,
@@ -76,6 +79,7 @@ class Engine:
             args.enable_chunked_prefill,
             args.prompt_tokens_beside_decodes(on_cpu=self.executor.on_cpu),
             proposer,
+            num_batches=most_in_flight if stages > 1 else 1,
         )
         stored = stored_as(args, checkpoint, "cpu" if self.executor.on_cpu else "cuda")
         self.info = EngineInfo(
@@ -99,7 +103,7 @@ class Engine:
         )
         self._journal = Journal()
         self._preparing = Preparing()
-        self._most_in_flight = 2 if args.async_scheduling else 1
+        self._most_in_flight = most_in_flight
         self._in_flight: deque[tuple[Scheduled, float]] = deque()
 
     @classmethod

@@ -7,12 +7,14 @@ is a few numbers a sequence, however long they are.
     forks      rows that begin as copies of others          ┐
     new        rows that begin from nothing                 │ in this order,
     written    tokens that only the scheduler decides       │ before anything is computed
+    known      tokens that another stage has sampled        │
     tables     entries of block tables                      │
     copies     blocks, whole                                ┘
     batch      which rows compute which of their tokens, decodes first
 
 Tokens that a step samples are written into their rows by the runner itself. So the next step can be scheduled, and
-launched, while they are not yet known: it names positions, not tokens.
+launched, while they are not yet known: it names positions, not tokens. In a pipeline only the last stage would have
+them. There, a sequence that awaits a token is not scheduled, and all stages are told of it in `known`.
 """
 
 from __future__ import annotations
@@ -25,6 +27,9 @@ from stoker_engine.core.logprobs import TokenLogprobs
 
 #: Numbers of an entry of `Step.tables`: (group, row, index, block).
 TABLE_ENTRY = 4
+
+#: Numbers of an entry of `Step.known`: (row, position, token).
+KNOWN_ENTRY = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +85,7 @@ class Step:
         number: counts steps.
         written: (row, position of the first, tokens).
         tables: entries of `TABLE_ENTRY` numbers.
+        known: entries of `KNOWN_ENTRY` numbers, in the order of positions; of the stages of a pipeline.
         copies: (from, to); all are read before any is written.
         rows: the batch, a number a sequence; the first `num_decodes` compute one token each.
         starts: position of the first token that each computes; all before it are in the cache.
@@ -100,6 +106,7 @@ class Step:
     new: list[NewSequence] = field(default_factory=list)
     written: list[tuple[int, int, list[int]]] = field(default_factory=list)
     tables: array[int] = field(default_factory=lambda: array("i"))
+    known: array[int] = field(default_factory=lambda: array("i"))
     copies: list[tuple[int, int]] = field(default_factory=list)
     drafts: list[Draft] = field(default_factory=list)
 

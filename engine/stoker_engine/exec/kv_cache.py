@@ -34,6 +34,7 @@ from stoker_engine.parallel.transfer import to_device
 from stoker_engine.sizing import memory
 from stoker_engine.sizing.cache_groups import CacheGroup, usable_blocks
 from stoker_engine.sizing.kv_format import KVFormat, kv_format
+from stoker_engine.sizing.pipeline_stages import ONE_STAGE, Stage
 from stoker_engine.sizing.state_layout import Piece, state_layout
 from stoker_engine.sizing.weight_formats import ALL_NUMBERS, WeightFormats
 
@@ -84,7 +85,9 @@ def plan_kv_cache(
     ranks, layout = (groups or Groups()).copy, Layout.of(args)
     kv = kv_format(args.kv_cache_dtype, str(dtype))
     cache_groups = memory.model_cache_groups(config, args.block_size, kv, layout.tensor)
-    block = memory.kv_block_bytes(cache_groups, args.block_size)
+    specs = memory.layer_caches(config, layout.tensor)
+    layers = (groups or Groups()).pipeline.stage.layers(len(specs))
+    block = memory.kv_block_bytes(memory.stage_cache_groups(cache_groups, layers, specs, kv), args.block_size)
     room = _num_blocks(args, config, dtype, device, layout, formats)
     num_blocks = int(ranks.all_gather(torch.tensor([room], device=device)).min())
     wanted = args.max_model_len or config.default_model_len
@@ -120,13 +123,14 @@ class KVCachePool:
     """The cache's memory, and each layer's view of it.
 
     Args:
-        specs: what each layer keeps here.
+        specs: what each layer of the model keeps on one of the ranks that share it.
         dtype: the model's, in which states are kept.
         scales: of the layers that have some of their own; 1 for others.
+        stage: whose layers are here.
 
     Attributes:
-        caches: one a layer that keeps keys and values, in the layers' order.
-        states: one a layer that keeps a state, in the layers' order.
+        caches: one a layer that is here and keeps keys and values, in the layers' order.
+        states: one a layer that is here and keeps a state, in the layers' order.
     """
 
     def __init__(
@@ -136,11 +140,13 @@ class KVCachePool:
         dtype: torch.dtype,
         device: torch.device,
         scales: Mapping[int, LayerScales] = MappingProxyType({}),
+        stage: Stage = ONE_STAGE,
     ) -> None:
-        self._pool = allocate((plan.num_blocks, memory.kv_block_bytes(plan.groups, plan.block_size)), device)
+        groups = memory.stage_cache_groups(plan.groups, stage.layers(len(specs)), specs, plan.kv)
+        self._pool = allocate((plan.num_blocks, memory.kv_block_bytes(groups, plan.block_size)), device)
         caches: dict[int, KVCache] = {}
         self.states: list[StateCache] = []
-        for index, group in enumerate(plan.groups):
+        for index, group in enumerate(groups):
             members = [specs[layer] for layer in group.layers]
             if group.kind == "state":
                 self.states = _states(self._pool, [spec for spec in members if spec.kind == "state"], dtype, index)

@@ -18,7 +18,7 @@ from weakref import WeakValueDictionary
 import numpy as np
 
 from stoker_engine.core.logit_rules import LogitRules
-from stoker_engine.core.step import TABLE_ENTRY, Fork, NewSequence, Step
+from stoker_engine.core.step import KNOWN_ENTRY, TABLE_ENTRY, Fork, NewSequence, Step
 from stoker_engine.core.token_counts import TokenCounts
 from stoker_engine.grammar.masks import FREE, Mask
 from stoker_engine.grammar.matcher import Matcher
@@ -91,6 +91,9 @@ class Rows:
             self._begin(new)
         for row, position, token_ids in step.written:
             self.append(row, position, token_ids)
+        if step.known:
+            rows, positions, tokens = np.array(step.known, dtype=np.int32).reshape(-1, KNOWN_ENTRY).T.tolist()
+            self.append_one(rows, positions, tokens)
         if step.tables:
             row_of, group, index, block = self._entries(step)
             self.tables[group, row_of, index] = block

@@ -70,7 +70,7 @@ class Runner:
         self.config = checkpoint.config
         self.dtype = resolve_dtype(args, checkpoint, self.device)
         self._groups = groups = groups or Groups()
-        self._ranks = groups.tensor
+        self._ranks, self._pipeline = groups.tensor, groups.pipeline
         self._backend = attention_backend(self.device, self.dtype, args.batch_invariant)
         self._kernels = select_kernels(self.device, self.dtype)
         build = Build(
@@ -89,7 +89,7 @@ class Runner:
         with torch.inference_mode():
             self.model = checkpoint.load(build, self.device, self.plan.max_model_len, on_progress)
             specs = memory.layer_caches(self.config, self._ranks.size)
-            self._pool = KVCachePool(self.plan, specs, self.dtype, self.device, scales)
+            self._pool = KVCachePool(self.plan, specs, self.dtype, self.device, scales, build.stage)
         stored = stored_as(args, checkpoint, self.device)
         logger.info(
             "loaded on %s in %.1f s: weights as %s, computed in %s, keys and values as %s",
@@ -114,8 +114,8 @@ class Runner:
         self._masks = StepMasks(self.grammars)
 
     def run(self, step: Step) -> StepResult:
-        """Computes a step and samples. The tokens of the first child of each sequence are in its row then; of all
-        ranks, the first one alone has a result."""
+        """Computes a step and samples. Unless there are stages, the tokens of the first child of each sequence are in
+        its row then. One of all ranks has a result, `Groups.samples`."""
         with torch.inference_mode(), torch_threads(self._torch_threads):
             started = time.monotonic()
             self._rows.apply(step)
@@ -127,17 +127,27 @@ class Runner:
             plan = self._backend.prepare(inputs.metadata)
             masks = self._masks.launch(step, self._rows) if self._groups.samples else None
             prepared = time.monotonic()
-            hidden = self.model.forward(StepInputs(inputs.token_ids, inputs.positions, plan, self._pool.caches))
+            hidden = self._forward(StepInputs(inputs.token_ids, inputs.positions, plan, self._pool.caches))
+            if not self._pipeline.stage.is_last:
+                self._pipeline.send(hidden)
+                return StepResult([], {}, prepared - started, time.monotonic() - prepared)
             logit_rows = self._logit_rows(step, inputs)
             logits = self._logits(hidden, logit_rows) if len(logit_rows) else None
             computed = time.monotonic()
             by_place = masks.result() if masks is not None else {}
             sampled = self._sample(logits, step, by_place) if logits is not None else []
-            if logits is not None:
+            if logits is not None and self._pipeline.stage.count == 1:
                 self._keep_sampled(step, sampled)
             prompt_logprobs = self._all_prompt_logprobs(hidden, inputs, step)
             sample_time = time.monotonic() - computed
             return StepResult(sampled, prompt_logprobs, prepared - started, computed - prepared, sample_time)
+
+    def _forward(self, inputs: StepInputs) -> torch.Tensor:
+        """This stage's part of the model: [tokens, hidden]."""
+        if self._pipeline.stage.is_first:
+            return self.model.forward(inputs)
+        shape = len(inputs.token_ids), self.config.hidden_size
+        return self.model.forward(inputs, self._pipeline.receive(shape, self.dtype, self.device))
 
     def _logit_rows(self, step: Step, inputs: Inputs) -> np.ndarray:
         """The flat rows whose logits are wanted: of each sequence that samples its last known token, and its draft."""

@@ -9,6 +9,9 @@ Slots, which a family's weight names map to the checkpoint's:
     layers.{i}.{input_norm, post_attention_norm, pre_mlp_norm, post_mlp_norm}
     layers.{i}.{q, k, v, o, q_norm, k_norm, sinks}, or those of `layers.mla`
     layers.{i}.{gate, up, down}, or those of `layers.moe`
+
+A stage of a pipeline has its layers, under their numbers in the model; the first one also what is before them, the
+last one what is behind. What goes from stage to stage is the residual stream.
 """
 
 from __future__ import annotations
@@ -81,7 +84,8 @@ class Decoder(nn.Module):
     """A decoder-only language model over a paged KV cache. Its tensors are made on torch's default device.
 
     Args:
-        build: what layers are built with; of several ranks, each has its share of the model.
+        build: what layers are built with; of several ranks, each has its share of the model, and of several stages,
+            each has its layers.
         max_model_len: the longest sequence; it decides how far rotary positions are stretched.
 
     Raises:
@@ -91,38 +95,49 @@ class Decoder(nn.Module):
     def __init__(self, config: ModelConfig, build: Build, max_model_len: int) -> None:
         super().__init__()
         self.config, self.backend = config, build.backend
-        decoder, hidden = config.decoder, config.hidden_size
+        decoder, hidden, stage = config.decoder, config.hidden_size, build.stage
         embedding = decoder.embedding
         width = embedding.size or hidden
-        self.embed = Embedding(build, "embed", config.vocab_size, width)
-        tied = self.embed if config.tie_word_embeddings else None
-        self.lm_head = Head(build, "lm_head", config.vocab_size, width, decoder.head.bias, tied)
-        self.embed_norm = make_norm(build, "embed_norm", decoder.norm, hidden) if embedding.norm else None
+        self.embed = self.lm_head = self.embed_norm = self.final_norm = None
+        if stage.is_first or (stage.is_last and config.tie_word_embeddings):
+            self.embed = Embedding(build, "embed", config.vocab_size, width)
+        if stage.is_last:
+            tied = self.embed if config.tie_word_embeddings else None
+            self.lm_head = Head(build, "lm_head", config.vocab_size, width, decoder.head.bias, tied)
+            if decoder.final_norm:
+                self.final_norm = make_norm(build, "final_norm", decoder.norm, hidden)
+        if stage.is_first and embedding.norm:
+            self.embed_norm = make_norm(build, "embed_norm", decoder.norm, hidden)
         self.positions = (
             nn.Parameter(torch.empty(embedding.positions, hidden, dtype=build.dtype), requires_grad=False)
-            if embedding.positions
+            if embedding.positions and stage.is_first
             else None
         )
         self.project_in = self.project_out = None
         if width != hidden:
             narrow, wide = Share.whole(width), Share.whole(hidden)
-            self.project_in = MergedLinear(build, "", narrow, {"project_in": wide}, False)
-            self.project_out = MergedLinear(build, "", wide, {"project_out": narrow}, False)
+            if stage.is_first:
+                self.project_in = MergedLinear(build, "", narrow, {"project_in": wide}, False)
+            if stage.is_last:
+                self.project_out = MergedLinear(build, "", wide, {"project_out": narrow}, False)
         # Rounded to the model's dtype, as the reference implementation multiplies in it.
         self.embedding_multiplier = torch.tensor(embedding.multiplier, dtype=build.dtype, device="cpu").item()
+        here = stage.layers(len(config.layers))
+        self.layer_configs = config.layers[here.start : here.stop]
         self.layers = nn.ModuleList(
-            DecoderLayer(build, f"layers.{index}", config, layer) for index, layer in enumerate(config.layers)
+            DecoderLayer(build, f"layers.{index}", config, layer)
+            for index, layer in zip(here, self.layer_configs, strict=True)
         )
-        self.final_norm = make_norm(build, "final_norm", decoder.norm, hidden) if decoder.final_norm else None
-        ropes = {layer.rope for layer in config.layers if layer.rope is not None}
+        ropes = {layer.rope for layer in self.layer_configs if layer.rope is not None}
         self.rotary = Rotary(ropes, max_model_len, build.dtype, build.kernels, torch.get_default_device())
 
     def slots(self) -> dict[str, Slot]:
         """Every place that a checkpoint must fill, by slot name; see above."""
-        slots = {**self.embed.slots(), **self.lm_head.slots()}
+        slots = dict[str, Slot]()
         if self.positions is not None:
             slots["positions.weight"] = Slot.whole(self.positions.data)
-        for part in (self.embed_norm, self.final_norm, self.project_in, self.project_out):
+        parts = (self.embed, self.lm_head, self.embed_norm, self.final_norm, self.project_in, self.project_out)
+        for part in parts:
             if part is not None:
                 slots.update(part.slots())
         for layer in self.layers:
@@ -130,12 +145,19 @@ class Decoder(nn.Module):
             slots.update(layer.slots())
         return slots
 
-    def forward(self, inputs: StepInputs) -> torch.Tensor:
-        """Runs one step.
+    def forward(self, inputs: StepInputs, hidden: torch.Tensor | None = None) -> torch.Tensor:
+        """See `Model.forward`."""
+        x = self._embedded(inputs) if hidden is None else hidden
+        rotations = self.rotary.at(inputs.positions)
+        for layer, config, cache in zip(self.layers, self.layer_configs, inputs.caches, strict=True):
+            rotation = None if config.rope is None else rotations[config.rope]
+            x = layer(x, rotation, inputs.attention, cache)
+        x = _maybe(self.final_norm, x)
+        return x if self.project_out is None else self.project_out(x)
 
-        Returns:
-            [tokens, hidden], normalised, ready for `logits`.
-        """
+    def _embedded(self, inputs: StepInputs) -> torch.Tensor:
+        """[tokens, hidden]."""
+        assert self.embed is not None
         x = self.embed(inputs.token_ids)
         if self.project_in is not None:
             x = self.project_in(x)
@@ -144,16 +166,11 @@ class Decoder(nn.Module):
         if self.positions is not None:
             offset = self.config.decoder.embedding.position_offset
             x = x + functional.embedding(inputs.positions + offset if offset else inputs.positions, self.positions)
-        x = _maybe(self.embed_norm, x)
-        rotations = self.rotary.at(inputs.positions)
-        for layer, config, cache in zip(self.layers, self.config.layers, inputs.caches, strict=True):
-            rotation = None if config.rope is None else rotations[config.rope]
-            x = layer(x, rotation, inputs.attention, cache)
-        x = _maybe(self.final_norm, x)
-        return x if self.project_out is None else self.project_out(x)
+        return _maybe(self.embed_norm, x)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """[rows, hidden] → [rows, this rank's part of the vocabulary] float32."""
+        assert self.lm_head is not None
         head = self.config.decoder.head
         logits: torch.Tensor = self.lm_head(hidden).float()
         if head.multiplier != 1.0:

@@ -18,6 +18,7 @@ from stoker_engine.models.weight_names import WeightNames
 from stoker_engine.models.weight_source import Part, WeightSource
 from stoker_engine.models.weights import load_weights
 from stoker_engine.quant.slot import Slot
+from stoker_engine.sizing.pipeline_stages import Stage
 from stoker_engine.sizing.weight_formats import WeightFormats
 
 
@@ -51,7 +52,8 @@ class DecoderLoader:
                 model = Decoder(config, build, max_model_len)
             weights = self.weights if self.on_load is None else QuantizedOnLoad(self.weights)
             progress = LoadProgress(on_progress)
-            load_weights(model, _Watched(weights, progress), self.spelling, progress)
+            elsewhere = _slots_of_all_stages(config, build) if build.stage.count > 1 else frozenset[str]()
+            load_weights(model, _Watched(weights, progress), self.spelling, progress, elsewhere)
         return model
 
     def weight_formats(self, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> WeightFormats:
@@ -62,6 +64,12 @@ class DecoderLoader:
     def kv_scales(self, kv_cache_dtype: str, config: ModelConfig, build: Build) -> dict[int, LayerScales]:
         """See `models.checkpoint.Loader`."""
         return kv_scales(kv_cache_dtype, self.weights, config, build, self.kv_cache)
+
+
+def _slots_of_all_stages(config: ModelConfig, build: Build) -> frozenset[str]:
+    """Where the weights of the whole model go; no memory is taken."""
+    with torch.device("meta"):
+        return frozenset(Decoder(config, replace(build, stage=Stage()), max_model_len=1).slots())
 
 
 @dataclass(frozen=True)

@@ -41,7 +41,7 @@ def is_kv_scale(name: str) -> bool:
 def kv_scales(
     kv_cache_dtype: str, source: WeightSource, config: ModelConfig, build: Build, stated: str = ""
 ) -> dict[int, LayerScales]:
-    """The scales that ``--kv-cache-dtype`` asks for, by layer; layers without any have 1.
+    """The scales that ``--kv-cache-dtype`` asks for, by layer that is here; layers without any have 1.
 
     Args:
         stated: see `architectures.quantization.read.kv_cache_of`.
@@ -70,16 +70,19 @@ def kv_scales(
             "use fp8_per_token_head or int8_per_token_head, which make their own",
         )
     found = {}
+    here = build.stage.layers(len(config.layers))
     for layer, its in names.items():
+        if layer not in here:
+            continue
         key, value = (
             _read(source, its[kind], layer, config, build) if kind in its else None for kind in ("key", "value")
         )
         either = key if key is not None else value
         assert either is not None
         found[layer] = (either if key is None else key, either if value is None else value)
-    without = sum(layer.cache.kind == "tokens" for layer in config.layers) - len(found)
+    without = sum(layer.cache.kind == "tokens" for layer in config.layers) - len(names)
     if without:
-        what = f"{without} layers" if found else "keys and values"
+        what = f"{without} layers" if names else "keys and values"
         logger.warning("the checkpoint states no scales for %s in fp8: 1.0 is used", what)
     return found
 

@@ -18,7 +18,7 @@ class StepInputs:
     Attributes:
         token_ids, positions: [tokens] int64.
         attention: what the backend made of the step's metadata.
-        caches: one a layer.
+        caches: one a layer that is here.
     """
 
     token_ids: torch.Tensor
@@ -37,8 +37,12 @@ class Model(Protocol):
     config: ModelConfig
     backend: AttentionBackend
 
-    def forward(self, inputs: StepInputs) -> torch.Tensor:
-        """Runs one step: [tokens, hidden], normalised, ready for `logits`."""
+    def forward(self, inputs: StepInputs, hidden: torch.Tensor | None = None) -> torch.Tensor:
+        """Runs one step: [tokens, hidden], normalised and ready for `logits`, or for the next stage.
+
+        Args:
+            hidden: what the stage before gives, [tokens, hidden]; None: this is the first.
+        """
         ...
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:

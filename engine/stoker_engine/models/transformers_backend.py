@@ -155,15 +155,16 @@ class TransformersModel(nn.Module):
             _fix_rotary(module, max_model_len)
         self._rehearse(specs)
 
-    def forward(self, inputs: StepInputs) -> torch.Tensor:
+    def forward(self, inputs: StepInputs, hidden: torch.Tensor | None = None) -> torch.Tensor:
         """See `Model.forward`."""
+        assert hidden is None, "a model of transformers is whole"
         self._step.inputs = inputs
         out = self.decoder(
             input_ids=inputs.token_ids.unsqueeze(0), position_ids=inputs.positions.unsqueeze(0), use_cache=False
         )
         self._step.inputs = None
-        hidden: torch.Tensor = out.last_hidden_state[0]
-        return hidden
+        last: torch.Tensor = out.last_hidden_state[0]
+        return last
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """See `Model.logits`."""

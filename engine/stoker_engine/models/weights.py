@@ -6,7 +6,7 @@ A missing tensor is an error; so is one that nobody asked for, unless the family
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Container, Sequence
 from typing import Final, Protocol
 
 import torch
@@ -37,12 +37,17 @@ class Loadable(Protocol):
 
 
 def load_weights(
-    model: Loadable, source: WeightSource, spelling: WeightNames, progress: LoadProgress | None = None
+    model: Loadable,
+    source: WeightSource,
+    spelling: WeightNames,
+    progress: LoadProgress | None = None,
+    elsewhere: Container[str] = (),
 ) -> None:
     """Fills `model` from `source`.
 
     Args:
         progress: is told of the bytes that are filled.
+        elsewhere: slots that other stages of a pipeline fill; tensors for these are not read.
 
     Raises:
         WeightsError: tensors are missing, unused, doubled or of another shape; the message names them.
@@ -60,7 +65,7 @@ def load_weights(
                 if slot in filled:
                     raise WeightsError(f"weights hold {slot} twice: as {filled[slot]} and as {name}")
                 filled[slot] = name
-        elif is_kv_scale(name):
+        elif is_kv_scale(name) or spelling.place(canonical, elsewhere, config) is not None:
             continue
         elif spelling.is_ignored(canonical, config) or _is_tied_head(canonical, spelling, config):
             ignored.append(name)

@@ -23,11 +23,6 @@ def resolve_device(args: EngineArgs) -> torch.device:
     Raises:
         ArgumentError: the device is not there, or more of them are asked than this engine drives.
     """
-    if args.pipeline_parallel_size != 1:
-        raise ArgumentError(
-            "--pipeline-parallel-size",
-            f"{args.pipeline_parallel_size} is not supported by this engine version; use 1",
-        )
     name = args.device
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"

@@ -8,6 +8,7 @@ import torch
 
 from stoker_engine.parallel.groups import Groups
 from stoker_engine.parallel.layout import Layout
+from stoker_engine.parallel.process_pipeline import ProcessPipeline
 from stoker_engine.parallel.process_ranks import World
 from stoker_engine.parallel.ranks import Alone, Ranks
 from stoker_engine.parallel.shared_ranks import MAX_RANKS, SharedMemory, SharedRanks
@@ -44,7 +45,11 @@ def join(rank: int, layout: Layout, rendezvous: str, timeout_s: float, shared: S
     """
     world = World(rank, layout.size, rendezvous, timeout_s)
     copy = world.ranks([list(range(layout.size))])
-    return Joined(Groups(_tensor_group(rank, layout, timeout_s, world, copy, shared), copy=copy), world)
+    tensor = _tensor_group(rank, layout, timeout_s, world, copy, shared)
+    if layout.pipeline == 1:
+        return Joined(Groups(tensor, copy=copy), world)
+    members, group = world.group_of(layout.pipelines())
+    return Joined(Groups(tensor, ProcessPipeline(members, rank, group), copy), world)
 
 
 def _tensor_group(

@@ -94,9 +94,15 @@ class World:
 
     def ranks(self, groups: Sequence[Sequence[int]]) -> ProcessRanks:
         """Those of `groups`, which name each rank once, that this rank is in. All ranks ask for the same groups."""
+        ours, group = self.group_of(groups)
+        return ProcessRanks(ours, self.rank, group)
+
+    def group_of(self, groups: Sequence[Sequence[int]]) -> tuple[tuple[int, ...], distributed.ProcessGroup]:
+        """Of `groups`, which name each rank once, the members of the one that this rank is in, and what joins them.
+        All ranks ask for the same groups."""
         made = {tuple(members): self._group(members) for members in groups}
         ours = next(members for members in made if self.rank in members)
-        return ProcessRanks(ours, self.rank, made[ours])
+        return ours, made[ours]
 
     def close(self) -> None:
         """Leaves the others; nothing can be asked of these ranks after."""

@@ -83,14 +83,26 @@ def _take(lineup: Lineup, sequence: Sequence, drawn: Sampled) -> list[TokenDelta
     family = [sequence, *(lineup.fork(sequence) for _ in children[1:])]
     deltas = []
     for index, (member, token_ids) in enumerate(zip(family, children, strict=True)):
-        deltas.append(_grow(lineup, member, token_ids, drawn.logprobs[index] if drawn.logprobs else None))
+        logprobs = drawn.logprobs[index] if drawn.logprobs else None
+        deltas.append(_grow(lineup, member, token_ids, logprobs, forked=member is not sequence))
         if member is not sequence:
             lineup.rows.write(member)
     return deltas
 
 
-def _grow(lineup: Lineup, sequence: Sequence, token_ids: list[int], logprobs: list[TokenLogprobs] | None) -> TokenDelta:
-    """Appends new tokens up to the one that ends the sequence, if one does."""
+def _grow(
+    lineup: Lineup,
+    sequence: Sequence,
+    token_ids: list[int],
+    logprobs: list[TokenLogprobs] | None,
+    *,
+    forked: bool = False,
+) -> TokenDelta:
+    """Appends new tokens up to the one that ends the sequence, if one does.
+
+    Args:
+        forked: whether its row begins now, so that its token is written there in any case.
+    """
     request = sequence.request
     is_first = sequence.index == 0 and len(sequence.token_ids) == request.num_prompt_tokens
     for count, token_id in enumerate(token_ids, 1):
@@ -99,6 +111,8 @@ def _grow(lineup: Lineup, sequence: Sequence, token_ids: list[int], logprobs: li
             token_ids = token_ids[:count]
             logprobs = None if logprobs is None else logprobs[:count]
             break
+    if not forked:
+        lineup.rows.sampled(sequence, len(token_ids))
     lineup.kv.computed(sequence)
     if sequence.finish_reason is not None:
         lineup.end(sequence, sequence.finish_reason)

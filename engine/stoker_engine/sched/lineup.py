@@ -19,6 +19,7 @@ class Lineup:
         kv: the KV-cache blocks.
         max_num_seqs: most sequences that run.
         policy: who is served first.
+        tells_sampled: see `RowChanges`.
 
     Attributes:
         running: sequences that hold blocks, in line.
@@ -30,14 +31,16 @@ class Lineup:
         num_corrupted: requests that ended because their logits were no numbers.
     """
 
-    def __init__(self, kv: KVManager, max_num_seqs: int, policy: SchedulingPolicy = "fcfs") -> None:
+    def __init__(
+        self, kv: KVManager, max_num_seqs: int, policy: SchedulingPolicy = "fcfs", tells_sampled: bool = False
+    ) -> None:
         self.kv = kv
         self.max_num_seqs = max_num_seqs
         self.running: list[Sequence] = []
         self.waiting = WaitingLine()
         self.parked: list[Sequence] = []
         self.requests: dict[str, Request] = {}
-        self.rows = RowChanges(max_num_seqs)
+        self.rows = RowChanges(max_num_seqs, tells_sampled)
         self.num_preemptions = 0
         self.num_corrupted = 0
         self._policy = policy

@@ -6,6 +6,8 @@ with a later step, and steps run in order.
 
 from __future__ import annotations
 
+import itertools
+from array import array
 from typing import Any
 
 from stoker_engine.core.request import NO_ROW, Sequence
@@ -17,9 +19,12 @@ class RowChanges:
 
     Args:
         num_rows: as many sequences run at most.
+        tells_sampled: whether the runner is told of sampled tokens, instead of writing them itself.
     """
 
-    def __init__(self, num_rows: int) -> None:
+    def __init__(self, num_rows: int, tells_sampled: bool = False) -> None:
+        self._tells_sampled = tells_sampled
+        self._known: dict[int, list[int]] = {}  # by row: the tokens last sampled
         self._free = list(reversed(range(num_rows)))
         self._begun: dict[int, Sequence] = {}
         self._forks: list[Fork] = []
@@ -41,12 +46,20 @@ class RowChanges:
         if sequence.row != NO_ROW:
             self._written.append((sequence.row, len(sequence.token_ids) - 1, sequence.token_ids[-1:]))
 
+    def sampled(self, sequence: Sequence, num_tokens: int) -> None:
+        """The last `num_tokens` tokens of `sequence`, one at least, were sampled."""
+        if self._tells_sampled and sequence.row != NO_ROW:
+            entries = self._known.setdefault(sequence.row, [])
+            for position in range(len(sequence.token_ids) - num_tokens, len(sequence.token_ids)):
+                entries += (sequence.row, position, sequence.token_ids[position])
+
     def release(self, sequence: Sequence) -> None:
         """Takes the row back; nothing more is sent of it."""
         row = sequence.row
         if row == NO_ROW:
             return
         self._begun.pop(row, None)
+        self._known.pop(row, None)
         self._forks = [fork for fork in self._forks if fork.row != row]
         self._written = [written for written in self._written if written[0] != row]
         self._free.append(row)
@@ -58,8 +71,9 @@ class RowChanges:
             "forks": self._forks,
             "new": [_new(row, sequence) for row, sequence in self._begun.items()],
             "written": self._written,
+            "known": array("i", itertools.chain.from_iterable(self._known.values())),
         }
-        self._begun, self._forks, self._written = {}, [], []
+        self._begun, self._forks, self._written, self._known = {}, [], [], {}
         return changes
 
     def check(self, running: list[Sequence]) -> None:

@@ -16,8 +16,9 @@ A sequence is in one of these states (`lineup` moves it from one to another):
 
 Steps may be in flight, launched and not yet committed. `schedule` may be called then, and looks ahead: what is in
 flight counts as computed, a token being sampled as known. What cannot be foreseen waits for `commit`: forks, beams, and
-how much of a draft holds. An end is not foreseen either, nor an abort or a request whose numbers are none: a sequence
-has *lives* (`Sequence.life`), and what comes for one that is over is dropped.
+how much of a draft holds; in a pipeline, whose stages must be told of it, each sampled token. An end is not foreseen
+either, nor an abort or a request whose numbers are none: a sequence has *lives* (`Sequence.life`), and what comes for
+one that is over is dropped.
 
 When blocks run out, the last in line gives its blocks back and waits (preemption by recompute), once nothing is in
 flight: what is may end sequences. The first in line is never a victim, and one request fits the pool, so every step
@@ -54,6 +55,7 @@ class Scheduler(Lineup):
         enable_chunked_prefill: whether a prompt may take several steps.
         long_prefill_token_threshold: most prompt tokens of a step while others decode; 0: what decodes leave.
         proposer: proposes drafts for sequences that decode.
+        num_batches: more than one: so many steps are in flight in a pipeline, each for other sequences.
 
     Attributes:
         num_in_flight: steps scheduled and not yet committed.
@@ -68,8 +70,10 @@ class Scheduler(Lineup):
         enable_chunked_prefill: bool = True,
         long_prefill_token_threshold: int = 0,
         proposer: Proposer | None = None,
+        num_batches: int = 1,
     ) -> None:
-        super().__init__(kv, max_num_seqs, policy)
+        super().__init__(kv, max_num_seqs, policy, tells_sampled=num_batches > 1)
+        self._num_batches = num_batches
         self.max_num_batched_tokens = max_num_batched_tokens
         self.num_in_flight = 0
         self._chunked = enable_chunked_prefill
@@ -89,7 +93,9 @@ class Scheduler(Lineup):
             return None
         self._must_commit = False
         self.running.sort(key=lambda sequence: sequence.key)  # forks join at the end
-        budget = StepBudget(self.running, self.max_num_batched_tokens, self._prompt_tokens, self._chunked)
+        budget = StepBudget(
+            self.running, self.max_num_batched_tokens, self._prompt_tokens, self._chunked, self._num_batches
+        )
         shares: dict[Sequence, int] = {}
         admitted: list[Request] = []
         preemptions_before = self.num_preemptions
@@ -102,7 +108,7 @@ class Scheduler(Lineup):
                 has_room = self._admit(budget, shares, admitted, index)
                 index += has_room
                 continue
-            num_tokens = wanted if wanted <= 1 else budget.share(wanted)
+            num_tokens = budget.decode(wanted) if wanted <= 1 else budget.share(wanted)
             if num_tokens:
                 if not self.kv.allocate(sequence, num_tokens, self._num_steps) and not self._make_room(
                     sequence, num_tokens
@@ -170,7 +176,8 @@ class Scheduler(Lineup):
                 request.num_forking += forks
                 num_samples.append(1 + forks)
                 sequence.num_awaited += 1
-                sequence.is_held = forks > 0 and self.kv.has_states  # a state that is ahead cannot be shared
+                # A state that is ahead cannot be shared.
+                sequence.is_held = self._num_batches > 1 or (forks > 0 and self.kv.has_states)
                 if sequence in drafts:
                     sequence.is_held = True
                     of_drafts.append(Draft(place, drafts[sequence]))

@@ -6,6 +6,9 @@
 A step lasts as long as its tokens take, and every sequence that decodes waits for it: what prompts get beside decodes
 bounds the time between two tokens of a stream (stall-free batching, Agrawal et al., 2024). Prompts share that part in
 line, and keep at least one token of a step from those that decode behind them in line, so none starves.
+
+The stages of a pipeline work on several steps at a time, each of other sequences. Those that decode are dealt among
+them: were all in one step, the other stages would wait.
 """
 
 from __future__ import annotations
@@ -23,18 +26,39 @@ class StepBudget:
         max_tokens: most tokens of the step.
         prompt_tokens: most tokens of prompts while others decode; 0: what decodes leave.
         chunked: whether a prompt may take several steps; else it is never cut, and nothing is kept from it.
+        num_batches: steps that those who decode are dealt among.
 
     Attributes:
         tokens: tokens left.
         prompts: of them, how many prompts may take.
     """
 
-    def __init__(self, running: Iterable[Sequence], max_tokens: int, prompt_tokens: int, chunked: bool) -> None:
-        self.tokens = self.prompts = max_tokens
+    def __init__(
+        self,
+        running: Iterable[Sequence],
+        max_tokens: int,
+        prompt_tokens: int,
+        chunked: bool,
+        num_batches: int = 1,
+    ) -> None:
+        self.tokens = self.prompts = self._decodes = max_tokens
         self._chunked = chunked
-        num_decodes = sum(sequence.num_uncomputed == 1 for sequence in running) if chunked else 0
-        if num_decodes:
+        if num_batches == 1:
+            num_decoding = num_decodes = sum(sequence.num_uncomputed == 1 for sequence in running)
+        else:
+            decoding = [sequence for sequence in running if sequence.num_known - sequence.num_launched <= 1]
+            num_decoding = len(decoding)
+            self._decodes = -(-num_decoding // num_batches)
+            num_decodes = min(self._decodes, sum(sequence.num_uncomputed == 1 for sequence in decoding))
+        if num_decoding and chunked:
             self.prompts = max(1, min(prompt_tokens or max_tokens, max_tokens - num_decodes))
+
+    def decode(self, wanted: int) -> int:
+        """Whether a sequence that wants one token, or none, may compute it in this step."""
+        if wanted and not self._decodes:
+            return 0
+        self._decodes -= wanted
+        return wanted
 
     def share(self, wanted: int) -> int:
         """How many of `wanted` tokens a sequence may compute; 0: it must wait."""

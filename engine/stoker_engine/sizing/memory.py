@@ -174,13 +174,23 @@ def stage_block_bytes(config: ModelConfig, numbers: Numbers, split: Sharding) ->
     specs = layer_caches(config, split.tensor)
     groups = cache_groups(specs, size, kv)
     return [
-        kv_block_bytes([_part(group, layers, specs, kv) for group in groups], size)
+        kv_block_bytes(stage_cache_groups(groups, layers, specs, kv), size)
         for layers in pipeline_stages(len(specs), split.pipeline)
     ]
 
 
+def stage_cache_groups(
+    groups: Sequence[CacheGroup], layers: range, specs: Sequence[LayerCache], kv: KVFormat
+) -> list[CacheGroup]:
+    """What the stage with `layers` has of each group; tables have as many blocks as everywhere.
+
+    Args:
+        specs: what each layer of the model keeps, on one device.
+    """
+    return [_part(group, layers, specs, kv) for group in groups]
+
+
 def _part(group: CacheGroup, layers: range, specs: Sequence[LayerCache], kv: KVFormat) -> CacheGroup:
-    """What the stage with `layers` has of a group; tables have as many blocks as everywhere."""
     held = tuple(layer for layer in group.layers if layer in layers)
     tokens = states = 0
     for layer in held:

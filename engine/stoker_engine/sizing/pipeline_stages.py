@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate
+from typing import Final
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,10 @@ class Stage:
     def layers(self, num_layers: int) -> range:
         """The layers it holds, of `num_layers`."""
         return pipeline_stages(num_layers, self.count)[self.index]
+
+
+#: All layers are in one place.
+ONE_STAGE: Final = Stage()
 
 
 @lru_cache(maxsize=1024)

@@ -3,27 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
-from stoker_engine.contract.engine_args import EngineArgs
-from stoker_engine.contract.errors import ArgumentError
 from stoker_engine.parallel import device, processors
-
-
-@pytest.mark.parametrize(
-    "asked",
-    [
-        {"pipeline_parallel_size": 2},
-    ],
-    ids=str,
-)
-def test_what_is_planned_and_not_built_is_refused_by_name(asked: dict[str, Any]) -> None:
-    with pytest.raises(ArgumentError) as refused:
-        device.resolve_device(EngineArgs(model="m", device="cpu", **asked))
-    assert refused.value.argument == "--" + next(iter(asked)).replace("_", "-")
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ known and the seed: whatever the scheduler does, `expected` says what must come 
 
 It knows of sequences only what steps say (`core.step`), in rows of its own. With several steps in flight it runs a step
 as late as it can. A request that is `spoiled` computes poison in the steps that show it by its logits; it spreads to
-whoever reads it.
+whoever reads it. With several batches it is a pipeline: it has no token that it sampled before it is told of it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from stoker_engine.core.beam_search import BeamSearch
 from stoker_engine.core.engine_request import EngineRequest
 from stoker_engine.core.outputs import TokenDelta
 from stoker_engine.core.sampling_params import BeamSearchParams, SamplingParams
-from stoker_engine.core.step import TABLE_ENTRY, Sampled, Step, StepResult
+from stoker_engine.core.step import KNOWN_ENTRY, TABLE_ENTRY, Sampled, Step, StepResult
 from stoker_engine.sched.kv_manager import KVManager
 from stoker_engine.sched.scheduled import Scheduled
 from stoker_engine.sched.scheduler import Scheduler
@@ -127,6 +127,7 @@ class Pretend:
         self.spoiled: set[str] = set()
         self._groups = groups
         self._most_in_flight = in_flight
+        self._is_pipeline = int(str(options.get("num_batches", 1))) > 1
         self._in_flight: deque[Scheduled] = deque()
         self._rows: dict[int, Row] = {}
         self._cache: dict[tuple[int, int], object] = {}
@@ -216,11 +217,12 @@ class Pretend:
                 draft = drafts.get(place, [])
                 if row.asked.id in self.spoiled:
                     sampled.append(Sampled([], is_corrupted=True))
-                    row.token_ids[len(known[place]) - len(draft) :] = [0]  # a step in flight may look at it
+                    if not self._is_pipeline:
+                        row.token_ids[len(known[place]) - len(draft) :] = [0]  # a step in flight may look at it
                     continue
                 drawn = self._sample(row, known[place], step.num_samples[place], draft, spoiled[place])
                 sampled.append(drawn)
-                if drawn.token_ids:
+                if drawn.token_ids and not self._is_pipeline:
                     row.token_ids[len(known[place]) - len(draft) :] = drawn.token_ids[0]
         return StepResult(sampled)
 
@@ -253,6 +255,10 @@ class Pretend:
         for row, position, token_ids in step.written:
             self._rows[row].token_ids[position:] = token_ids
             assert len(self._rows[row].token_ids) == position + len(token_ids)
+        for entry in range(0, len(step.known), KNOWN_ENTRY):
+            row, position, token = step.known[entry : entry + KNOWN_ENTRY]
+            self._rows[row].token_ids[position:] = [token]
+            assert len(self._rows[row].token_ids) == position + 1
         for entry in range(0, len(step.tables), TABLE_ENTRY):
             group, row, index, block = step.tables[entry : entry + TABLE_ENTRY]
             table = self._rows[row].blocks[group]
