@@ -40,13 +40,12 @@ from stoker_engine.contract.engine_args import EngineArgs
 from stoker_engine.contract.errors import EngineDeadError, EngineStuckError, StokerError
 from stoker_engine.core.grammar import Grammar
 from stoker_engine.core.step import Step, StepResult
-from stoker_engine.exec.rank_messages import Loaded, Prepare, Prepared, Progress, Setup
+from stoker_engine.exec.rank_messages import AllLoaded, Loaded, Prepare, Prepared, Progress, Setup
 from stoker_engine.exec.rank_process import PROGRAM, RankProcess
 from stoker_engine.exec.supervision import Supervision
 from stoker_engine.grammar.matcher import GrammarError
 from stoker_engine.grammar.token_table import TokenTable
 from stoker_engine.models.load_progress import OnProgress
-from stoker_engine.parallel.device import resolve_device
 from stoker_engine.parallel.layout import Layout
 from stoker_engine.parallel.processors import Machine, Share, crowding, deal
 
@@ -117,6 +116,8 @@ class RankExecutor:
         with ExitStack() as undo:
             undo.callback(self.shutdown)
             undo.callback(self._end, EngineDeadError("its ranks were not loaded"))
+            from stoker_engine.parallel.device import resolve_device  # torch, which not all that import this need
+
             on_cpu = resolve_device(args).type == "cpu"
             shares = _shares(layout.size, on_cpu)
             with ExitStack() as files:
@@ -139,6 +140,7 @@ class RankExecutor:
             self._send(replace(args, model=str(checkpoint.path), revision=None))
             on_progress(0, 0)
             self.plan, self.on_cpu = self._loaded(on_progress)
+            self._send(AllLoaded())
             threading.Thread(target=self._read, name="from-ranks", daemon=True).start()
             undo.pop_all()
 

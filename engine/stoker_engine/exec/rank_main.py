@@ -26,7 +26,7 @@ from stoker_engine.children.death import Died
 from stoker_engine.children.lifeline import die_with, wait_for_hangup
 from stoker_engine.children.load_failed import LoadFailed
 from stoker_engine.contract.errors import StokerError
-from stoker_engine.exec.rank_messages import Loaded, Lost, Prepare, Prepared, Progress, Setup
+from stoker_engine.exec.rank_messages import AllLoaded, Loaded, Lost, Prepare, Prepared, Progress, Setup
 from stoker_engine.grammar.token_table import TokenTable
 from stoker_engine.parallel.processors import bind
 
@@ -72,7 +72,7 @@ def main(argv: list[str]) -> int:
         runner = _load(connection, joined.groups)
         if runner is None:
             return 2
-        _run(connection, runner, answers=rank == layout.first_of_last_stage)
+        _run(connection, runner, joined, answers=rank == layout.first_of_last_stage)
         joined.close()
     except RankLostError as error:
         _send_last(connection, Lost(str(error)))
@@ -120,14 +120,16 @@ def _load(connection: Connection, groups: Groups) -> Runner | None:
     return runner
 
 
-def _run(connection: Connection, runner: Runner, answers: bool) -> None:
+def _run(connection: Connection, runner: Runner, joined: Joined, answers: bool) -> None:
     """Until no more messages come. All ranks compute the same result; one of them sends it."""
     # Steps are taken in while one runs: else a large one and a large result could wait for each other in the pipe.
     inbox: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
     threading.Thread(target=_receive, args=(connection, inbox), name="inbox", daemon=True).start()
     while (data := inbox.get()) is not None:
         message = pickle.loads(data)
-        if isinstance(message, TokenTable):
+        if isinstance(message, AllLoaded):
+            joined.settle()
+        elif isinstance(message, TokenTable):
             runner.grammars.set_token_table(message)
         elif isinstance(message, Prepare):
             prepared = runner.grammars.prepare(message.grammar)

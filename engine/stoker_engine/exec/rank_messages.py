@@ -1,7 +1,7 @@
 """What the executor of ranks and its ranks send each other, pickled.
 
-To a rank: `Setup` first, and `EngineArgs`; then a `Step` at a time. To the one that answers, before the first grammar,
-a `TokenTable`; then a `Prepare` for each.
+To a rank: `Setup` first, and `EngineArgs`; `AllLoaded`; then a `Step` at a time. To the one that answers, before the
+first grammar, a `TokenTable`; then a `Prepare` for each.
 From it: `Progress` while it loads, then `Loaded` or `LoadFailed`; from the one that answers a `StepResult` for each
 step, and a `Prepared` for each grammar; last `Lost` or `Died`, if it can still be said.
 """
@@ -67,6 +67,11 @@ class Loaded:
 
     plan: KVCachePlan
     on_cpu: bool
+
+
+@dataclass(frozen=True)
+class AllLoaded:
+    """All ranks have loaded, and steps come next."""
 
 
 @dataclass(frozen=True)

@@ -82,6 +82,7 @@ class World:
 
     def __init__(self, rank: int, size: int, rendezvous: str, timeout_s: float) -> None:
         self.rank, self.size = rank, size
+        self._made: list[ProcessRanks] = []
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # not the interface of the host's name, where it has one
         with waiting(rank, size, "joining the others"):
             distributed.init_process_group(
@@ -95,7 +96,8 @@ class World:
     def ranks(self, groups: Sequence[Sequence[int]]) -> ProcessRanks:
         """Those of `groups`, which name each rank once, that this rank is in. All ranks ask for the same groups."""
         ours, group = self.group_of(groups)
-        return ProcessRanks(ours, self.rank, group)
+        self._made.append(ProcessRanks(ours, self.rank, group))
+        return self._made[-1]
 
     def group_of(self, groups: Sequence[Sequence[int]]) -> tuple[tuple[int, ...], distributed.ProcessGroup]:
         """Of `groups`, which name each rank once, the members of the one that this rank is in, and what joins them.
@@ -106,7 +108,11 @@ class World:
 
     def close(self) -> None:
         """Leaves the others; nothing can be asked of these ranks after."""
-        distributed.destroy_process_group()
+        for ranks in self._made:
+            del ranks._group  # what they hold lives on
+        self._made.clear()
+        if distributed.is_initialized():
+            distributed.destroy_process_group()
 
     def _group(self, members: Sequence[int]) -> distributed.ProcessGroup:
         if len(members) == self.size:

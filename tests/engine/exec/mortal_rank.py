@@ -90,6 +90,9 @@ class Joined:
                 raise RankLostError(f"rank {self.rank} waited in vain")
             time.sleep(0.001)
 
+    def settle(self) -> None:
+        pass
+
     def close(self) -> None:
         os.close(self._file)
 
