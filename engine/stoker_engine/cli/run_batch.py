@@ -147,7 +147,7 @@ async def _run(args: ServeArgs, source: IO[str], sink: IO[str], show: bool) -> i
         app = create_app(service)
         service.on_loaded(await client.load())
         failed = 0
-        places = asyncio.Semaphore(_AHEAD * args.engine.max_num_seqs)
+        places = asyncio.Semaphore(_AHEAD * args.engine.max_num_seqs * args.engine.data_parallel_size)
         with tqdm(desc="Answered", unit=" lines", disable=not show) as bar:
 
             async def answer(line: str) -> None:

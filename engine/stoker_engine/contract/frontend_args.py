@@ -128,7 +128,8 @@ class FrontendArgs:
     )
     max_engine_restarts: int = flag(
         "how many deaths of the engine an hour the server outlives, by loading it again while new requests wait; "
-        "beyond that, or where memory ran out or the engine was stuck, it ends",
+        "beyond that, or where memory ran out or the engine was stuck, it ends. A copy of the model beside others that "
+        "serve is loaded again whatever it died of, 3 times an hour at least",
         0,
     )
     shutdown_grace: float = flag(
