@@ -1,21 +1,104 @@
 """A model that several ranks share answers as one process does, whatever the layout.
 
-Of one process, what is right is tested elsewhere against transformers.
+Of one process, what is right is tested elsewhere against transformers. What is drawn: family × layout × options ×
+requests; what has a seed of its own is a case of its own.
 """
 
 from __future__ import annotations
 
 import random
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
+from stoker_engine import SamplingParams
 from stoker_engine.contract.engine_args import EngineArgs
+from stoker_engine.core.engine_request import EngineRequest
 from stoker_engine.engine import Engine
+from stoker_engine.exec.runner import Runner
+from stoker_engine.models.checkpoint import find_checkpoint
+from stoker_engine.models.decoder import Decoder
+from stoker_engine.parallel.layout import Layout
+from stoker_engine.sizing.weight_sizes import stage_weight_bytes
 
-from .exec.test_rank_executor import TIGHT, _check_alike, _requests, _run
-from .thread_ranks import thread_engine
+from .exec.test_rank_executor import TIGHT, Outputs, _check_alike, _requests, _run
+from .models.test_tensor_parallel import CASES, save
+from .thread_ranks import ThreadExecutor, ThreadRanks, thread_engine
+
+LAYOUTS: dict[str, dict[str, Any]] = {
+    "TP 2": {"tensor_parallel_size": 2},
+    "TP 3": {"tensor_parallel_size": 3},
+    "TP 4": {"tensor_parallel_size": 4},
+    "EP 2": {"tensor_parallel_size": 2, "enable_expert_parallel": True},
+    "EP 3": {"tensor_parallel_size": 3, "enable_expert_parallel": True},
+    "EP 4": {"tensor_parallel_size": 4, "enable_expert_parallel": True},
+}
+GREEDY = SamplingParams(temperature=0, ignore_eos=True)
+#: One case of each kind of layer; the others are drawn.
+FAST = [
+    ("llama 1 KV head", "TP 4", 0),
+    ("gemma3", "TP 2", 1),
+    ("bloom", "TP 3", 2),
+    ("qwen2_moe", "EP 2", 3),
+    ("gpt_oss", "EP 4", 4),
+    ("deepseek_v3", "TP 2", 5),
+]
+
+
+def _drawn(count: int) -> list[tuple[str, str, int]]:
+    cases = random.Random(14).sample(CASES, count)
+    return [(name, f"{'EP' if whole else 'TP'} {size}", 100 + seed) for seed, (name, size, whole) in enumerate(cases)]
+
+
+def _mixed(seed: int, vocabulary: int, every: int = 2) -> list[EngineRequest]:
+    """All kinds of requests, some of them for nothing but the likeliest tokens."""
+    chance = random.Random(seed)
+    requests = []
+    for request in _requests(seed)[::every]:
+        prompt = [token % vocabulary for token in request.prompt_token_ids]
+        params = GREEDY if chance.random() < 0.4 else request.params
+        requests.append(replace(request, prompt_token_ids=prompt, params=params))
+    return requests
+
+
+def _check_memory(executor: ThreadExecutor, args: EngineArgs) -> None:
+    """Each rank has allocated what is planned for it, to the byte."""
+    checkpoint, layout = find_checkpoint(args), Layout.of(args)
+    formats = checkpoint.weight_formats(torch.float32, torch.device("cpu"))
+    for rank, runner in enumerate(executor.runners):
+        stage, place = layout.stage_of(rank).index, layout.place_of(rank)
+        planned = stage_weight_bytes(checkpoint.config, stage, 4, layout.sharding, formats=formats, place=place)
+        assert sum(slot.tensor.nbytes for slot in _slots(runner).values()) == planned
+
+
+def _slots(runner: Runner) -> dict[str, Any]:
+    assert isinstance(runner.model, Decoder)
+    return runner.model.slots()
+
+
+def _compare(folder: Path, layout: str, seed: int) -> None:
+    chance = random.Random(seed)
+    options: dict[str, Any] = {
+        "async_scheduling": chance.random() < 0.5,
+        "enable_prefix_caching": chance.random() < 0.7,
+        "batch_invariant": chance.random() < 0.3,
+        # Groups of layers share the blocks.
+        **TIGHT,
+        "num_gpu_blocks_override": chance.choice([40, 60]),
+    }
+    args = EngineArgs(str(folder), dtype="float32", device="cpu", **options)
+    requests = _mixed(seed, find_checkpoint(args).config.vocab_size)
+    theirs, _ = _run(Engine.from_args(args), requests)
+    shared = replace(args, **LAYOUTS[layout])
+    with thread_engine(shared, lambda executor: _check_memory(executor, shared)) as engine:
+        ours, _ = _run(engine, requests)
+    assert _check_alike(ours, theirs) > 0.9 * len(ours)
 
 
 @pytest.mark.parametrize("tensor", [2, 4])
@@ -27,3 +110,96 @@ def test_the_same_comes_out(tensor: int, tiny_llama: Path) -> None:
         ours, preempted = _run(engine, requests)
     assert _check_alike(ours, theirs) > 0.9 * len(ours)
     assert preempted > 0
+
+
+@pytest.mark.parametrize(
+    ("name", "layout", "seed"), [*FAST, *(pytest.param(*case, marks=pytest.mark.slow) for case in _drawn(24))]
+)
+def test_all_kinds_of_layers(name: str, layout: str, seed: int, tmp_path: Path) -> None:
+    save(name, tmp_path)
+    _compare(tmp_path, layout, seed)
+
+
+@contextmanager
+def _counted(engine: Engine) -> Iterator[Counter[tuple[str, int]]]:
+    """The operations of the last rank meanwhile: what, and how many bytes it brought."""
+    executor = engine.executor
+    assert isinstance(executor, ThreadExecutor)
+    ranks = executor.groups[-1].tensor
+    assert isinstance(ranks, ThreadRanks)
+    before, counts = len(ranks.calls), Counter[tuple[str, int]]()
+    yield counts
+    executor.shutdown()  # the others may still be at it
+    counts.update(zip(ranks.calls[before:], ranks.sizes[before:], strict=True))
+
+
+def test_likeliest_tokens_travel_as_two_numbers(tiny_llama: Path) -> None:
+    """A step of greedy rows joins as often as the layers need, and once more; nothing is told afterwards."""
+    args = EngineArgs(str(tiny_llama), dtype="float32", device="cpu", tensor_parallel_size=2, **TIGHT)
+    rows, length = 4, 6
+    plain = [EngineRequest(f"{n}", [5 + n, 6, 7], GREEDY, length, n, frozenset({1})) for n in range(rows)]
+    asking = SamplingParams(temperature=0, ignore_eos=True, logprobs=1)
+    for requests, others in ((plain, 0), ([*plain[1:], replace(plain[0], params=asking)], 1)):
+        with thread_engine(args) as engine:
+            runner = engine.executor.runners[-1]  # type: ignore[attr-defined]
+            layers, part = runner.config.num_hidden_layers, runner._vocabulary.size * 4
+            with _counted(engine) as counts:
+                for request in requests:
+                    engine.add(request)
+                while engine.has_work:
+                    engine.step()
+            reduces = sum(number for (what, _), number in counts.items() if what == "all_reduce")
+            assert reduces == length * (1 + 2 * layers)
+            assert {key: number for key, number in counts.items() if key[0] != "all_reduce"} == {
+                ("all_gather", rows * 2 * 8): length,
+                **({("all_gather", others * part): length, ("broadcast", others * 8): length} if others else {}),
+            }
+
+
+@pytest.mark.parametrize(("name", "layout"), [("llama 4 KV heads", "TP 4"), ("deepseek_v3", "EP 4")])
+def test_every_rank_counts(name: str, layout: str, tmp_path: Path) -> None:
+    """What one rank has of the weights, of each kind, decides: nobody computes all."""
+    save(name, tmp_path)
+    args = EngineArgs(str(tmp_path), dtype="float32", device="cpu", enable_prefix_caching=False, **TIGHT)
+    args = replace(args, **LAYOUTS[layout])
+    params = SamplingParams(temperature=0, prompt_logprobs=1)
+    prompt = random.Random(0).sample(range(2, 131), 40)
+    with torch.inference_mode(), thread_engine(args) as engine:
+
+        def likely() -> list[float]:
+            outputs, _ = _run(engine, [EngineRequest("r", prompt, params, 1, 0, frozenset())])
+            return [each.logprobs[0] for output in outputs.values() for each in output.prompt_logprobs]
+
+        whole = likely()
+        assert likely() == whole
+        for rank, runner in enumerate(engine.executor.runners):  # type: ignore[attr-defined]
+            slots = _slots(runner)
+            kinds = {name.split(".")[2] if name.startswith("layers.") else name for name in slots}
+            for kind in kinds & {"q", "o", "q_b", "v_b", "down", "experts", "shared", "embed.weight", "lm_head.weight"}:
+                mine = [slot.tensor for name, slot in slots.items() if kind in (name, *name.split(".")[2:3])]
+                kept = [tensor.clone() for tensor in mine]
+                for tensor in mine:
+                    tensor.zero_()
+                changed = likely()
+                assert max(abs(a - b) for a, b in zip(changed, whole, strict=True)) > 1e-3, (rank, kind)
+                for tensor, numbers in zip(mine, kept, strict=True):
+                    tensor.copy_(numbers)
+        assert likely() == whole
+
+
+@pytest.mark.parametrize(
+    ("name", "layout", "dtype"),
+    [("qwen2_moe", "EP 2", "float32"), pytest.param("gemma3", "TP 4", "bfloat16", marks=pytest.mark.slow)],
+)
+def test_alone_and_together_it_is_the_same_to_the_bit(name: str, layout: str, dtype: str, tmp_path: Path) -> None:
+    save(name, tmp_path)
+    args = EngineArgs(str(tmp_path), dtype=dtype, device="cpu", batch_invariant=True, **TIGHT)
+    requests = [r for r in _mixed(7, 131)[:10] if r.params.kind == "generate"]
+    with thread_engine(replace(args, num_gpu_blocks_override=60, **LAYOUTS[layout])) as engine:
+        together, _ = _run(engine, requests)
+        alone: Outputs = {}
+        for request in requests:
+            engine.add(request)
+            alone |= _run(engine, [])[0]
+    for key, output in together.items():
+        assert (output.token_ids, output.logprobs) == (alone[key].token_ids, alone[key].logprobs)

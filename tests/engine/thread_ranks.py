@@ -38,11 +38,13 @@ class ThreadRanks:
 
     Attributes:
         calls: the operations so far, by name.
+        sizes: the bytes that this rank brought to each of them.
     """
 
     def __init__(self, rank: int, board: list[torch.Tensor], barrier: threading.Barrier) -> None:
         self.rank, self.size = rank, len(board)
         self.calls: list[str] = []
+        self.sizes: list[int] = []
         self._board, self._barrier = board, barrier
 
     @classmethod
@@ -73,6 +75,7 @@ class ThreadRanks:
 
     def _exchange(self, x: torch.Tensor, operation: str) -> list[torch.Tensor]:
         self.calls.append(operation)
+        self.sizes.append(x.nbytes)
         self._board[self.rank] = x
         self._barrier.wait(TIMEOUT_S)
         parts = [part.clone() for part in self._board]
