@@ -28,6 +28,9 @@ from stoker_engine.parallel.layout import Layout
 from stoker_engine.sizing.weight_sizes import stage_weight_bytes
 
 from .exec.test_rank_executor import TIGHT, Outputs, _check_alike, _requests, _run
+from .models import gguf_models, llama_cpp
+from .models.test_gpt_oss import _save as save_gpt_oss
+from .models.test_gpt_oss import _unquantized as unquantized_gpt_oss
 from .models.test_tensor_parallel import CASES, save
 from .thread_ranks import ThreadExecutor, ThreadRanks, thread_engine
 
@@ -82,9 +85,10 @@ def _slots(runner: Runner) -> dict[str, Any]:
     return runner.model.slots()
 
 
-def _compare(folder: Path, layout: str, seed: int) -> None:
+def _compare(folder: Path, layout: str, seed: int, quantization: str | None = None) -> None:
     chance = random.Random(seed)
     options: dict[str, Any] = {
+        "quantization": quantization,
         "async_scheduling": chance.random() < 0.5,
         "enable_prefix_caching": chance.random() < 0.7,
         "batch_invariant": chance.random() < 0.3,
@@ -203,3 +207,27 @@ def test_alone_and_together_it_is_the_same_to_the_bit(name: str, layout: str, dt
             alone |= _run(engine, [])[0]
     for key, output in together.items():
         assert (output.token_ids, output.logprobs) == (alone[key].token_ids, alone[key].logprobs)
+
+
+@pytest.mark.parametrize(
+    ("layout", "quantization"),
+    [
+        ("EP 4", None),  # in MXFP4
+        *(
+            pytest.param(layout, method, marks=pytest.mark.slow)
+            for layout, method in [("TP 2", None), ("EP 2", "int8"), ("EP 4", "int4"), ("TP 2", "fp8"), ("EP 2", "fp8")]
+        ),
+    ],
+)
+def test_stored_in_blocks(layout: str, quantization: str | None, tmp_path: Path) -> None:
+    """Stacks of experts: as the hub has gpt-oss, or numbers the other way round, quantized when they are loaded."""
+    saved = (save_gpt_oss if quantization is None else unquantized_gpt_oss)(tmp_path)
+    assert saved is not None
+    _compare(tmp_path, layout, 5, quantization=quantization)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "layout"), [("mixtral", "EP 2"), ("dbrx", "EP 4"), ("deepseek_v3", "EP 2")])
+def test_gguf(name: str, layout: str, tmp_path: Path) -> None:
+    path = llama_cpp.write(gguf_models.tiny(*gguf_models.MODELS[name]), tmp_path / "model.gguf")
+    _compare(path, layout, 6)
