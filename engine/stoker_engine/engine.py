@@ -36,6 +36,7 @@ from stoker_engine.grammar.preparing import Preparing
 from stoker_engine.grammar.token_table import TokenTable
 from stoker_engine.models.checkpoint import Checkpoint, find_checkpoint
 from stoker_engine.models.generation_config import sampling_defaults
+from stoker_engine.nodes.head import Head
 from stoker_engine.parallel.layout import Layout
 from stoker_engine.sched.kv_manager import KVManager
 from stoker_engine.sched.scheduled import Scheduled
@@ -112,19 +113,21 @@ class Engine:
         args: EngineArgs,
         on_progress: Callable[[], None] = lambda: None,
         supervision: Supervision | None = None,
+        head: Head | None = None,
     ) -> Engine:
         """Finds and loads the model; takes seconds to minutes, and shows its progress.
 
         Args:
             on_progress: called whenever loading gets on.
             supervision: how ranks are looked after, where there are some.
+            head: by which other nodes are reached; None: one is made where there are any.
 
         Raises:
             ArgumentError: an argument cannot be met on this machine.
             ModelError: the model cannot be found, read or served.
             EngineDeadError: a rank died.
         """
-        return cls.of_checkpoint(args, find_checkpoint(args), on_progress, supervision)
+        return cls.of_checkpoint(args, find_checkpoint(args), on_progress, supervision, head)
 
     @classmethod
     def of_checkpoint(
@@ -133,12 +136,15 @@ class Engine:
         checkpoint: Checkpoint,
         on_progress: Callable[[], None] = lambda: None,
         supervision: Supervision | None = None,
+        head: Head | None = None,
     ) -> Engine:
         """See `from_args`; loads a checkpoint that has been found."""
         refuse_indivisible(args, checkpoint)
-        if Layout.of(args).size == 1:
+        head = head or Head.of(args, checkpoint.path)
+        if head is None and Layout.of(args).size == 1:
             return cls(args, checkpoint, on_progress)
-        return cls(args, checkpoint, executor=RankExecutor(args, checkpoint, LoadingView(on_progress), supervision))
+        executor = RankExecutor(args, checkpoint, LoadingView(on_progress), supervision, head=head)
+        return cls(args, checkpoint, executor=executor)
 
     @property
     def has_work(self) -> bool:

@@ -40,3 +40,17 @@ def wait_for_hangup(*sockets: int, timeout_s: float | None = None) -> bool:
     for fd in sockets:
         poll.register(fd, 0)
     return bool(poll.poll(None if timeout_s is None else 1000 * timeout_s))
+
+
+def has_hung_up(sock: int) -> bool:
+    """Whether the other end of a socket pair is closed; one that only sends no more has not hung up."""
+    return wait_for_hangup(sock, timeout_s=0)
+
+
+def wait_for_last_words(*sockets: int, timeout_s: float) -> bool:
+    """Waits until the other end of one of these connected sockets sends no more: it is closed, its process has ended,
+    or, of one on another machine, it cannot be reached. Reads nothing. Whether that came in time."""
+    poll = select.poll()
+    for fd in sockets:
+        poll.register(fd, getattr(select, "POLLRDHUP", 0))  # Linux: TCP says no more of the other end's close
+    return bool(poll.poll(1000 * timeout_s))

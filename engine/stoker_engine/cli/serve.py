@@ -1,5 +1,7 @@
 """``stoker serve MODEL``: the engine behind HTTP. The server answers at once, the engine loads meanwhile.
 
+With ``--headless`` it serves nothing: it runs ranks for the server on node 0.
+
 Where it ends because it cannot serve, it leaves its last words behind (`contract.last_words`).
 """
 
@@ -43,6 +45,9 @@ def _serve(argv: list[str]) -> None:
     command_line.check_flags(ServeArgs.parser(), words)
     args = ServeArgs.from_argv(words)
     logs.configure(args.frontend.log_format)
+    if args.frontend.headless:
+        _run_ranks(args)
+        return
     from stoker_engine.async_llm import AsyncLLM
 
     client = AsyncLLM(
@@ -59,3 +64,13 @@ def _serve(argv: list[str]) -> None:
             serve(args, client, bound)
     finally:
         client.shutdown()
+
+
+def _run_ranks(args: ServeArgs) -> None:
+    """As a node that serves no API."""
+    from stoker_engine.processes.node_agent import NodeAgent
+
+    agent = NodeAgent(args.engine, args.frontend.log_format)
+    for signum in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(signum, lambda number, _: agent.stop(signal.Signals(number).name))
+    agent.run()

@@ -207,7 +207,7 @@ def _num_blocks(
         formats=formats,
     )
     ours = memory.Device(
-        memory_bytes(device, layout.size * args.data_parallel_size),
+        memory_bytes(device, layout.size * args.data_parallel_size // args.nnodes),
         args.gpu_memory_utilization,
         on_cpu=device.type == "cpu",
         sharding=layout.sharding,

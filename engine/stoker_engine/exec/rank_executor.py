@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import itertools
 import logging
-import os
 import pickle
 import queue
 import select
@@ -33,21 +32,23 @@ from concurrent.futures import Future
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from multiprocessing.connection import Connection, wait
-from typing import TYPE_CHECKING, Any, BinaryIO, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from stoker_engine.children.lifeline import wait_for_hangup
+from stoker_engine.children.lifeline import wait_for_last_words
 from stoker_engine.contract.engine_args import EngineArgs
-from stoker_engine.contract.errors import EngineDeadError, EngineStuckError, StokerError
+from stoker_engine.contract.errors import ArgumentError, EngineDeadError, EngineStuckError, ModelError, StokerError
 from stoker_engine.core.grammar import Grammar
 from stoker_engine.core.step import Step, StepResult
-from stoker_engine.exec.rank_messages import AllLoaded, Loaded, Prepare, Prepared, Progress, Setup
-from stoker_engine.exec.rank_process import PROGRAM, RankProcess
+from stoker_engine.exec.rank import Rank
+from stoker_engine.exec.rank_messages import AllLoaded, Loaded, Prepare, Prepared, Progress
+from stoker_engine.exec.rank_process import PROGRAM
+from stoker_engine.exec.start_ranks import start_ranks
 from stoker_engine.exec.supervision import Supervision
 from stoker_engine.grammar.matcher import GrammarError
 from stoker_engine.grammar.token_table import TokenTable
 from stoker_engine.models.load_progress import OnProgress
+from stoker_engine.nodes.head import Head
 from stoker_engine.parallel.layout import Layout
-from stoker_engine.parallel.processors import Machine, Share, crowding, deal
 
 if TYPE_CHECKING:
     from stoker_engine.exec.kv_cache import KVCachePlan
@@ -79,6 +80,7 @@ class RankExecutor:
         checkpoint: the model, whose files every rank reads its part of.
         on_progress: called whenever loading gets on, in any rank, with the bytes of all.
         supervision: how ranks are looked after.
+        head: by which ranks of other nodes are reached; None: all are processes of this one.
         program: see `RankProcess`.
 
     Raises:
@@ -97,11 +99,12 @@ class RankExecutor:
         on_progress: OnProgress = lambda done, total: None,
         supervision: Supervision | None = None,
         *,
+        head: Head | None = None,
         program: Sequence[str] = PROGRAM,
     ) -> None:
         layout = Layout.of(args)
         supervision = supervision or Supervision()
-        self._on_death = supervision.on_death
+        self._head, self._on_death = head, supervision.on_death
         self._ranks_wait_s = _RANKS_WAIT * supervision.step_timeout
         self._patience_s = _EXECUTOR_WAITS * supervision.step_timeout
         self._stopped_s = min(_STOPPED_S, self._ranks_wait_s)
@@ -109,37 +112,24 @@ class RankExecutor:
         self._error: StokerError | None = None
         self._num_launched = 0
         self._is_closing = False
-        self._ranks: list[RankProcess] = []
+        self._ranks: list[Rank] = []
         self._results: queue.SimpleQueue[StepResult | None] = queue.SimpleQueue()
         self._preparing: dict[int, Future[object]] = {}
         self._numbers = itertools.count()
         with ExitStack() as undo:
-            undo.callback(self.shutdown)
+            undo.callback(self._close)
             undo.callback(self._end, EngineDeadError("its ranks were not loaded"))
-            from stoker_engine.parallel.device import resolve_device  # torch, which not all that import this need
-
-            on_cpu = resolve_device(args).type == "cpu"
-            shares = _shares(layout.size, on_cpu)
-            with ExitStack() as files:
-                rendezvous = files.enter_context(_memory()).fileno()
-                regions = [files.enter_context(_memory()).fileno() for _ in range(layout.pipeline)]
-                for rank in range(layout.size):
-                    region = regions[layout.stage_of(rank).index]
-                    setup = Setup(
-                        rank,
-                        layout,
-                        f"file:///proc/self/fd/{rendezvous}",
-                        self._ranks_wait_s,
-                        shares[rank],
-                        region if on_cpu else None,
-                        supervision.labels,
-                    )
-                    self._ranks.append(RankProcess(setup, [rendezvous, region], supervision.log_format, program))
-            self._answering = self._ranks[layout.first_of_last_stage]
-            threading.Thread(target=self._look_after, name="ranks", daemon=True).start()
-            self._send(replace(args, model=str(checkpoint.path), revision=None))
-            on_progress(0, 0)
-            self.plan, self.on_cpu = self._loaded(on_progress)
+            undo.push(self._say_why)
+            starting = start_ranks(
+                args, self._ranks, self._ranks_wait_s, supervision, head, program, lambda: on_progress(0, 0)
+            )
+            with starting:
+                self._answering = self._ranks[layout.first_of_last_stage]
+                threading.Thread(target=self._look_after, name="ranks", daemon=True).start()
+                for rank in self._ranks:
+                    self._send(replace(args, model=rank.model or str(checkpoint.path), revision=None), [rank])
+                on_progress(0, 0)
+                self.plan, self.on_cpu = self._loaded(on_progress)
             self._send(AllLoaded())
             threading.Thread(target=self._read, name="from-ranks", daemon=True).start()
             undo.pop_all()
@@ -197,6 +187,16 @@ class RankExecutor:
 
     def shutdown(self) -> None:
         """See `Executor`."""
+        if self._head is not None:
+            self._head.dismiss()
+        self._close()
+
+    def _say_why(self, _: object, error: BaseException | None, __: object) -> None:
+        """Lets other nodes go where no further attempt would fare better."""
+        if self._head is not None and isinstance(error, ArgumentError | ModelError):
+            self._head.dismiss(str(error))
+
+    def _close(self) -> None:
         with self._lock:
             self._is_closing = True
             self._error = self._error or EngineDeadError("its ranks were shut down")
@@ -206,9 +206,11 @@ class RankExecutor:
         self._kill()
         for rank in self._ranks:
             rank.close()
+        if self._head is not None:
+            self._head.close()
         self._fail_preparing(self._error)
 
-    def _send(self, message: Any, to: Sequence[RankProcess] | None = None) -> None:
+    def _send(self, message: Any, to: Sequence[Rank] | None = None) -> None:
         data = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
         if self._error is not None:
             raise self._error
@@ -223,7 +225,7 @@ class RankExecutor:
                 self._end(EngineDeadError("its ranks were interrupted"))
                 raise
 
-    def _receive(self, rank: RankProcess) -> Any:
+    def _receive(self, rank: Rank) -> Any:
         if self._error is not None:
             raise self._error
         try:
@@ -314,7 +316,7 @@ class RankExecutor:
         sockets = [rank.connection.fileno() for rank in self._ranks]
         stopped_for = dict.fromkeys(self._ranks, 0.0)
         began = time.monotonic()
-        while not wait_for_hangup(*sockets, timeout_s=_LOOK_S):
+        while not wait_for_last_words(*sockets, timeout_s=_LOOK_S):
             if self._is_closing:
                 return
             passed, began = _ran(began), time.monotonic()
@@ -345,7 +347,7 @@ class RankExecutor:
         for rank in self._ranks:
             rank.kill()
         for rank in _wait_all(self._ranks, _KILL_S):
-            logger.error("%s (process %d) cannot be killed, and is left behind", rank.name, rank.pid)
+            logger.error("%s cannot be killed, and is left behind", rank)
 
     def _cause(self) -> StokerError:
         """Which rank was the first to end, and why: one that did not end for want of another. If there is none, those
@@ -368,7 +370,7 @@ def _ran(since: float) -> float:
     return min(time.monotonic() - since, 2 * _LOOK_S)
 
 
-def _wait_all(ranks: Iterable[RankProcess], timeout_s: float) -> list[RankProcess]:
+def _wait_all(ranks: Iterable[Rank], timeout_s: float) -> list[Rank]:
     """Those that have not ended in time."""
     deadline = time.monotonic() + timeout_s
     return [rank for rank in ranks if not rank.wait(deadline - time.monotonic())]
@@ -380,25 +382,9 @@ def _total(weights: Iterable[Progress]) -> int:
     return sum(totals) if all(totals) else 0
 
 
-def _stopped(ranks: Iterable[RankProcess]) -> EngineStuckError:
+def _stopped(ranks: Iterable[Rank]) -> EngineStuckError:
     return EngineStuckError(f"{_names(ranks)} was stopped (SIGSTOP or a debugger), and killed")
 
 
-def _names(ranks: Iterable[RankProcess]) -> str:
+def _names(ranks: Iterable[Rank]) -> str:
     return ", ".join(rank.name for rank in ranks)
-
-
-def _shares(size: int, on_cpu: bool) -> list[Share]:
-    """The processors of each rank. Those that compute on accelerators run on all."""
-    machine = Machine.here()
-    shares = deal(machine, size)
-    if not on_cpu:
-        return [replace(share, processors=machine.allowed) for share in shares]
-    if (warning := crowding(machine, size)) is not None:
-        logger.warning(warning)
-    return shares
-
-
-def _memory() -> BinaryIO:
-    """Memory without a name, which goes with the last process that has it."""
-    return os.fdopen(os.memfd_create("stoker-ranks"), "rb")

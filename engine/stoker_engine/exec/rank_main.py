@@ -28,7 +28,7 @@ from stoker_engine.children.load_failed import LoadFailed
 from stoker_engine.contract.errors import StokerError
 from stoker_engine.exec.rank_messages import AllLoaded, Loaded, Lost, Prepare, Prepared, Progress, Setup
 from stoker_engine.grammar.token_table import TokenTable
-from stoker_engine.parallel.processors import bind
+from stoker_engine.parallel.processors import Machine, Share, bind, crowding, deal
 
 if TYPE_CHECKING:
     from stoker_engine.exec.runner import Runner
@@ -63,12 +63,13 @@ def main(argv: list[str]) -> int:
     rank, layout = setup.rank, setup.layout
     # All ranks see the same, and one of them says it; but what is wrong may be so in one alone.
     logs.configure(log_format, logging.INFO if rank == 0 else logging.WARNING, **setup.labels, rank=rank)
-    bind(setup.share)  # before torch and the kernels start threads
+    share = setup.share or _own_share(*setup.neighbours)
+    bind(share)  # before torch and the kernels start threads
     from stoker_engine.parallel.ranks import RankLostError  # torch: seconds
 
     try:
         _send(connection, Progress(0, 0))
-        joined = _join(setup)
+        joined = _join(setup, share)
         runner = _load(connection, joined.groups)
         if runner is None:
             return 2
@@ -84,21 +85,29 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def _join(setup: Setup) -> Joined:
+def _own_share(count: int, number: int) -> Share:
+    """The processors of one of so many ranks of this machine."""
+    machine = Machine.here()
+    if (warning := crowding(machine, count)) is not None and number == 0:
+        logger.warning(warning)
+    return deal(machine, count)[number]
+
+
+def _join(setup: Setup, share: Share) -> Joined:
     from stoker_engine.parallel.device import limit_threads
     from stoker_engine.parallel.join import join
 
-    limit_threads(setup.share.threads)
-    return join(setup.rank, setup.layout, setup.rendezvous, setup.timeout_s, _shared_memory(setup))
+    limit_threads(share.threads)
+    return join(setup.rank, setup.layout, setup.rendezvous, setup.timeout_s, _shared_memory(setup, share))
 
 
-def _shared_memory(setup: Setup) -> SharedMemory | None:
+def _shared_memory(setup: Setup, share: Share) -> SharedMemory | None:
     if setup.region is None:
         return None
     from stoker_engine.kernels.native.library import library
     from stoker_engine.parallel.shared_ranks import SharedMemory
 
-    if setup.share.is_crowded:  # who is awake keeps the others from coming
+    if share.is_crowded:  # who is awake keeps the others from coming
         return SharedMemory(setup.region, library(), spin_us=0)
     return SharedMemory(setup.region, library())
 

@@ -29,19 +29,21 @@ class Setup:
         layout: how all of them share the model.
         rendezvous: where they find each other; see `parallel.process_ranks.World`.
         timeout_s: seconds that it waits for another one.
-        share: the processors that are its own.
+        share: the processors that are its own; None: it finds out by `neighbours`.
         region: file descriptor of the memory that it shares with those of its stage; None: they share none. See
             `parallel.shared_ranks.SharedMemory`.
         labels: what each line of its log says besides its rank.
+        neighbours: how many ranks its machine has, and which of them it is.
     """
 
     rank: int
     layout: Layout
     rendezvous: str
     timeout_s: float
-    share: Share
+    share: Share | None
     region: int | None = None
     labels: Mapping[str, int] = field(default_factory=dict)
+    neighbours: tuple[int, int] = (1, 0)
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,6 @@
           Head                                                                              ▼
           RankExecutor ─────── steps, results ────────────────────────────────────────────► rank
 
-The head of each copy listens; an agent connects to it, and once more for each rank that it is told to start. That second
-connection is the rank's pipe: nobody stands between the two. Ranks reach each other by themselves.
+The head of each copy listens. An agent connects to it, and once more for each rank that it is told to start: that
+connection is the rank's pipe, and nobody stands between the two. Ranks reach each other by themselves.
 """

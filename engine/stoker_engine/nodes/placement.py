@@ -50,3 +50,8 @@ class Placement:
     def ranks_on(self, node: int, copy: int) -> list[int]:
         """Those of a copy's ranks that a node has."""
         return [rank for rank in range(self.size) if self.node_of(copy, rank) == node]
+
+    def neighbours(self, copy: int, rank: int) -> tuple[int, int]:
+        """How many ranks of all copies the node of a copy's rank has, and which of them it is."""
+        on_node = self.copies * self.size // self.nodes
+        return on_node, (copy * self.size + rank) % on_node

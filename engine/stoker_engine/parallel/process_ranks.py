@@ -12,10 +12,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from datetime import timedelta
 from typing import Final
+from urllib.parse import urlsplit
 
 import torch
 from torch import distributed
+from torch._C._distributed_c10d import FileStore, Store, TCPStore
 
+from stoker_engine.nodes.addresses import interface_towards
 from stoker_engine.parallel.ranks import RankLostError
 
 #: Formats in which adding up loses too much.
@@ -72,8 +75,8 @@ class World:
     Args:
         rank: this process's number.
         size: how many there are.
-        rendezvous: URL of where they find each other (``file://PATH``, of a file that is empty at first and is not
-            used again by others).
+        rendezvous: URL of where they find each other: ``file://PATH``, of a file that is empty at first and is not
+            used again by others; or ``tcp://HOST:PORT``, of a `TCPStore`, where they are on several machines.
         timeout_s: seconds after which a rank that does not come to an operation counts as lost.
 
     Raises:
@@ -83,15 +86,17 @@ class World:
     def __init__(self, rank: int, size: int, rendezvous: str, timeout_s: float) -> None:
         self.rank, self.size = rank, size
         self._made: list[ProcessRanks] = []
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # not the interface of the host's name, where it has one
+        place, timeout = urlsplit(rendezvous), timedelta(seconds=timeout_s)
         with waiting(rank, size, "joining the others"):
-            distributed.init_process_group(
-                "gloo",
-                init_method=rendezvous,
-                rank=rank,
-                world_size=size,
-                timeout=timedelta(seconds=timeout_s),
-            )
+            if place.scheme == "tcp":
+                host, port = str(place.hostname), int(place.port or 0)
+                if "GLOO_SOCKET_IFNAME" not in os.environ:
+                    os.environ["GLOO_SOCKET_IFNAME"] = interface_towards(host)
+                store: Store = TCPStore(host, port, is_master=False, timeout=timeout)
+            else:
+                os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # not the interface of the host's name, if it has one
+                store = FileStore(place.path, size)
+            distributed.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timeout)
 
     def ranks(self, groups: Sequence[Sequence[int]]) -> ProcessRanks:
         """Those of `groups`, which name each rank once, that this rank is in. All ranks ask for the same groups."""

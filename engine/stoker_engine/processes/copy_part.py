@@ -9,6 +9,7 @@ from typing import Final
 
 from stoker_engine.contract.engine_args import EngineArgs
 from stoker_engine.contract.errors import ArgumentError
+from stoker_engine.nodes.placement import Placement
 from stoker_engine.parallel.processors import Machine, bind, deal
 
 #: What CUDA reads, once, when it starts.
@@ -23,17 +24,19 @@ def keep_to_own_part(args: EngineArgs, copy: int) -> None:
     Raises:
         ArgumentError: there are accelerators, and fewer than all copies together need.
     """
-    if args.data_parallel_size == 1:
+    placement = Placement.of(args)
+    here = placement.copies_on(0)
+    if len(here) == 1 or copy not in here:
         return
     visible = [] if args.device == "cpu" else visible_devices()
     if not visible:  # the copies compute on the CPU, or are refused for want of a device
-        bind(deal(Machine.here(), args.data_parallel_size)[copy])
+        bind(deal(Machine.here(), len(here))[here.index(copy)])
         return
-    each = args.tensor_parallel_size * args.pipeline_parallel_size
-    if len(visible) < (needed := each * args.data_parallel_size):
+    each = len(placement.ranks_on(0, copy))
+    if len(visible) < (needed := each * len(here)):
         raise ArgumentError(
             "--data-parallel-size",
-            f"{args.data_parallel_size} copies of {each} ranks need {needed} devices and {len(visible)} are visible; "
+            f"{len(here)} copies of {each} ranks need {needed} devices and {len(visible)} are visible; "
             f"ask for fewer copies or make more devices visible",
         )
     os.environ[VISIBLE] = ",".join(visible[each * copy : each * (copy + 1)])

@@ -15,12 +15,14 @@ import queue
 import signal
 import sys
 import threading
+from collections.abc import Callable
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stoker_engine import logs
 from stoker_engine.children.death import Died
-from stoker_engine.children.lifeline import die_with
+from stoker_engine.children.lifeline import die_with, has_hung_up
 from stoker_engine.children.load_failed import LoadFailed
 from stoker_engine.contract.engine_args import EngineArgs
 from stoker_engine.contract.errors import EngineDeadError, StokerError
@@ -29,6 +31,7 @@ from stoker_engine.core.finish_reason import FinishReason
 from stoker_engine.core.outputs import StepOutputs, TokenDelta
 from stoker_engine.exec.supervision import Supervision
 from stoker_engine.grammar.token_table import TokenTable
+from stoker_engine.nodes.head import Head
 from stoker_engine.processes.copy_part import keep_to_own_part
 from stoker_engine.processes.messages import Abort, Stop
 from stoker_engine.processes.status_word import Phase, StatusWord
@@ -59,10 +62,11 @@ def main(argv: list[str]) -> int:
     status.enter(Phase.STARTING)
     connection = Connection(pipe)
     inbox: Inbox = queue.SimpleQueue()
-    threading.Thread(target=_receive, args=(connection, inbox), name="inbox", daemon=True).start()
+    at_end: list[Callable[[], None]] = []
+    threading.Thread(target=_receive, args=(connection, inbox, at_end), name="inbox", daemon=True).start()
     supervision = Supervision(step_timeout, log_format, labels, on_death=inbox.put)
     try:
-        engine = _load(connection, inbox, status, supervision, copy or 0)
+        engine = _load(connection, inbox, status, supervision, copy or 0, at_end)
         if engine is None:
             return 2
         _run(engine, connection, inbox, status)
@@ -76,9 +80,15 @@ def main(argv: list[str]) -> int:
 
 
 def _load(
-    connection: Connection, inbox: Inbox, status: StatusWord, supervision: Supervision, copy: int
+    connection: Connection,
+    inbox: Inbox,
+    status: StatusWord,
+    supervision: Supervision,
+    copy: int,
+    at_end: list[Callable[[], None]],
 ) -> Engine | None:
-    """The engine, loaded; None when it cannot be, which the server then knows."""
+    """The engine, loaded; None when it cannot be, which the server then knows. `at_end` gets what is to be done when
+    the server ends."""
     from stoker_engine.engine import Engine  # torch: seconds, while the server finds the model's files
 
     status.enter(Phase.WAITING)
@@ -86,12 +96,17 @@ def _load(
     if not isinstance(args, EngineArgs):
         raise _unexpected(args)
     status.enter(Phase.LOADING)
+    head: Head | None = None
     try:
         keep_to_own_part(args, copy)
-        engine = Engine.from_args(args, lambda: status.enter(Phase.LOADING), supervision)
+        if (head := Head.of(args, Path(args.model), copy)) is not None:
+            at_end.append(head.dismiss)
+        engine = Engine.from_args(args, lambda: status.enter(Phase.LOADING), supervision, head)
     except EngineDeadError:  # another attempt may fare better
         raise
     except StokerError as error:
+        if head is not None:
+            head.dismiss(str(error))
         _send(connection, status, LoadFailed.of(error))
         return None
     gc.collect()
@@ -159,12 +174,15 @@ def _unexpected(message: Any) -> BaseException:
     return message if isinstance(message, BaseException) else TypeError(f"{type(message).__name__} is no message")
 
 
-def _receive(connection: Connection, inbox: Inbox) -> None:
+def _receive(connection: Connection, inbox: Inbox, at_end: list[Callable[[], None]]) -> None:
     """Moves messages into the inbox, so that the server never waits for a step."""
     while True:
         try:
             data = connection.recv_bytes()
         except (EOFError, OSError):
+            if not has_hung_up(connection.fileno()):  # the server lives, and wants no more
+                for call in at_end:
+                    call()
             os._exit(0)  # at once, in the middle of a step too: nobody listens any more
         try:
             inbox.put(pickle.loads(data))

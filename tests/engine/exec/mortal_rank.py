@@ -78,7 +78,8 @@ class Joined:
         assert shared is not None
         self.rank, self.size, self._timeout_s, self._met = rank, layout.size, timeout_s, 0
         self.groups = self
-        self._file = os.open(rendezvous.removeprefix("file://"), os.O_RDWR)
+        path = DEATHS / "meeting" if rendezvous.startswith("tcp:") else rendezvous.removeprefix("file://")
+        self._file = os.open(path, os.O_RDWR | os.O_CREAT)
         self.meet()
 
     def meet(self) -> None:

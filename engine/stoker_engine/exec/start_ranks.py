@@ -1,0 +1,135 @@
+"""Starts the ranks of a copy: processes of this one, and of agents on other nodes."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from typing import BinaryIO
+
+from stoker_engine.contract.engine_args import EngineArgs
+from stoker_engine.exec.rank import Rank
+from stoker_engine.exec.rank_messages import Setup
+from stoker_engine.exec.rank_process import RankProcess
+from stoker_engine.exec.remote_rank import RemoteRank
+from stoker_engine.exec.supervision import Supervision
+from stoker_engine.nodes.head import Head
+from stoker_engine.parallel.layout import Layout
+from stoker_engine.parallel.processors import Machine, Share, crowding, deal
+
+logger = logging.getLogger(__name__)
+
+
+@contextmanager
+def start_ranks(
+    args: EngineArgs,
+    ranks: list[Rank],
+    timeout_s: float,
+    supervision: Supervision,
+    head: Head | None,
+    program: Sequence[str],
+    on_wait: Callable[[], None],
+) -> Iterator[None]:
+    """Starts all ranks. They can find each other until the context ends.
+
+    Args:
+        args: the engine's.
+        ranks: gets them, one by one: whoever ends them knows those that were started.
+        timeout_s: how long one waits for another.
+        supervision: how they are looked after.
+        head: by which those of other nodes are reached; None: all are processes of this one.
+        program: what runs in these; see `RankProcess`.
+        on_wait: called now and then while other nodes are waited for.
+
+    Raises:
+        ArgumentError: another node cannot be taken in.
+        EngineDeadError: other nodes did not come in time, or cannot start a rank.
+        OSError: the system has no process or memory left.
+    """
+    if head is None:
+        with _here(args, ranks, timeout_s, supervision, program):
+            yield
+    else:
+        with _on_nodes(args, ranks, timeout_s, supervision, head, program, on_wait):
+            yield
+
+
+@contextmanager
+def _here(
+    args: EngineArgs, ranks: list[Rank], timeout_s: float, supervision: Supervision, program: Sequence[str]
+) -> Iterator[None]:
+    """On CPUs, those of a stage share memory."""
+    from stoker_engine.parallel.device import resolve_device  # torch, which not all that import this need
+
+    layout, on_cpu = Layout.of(args), resolve_device(args).type == "cpu"
+    shares = _shares(layout.size, on_cpu)
+    with ExitStack() as files:
+        rendezvous = files.enter_context(_memory()).fileno()
+        regions = [files.enter_context(_memory()).fileno() for _ in range(layout.pipeline)]
+        for number, share in enumerate(shares):
+            region = regions[layout.stage_of(number).index]
+            setup = Setup(
+                number,
+                layout,
+                f"file:///proc/self/fd/{rendezvous}",
+                timeout_s,
+                share,
+                region if on_cpu else None,
+                supervision.labels,
+            )
+            ranks.append(RankProcess(setup, [rendezvous, region], supervision.log_format, program))
+        yield
+
+
+@contextmanager
+def _on_nodes(
+    args: EngineArgs,
+    ranks: list[Rank],
+    timeout_s: float,
+    supervision: Supervision,
+    head: Head,
+    program: Sequence[str],
+    on_wait: Callable[[], None],
+) -> Iterator[None]:
+    """They reach each other over the network, those of one node too."""
+    from stoker_engine.parallel.device import resolve_device
+    from stoker_engine.parallel.rendezvous import rendezvous_at
+
+    layout, placement = Layout.of(args), head.placement
+    ours = placement.ranks_on(0, head.copy)
+    shares = dict(zip(ours, _shares(len(ours), resolve_device(args).type == "cpu"), strict=True)) if ours else {}
+    with rendezvous_at(head.address) as rendezvous:
+        nodes = head.nodes(on_wait)
+        for number in range(layout.size):
+            setup = Setup(
+                number,
+                layout,
+                rendezvous,
+                timeout_s,
+                shares.get(number),
+                labels=supervision.labels,
+                neighbours=placement.neighbours(head.copy, number),
+            )
+            if number in shares:
+                ranks.append(RankProcess(setup, (), supervision.log_format, program))
+            else:
+                ranks.append(RemoteRank(setup, nodes[placement.node_of(head.copy, number)]))
+        yield
+
+
+def _shares(size: int, on_cpu: bool) -> list[Share]:
+    """The processors of each rank. Those that compute on accelerators run on all."""
+    machine = Machine.here()
+    shares = deal(machine, size)
+    if not on_cpu:
+        return [replace(share, processors=machine.allowed) for share in shares]
+    if (warning := crowding(machine, size)) is not None:
+        logger.warning(warning)
+    return shares
+
+
+def _memory() -> BinaryIO:
+    """Memory without a name, which goes with the last process that has it."""
+    return os.fdopen(os.memfd_create("stoker-ranks"), "rb")

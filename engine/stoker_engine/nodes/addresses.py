@@ -1,0 +1,65 @@
+"""Where this machine listens for other nodes, and which of its networks leads to them."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import socket
+import struct
+from pathlib import Path
+from typing import Final
+
+#: Linux' request for an interface's address.
+_SIOCGIFADDR: Final = 0x8915
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Listens on TCP at `host`, or at all addresses where that is a name by which others reach this machine.
+
+    Args:
+        port: 0 takes a free one.
+
+    Raises:
+        OSError: it cannot listen.
+    """
+    try:
+        family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    except socket.gaierror:  # a name that is known once this node serves
+        family, address = socket.AF_INET, ("", port)
+    try:
+        return socket.create_server((str(address[0]), port), family=family, backlog=128)
+    except OSError as error:
+        if error.errno != errno.EADDRNOTAVAIL:
+            raise
+        return socket.create_server(("", port), family=family, backlog=128)
+
+
+def interface_towards(host: str) -> str:
+    """The network interface by which this machine reaches `host`, itself included.
+
+    Raises:
+        OSError: there is no such host, no way to it, or no interface whose first address is what we have on that way.
+    """
+    family, kind, _, _, address = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, kind) as sock:
+        sock.connect(address)  # sends nothing
+        ours = sock.getsockname()[0]
+        for _, name in socket.if_nameindex():
+            if ours in (_ipv6_addresses(name) if family == socket.AF_INET6 else _ipv4_addresses(name, sock)):
+                return name
+    if ours.startswith("127."):
+        return "lo"
+    raise OSError(errno.EADDRNOTAVAIL, f"no network interface has the address {ours}; set GLOO_SOCKET_IFNAME")
+
+
+def _ipv4_addresses(name: str, sock: socket.socket) -> list[str]:
+    try:
+        found = fcntl.ioctl(sock, _SIOCGIFADDR, struct.pack("256s", name.encode()))
+    except OSError:
+        return []  # it has none
+    return [socket.inet_ntoa(found[20:24])]
+
+
+def _ipv6_addresses(name: str) -> list[str]:
+    lines = (line.split() for line in Path("/proc/net/if_inet6").read_text().splitlines())
+    return [socket.inet_ntop(socket.AF_INET6, bytes.fromhex(line[0])) for line in lines if line[-1] == name]

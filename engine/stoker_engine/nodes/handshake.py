@@ -1,0 +1,71 @@
+"""Both ends of a connection show that they know the key, without sending it.
+
+    head ──► node   a random number
+    node ──► head   another one, and HMAC(key, "node", both numbers)
+    head ──► node   HMAC(key, "head", both numbers), or that the node's was wrong
+
+HMAC-SHA256 (RFC 2104). What follows is neither encrypted nor signed: who can change packets on their way between the
+nodes can do anything. The key keeps out who can only reach the port.
+"""
+
+from __future__ import annotations
+
+import hmac
+import os
+from typing import Final
+
+from stoker_engine.nodes.line import Line
+
+#: The variable of the environment that holds the key, the same on all nodes.
+VARIABLE: Final = "STOKER_NODE_KEY"
+
+_GREETING: Final = b"stoker-node-1 "
+_WRONG: Final = b"wrong key"
+_NUMBER_BYTES: Final = 32
+
+
+class WrongKeyError(Exception):
+    """The other end has another key, or none."""
+
+
+class NoNodeError(Exception):
+    """What is at the other end is no node of ours."""
+
+
+def node_key() -> bytes:
+    """The key; empty where there is none."""
+    return os.environ.get(VARIABLE, "").encode()
+
+
+def greet_node(line: Line, key: bytes) -> None:
+    """The head's part.
+
+    Raises:
+        WrongKeyError, NoNodeError: the connection is of no use.
+        EOFError, OSError: it has ended.
+    """
+    ours = os.urandom(_NUMBER_BYTES)
+    line.send_bytes(_GREETING + ours)
+    answer = line.receive_bytes()
+    theirs, proof = answer[:_NUMBER_BYTES], answer[_NUMBER_BYTES:]
+    if len(answer) != _NUMBER_BYTES + 32:
+        raise NoNodeError("it does not answer as a node does")
+    if not hmac.compare_digest(proof, _proof(key, b"node", ours + theirs)):
+        line.send_bytes(_WRONG)
+        raise WrongKeyError
+    line.send_bytes(_proof(key, b"head", ours + theirs))
+
+
+def greet_head(line: Line, key: bytes) -> None:
+    """A node's part; raises what `greet_node` does."""
+    greeting = line.receive_bytes()
+    if not greeting.startswith(_GREETING) or len(greeting) != len(_GREETING) + _NUMBER_BYTES:
+        raise NoNodeError("it does not greet as a head does")
+    theirs, ours = greeting.removeprefix(_GREETING), os.urandom(_NUMBER_BYTES)
+    line.send_bytes(ours + _proof(key, b"node", theirs + ours))
+    if not hmac.compare_digest(line.receive_bytes(), _proof(key, b"head", theirs + ours)):
+        raise WrongKeyError
+
+
+def _proof(key: bytes, role: bytes, numbers: bytes) -> bytes:
+    return hmac.digest(key, role + numbers, "sha256")

@@ -1,0 +1,248 @@
+"""Node 0's side of one copy of the model: it listens for the other nodes that have ranks of it.
+
+It listens for as long as the copy lives: who comes too late, comes twice or is no node at all is told so or hung up on,
+and hurts nobody. A connection that does not get on is closed after seconds; of many such the oldest go first.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import select
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+from stoker_engine.contract.engine_args import EngineArgs
+from stoker_engine.contract.errors import ArgumentError, EngineDeadError
+from stoker_engine.nodes.addresses import listen
+from stoker_engine.nodes.handshake import VARIABLE, NoNodeError, WrongKeyError, greet_node, node_key
+from stoker_engine.nodes.hello import Hello
+from stoker_engine.nodes.line import Line, reset_on_close
+from stoker_engine.nodes.node import Node
+from stoker_engine.nodes.placement import Placement
+
+logger = logging.getLogger(__name__)
+
+#: Seconds that a connection has to say who it is, and how many may be at that.
+_GREETING_S: Final = 10.0
+_MOST_GREETINGS: Final = 64
+
+#: Seconds between two lines on who is missing.
+_SAY_S: Final = 5.0
+
+#: Seconds in which the port of an engine that has just died becomes free.
+_PORT_S: Final = 10.0
+
+
+class Head:
+    """Listens from its making on.
+
+    Args:
+        args: the engine's.
+        model: where this node has its files.
+        copy: the number of the copy.
+
+    Attributes:
+        placement: where ranks are.
+        copy: the number.
+        address: by which other nodes reach this one.
+
+    Raises:
+        ArgumentError: it cannot listen at its address.
+    """
+
+    def __init__(self, args: EngineArgs, model: Path, copy: int = 0) -> None:
+        assert args.master_addr is not None
+        self.placement, self.copy, self.address = Placement.of(args), copy, args.master_addr
+        self._timeout_s = args.distributed_timeout_seconds
+        self._hello = Hello.of(args, model)
+        self._key = node_key()
+        self._expected = [node for node in self.placement.nodes_of(copy) if node != 0]
+        self._nodes: dict[int, Node] = {}
+        self._news = threading.Condition()  # held by whoever looks at nodes, or changes them
+        self._refused: ArgumentError | None = None
+        self._greetings: deque[tuple[float, socket.socket]] = deque()
+        self._closed = False
+        self._listening = _listen(args.master_addr, args.master_port + copy)
+        self._wake, self._wake_end = socket.socketpair()
+        if not self._key:
+            logger.warning(
+                "%s is not set: whoever reaches port %d can run code here; set the same key on all nodes",
+                VARIABLE,
+                args.master_port + copy,
+            )
+        threading.Thread(target=self._accept, name="nodes", daemon=True).start()
+
+    @classmethod
+    def of(cls, args: EngineArgs, model: Path, copy: int = 0) -> Head | None:
+        """The head of a copy; None where all its ranks are on this node.
+
+        Raises:
+            ArgumentError: this is not node 0, or it cannot listen.
+        """
+        if args.node_rank:
+            raise ArgumentError("--node-rank", "node 0 runs the engine; run `stoker serve … --headless` on the others")
+        return cls(args, model, copy) if Placement.of(args).nodes_of(copy) != range(1) else None
+
+    def nodes(self, on_progress: Callable[[], None] = lambda: None) -> dict[int, Node]:
+        """Waits until all nodes that have ranks of this copy are there.
+
+        Raises:
+            ArgumentError: one of them cannot be taken in.
+            EngineDeadError: some did not come in time.
+        """
+        began = said = time.monotonic()
+        with self._news:
+            while missing := [node for node in self._expected if node not in self._nodes]:
+                if self._refused is not None:
+                    raise self._refused
+                words = f"{_names(missing)} of {self.placement.nodes}"
+                now = time.monotonic()
+                if now > began + self._timeout_s:
+                    raise EngineDeadError(
+                        f"{words} did not come within {self._timeout_s} s (--distributed-timeout-seconds); look at "
+                        f"what `stoker serve … --headless` says there"
+                    )
+                if now > said + _SAY_S:
+                    said = now
+                    logger.info("waiting for %s, for %.0f s so far", words, now - began)
+                self._news.wait(1.0)
+                on_progress()
+            return dict(self._nodes)
+
+    def dismiss(self, because: str = "") -> None:
+        """Lets the nodes go: this head comes back no more; `because` says why it could not serve."""
+        for node in list(self._nodes.values()):
+            node.dismiss(because)
+
+    def close(self) -> None:
+        """Ends all connections."""
+        self._closed = True
+        self._wake.close()
+        with self._news:
+            for node in self._nodes.values():
+                node.close()
+
+    def _accept(self) -> None:
+        """Takes connections in, each of which gets a thread."""
+        poll = select.poll()
+        poll.register(self._listening.fileno(), select.POLLIN)
+        poll.register(self._wake_end.fileno(), 0)
+        while not self._closed:
+            while self._greetings and self._greetings[0][0] < time.monotonic():
+                _hang_up(self._greetings.popleft()[1])
+            poll.poll(1000 if self._greetings else None)
+            try:
+                sock, _ = self._listening.accept()
+            except BlockingIOError:
+                continue
+            except OSError as error:  # it is gone already, or there are no descriptors left for now
+                logger.warning("a connection of another node could not be taken in: %s", error)
+                time.sleep(0.1)
+                continue
+            if len(self._greetings) >= _MOST_GREETINGS:
+                _hang_up(self._greetings.popleft()[1])
+            greeting = (time.monotonic() + _GREETING_S, sock)
+            self._greetings.append(greeting)
+            threading.Thread(target=self._greet, args=(sock, greeting), name="node", daemon=True).start()
+        self._listening.close()
+        self._wake_end.close()
+
+    def _greet(self, sock: socket.socket, greeting: tuple[float, socket.socket]) -> None:
+        """Learns who that is, and serves it."""
+        line: Line | None = None
+        try:
+            line = Line(sock)
+            line.wait_at_most(_GREETING_S)
+            greet_node(line, self._key)
+            hello = line.receive()
+            with contextlib.suppress(ValueError):
+                self._greetings.remove(greeting)
+            if "rank" in hello:
+                self._take_rank(line, int(hello["node"]), int(hello["rank"]))
+            else:
+                self._take_node(line, int(hello["node"]), str(hello.get("path")), Hello.read(hello))
+        except WrongKeyError:
+            assert line is not None
+            logger.warning("%s has another key, and is not taken in; set the same %s", line.address, VARIABLE)
+            line.close()
+        except (NoNodeError, EOFError, OSError, ValueError, KeyError, TypeError) as error:
+            logger.info("a connection that was no node's ended: %s: %s", type(error).__name__, error)
+            if line is not None:
+                line.close()
+            else:
+                sock.close()
+        finally:
+            with contextlib.suppress(ValueError):
+                self._greetings.remove(greeting)
+
+    def _take_node(self, line: Line, number: int, model: str, hello: Hello) -> None:
+        name = f"node {number} ({line.address})"
+        refusal = self._hello.refusal(hello, name)
+        if refusal is None and number not in self._expected:
+            refusal = ArgumentError("--node-rank", f"{name} has no ranks of copy {self.copy}")
+        if refusal is not None:
+            self._refuse(line, name, refusal)
+            return
+        node = Node(number, line, model)
+        with self._news:
+            there = self._nodes.setdefault(number, node)
+            self._news.notify_all()
+        if there is not node:
+            line.send(later=f"{there.name} is there already")
+            line.close()
+            return
+        logger.info("%s is there", name)
+        line.send(welcome=True)
+        line.wait_at_most(0)
+        node.listen()
+
+    def _refuse(self, line: Line, name: str, refusal: ArgumentError) -> None:
+        """Says why, to the node and to whoever waits for it."""
+        logger.error("%s is not taken in: %s", name, refusal)
+        line.send(refused=refusal.message, argument=refusal.argument)
+        line.close()
+        with self._news:
+            self._refused = refusal
+            self._news.notify_all()
+
+    def _take_rank(self, line: Line, number: int, rank: int) -> None:
+        node = self._nodes.get(number)
+        if node is None or not node.awaits(rank):
+            line.send(refused=f"nobody waits for rank {rank} of node {number}", argument="")
+            line.close()
+            return
+        line.send(welcome=True)
+        sock = line.release()
+        reset_on_close(sock)
+        node.deliver(rank, sock)
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    deadline = time.monotonic() + _PORT_S
+    while True:
+        try:
+            sock = listen(host, port)
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE and time.monotonic() < deadline:
+                time.sleep(0.1)
+                continue
+            raise ArgumentError("--master-port", f"node 0 cannot listen on {host}:{port}: {error.strerror}") from error
+        sock.setblocking(False)
+        return sock
+
+
+def _hang_up(sock: socket.socket) -> None:
+    """Ends a connection; its thread closes it."""
+    with contextlib.suppress(OSError):
+        sock.shutdown(socket.SHUT_RDWR)
+
+
+def _names(nodes: list[int]) -> str:
+    return f"node{'s' if len(nodes) > 1 else ''} {', '.join(map(str, nodes))}"

@@ -1,0 +1,157 @@
+"""A node that serves no API: it starts ranks where the heads of copies on node 0 say so, and ends them with these.
+
+    reach the head ──► obey ──the head says farewell──► end
+         ▲               │
+         └─ it is gone: end its ranks at once, try again for a while
+
+There is a thread for each copy of the model that has ranks here. It starts their processes, so they end with it too,
+whatever it dies of (`children.lifeline`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import socket
+import threading
+import time
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+from stoker_engine.contract.engine_args import EngineArgs
+from stoker_engine.contract.errors import ArgumentError, EngineDeadError
+from stoker_engine.models.locate import locate_model
+from stoker_engine.nodes.handshake import VARIABLE, NoNodeError, WrongKeyError, greet_head, node_key
+from stoker_engine.nodes.hello import Hello
+from stoker_engine.nodes.line import Line
+from stoker_engine.nodes.placement import Placement
+from stoker_engine.processes.node_copy import PROGRAM, NodeCopy
+
+logger = logging.getLogger(__name__)
+
+#: Seconds between two attempts to reach a head, and between two lines on them.
+_RETRY_S: Final = 0.5
+_SAY_S: Final = 5.0
+
+#: Seconds that a connection may take to be made, and the head to answer.
+_GREETING_S: Final = 10.0
+
+
+class NodeAgent:
+    """Runs this node's ranks.
+
+    Args:
+        args: the engine's.
+        log_format: of the ranks' logs; see `logs.configure`.
+        program: interpreter arguments of what runs as a rank; tests bring their own.
+    """
+
+    def __init__(self, args: EngineArgs, log_format: str = "text", program: Sequence[str] = PROGRAM) -> None:
+        self._args, self._program, self._log_format = args, program, log_format
+        self._placement = Placement.of(args)
+        self._stop, self._because = threading.Event(), ""
+        self._wake, self._wake_end = socket.socketpair()
+        self._contact = time.monotonic()  # when a head was last there
+        self._errors: list[BaseException] = []
+
+    def run(self) -> None:
+        """Returns when the heads of all copies have said farewell, or after `stop`.
+
+        Raises:
+            ArgumentError, ModelError: this node cannot serve with the others.
+            EngineDeadError: no head came in time, or came back.
+        """
+        model = locate_model(self._args)
+        self._contact = time.monotonic()
+        threads = [
+            threading.Thread(target=self._serve, args=(copy, model), name=f"copy-{copy}")
+            for copy in self._placement.copies_on(self._args.node_rank)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        self._wake_end.close()
+        if self._errors:
+            raise self._errors[0]
+
+    def stop(self, because: str) -> None:
+        """Ends all ranks, and lets `run` return; a signal's handler may call it."""
+        self._because = because
+        self._stop.set()
+        self._wake.close()
+
+    def _serve(self, copy: int, model: Path) -> None:
+        try:
+            while (line := self._reach(copy, model)) is not None:
+                ranks = NodeCopy(line, partial(self._dial_rank, copy), self._log_format, self._program)
+                if ranks.obey(self._wake_end, self._on_contact):
+                    return
+                logger.error("the head of copy %d is gone, and its ranks here are ended", copy)
+        except BaseException as error:
+            self._errors.append(error)
+            self.stop(f"another copy cannot be served: {error}")
+
+    def _on_contact(self) -> str | None:
+        """Notes that a head is there; returns why this node is to end, if it is."""
+        self._contact = time.monotonic()
+        return self._because if self._stop.is_set() else None
+
+    def _dial_rank(self, copy: int, rank: int) -> Line:
+        return self._dial(copy, {"node": self._args.node_rank, "rank": rank})
+
+    def _reach(self, copy: int, model: Path) -> Line | None:
+        """A line to the head of a copy that has taken this node in; None after `stop`.
+
+        Raises:
+            ArgumentError: it does not want this node.
+            EngineDeadError: it cannot be reached for too long.
+        """
+        said = time.monotonic()
+        hello = {"node": self._args.node_rank, "path": str(model), **dataclasses.asdict(Hello.of(self._args, model))}
+        while not self._stop.is_set():
+            try:
+                return self._dial(copy, hello)
+            except (OSError, EOFError, ValueError, NoNodeError) as error:
+                why = str(error) or "it hung up"
+            now = time.monotonic()
+            where = f"node 0 at {self._args.master_addr}:{self._args.master_port + copy}"
+            if now > self._contact + self._args.distributed_timeout_seconds:
+                raise EngineDeadError(
+                    f"{where} could not be reached for {now - self._contact:.0f} s (--distributed-timeout-seconds; "
+                    f"--master-addr, --master-port): {why}"
+                )
+            if now > said + _SAY_S:
+                said = now
+                logger.info("%s cannot be reached yet: %s", where, why)
+            self._stop.wait(_RETRY_S)
+        return None
+
+    def _dial(self, copy: int, hello: dict[str, Any]) -> Line:
+        """A connection to the head of a copy.
+
+        Raises:
+            ArgumentError: it does not want this node.
+            OSError, EOFError, ValueError, NoNodeError: there is no head, or not yet.
+        """
+        address = (str(self._args.master_addr), self._args.master_port + copy)
+        line = Line(socket.create_connection(address, _GREETING_S))
+        try:
+            line.wait_at_most(_GREETING_S)
+            greet_head(line, node_key())
+            line.send(**hello)
+            answer = line.receive()
+            if "refused" in answer:
+                raise ArgumentError(str(answer.get("argument")), f"node 0 says: {answer['refused']}")
+            if "later" in answer:
+                raise NoNodeError(str(answer["later"]))
+            line.wait_at_most(0)
+        except WrongKeyError:
+            line.close()
+            raise ArgumentError(VARIABLE, f"node 0 at {address[0]}:{address[1]} has another key") from None
+        except BaseException:
+            line.close()
+            raise
+        return line

@@ -1,0 +1,137 @@
+"""Machines for tests: each has a network, mounts (and /dev/shm), IPC and processes of its own; TCP alone joins them.
+
+    machine 0: bridge, 10.177.N.1 ─┬─ machine 1: eth0, 10.177.N.2
+                                   └─ machine 2: eth0, 10.177.N.3
+
+Linux namespaces, made with unshare(1) and ip(8), which root may. All processes of a machine end with its first one, and
+that ends with the test's process.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+_NUMBERS = itertools.count(os.getpid() % 200)
+
+
+def cannot() -> str:
+    """Why there can be no machines here; empty where there can."""
+    if missing := [tool for tool in ("unshare", "nsenter", "ip") if shutil.which(tool) is None]:
+        return f"needs {', '.join(missing)}"
+    tried = subprocess.run(["unshare", "-n", "-m", "-i", "-p", "--fork", "true"], capture_output=True, text=True)
+    return f"no namespaces: {tried.stderr.strip()}" if tried.returncode else ""
+
+
+class Machine:
+    """A machine without a network yet.
+
+    Attributes:
+        address: in the network of all machines.
+    """
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        # `cat` is the machine's first process; it ends when this process closes its standard input.
+        self._first = subprocess.Popen(
+            ["unshare", "-n", "-m", "-i", "-p", "--fork", "--mount-proc", "--kill-child", "cat"], stdin=subprocess.PIPE
+        )
+        deadline = time.monotonic() + 30
+        while not (children := psutil.Process(self._first.pid).children()):
+            assert time.monotonic() < deadline, "a machine does not start"
+            time.sleep(0.01)
+        self.pid = children[0].pid
+        self.run("mount", "-t", "tmpfs", "tmpfs", "/dev/shm")
+        self.run("ip", "link", "set", "lo", "up")
+
+    def enter(self, *words: str) -> list[str]:
+        """The command that runs `words` on this machine."""
+        return ["nsenter", "-t", str(self.pid), "-n", "-m", "-i", "-p", "--", *words]
+
+    def run(self, *words: str) -> str:
+        """Runs a command; returns what it prints."""
+        return subprocess.run(self.enter(*words), check=True, capture_output=True, text=True, timeout=60).stdout
+
+    def start(self, *words: str, log: Path, **environment: str) -> subprocess.Popen[bytes]:
+        """Starts a Python program in the background; its output goes to `log`."""
+        with log.open("wb") as output:
+            return subprocess.Popen(
+                self.enter(sys.executable, *words),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, **environment},
+            )
+
+    def processes(self, *words: str) -> list[psutil.Process]:
+        """Those of this machine with all `words` in their command lines, known by their numbers outside of it."""
+        found = []
+        here = Path(f"/proc/{self.pid}/ns/pid").readlink()
+        for process in psutil.process_iter():
+            try:
+                line = process.cmdline()
+                if Path(f"/proc/{process.pid}/ns/pid").readlink() == here and all(word in line for word in words):
+                    found.append(process)
+            except (OSError, psutil.Error):
+                continue  # it has ended
+        return found
+
+    def close(self) -> None:
+        """Ends all its processes."""
+        assert self._first.stdin is not None
+        self._first.stdin.close()
+        self._first.wait(30)
+
+
+class Machines:
+    """Machines in one network; the first has the bridge."""
+
+    def __init__(self, count: int) -> None:
+        self._number = next(_NUMBERS) % 250
+        self.all = [Machine(f"10.177.{self._number}.{1 + index}") for index in range(count)]
+        first = self.all[0]
+        first.run("ip", "link", "add", "bridge", "type", "bridge")
+        first.run("ip", "addr", "add", f"{first.address}/24", "dev", "bridge")
+        first.run("ip", "link", "set", "bridge", "up")
+        for index, machine in enumerate(self.all[1:], 1):
+            ours, theirs = (
+                ("name", f"port{index}", "netns", str(first.pid)),
+                ("name", "eth0", "netns", str(machine.pid)),
+            )
+            subprocess.run(["ip", "link", "add", *ours, "type", "veth", "peer", *theirs], check=True)
+            first.run("ip", "link", "set", f"port{index}", "master", "bridge", "up")
+            machine.run("ip", "addr", "add", f"{machine.address}/24", "dev", "eth0")
+            machine.run("ip", "link", "set", "eth0", "up")
+
+    def __getitem__(self, index: int) -> Machine:
+        return self.all[index]
+
+    def cut(self, index: int) -> None:
+        """Pulls a machine's cable."""
+        self.all[0].run("ip", "link", "set", f"port{index}", "down")
+
+    def mend(self, index: int) -> None:
+        """Puts it in again."""
+        self.all[0].run("ip", "link", "set", f"port{index}", "up")
+
+
+@contextmanager
+def machines(count: int) -> Iterator[Machines]:
+    """Some machines, which end with the block."""
+    made: Any = None
+    try:
+        made = Machines(count)
+        yield made
+    finally:
+        for machine in made.all if made is not None else []:
+            machine.close()

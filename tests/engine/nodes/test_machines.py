@@ -1,0 +1,214 @@
+"""A model on several machines answers as on one; machines that die, are cut off, or leave are survived or said.
+
+Real: all of it, on machines that share nothing but a network (`machines`).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from stoker_engine import LLM, SamplingParams
+
+from .machines import Machine, Machines, cannot, machines
+
+pytestmark = pytest.mark.skipif(bool(why := cannot()), reason=why)
+
+KEY = {"STOKER_NODE_KEY": "a key of the tests"}
+OPTIONS: dict[str, Any] = {"dtype": "float32", "device": "cpu", "max_model_len": 128, "num_gpu_blocks_override": 64}
+PROMPTS = [[5, 6, 7], [9] * 40, [3, 1, 4, 1, 5, 9, 2, 6]]
+
+OFFLINE = """
+import json, sys
+from stoker_engine import LLM, SamplingParams
+model, options, prompts = json.loads(sys.argv[1])
+llm = LLM(model, **options)
+outputs = llm.generate(prompts, SamplingParams(temperature=0, max_tokens=12, logprobs=1), use_tqdm=False)
+print(json.dumps([[output.outputs[0].token_ids, output.outputs[0].cumulative_logprob] for output in outputs]))
+llm.engine.shutdown()
+"""
+ASK = """
+import json, sys, urllib.request
+body = json.loads(sys.argv[2]) if len(sys.argv) > 2 else None
+request = urllib.request.Request(sys.argv[1], body and json.dumps(body).encode(), {"content-type": "application/json"})
+try:
+    with urllib.request.urlopen(request, timeout=60) as response:
+        print(json.dumps([response.status, response.read().decode()]))
+except urllib.error.HTTPError as error:
+    print(json.dumps([error.code, error.read().decode()]))
+except OSError as error:
+    print(json.dumps([0, str(error)]))
+"""
+
+
+def _until(condition: Callable[[], bool], otherwise: Callable[[], str], timeout_s: float = 180) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, otherwise()
+        time.sleep(0.2)
+
+
+def _flags(head: Machine, number: int, **options: Any) -> dict[str, Any]:
+    return {"nnodes": 2, "node_rank": number, "master_addr": head.address, **OPTIONS, **options}
+
+
+def _words(flags: dict[str, Any]) -> list[str]:
+    return [f"--{name.replace('_', '-')}={value}" for name, value in flags.items()]
+
+
+class Served:
+    """``stoker serve`` on two machines."""
+
+    def __init__(self, made: Machines, model: Path, folder: Path, **options: Any) -> None:
+        self.machines, self._model, self._folder, self._options = made, model, folder, options
+        self.server = self._start(0, "--host=127.0.0.1", "--port=8000", "--max-engine-restarts=9")
+        self.agent = self.start_agent()
+
+    def start_agent(self) -> subprocess.Popen[bytes]:
+        self.agent = self._start(1, "--headless")
+        return self.agent
+
+    def log(self, number: int) -> str:
+        return (self._folder / f"log-{number}").read_text()
+
+    def ask(self, path: str, body: Any = None) -> tuple[int, str]:
+        words = [f"http://127.0.0.1:8000{path}", *([] if body is None else [json.dumps(body)])]
+        status, text = json.loads(self.machines[0].run(sys.executable, "-I", "-S", "-c", ASK, *words))
+        return status, text
+
+    def is_ready(self) -> bool:
+        return self.ask("/ready")[0] == 200
+
+    def wait_ready(self) -> None:
+        _until(self.is_ready, lambda: f"it does not serve:\n{self.log(0)}\n{self.log(1)}")
+
+    def complete(self) -> list[int]:
+        body = {"model": "tiny", "prompt": PROMPTS[0], "max_tokens": 12, "temperature": 0, "return_token_ids": True}
+        status, text = self.ask("/v1/completions", body)
+        assert status == 200, text
+        return list(json.loads(text)["choices"][0]["token_ids"])
+
+    def wait_log(self, words: str, number: int = 0, timeout_s: float = 60) -> None:
+        _until(lambda: words in self.log(number), lambda: f"{words!r} is not in\n{self.log(number)}", timeout_s)
+
+    def process(self, number: int, *words: str) -> psutil.Process:
+        (found,) = self.machines[number].processes(*words)
+        return found
+
+    def _start(self, number: int, *words: str) -> subprocess.Popen[bytes]:
+        flags = _flags(self.machines[0], number, tensor_parallel_size=2, served_model_name="tiny", **self._options)
+        program = ("-P", "-m", "stoker", "serve", str(self._model), *words, *_words(flags))
+        return self.machines[number].start(*program, log=self._folder / f"log-{number}", **KEY)
+
+
+@pytest.fixture
+def two() -> Iterator[Machines]:
+    with machines(2) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def alone(tiny_llama: Path) -> list[tuple[list[int], float]]:
+    outputs = LLM(str(tiny_llama), **OPTIONS).generate(
+        PROMPTS, SamplingParams(temperature=0, max_tokens=12, logprobs=1), use_tqdm=False
+    )
+    return [(output.outputs[0].token_ids, output.outputs[0].cumulative_logprob or 0.0) for output in outputs]
+
+
+@pytest.mark.parametrize("options", [{"tensor_parallel_size": 2}])
+def test_one_copy_on_two_machines(
+    options: dict[str, Any], two: Machines, tiny_llama: Path, alone: list[tuple[list[int], float]], tmp_path: Path
+) -> None:
+    here, there = _flags(two[0], 0, **options), _flags(two[0], 1, **options)
+    agent = two[1].start(
+        *("-P", "-m", "stoker", "serve", str(tiny_llama), "--headless"), *_words(there), log=tmp_path / "1", **KEY
+    )
+    head = two[0].start("-c", OFFLINE, json.dumps([str(tiny_llama), here, PROMPTS]), log=tmp_path / "0", **KEY)
+    assert head.wait(240) == 0, (tmp_path / "0").read_text() + (tmp_path / "1").read_text()
+    found = json.loads((tmp_path / "0").read_text().splitlines()[-1])
+    for (ours, our_logprob), (theirs, their_logprob) in zip(found, alone, strict=True):
+        assert ours == theirs
+        assert abs(our_logprob - their_logprob) < 1e-3
+    assert agent.wait(60) == 0, (tmp_path / "1").read_text()
+    assert not two[1].processes("stoker_engine.exec.rank_main")
+
+
+@pytest.mark.slow
+def test_a_life_of_two_machines(
+    two: Machines, tiny_llama: Path, alone: list[tuple[list[int], float]], tmp_path: Path
+) -> None:
+    """A rank is killed, its agent is, the cable is pulled; each time the cause is said and the model served again."""
+    served = Served(two, tiny_llama, tmp_path)
+    served.wait_ready()
+    assert served.complete() == alone[0][0]
+
+    rank = served.process(1, "stoker_engine.exec.rank_main")
+    rank.kill()
+    served.wait_log("rank 1 of 2 on node 1 (" + two[1].address + ") was killed by signal 9")
+    served.wait_ready()
+    assert served.complete() == alone[0][0]
+
+    rank = served.process(1, "stoker_engine.exec.rank_main")
+    served.process(1, "--headless").kill()
+    served.wait_log("is gone with its node: its `stoker serve … --headless` has ended")
+    _until(lambda: not _lives(rank), lambda: "a rank outlives its agent")
+    served.start_agent()
+    served.wait_ready()
+    assert served.complete() == alone[0][0]
+
+    rank = served.process(1, "stoker_engine.exec.rank_main")
+    two.cut(1)
+    served.wait_log("is gone with its node: it did not answer for 4 s")
+    _until(lambda: not _lives(rank), lambda: "a rank outlives its head")
+    assert not served.is_ready()
+    two.mend(1)
+    served.wait_ready()
+    assert served.complete() == alone[0][0]
+
+    os.kill(served.process(0, "--port=8000").pid, signal.SIGTERM)
+    assert served.server.wait(60) == 0
+    assert served.agent.wait(60) == 0, served.log(1)
+    for number in (0, 1):
+        assert not two[number].processes("stoker_engine.exec.rank_main")
+
+
+@pytest.mark.slow
+def test_the_head_is_killed_and_the_node_ends_later(two: Machines, tiny_llama: Path, tmp_path: Path) -> None:
+    served = Served(two, tiny_llama, tmp_path, distributed_timeout_seconds=60)
+    served.wait_ready()
+    rank = served.process(1, "stoker_engine.exec.rank_main")
+    served.process(0, "--port=8000").kill()
+    _until(lambda: not _lives(rank), lambda: "a rank outlives its head", 30)
+    assert served.agent.wait(180) == 1
+    assert "could not be reached for 6" in served.log(1)
+
+
+@pytest.mark.slow
+def test_a_rank_that_is_stopped_and_a_node_that_leaves(two: Machines, tiny_llama: Path, tmp_path: Path) -> None:
+    served = Served(two, tiny_llama, tmp_path)
+    served.wait_ready()
+    served.process(1, "stoker_engine.exec.rank_main").suspend()
+    status, _ = served.ask("/v1/completions", {"model": "tiny", "prompt": PROMPTS[0], "max_tokens": 12})
+    assert status == 500
+    served.wait_log("rank 1 of 2 on node 1 (" + two[1].address + ") was stopped")
+    assert served.server.wait(120) == 1  # a stuck engine is not loaded again: its machine may be ill
+    os.kill(served.process(1, "--headless").pid, signal.SIGTERM)
+    assert served.agent.wait(60) == 0
+    assert not two[1].processes("stoker_engine.exec.rank_main")
+
+
+def _lives(process: psutil.Process) -> bool:
+    try:
+        return process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False

@@ -1,0 +1,93 @@
+"""Where ranks are: every rank is on one node, nodes have equally many, and what a node is told agrees with the head."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stoker_engine.contract.engine_args import EngineArgs
+from stoker_engine.contract.errors import ArgumentError
+from stoker_engine.contract.serve_args import ServeArgs
+from stoker_engine.nodes.placement import Placement
+
+LAYOUTS = st.tuples(st.integers(1, 8), st.integers(1, 6), st.integers(1, 6), st.integers(1, 12)).filter(
+    lambda drawn: drawn[0] * drawn[1] * drawn[2] % drawn[3] == 0
+)
+
+
+def _args(tensor: int, stages: int, copies: int, nodes: int, **options: Any) -> EngineArgs:
+    return EngineArgs(
+        "m",
+        tensor_parallel_size=tensor,
+        pipeline_parallel_size=stages,
+        data_parallel_size=copies,
+        nnodes=nodes,
+        **{"master_addr": "10.0.0.1", **options},
+    )
+
+
+@given(LAYOUTS)
+def test_every_rank_is_on_one_node(layout: tuple[int, int, int, int]) -> None:
+    tensor, stages, copies, nodes = layout
+    placement = Placement.of(_args(*layout))
+    dealt = [
+        (copy, rank, node)
+        for node in range(nodes)
+        for copy in placement.copies_on(node)
+        for rank in placement.ranks_on(node, copy)
+    ]
+    assert [rank[:2] for rank in dealt] == [(copy, rank) for copy in range(copies) for rank in range(tensor * stages)]
+    assert all(placement.node_of(copy, rank) == node for copy, rank, node in dealt)
+    assert {sum(each[2] == node for each in dealt) for node in range(nodes)} == {tensor * stages * copies // nodes}
+    for copy in range(copies):
+        assert list(placement.nodes_of(copy)) == sorted({node for which, _, node in dealt if which == copy})
+
+
+def test_copies_are_whole_where_they_fit_and_else_stages_follow_each_other() -> None:
+    whole = Placement.of(_args(2, 1, 2, 2))
+    assert [whole.nodes_of(copy) for copy in range(2)] == [range(1), range(1, 2)]
+    stages = Placement.of(_args(2, 2, 1, 2))
+    assert [stages.ranks_on(node, 0) for node in range(2)] == [[0, 1], [2, 3]]
+
+
+@pytest.mark.parametrize(
+    "options, words",
+    [
+        ({"nodes": 3, "tensor": 2}, "--nnodes: 3 nodes cannot have equally many of 2 ranks.*choose"),
+        ({"nodes": 0}, "--nnodes: must be at least 1"),
+        ({"node_rank": 2}, "--node-rank: must be 0 to 1, as there are 2 nodes"),
+        ({"node_rank": -1}, "--node-rank: must be 0 to 1"),
+        ({"nodes": 1, "node_rank": 1}, "--node-rank: must be 0 to 0, as there is one node"),
+        ({"master_addr": None}, "--master-addr: name node 0's address"),
+        ({"master_addr": ""}, "--master-addr: name node 0's address"),
+        ({"master_port": 0}, "--master-port: ports are 1 to 65535, got 0"),
+        ({"master_port": 65535, "copies": 2}, "--master-port: .*got 65535 to 65536"),
+        ({"distributed_timeout_seconds": 0}, "--distributed-timeout-seconds: must be at least 1"),
+    ],
+)
+def test_what_cannot_be_is_refused(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(ArgumentError, match=words):
+        _args(**{"tensor": 2, "stages": 1, "copies": 1, "nodes": 2, **options})
+
+
+@pytest.mark.parametrize(
+    "words, refusal",
+    [
+        (["--headless"], "--headless: node 0 serves the API"),
+        (["--headless", "--nnodes=2", "--master-addr=a"], "--headless: node 0 serves the API"),
+        (["--node-rank=1", "--nnodes=2", "--master-addr=a"], "--node-rank: node 1 serves no API.*add --headless"),
+    ],
+)
+def test_who_serves(words: list[str], refusal: str) -> None:
+    with pytest.raises(ArgumentError, match=refusal):
+        ServeArgs.from_argv(["m", "--tensor-parallel-size=2", *words])
+
+
+def test_flags_come_back() -> None:
+    words = ["m", "--tensor-parallel-size=2", "--nnodes=2", "--node-rank=1", "--master-addr=10.0.0.1", "--headless"]
+    args = ServeArgs.from_argv(words)
+    assert (args.engine.nnodes, args.engine.node_rank, args.engine.master_port) == (2, 1, 29501)
+    assert ServeArgs.from_argv(args.to_argv()) == args
