@@ -192,15 +192,15 @@ class Head:
             return
         node = Node(number, line, model)
         with self._news:
-            there = self._nodes.setdefault(number, node)
+            if (there := self._nodes.get(number)) is not None:
+                line.send(later=f"{there.name} is there already")
+                line.close()
+                return
+            line.send(welcome=True)  # before whoever waits for the node sends it orders
+            line.wait_at_most(0)
+            self._nodes[number] = node
             self._news.notify_all()
-        if there is not node:
-            line.send(later=f"{there.name} is there already")
-            line.close()
-            return
         logger.info("%s is there", name)
-        line.send(welcome=True)
-        line.wait_at_most(0)
         node.listen()
 
     def _refuse(self, line: Line, name: str, refusal: ArgumentError) -> None:

@@ -45,7 +45,7 @@ from stoker_engine.processes.node_agent import NodeAgent
 
 PROGRAM = Path(__file__).parents[1] / "exec" / "mortal_rank.py"
 #: Ranks 0 … 3 of one copy; the last two are on node 1.
-SIZE, REMOTE, TIMEOUT_S = 4, 2, 3.0
+SIZE, REMOTE, STEP_TIMEOUT_S = 4, 2, 20.0
 
 
 @dataclasses.dataclass
@@ -121,7 +121,7 @@ class Nodes:
             args,
             checkpoint,  # type: ignore[arg-type]
             head=head,
-            supervision=Supervision(TIMEOUT_S / 0.6),
+            supervision=Supervision(STEP_TIMEOUT_S),
             program=(str(PROGRAM), str(self.deaths)),
         )
         self.executors.append(executor)
