@@ -199,7 +199,7 @@ def test_a_rank_that_is_stopped_and_a_node_that_leaves(two: Machines, tiny_llama
     served.wait_ready()
     served.process(1, "stoker_engine.exec.rank_main").suspend()
     status, _ = served.ask("/v1/completions", {"model": "tiny", "prompt": PROMPTS[0], "max_tokens": 12})
-    assert status == 500
+    assert status in (500, 503)  # ranks are looked at without requests too
     served.wait_log("rank 1 of 2 on node 1 (" + two[1].address + ") was stopped")
     assert served.server.wait(120) == 1  # a stuck engine is not loaded again: its machine may be ill
     os.kill(served.process(1, "--headless").pid, signal.SIGTERM)
