@@ -39,3 +39,16 @@ def test_two_stages_answer_as_one(
         assert engine.scheduler.kv.pool.num_free == engine.scheduler.kv.pool.num_usable
     assert _check_alike(ours, theirs) > 0.9 * len(ours)
     assert (preempted > 0) == (options["num_gpu_blocks_override"] < 400)
+
+
+@pytest.mark.parametrize("tensor", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_stages_that_are_processes(tensor: int, tiny_llama: Path) -> None:
+    args = EngineArgs(str(tiny_llama), dtype="float32", device="cpu", **TIGHT)
+    requests = _requests(5)
+    theirs, _ = _run(Engine.from_args(args), requests)
+    engine = Engine.from_args(replace(args, tensor_parallel_size=tensor, pipeline_parallel_size=2))
+    try:
+        ours, _ = _run(engine, requests)
+    finally:
+        engine.shutdown()
+    assert _check_alike(ours, theirs) > 0.9 * len(ours)

@@ -379,8 +379,10 @@ def workloads(draw: Callable) -> tuple[list[EngineRequest], dict[str, object]]:
                 sampling(str(index), tokens, length, draw(st.integers(1, 4)), priority=draw(st.integers(0, 2)))
             )
     groups, fewest = draw(st.sampled_from([(FULL, 40), (HYBRID, 90), (STATES, 60), (ONLY_STATES, 30)]))
+    num_batches = draw(st.integers(1, 5))
     return asked, {
-        "in_flight": draw(st.integers(1, 3)),
+        "in_flight": draw(st.integers(1, 3)) if num_batches == 1 else num_batches,
+        "num_batches": num_batches,
         "groups": groups,
         "num_blocks": draw(st.integers(fewest, 200)),
         "seqs": draw(st.integers(1, 8)),
