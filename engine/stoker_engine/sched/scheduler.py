@@ -94,7 +94,12 @@ class Scheduler(Lineup):
         self._must_commit = False
         self.running.sort(key=lambda sequence: sequence.key)  # forks join at the end
         budget = StepBudget(
-            self.running, self.max_num_batched_tokens, self._prompt_tokens, self._chunked, self._num_batches
+            self.running,
+            self.max_num_batched_tokens,
+            self._prompt_tokens,
+            self._chunked,
+            self._num_batches,
+            self._num_batches - self.num_in_flight,
         )
         shares: dict[Sequence, int] = {}
         admitted: list[Request] = []

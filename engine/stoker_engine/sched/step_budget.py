@@ -27,6 +27,7 @@ class StepBudget:
         prompt_tokens: most tokens of prompts while others decode; 0: what decodes leave.
         chunked: whether a prompt may take several steps; else it is never cut, and nothing is kept from it.
         num_batches: steps that those who decode are dealt among.
+        num_free: of them, those that are not in flight, this one included.
 
     Attributes:
         tokens: tokens left.
@@ -40,6 +41,7 @@ class StepBudget:
         prompt_tokens: int,
         chunked: bool,
         num_batches: int = 1,
+        num_free: int = 1,
     ) -> None:
         self.tokens = self.prompts = self._decodes = max_tokens
         self._chunked = chunked
@@ -48,8 +50,8 @@ class StepBudget:
         else:
             decoding = [sequence for sequence in running if sequence.num_known - sequence.num_launched <= 1]
             num_decoding = len(decoding)
-            self._decodes = -(-num_decoding // num_batches)
-            num_decodes = min(self._decodes, sum(sequence.num_uncomputed == 1 for sequence in decoding))
+            ready = sum(sequence.num_uncomputed == 1 for sequence in decoding)
+            num_decodes = self._decodes = min(-(-num_decoding // num_batches), -(-ready // max(1, num_free)))
         if num_decoding and chunked:
             self.prompts = max(1, min(prompt_tokens or max_tokens, max_tokens - num_decodes))
 

@@ -6,6 +6,7 @@ stages at max(when step k - 1 does + 1, when k is launched + p); what is more th
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
 from collections.abc import Sequence
 from random import Random
@@ -94,7 +95,7 @@ def test_nobody_starves_and_one_alone_waits_for_nothing(stages: int) -> None:
     for number, batch in enumerate(pretend.batches):
         for share in batch.sequences:
             steps.setdefault(share.id, []).append(number)
-    assert max(b - a for its in steps.values() for a, b in zip(its, its[1:], strict=False)) <= 2 * stages
+    assert max(b - a for its in steps.values() for a, b in itertools.pairwise(its)) <= 2 * stages
     alone = pipeline(stages)
     alone.add(sampling("alone", [1], 20))
     alone.drain()
