@@ -8,10 +8,23 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from transformers import (
+    DeepseekV2Config,
+    DeepseekV2ForCausalLM,
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    OPTConfig,
+    OPTForCausalLM,
+    PreTrainedModel,
+)
 
 from stoker_engine.contract.engine_args import EngineArgs
 from stoker_engine.engine import Engine
 
+from .conftest import save_model
 from .exec.test_rank_executor import TIGHT, _check_alike, _requests, _run
 from .thread_ranks import thread_engine
 
@@ -51,4 +64,45 @@ def test_stages_that_are_processes(tensor: int, tiny_llama: Path) -> None:
         ours, _ = _run(engine, requests)
     finally:
         engine.shutdown()
+    assert _check_alike(ours, theirs) > 0.9 * len(ours)
+
+
+def _family(name: str) -> PreTrainedModel:
+    """What stages could get wrong: both ends, and layers that differ."""
+    torch.manual_seed(0)
+    if name == "gpt2":  # tied, with learned positions
+        return GPT2LMHeadModel(GPT2Config(vocab_size=503, n_embd=48, n_layer=3, n_head=4, n_positions=256))
+    if name == "opt":  # projections before and behind
+        config = OPTConfig(
+            vocab_size=503,
+            hidden_size=48,
+            word_embed_proj_dim=32,
+            ffn_dim=64,
+            num_hidden_layers=3,
+            num_attention_heads=4,
+            max_position_embeddings=256,
+            do_layer_norm_before=False,
+        )
+        return OPTForCausalLM(config)
+    common: dict[str, Any] = {"vocab_size": 503, "hidden_size": 48, "intermediate_size": 64, "num_attention_heads": 4}
+    if name == "deepseek":  # latent attention; experts in all layers but the first
+        mla = {"kv_lora_rank": 16, "q_lora_rank": None, "qk_nope_head_dim": 8, "qk_rope_head_dim": 8, "v_head_dim": 8}
+        experts = {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "n_shared_experts": 1}
+        return DeepseekV2ForCausalLM(
+            DeepseekV2Config(
+                num_hidden_layers=3, first_k_dense_replace=1, n_group=1, topk_group=1, **mla, **experts, **common
+            )
+        )
+    tied = name == "tied llama"
+    return LlamaForCausalLM(LlamaConfig(num_hidden_layers=5, num_key_value_heads=2, tie_word_embeddings=tied, **common))
+
+
+@pytest.mark.parametrize("name", ["gpt2", "opt", "deepseek", "tied llama", "untied llama"])
+def test_three_stages_of_a_family(name: str, tmp_path: Path) -> None:
+    model = save_model(tmp_path, _family(name).float().eval())
+    args = EngineArgs(str(model), dtype="float32", device="cpu", **TIGHT)
+    requests = _requests(7)[:10]
+    theirs, _ = _run(Engine.from_args(args), requests)
+    with thread_engine(replace(args, pipeline_parallel_size=3)) as engine:
+        ours, _ = _run(engine, requests)
     assert _check_alike(ours, theirs) > 0.9 * len(ours)
