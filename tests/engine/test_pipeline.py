@@ -23,10 +23,14 @@ from transformers import (
 
 from stoker_engine.contract.engine_args import EngineArgs
 from stoker_engine.engine import Engine
+from stoker_engine.exec.executor import Executor
+from stoker_engine.models.decoder import Decoder
+from stoker_engine.sizing.pipeline_stages import pipeline_stages
+from stoker_engine.sizing.weight_sizes import Sharding, stage_weight_bytes
 
 from .conftest import save_model
 from .exec.test_rank_executor import TIGHT, _check_alike, _requests, _run
-from .thread_ranks import thread_engine
+from .thread_ranks import ThreadExecutor, thread_engine
 
 ROOMY: dict[str, Any] = {"max_model_len": 192, "num_gpu_blocks_override": 400, "max_num_batched_tokens": 48}
 
@@ -104,5 +108,19 @@ def test_three_stages_of_a_family(name: str, tmp_path: Path) -> None:
     requests = _requests(7)[:10]
     theirs, _ = _run(Engine.from_args(args), requests)
     with thread_engine(replace(args, pipeline_parallel_size=3)) as engine:
+        _check_sizes(engine.executor)
         ours, _ = _run(engine, requests)
     assert _check_alike(ours, theirs) > 0.9 * len(ours)
+
+
+def _check_sizes(executor: Executor) -> None:
+    """Each stage has the weights and the blocks that the memory arithmetic says, to the byte."""
+    assert isinstance(executor, ThreadExecutor)
+    for index, runner in enumerate(executor.runners):
+        assert isinstance(runner.model, Decoder)
+        weights = sum(slot.tensor.nbytes for slot in runner.model.slots().values())
+        assert weights == stage_weight_bytes(runner.config, index, 4, Sharding(pipeline=3))
+        here = runner.model.layer_configs
+        assert len(runner._pool.caches) == len(here) == len(pipeline_stages(len(runner.config.layers), 3)[index])
+        block = sum(4 * layer.cache.numbers_per_token * 16 for layer in here if layer.cache.kind == "tokens")
+        assert runner._pool._pool.shape == (executor.plan.num_blocks, block)
