@@ -89,7 +89,7 @@ def plan_kv_cache(
     layers = (groups or Groups()).pipeline.stage.layers(len(specs))
     block = memory.kv_block_bytes(memory.stage_cache_groups(cache_groups, layers, specs, kv), args.block_size)
     room = _num_blocks(args, config, dtype, device, layout, formats)
-    num_blocks = int(ranks.all_gather(torch.tensor([room], device=device)).min())
+    num_blocks = int(ranks.all_gather(torch.tensor([room])).min())
     wanted = args.max_model_len or config.default_model_len
     if wanted > config.longest_model_len:
         raise ModelError(f"--max-model-len {wanted} is beyond the model's own {config.longest_model_len}")

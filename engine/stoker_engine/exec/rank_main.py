@@ -70,7 +70,7 @@ def main(argv: list[str]) -> int:
     try:
         _send(connection, Progress(0, 0))
         joined = _join(setup, share)
-        runner = _load(connection, joined.groups)
+        runner = _load(connection, joined.groups, setup.device)
         if runner is None:
             return 2
         _run(connection, runner, joined, answers=rank == layout.first_of_last_stage)
@@ -112,13 +112,15 @@ def _shared_memory(setup: Setup, share: Share) -> SharedMemory | None:
     return SharedMemory(setup.region, library())
 
 
-def _load(connection: Connection, groups: Groups) -> Runner | None:
+def _load(connection: Connection, groups: Groups, device: int) -> Runner | None:
     """This rank's part of the model; None where it cannot be served, which has then been reported."""
     from stoker_engine.exec.runner import Runner
     from stoker_engine.models.checkpoint import find_checkpoint
+    from stoker_engine.parallel.device import resolve_device, use_device
 
     args = pickle.loads(connection.recv_bytes())
     try:
+        use_device(resolve_device(args), device)
         runner = Runner(args, find_checkpoint(args), _progress(connection), groups)
     except StokerError as error:
         _send_last(connection, LoadFailed.of(error))

@@ -33,6 +33,7 @@ class Setup:
         region: file descriptor of the memory that it shares with those of its stage; None: they share none. See
             `parallel.shared_ranks.SharedMemory`.
         labels: what each line of its log says besides its rank.
+        device: which of the accelerators that its process sees is its own, if it computes on one.
         neighbours: how many ranks its machine has, and which of them it is.
     """
 
@@ -43,6 +44,7 @@ class Setup:
     share: Share | None
     region: int | None = None
     labels: Mapping[str, int] = field(default_factory=dict)
+    device: int = 0
     neighbours: tuple[int, int] = (1, 0)
 
 

@@ -61,9 +61,14 @@ def _here(
     args: EngineArgs, ranks: list[Rank], timeout_s: float, supervision: Supervision, program: Sequence[str]
 ) -> Iterator[None]:
     """On CPUs, those of a stage share memory."""
-    from stoker_engine.parallel.device import resolve_device  # torch, which not all that import this need
+    from stoker_engine.parallel.device import (  # torch, which not all that import this need
+        check_devices,
+        resolve_device,
+    )
 
-    layout, on_cpu = Layout.of(args), resolve_device(args).type == "cpu"
+    layout, device = Layout.of(args), resolve_device(args)
+    check_devices(device, layout.size)
+    on_cpu = device.type == "cpu"
     shares = _shares(layout.size, on_cpu)
     with ExitStack() as files:
         rendezvous = files.enter_context(_memory()).fileno()
@@ -78,6 +83,7 @@ def _here(
                 share,
                 region if on_cpu else None,
                 supervision.labels,
+                device=number,
             )
             ranks.append(RankProcess(setup, [rendezvous, region], supervision.log_format, program))
         yield
@@ -94,15 +100,19 @@ def _on_nodes(
     on_wait: Callable[[], None],
 ) -> Iterator[None]:
     """They reach each other over the network, those of one node too."""
-    from stoker_engine.parallel.device import resolve_device
+    from stoker_engine.parallel.device import check_devices, resolve_device
     from stoker_engine.parallel.rendezvous import rendezvous_at
 
     layout, placement = Layout.of(args), head.placement
     ours = placement.ranks_on(0, head.copy)
-    shares = dict(zip(ours, _shares(len(ours), resolve_device(args).type == "cpu"), strict=True)) if ours else {}
+    shares = dict[int, Share]()
+    if ours:
+        check_devices(device := resolve_device(args), len(ours))
+        shares = dict(zip(ours, _shares(len(ours), device.type == "cpu"), strict=True))
     with rendezvous_at(head.address) as rendezvous:
         nodes = head.nodes(on_wait)
         for number in range(layout.size):
+            neighbours = placement.neighbours(head.copy, number)
             setup = Setup(
                 number,
                 layout,
@@ -110,7 +120,8 @@ def _on_nodes(
                 timeout_s,
                 shares.get(number),
                 labels=supervision.labels,
-                neighbours=placement.neighbours(head.copy, number),
+                device=ours.index(number) if number in shares else neighbours[1],
+                neighbours=neighbours,
             )
             if number in shares:
                 ranks.append(RankProcess(setup, (), supervision.log_format, program))

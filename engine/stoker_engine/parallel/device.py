@@ -31,6 +31,31 @@ def resolve_device(args: EngineArgs) -> torch.device:
     return torch.device(name)
 
 
+def check_devices(device: torch.device, count: int) -> None:
+    """Refuses to start more ranks than there are accelerators for.
+
+    Raises:
+        ArgumentError: each of `count` ranks that compute on `device` needs one, and this process sees fewer.
+    """
+    if device.type == "cuda" and (visible := torch.cuda.device_count()) < count:
+        raise ArgumentError(
+            "--tensor-parallel-size",
+            f"{count} ranks need a device each, and {visible} are visible here; ask for fewer ranks, or make more "
+            "devices visible",
+        )
+
+
+def use_device(device: torch.device, index: int) -> None:
+    """Has this process compute on accelerator number `index` of those it sees.
+
+    Raises:
+        ArgumentError: there is none.
+    """
+    check_devices(device, index + 1)
+    if device.type == "cuda":
+        torch.cuda.set_device(index)
+
+
 def memory_bytes(device: torch.device, sharers: int = 1) -> int:
     """Memory of `device`; for the CPU the container's limit, or the machine's memory if that is less.
 

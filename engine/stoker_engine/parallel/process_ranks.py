@@ -21,6 +21,9 @@ from torch._C._distributed_c10d import FileStore, Store, TCPStore
 from stoker_engine.nodes.addresses import interface_towards
 from stoker_engine.parallel.ranks import RankLostError
 
+#: What joins tensors, by their device. ROCm's RCCL goes by NCCL's name.
+_BACKENDS: Final = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+
 #: Formats in which adding up loses too much.
 _NARROW: Final = (torch.bfloat16, torch.float16)
 
@@ -33,7 +36,12 @@ class ProcessRanks:
         self._first, self._group = members[0], group
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
-        """See `Ranks`."""
+        """See `Ranks`. Accelerators add up as NCCL does: the order, and so the last bit, depends on the size of `x`."""
+        if x.is_cuda:
+            x = x.contiguous()
+            with self._waiting("all_reduce"):
+                distributed.all_reduce(x, group=self._group)
+            return x
         first, *others = self._gather(x, "all_reduce").unbind()
         total = first.float() if x.dtype in _NARROW else first
         for part in others:
@@ -96,7 +104,7 @@ class World:
             else:
                 os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # not the interface of the host's name, if it has one
                 store = FileStore(place.path, size)
-            distributed.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timeout)
+            distributed.init_process_group(_BACKENDS, store=store, rank=rank, world_size=size, timeout=timeout)
 
     def ranks(self, groups: Sequence[Sequence[int]]) -> ProcessRanks:
         """Those of `groups`, which name each rank once, that this rank is in. All ranks ask for the same groups."""

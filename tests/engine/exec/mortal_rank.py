@@ -153,7 +153,12 @@ THREADS: list[int] = []
 _pretend("stoker_engine.exec.runner", Runner=Runner)
 _pretend("stoker_engine.parallel.join", join=Joined)
 _pretend("stoker_engine.parallel.ranks", RankLostError=RankLostError)
-_pretend("stoker_engine.parallel.device", limit_threads=THREADS.append)
+_pretend(
+    "stoker_engine.parallel.device",
+    limit_threads=THREADS.append,
+    resolve_device=lambda args: args.device,
+    use_device=lambda device, index: None,
+)
 _pretend("stoker_engine.parallel.shared_ranks", SharedMemory=lambda *_, **__: "pretended")
 _pretend("stoker_engine.kernels.native.library", library=lambda: None)
 _pretend("stoker_engine.models.checkpoint", find_checkpoint=lambda args: args.model)
