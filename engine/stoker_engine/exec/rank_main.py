@@ -28,7 +28,7 @@ from stoker_engine.children.load_failed import LoadFailed
 from stoker_engine.contract.errors import StokerError
 from stoker_engine.exec.rank_messages import AllLoaded, Loaded, Lost, Prepare, Prepared, Progress, Setup
 from stoker_engine.grammar.token_table import TokenTable
-from stoker_engine.parallel.processors import Machine, Share, bind, crowding, deal
+from stoker_engine.parallel.processors import Share, take_share
 
 if TYPE_CHECKING:
     from stoker_engine.exec.runner import Runner
@@ -59,12 +59,11 @@ def main(argv: list[str]) -> int:
     die_with(parent)
     threading.Thread(target=_end_with, args=(pipe,), name="lifeline", daemon=True).start()
     connection = Connection(pipe)
-    setup = pickle.loads(connection.recv_bytes())
+    setup: Setup = pickle.loads(connection.recv_bytes())
     rank, layout = setup.rank, setup.layout
     # All ranks see the same, and one of them says it; but what is wrong may be so in one alone.
     logs.configure(log_format, logging.INFO if rank == 0 else logging.WARNING, **setup.labels, rank=rank)
-    share = setup.share or _own_share(*setup.neighbours)
-    bind(share)  # before torch and the kernels start threads
+    share = take_share(*setup.neighbours, on_cpu=setup.on_cpu)  # before torch and the kernels start threads
     from stoker_engine.parallel.ranks import RankLostError  # torch: seconds
 
     try:
@@ -83,14 +82,6 @@ def main(argv: list[str]) -> int:
         _send_last(connection, Died.of(error))
         return 1
     return 0
-
-
-def _own_share(count: int, number: int) -> Share:
-    """The processors of one of so many ranks of this machine."""
-    machine = Machine.here()
-    if (warning := crowding(machine, count)) is not None and number == 0:
-        logger.warning(warning)
-    return deal(machine, count)[number]
 
 
 def _join(setup: Setup, share: Share) -> Joined:

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 
 from stoker_engine.core.grammar import Grammar
 from stoker_engine.parallel.layout import Layout
-from stoker_engine.parallel.processors import Share
 
 if TYPE_CHECKING:
     from stoker_engine.exec.kv_cache import KVCachePlan
@@ -29,23 +28,23 @@ class Setup:
         layout: how all of them share the model.
         rendezvous: where they find each other; see `parallel.process_ranks.World`.
         timeout_s: seconds that it waits for another one.
-        share: the processors that are its own; None: it finds out by `neighbours`.
+        neighbours: how many ranks of all copies its machine has, and which of them it is.
+        on_cpu: whether the CPU computes the model.
         region: file descriptor of the memory that it shares with those of its stage; None: they share none. See
             `parallel.shared_ranks.SharedMemory`.
         labels: what each line of its log says besides its rank.
         device: which of the accelerators that its process sees is its own, if it computes on one.
-        neighbours: how many ranks its machine has, and which of them it is.
     """
 
     rank: int
     layout: Layout
     rendezvous: str
     timeout_s: float
-    share: Share | None
+    neighbours: tuple[int, int]
+    on_cpu: bool
     region: int | None = None
     labels: Mapping[str, int] = field(default_factory=dict)
     device: int = 0
-    neighbours: tuple[int, int] = (1, 0)
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ from stoker_engine.models.checkpoint import Checkpoint
 from stoker_engine.models.decoder import Decoder
 from stoker_engine.models.load_progress import OnProgress
 from stoker_engine.models.model import StepInputs
-from stoker_engine.parallel.device import limit_threads, resolve_device, torch_threads, usable_threads
+from stoker_engine.parallel.device import limit_threads, resolve_device, torch_threads
 from stoker_engine.parallel.groups import Groups
 from stoker_engine.parallel.transfer import to_device, to_host
 from stoker_engine.sampling.choice import Choice
@@ -66,7 +66,7 @@ class Runner:
     ) -> None:
         self.device = resolve_device(args)
         if self.device.type == "cpu":
-            limit_threads(None if groups else max(1, usable_threads() // args.data_parallel_size))
+            limit_threads()
         self.config = checkpoint.config
         self.dtype = resolve_dtype(args, checkpoint, self.device)
         self._groups = groups = groups or Groups()

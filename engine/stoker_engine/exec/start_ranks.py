@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
 from typing import BinaryIO
 
 from stoker_engine.contract.engine_args import EngineArgs
@@ -16,10 +14,8 @@ from stoker_engine.exec.rank_process import RankProcess
 from stoker_engine.exec.remote_rank import RemoteRank
 from stoker_engine.exec.supervision import Supervision
 from stoker_engine.nodes.head import Head
+from stoker_engine.nodes.placement import Placement
 from stoker_engine.parallel.layout import Layout
-from stoker_engine.parallel.processors import Machine, Share, crowding, deal
-
-logger = logging.getLogger(__name__)
 
 
 @contextmanager
@@ -66,21 +62,21 @@ def _here(
         resolve_device,
     )
 
-    layout, device = Layout.of(args), resolve_device(args)
+    layout, device, placement = Layout.of(args), resolve_device(args), Placement.of(args)
     check_devices(device, layout.size)
     on_cpu = device.type == "cpu"
-    shares = _shares(layout.size, on_cpu)
     with ExitStack() as files:
         rendezvous = files.enter_context(_memory()).fileno()
         regions = [files.enter_context(_memory()).fileno() for _ in range(layout.pipeline)]
-        for number, share in enumerate(shares):
+        for number in range(layout.size):
             region = regions[layout.stage_of(number).index]
             setup = Setup(
                 number,
                 layout,
                 f"file:///proc/self/fd/{rendezvous}",
                 timeout_s,
-                share,
+                placement.neighbours(supervision.copy or 0, number),
+                on_cpu,
                 region if on_cpu else None,
                 supervision.labels,
                 device=number,
@@ -103,12 +99,11 @@ def _on_nodes(
     from stoker_engine.parallel.device import check_devices, resolve_device
     from stoker_engine.parallel.rendezvous import rendezvous_at
 
-    layout, placement = Layout.of(args), head.placement
+    layout, placement, device = Layout.of(args), head.placement, resolve_device(args)
     ours = placement.ranks_on(0, head.copy)
-    shares = dict[int, Share]()
     if ours:
-        check_devices(device := resolve_device(args), len(ours))
-        shares = dict(zip(ours, _shares(len(ours), device.type == "cpu"), strict=True))
+        check_devices(device, len(ours))
+    on_cpu = device.type == "cpu"
     with rendezvous_at(head.address) as rendezvous:
         nodes = head.nodes(on_wait)
         for number in range(layout.size):
@@ -118,27 +113,16 @@ def _on_nodes(
                 layout,
                 rendezvous,
                 timeout_s,
-                shares.get(number),
+                neighbours,
+                on_cpu,
                 labels=supervision.labels,
-                device=ours.index(number) if number in shares else neighbours[1],
-                neighbours=neighbours,
+                device=ours.index(number) if number in ours else neighbours[1],
             )
-            if number in shares:
+            if number in ours:
                 ranks.append(RankProcess(setup, (), supervision.log_format, program))
             else:
                 ranks.append(RemoteRank(setup, nodes[placement.node_of(head.copy, number)]))
         yield
-
-
-def _shares(size: int, on_cpu: bool) -> list[Share]:
-    """The processors of each rank. Those that compute on accelerators run on all."""
-    machine = Machine.here()
-    shares = deal(machine, size)
-    if not on_cpu:
-        return [replace(share, processors=machine.allowed) for share in shares]
-    if (warning := crowding(machine, size)) is not None:
-        logger.warning(warning)
-    return shares
 
 
 def _memory() -> BinaryIO:

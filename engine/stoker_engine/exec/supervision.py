@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 
 from stoker_engine.contract.errors import StokerError
 
@@ -15,11 +15,16 @@ class Supervision:
     Attributes:
         step_timeout: seconds after which a step, or loading that does not get on, counts as stuck.
         log_format: of the ranks' logs; see `logs.configure`.
-        labels: what each line of them says besides the rank: which copy of the model it is of.
+        copy: which copy of the model the engine is; None: the only one.
         on_death: called in a thread of its own with what ended the ranks, also while no step runs.
     """
 
     step_timeout: float = 300.0
     log_format: str = "text"
-    labels: Mapping[str, int] = field(default_factory=dict)
+    copy: int | None = None
     on_death: Callable[[StokerError], None] = lambda _: None
+
+    @property
+    def labels(self) -> dict[str, int]:
+        """What each line of logs says besides the rank: nothing where there is one copy."""
+        return {} if self.copy is None else {"engine": self.copy}

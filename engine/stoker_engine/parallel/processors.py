@@ -1,19 +1,21 @@
-"""Which processors each of the processes that share a machine computes on.
+"""Which processors each of the processes that share a machine computes on, and with how many threads.
 
 Ranks are dealt over the machine's NUMA nodes, each to one where there are enough: what a rank reads most, its weights,
-then lies in the memory beside its processors. Inside a node its cores are shared out; a core's hyperthreads stay
-together, for they share what computes. All ranks wait for the slowest, so a node that is much smaller than the others
-may have none.
+then lies in the memory beside its processors. Inside a node nobody is bound to cores: containers of one machine often
+see all of its processors, and would all choose the first ones. What keeps ranks apart there is that together they have
+no more threads than the node has cores.
 """
 
 from __future__ import annotations
 
+import logging
 import math
 import os
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
+
+logger = logging.getLogger(__name__)
 
 Processors = frozenset[int]
 
@@ -54,9 +56,20 @@ class Machine:
         return cls(
             allowed,
             tuple(_read(folder / "cpulist") for folder in folders),
-            tuple(sorted(cores, key=min_of)),
+            tuple(sorted(cores - {frozenset()}, key=min)),
             cpu_quota(),
         )
+
+    def num_cores(self, processors: Processors) -> int:
+        """How many cores these processors are of."""
+        shared = [core & processors for core in self.cores if core & processors]
+        return len(shared) + len(processors.difference(*shared))
+
+    @property
+    def time(self) -> int:
+        """How many threads can compute at the same time: hyperthreads of one core share what computes."""
+        cores = self.num_cores(self.allowed)
+        return cores if self.quota is None else max(1, min(cores, math.ceil(self.quota)))
 
 
 @dataclass(frozen=True)
@@ -64,9 +77,9 @@ class Share:
     """What one of several processes computes on.
 
     Attributes:
-        processors: those it runs on.
+        processors: those it runs on; others of the same node may have the same ones.
         threads: how many of its threads compute.
-        is_crowded: others run on the same processors, or the container's time does not last for one each.
+        is_crowded: there is less than one core, or less than one core's time, for each process.
     """
 
     processors: Processors
@@ -76,32 +89,40 @@ class Share:
 
 def deal(machine: Machine, count: int) -> list[Share]:
     """Deals a machine's processors among `count` processes that compute at the same time."""
-    nodes = _nodes(machine)
-    num_cores = sum(map(len, nodes))
-    time = num_cores if machine.quota is None else max(1, min(num_cores, math.ceil(machine.quota)))
-    if count > num_cores:
-        shares = [machine.allowed] * count
-    elif count < len(nodes):
-        shares = [_joined(core for node in few for core in node) for few in _nodes_of_each(nodes, count)]
-    else:
-        numbers = _numbers_of_each([len(node) for node in nodes], count)
-        shares = [_joined(part) for node, ranks in zip(nodes, numbers, strict=True) for part in _parts(node, ranks)]
-    in_time = max(1, time // count)
+    if count > machine.time:
+        return [Share(machine.allowed, 1, True)] * count
+    each = machine.time // count
     return [
-        Share(share, min(in_time, sum(core <= share for node in nodes for core in node)), count > time)
-        for share in shares
+        Share(processors, min(each, machine.num_cores(processors) // sharers), False)
+        for processors, sharers in _places(machine, count)
     ]
+
+
+def take_share(count: int, number: int, on_cpu: bool) -> Share:
+    """The share of one of `count` processes of this machine. The first one warns where there are too few processors.
+
+    Args:
+        count: how many there are.
+        number: which of them this is.
+        on_cpu: whether the CPU computes the model: if so, this thread and those that it starts run on the share alone.
+    """
+    machine = Machine.here()
+    share = deal(machine, count)[number]
+    if on_cpu:
+        bind(share)
+        if number == 0 and (warning := crowding(machine, count)) is not None:
+            logger.warning(warning)
+    return share
 
 
 def crowding(machine: Machine, count: int) -> str | None:
     """What to tell whoever has more processes compute than there are processors; None: there are enough."""
-    if not deal(machine, count)[0].is_crowded:
+    if count <= machine.time:
         return None
-    num_cores = sum(map(len, _nodes(machine)))
-    has = f"{num_cores} cores" + (f" and time for {machine.quota:g}" if machine.quota is not None else "")
+    limit = f" and time for {machine.quota:g}" if machine.quota is not None else ""
     return (
-        f"{count} ranks share {has}: what comes out is right, but slow to come; "
-        "give them more processors, or ask for fewer ranks"
+        f"{count} ranks share {machine.num_cores(machine.allowed)} cores{limit}: what comes out is right, but slow to "
+        "come; give them more processors, or ask for fewer ranks"
     )
 
 
@@ -129,11 +150,6 @@ def parse_cpulist(text: str) -> Processors:
     return frozenset(number for first, _, last in ranges for number in range(int(first), int(last or first) + 1))
 
 
-def min_of(processors: Processors) -> int:
-    """The first of them; before all others where there is none."""
-    return min(processors, default=-1)
-
-
 def _read(file: Path) -> Processors:
     try:
         return parse_cpulist(file.read_text())
@@ -141,31 +157,30 @@ def _read(file: Path) -> Processors:
         return frozenset()
 
 
-def _nodes(machine: Machine) -> list[list[Processors]]:
-    """Cores by node, of those that are allowed: none is empty, none lies in two nodes."""
-    left, nodes = set(machine.allowed), []
+def _places(machine: Machine, count: int) -> list[tuple[Processors, int]]:
+    """For each of `count` processes where it runs, and how many of them run there."""
+    nodes = _nodes(machine)
+    if count < len(nodes):
+        return [(frozenset().union(*few), 1) for few in _nodes_of_each(machine, nodes, count)]
+    numbers = _numbers_of_each([machine.num_cores(node) for node in nodes], count)
+    return [(node, here) for node, here in zip(nodes, numbers, strict=True) for _ in range(here)]
+
+
+def _nodes(machine: Machine) -> list[Processors]:
+    """Nodes, of those processors that are allowed: none is empty, none lies in two nodes."""
+    left, nodes = machine.allowed, []
     for node in (*machine.nodes, machine.allowed):
-        here = left & node
-        left -= here
-        if here:
-            nodes.append(_cores(here, machine.cores))
+        if here := left & node:
+            left -= here
+            nodes.append(here)
     return nodes
 
 
-def _cores(processors: set[int], cores: Sequence[Processors]) -> list[Processors]:
-    left, found = set(processors), []
-    for core in (*cores, *(frozenset({number}) for number in sorted(processors))):
-        if threads := core & left:
-            left -= threads
-            found.append(frozenset(threads))
-    return sorted(found, key=min_of)
-
-
-def _nodes_of_each(nodes: list[list[Processors]], count: int) -> list[list[list[Processors]]]:
+def _nodes_of_each(machine: Machine, nodes: list[Processors], count: int) -> list[list[Processors]]:
     """Whole nodes for fewer ranks: the largest first, each to who has the fewest cores."""
-    dealt: list[list[list[Processors]]] = [[] for _ in range(count)]
-    for node in sorted(nodes, key=len, reverse=True):
-        min(dealt, key=lambda few: sum(map(len, few))).append(node)
+    dealt: list[list[Processors]] = [[] for _ in range(count)]
+    for node in sorted(nodes, key=machine.num_cores, reverse=True):
+        min(dealt, key=lambda few: sum(map(machine.num_cores, few))).append(node)
     return dealt
 
 
@@ -176,12 +191,3 @@ def _numbers_of_each(sizes: list[int], count: int) -> list[int]:
     for _ in range(count):
         numbers[max(range(len(sizes)), key=lambda node: (sizes[node] / (numbers[node] + 1), -numbers[node]))] += 1
     return numbers
-
-
-def _parts(cores: list[Processors], count: int) -> list[list[Processors]]:
-    """Neighbouring cores for each of `count` ranks, as even as can be."""
-    return [cores[len(cores) * i // count : len(cores) * (i + 1) // count] for i in range(count)]
-
-
-def _joined(cores: Iterable[Processors]) -> Processors:
-    return frozenset().union(*cores)

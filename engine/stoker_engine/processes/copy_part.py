@@ -1,5 +1,5 @@
 """What of a machine a copy of the model has: as many accelerators as it has ranks, after those of the copies before it;
-or a part of the processors, which its ranks share."""
+or its share of the processors, where it has no ranks of its own, each of which takes its share by itself."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import Final
 from stoker_engine.contract.engine_args import EngineArgs
 from stoker_engine.contract.errors import ArgumentError
 from stoker_engine.nodes.placement import Placement
-from stoker_engine.parallel.processors import Machine, bind, deal
+from stoker_engine.parallel.processors import take_share
 
 #: What CUDA reads, once, when it starts.
 VISIBLE: Final = "CUDA_VISIBLE_DEVICES"
 
 
 def keep_to_own_part(args: EngineArgs, copy: int) -> None:
-    """Hides other copies' accelerators from this process, or has it run on its own processors.
+    """Hides other copies' accelerators from this process, or limits it to its share of the processors.
 
     To be called before CUDA, or threads that compute, start.
 
@@ -30,7 +30,10 @@ def keep_to_own_part(args: EngineArgs, copy: int) -> None:
         return
     visible = [] if args.device == "cpu" else visible_devices()
     if not visible:  # the copies compute on the CPU, or are refused for want of a device
-        bind(deal(Machine.here(), len(here))[here.index(copy)])
+        if placement.size == 1:
+            from stoker_engine.parallel.device import limit_threads  # torch
+
+            limit_threads(take_share(*placement.neighbours(copy, 0), on_cpu=True).threads)
         return
     each = len(placement.ranks_on(0, copy))
     if len(visible) < (needed := each * len(here)):

@@ -56,17 +56,16 @@ def main(argv: list[str]) -> int:
     for signum in (signal.SIGINT, signal.SIGTERM):
         signal.signal(signum, signal.SIG_IGN)
     die_with(parent)
-    labels = {} if copy is None else {"engine": copy}
-    logs.configure(log_format, **labels)
     status = StatusWord(word)
     status.enter(Phase.STARTING)
     connection = Connection(pipe)
     inbox: Inbox = queue.SimpleQueue()
     at_end: list[Callable[[], None]] = []
     threading.Thread(target=_receive, args=(connection, inbox, at_end), name="inbox", daemon=True).start()
-    supervision = Supervision(step_timeout, log_format, labels, on_death=inbox.put)
+    supervision = Supervision(step_timeout, log_format, copy, on_death=inbox.put)
+    logs.configure(log_format, **supervision.labels)
     try:
-        engine = _load(connection, inbox, status, supervision, copy or 0, at_end)
+        engine = _load(connection, inbox, status, supervision, at_end)
         if engine is None:
             return 2
         _run(engine, connection, inbox, status)
@@ -84,7 +83,6 @@ def _load(
     inbox: Inbox,
     status: StatusWord,
     supervision: Supervision,
-    copy: int,
     at_end: list[Callable[[], None]],
 ) -> Engine | None:
     """The engine, loaded; None when it cannot be, which the server then knows. `at_end` gets what is to be done when
@@ -96,6 +94,7 @@ def _load(
     if not isinstance(args, EngineArgs):
         raise _unexpected(args)
     status.enter(Phase.LOADING)
+    copy = supervision.copy or 0
     head: Head | None = None
     try:
         keep_to_own_part(args, copy)

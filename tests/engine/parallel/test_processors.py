@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import random
 import threading
@@ -37,38 +38,37 @@ def test_drawn_machines(seed: int) -> None:
     machine = draw(chance)
     count = chance.choice((1, 2, 3, 4, 8, 16, 64))
     shares = deal(machine, count)
-    siblings = machine.cores or tuple(frozenset({number}) for number in machine.allowed)
-    cores = {core & machine.allowed for core in siblings} - {frozenset()}
+    cores = {core & machine.allowed for core in machine.cores} - {frozenset()}
+    cores |= {frozenset({number}) for number in machine.allowed.difference(*cores)}
     assert len(shares) == count
     assert all(share.processors and share.processors <= machine.allowed and share.threads >= 1 for share in shares)
-    time = len(cores) if machine.quota is None else min(len(cores), machine.quota)
-    assert sum(share.threads for share in shares) <= max(count, time + 1)
-    if count > len(cores):
+    time = len(cores) if machine.quota is None else min(len(cores), max(1, math.ceil(machine.quota)))
+    assert sum(share.threads for share in shares) <= max(count, time)
+    if count > time:
         assert all(share == Share(machine.allowed, 1, True) for share in shares)
         said = crowding(machine, count)
         assert said is not None and f"{count} ranks" in said and f"{len(cores)} cores" in said
         return
-    used = frozenset[int]().union(*(share.processors for share in shares))
-    assert sum(len(share.processors) for share in shares) == len(used)  # none has two owners
-    for share in shares:
-        mine = [core for core in cores if core & share.processors]
-        assert all(core <= share.processors for core in mine)  # a core's hyperthreads stay together
-        assert share.threads <= len(mine)
+    assert crowding(machine, count) is None and not any(share.is_crowded for share in shares)
     named = [node & machine.allowed for node in machine.nodes]
     nodes = [node for node in (*named, machine.allowed.difference(*named)) if node]
-    if count >= len(nodes):  # each lies in one node, and ranks of a node have as much, but for one core
-        for node in nodes:
-            if not node & used:  # it lies idle where a rank on it would have fewer cores than any other one
-                idle = sum(core <= node for core in cores)
-                assert all(idle <= sum(core <= share.processors for core in cores) for share in shares)
-                continue
-            assert node <= used
-            sizes = [sum(core <= s.processors for core in cores) for s in shares if s.processors & node]
-            assert max(sizes) - min(sizes) <= 1
-        assert all(any(share.processors <= node for node in nodes) for share in shares)
-    else:  # each has whole nodes, and none lies idle
+    for share in shares:  # whole nodes
+        assert all(node <= share.processors or not node & share.processors for node in nodes)
+    for node in nodes:  # its threads have a core each
+        on_it = [share for share in shares if share.processors == node]
+        assert sum(share.threads for share in on_it) <= sum(bool(core & node) for core in cores)
+    used = frozenset[int]().union(*(share.processors for share in shares))
+    if count >= len(nodes):
+        assert all(share.processors in nodes for share in shares)
+        for node in nodes:  # one lies idle only where a rank on it would have fewer cores than any other one
+            if not node & used:
+                idle = sum(bool(core & node) for core in cores)
+                for other in nodes:
+                    ranks = sum(share.processors == other for share in shares)
+                    assert idle * ranks <= sum(bool(core & other) for core in cores)
+    else:  # no node has two owners, and none lies idle
         assert used == machine.allowed
-        assert all(node <= share.processors or not node & share.processors for share in shares for node in nodes)
+        assert sum(len(share.processors) for share in shares) == len(used)
 
 
 def test_two_sockets() -> None:
@@ -78,7 +78,7 @@ def test_two_sockets() -> None:
     machine = Machine(frozenset(range(64)), nodes, cores)
     assert deal(machine, 2) == [Share(nodes[0], 16, False), Share(nodes[1], 16, False)]
     assert [share.threads for share in deal(machine, 4)] == [8] * 4
-    assert deal(machine, 4)[1].processors == parse_cpulist("8-15,40-47")
+    assert [share.processors for share in deal(machine, 4)] == [nodes[0], nodes[0], nodes[1], nodes[1]]
     assert [share.threads for share in deal(machine, 3)] == [8, 8, 10]
     assert deal(machine, 1) == [Share(machine.allowed, 32, False)]
     limited = Machine(machine.allowed, nodes, cores, quota=6)
@@ -107,9 +107,10 @@ def test_what_the_kernel_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     machine = Machine.here(tmp_path)
     assert machine.allowed == {0, 1, 2, 3, 6} and machine.quota == 2.5
     assert machine.nodes == tuple(map(parse_cpulist, ("0-1,4-5", "", "2-3", "6-7")))
-    assert [share.processors for share in deal(machine, 3)] == [{0, 1}, {2, 3}, {6}]
+    # 4 cores, and time for 3 of them: the core of hyperthreads is one
+    assert [(share.processors, share.threads) for share in deal(machine, 3)] == [({0, 1}, 1), ({2, 3}, 1), ({6}, 1)]
     nothing = Machine.here(tmp_path / "not there")
-    assert nothing.nodes == () and [s.processors for s in deal(nothing, 2)] == [{0, 1}, {2, 3, 6}]
+    assert nothing.nodes == () and deal(nothing, 2) == [Share(machine.allowed, 1, False)] * 2
 
 
 def test_threads_that_are_started_later_are_bound_too() -> None:

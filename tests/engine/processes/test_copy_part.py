@@ -6,9 +6,12 @@ import os
 from pathlib import Path
 
 import pytest
+import torch
 
 from stoker_engine.contract.engine_args import EngineArgs
 from stoker_engine.contract.errors import ArgumentError
+from stoker_engine.parallel import device, processors
+from stoker_engine.parallel.processors import Machine
 from stoker_engine.processes.copy_part import VISIBLE, keep_to_own_part, visible_devices
 
 
@@ -41,16 +44,27 @@ def test_what_the_driver_shows_counts_where_nobody_chose(tmp_path: Path, monkeyp
     assert visible_devices(tmp_path) == ["0", "1", "2"]
 
 
-def test_processors_are_dealt_among_copies() -> None:
-    before = os.sched_getaffinity(0)
-    try:
-        parts = []
-        for copy in range(2):
-            os.sched_setaffinity(0, before)
-            keep_to_own_part(EngineArgs("m", device="cpu", data_parallel_size=2), copy)
-            parts.append(os.sched_getaffinity(0))
-    finally:
-        os.sched_setaffinity(0, before)
-    assert parts[0] and parts[1]
-    assert parts[0] | parts[1] <= before
-    assert len(before) < 2 or parts[0] != parts[1]
+@pytest.mark.parametrize(
+    "copies, ranks, threads", [(2, 1, 2), (3, 1, 1), (5, 1, 1), (2, 2, 8)], ids=["two", "three", "crowded", "ranks"]
+)
+def test_copies_share_the_processors_time(
+    copies: int, ranks: int, threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On one node, of whose 8 cores the container has the time of 4. Ranks take their shares themselves."""
+    here = frozenset(os.sched_getaffinity(0))
+    machine = Machine(frozenset(range(8)), quota=4)
+    monkeypatch.setattr(Machine, "here", lambda: machine)
+    monkeypatch.setattr(processors, "bind", lambda share: bound.append(share.processors))
+    monkeypatch.setattr(device, "cpu_quota", lambda: None)
+    before = torch.get_num_threads()
+    for copy in range(copies):
+        bound: list[frozenset[int]] = []
+        try:
+            torch.set_num_threads(8)
+            args = EngineArgs("m", device="cpu", data_parallel_size=copies, tensor_parallel_size=ranks)
+            keep_to_own_part(args, copy)
+            assert torch.get_num_threads() == threads
+        finally:
+            torch.set_num_threads(before)
+        assert bound == ([machine.allowed] if ranks == 1 else [])
+    assert os.sched_getaffinity(0) == here
