@@ -40,7 +40,8 @@ RUNTIME_BYTES: Final = 1 * GIB
 #: An allowance for CUDA graphs. vLLM's logs report 0.3 to 1 GiB for models of 8 to 70 billion weights.
 GRAPH_BYTES: Final = 1 * GIB
 
-#: An allowance for the buffers of collective communication, where a copy is spread over several devices.
+#: An allowance for the buffers of collective communication, where a copy is spread over several devices. CPUs need
+#: none: of the memory in which ranks meet, each one's part is half a MiB.
 COMMUNICATION_BYTES: Final = GIB // 2
 
 #: On CPU the memory is the machine's own and shared with other programs, so the cache stops here unless
@@ -73,9 +74,10 @@ class Device:
     @property
     def allowances(self) -> int:
         """What is kept free beside weights, activations and cache."""
-        graphs = 0 if self.on_cpu else GRAPH_BYTES
+        if self.on_cpu:
+            return RUNTIME_BYTES
         devices = self.sharding.tensor * self.sharding.pipeline * self.sharding.expert
-        return RUNTIME_BYTES + graphs + (COMMUNICATION_BYTES if devices > 1 else 0)
+        return RUNTIME_BYTES + GRAPH_BYTES + (COMMUNICATION_BYTES if devices > 1 else 0)
 
 
 @dataclass(frozen=True)
