@@ -61,9 +61,11 @@ class ThreadRanks:
             total += part
         return total.to(x.dtype)
 
-    def all_gather(self, x: torch.Tensor) -> torch.Tensor:
+    def all_gather(self, x: torch.Tensor, widths: Sequence[int] | None = None) -> torch.Tensor:
         """See `Ranks`."""
-        return torch.cat(self._exchange(x, "all_gather"), dim=-1)
+        parts = self._exchange(x, "all_gather")
+        assert [part.shape[-1] for part in parts] == list(widths or [x.shape[-1]] * self.size)
+        return torch.cat(parts, dim=-1)
 
     def broadcast(self, x: torch.Tensor) -> torch.Tensor:
         """See `Ranks`."""

@@ -82,6 +82,7 @@ class Runner:
             whole_experts=args.enable_expert_parallel,
         )
         self._vocabulary = build.share(self.config.vocab_size)
+        self._widths = build.widths(self.config.vocab_size)
         formats = checkpoint.weight_formats(self.dtype, self.device)
         self.plan = plan_kv_cache(args, self.config, self.dtype, self.device, groups, formats)
         scales = checkpoint.kv_scales(args.kv_cache_dtype, build)
@@ -203,7 +204,7 @@ class Runner:
         asking = [row for row, choice in enumerate(choices) if choice is not None]
         if asking:
             rows = logits if len(asking) == len(choices) else logits[to_device(asking, self.device)]
-            rows, theirs = self._ranks.all_gather(rows), [choices[row] for row in asking]
+            rows, theirs = self._ranks.all_gather(rows, self._widths), [choices[row] for row in asking]
             if self._groups.samples:
                 for row, its in zip(asking, sample(rows, theirs, self._rows_at_once, self._kernels), strict=True):
                     drawn[row] = its
@@ -269,7 +270,7 @@ class Runner:
         is_finite = True
         for start in range(positions.start, positions.stop, self._rows_at_once):
             stop = min(start + self._rows_at_once, positions.stop)
-            logits = self._ranks.all_gather(self.model.logits(hidden[first + start : first + stop]))
+            logits = self._ranks.all_gather(self.model.logits(hidden[first + start : first + stop]), self._widths)
             is_finite = is_finite and bool(to_host(self._kernels.argmax(logits)[1].isfinite().all()))
             if is_finite and self._groups.samples:
                 tokens = self._rows.token_ids[row, start + 1 : stop + 1].tolist()

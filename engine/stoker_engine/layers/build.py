@@ -14,7 +14,7 @@ from stoker_engine.parallel.ranks import Alone, Ranks
 from stoker_engine.quant.method import LinearMethod
 from stoker_engine.quant.slot import Share
 from stoker_engine.quant.unquantized import UNQUANTIZED
-from stoker_engine.sizing.divisible import every_part_has_some, largest_part
+from stoker_engine.sizing.divisible import every_part_has_some, largest_part, share_of
 from stoker_engine.sizing.pipeline_stages import Stage
 
 
@@ -61,6 +61,10 @@ class Build:
             raise self._indivisible(f"a dimension of {size}, cut at multiples of {multiple}")
         start = rank * each
         return Share(start, min(each, size - start), size)
+
+    def widths(self, size: int) -> list[int]:
+        """What each rank has of a dimension that `share` deals out one by one."""
+        return [share_of(size, self.ranks.size, 1, rank) for rank in range(self.ranks.size)]
 
     def heads(self, num_heads: int) -> Share:
         """This rank's share of the query heads.

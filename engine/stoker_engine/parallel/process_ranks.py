@@ -48,12 +48,10 @@ class ProcessRanks:
             total += part
         return total.to(x.dtype)
 
-    def all_gather(self, x: torch.Tensor) -> torch.Tensor:
-        """See `Ranks`. The last dimension may differ between ranks."""
-        width = x.shape[-1]
-        widths = self._gather(torch.tensor([width], device=x.device), "all_gather").flatten().tolist()
-        if (widest := max(widths)) != width:
-            x = torch.cat((x, x.new_zeros(*x.shape[:-1], widest - width)), dim=-1)
+    def all_gather(self, x: torch.Tensor, widths: Sequence[int] | None = None) -> torch.Tensor:
+        """See `Ranks`. What is narrower than others' travels with zeros."""
+        widths = widths or [x.shape[-1]] * self.size
+        x = torch.nn.functional.pad(x, (0, max(widths) - x.shape[-1]))
         parts = self._gather(x, "all_gather").unbind()
         return torch.cat([part[..., :width] for part, width in zip(parts, widths, strict=True)], dim=-1)
 

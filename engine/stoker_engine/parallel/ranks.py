@@ -6,6 +6,7 @@ places where ranks wait for each other; all ranks must come to each of them, in 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import torch
@@ -30,8 +31,13 @@ class Ranks(Protocol):
         """The sum of all ranks' `x`, of the same shape and dtype; may be written into `x`."""
         ...
 
-    def all_gather(self, x: torch.Tensor) -> torch.Tensor:
-        """All ranks' `x`, joined along the last dimension in the order of ranks."""
+    def all_gather(self, x: torch.Tensor, widths: Sequence[int] | None = None) -> torch.Tensor:
+        """All ranks' `x`, joined along the last dimension in the order of ranks.
+
+        Args:
+            x: this rank's; only the last dimension may be another one elsewhere.
+            widths: of each rank's last dimension; None: of all as of this one.
+        """
         ...
 
     def broadcast(self, x: torch.Tensor) -> torch.Tensor:
@@ -49,7 +55,7 @@ class Alone:
         """See `Ranks`."""
         return x
 
-    def all_gather(self, x: torch.Tensor) -> torch.Tensor:
+    def all_gather(self, x: torch.Tensor, widths: Sequence[int] | None = None) -> torch.Tensor:
         """See `Ranks`."""
         return x
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, NoReturn
 
@@ -125,8 +126,9 @@ class SharedRanks:
         self._check()
         return x
 
-    def all_gather(self, x: torch.Tensor) -> torch.Tensor:
-        """See `Ranks`. The last dimension may differ between ranks.
+    def all_gather(self, x: torch.Tensor, widths: Sequence[int] | None = None) -> torch.Tensor:
+        """See `Ranks`. Ranks ask each other for their widths, in a microsecond: who would be wrong would read past what
+        others bring.
 
         Raises:
             RankLostError: another rank did not come in time, or does something else.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -142,7 +142,7 @@ class ThreadRanks:
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
         return torch.stack(self.together.exchange(self.rank, x)).sum(0)
 
-    def all_gather(self, x: torch.Tensor) -> torch.Tensor:
+    def all_gather(self, x: torch.Tensor, widths: Sequence[int] | None = None) -> torch.Tensor:
         return torch.cat(self.together.exchange(self.rank, x), dim=-1)
 
     def broadcast(self, x: torch.Tensor) -> torch.Tensor:

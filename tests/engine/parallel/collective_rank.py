@@ -42,7 +42,7 @@ def operations(ranks: Ranks) -> dict[str, list[torch.Tensor]]:
         for widths in WIDTHS:
             for rows in (1, 6):
                 x = given(ranks.rank, (rows, widths[ranks.rank]), dtype)
-                done["gathered"].append(ranks.all_gather(x))
+                done["gathered"].append(ranks.all_gather(x, widths[: ranks.size]))
     tall = given(ranks.rank, (12, 10), torch.float32).t()  # not contiguous
     done["sums"].append(ranks.all_reduce(tall))
     done["sent"].append(ranks.broadcast(given(ranks.rank, (12, 10), torch.float32).t()))
