@@ -240,3 +240,9 @@ def test_bits_of_a_number_by_what_the_checkpoint_states(stated: dict[str, Any], 
 def test_a_size_that_cannot_be_told_is_not_guessed(method: str) -> None:
     assert quantized_weights({"quantization_config": {"quant_method": method}}) is None
     assert usual_weights(method) is None
+
+
+def test_what_ranks_say_to_each_other_takes_memory_on_accelerators_alone() -> None:
+    alone, shared = Sharding(), Sharding(tensor=2, pipeline=2)
+    assert Device(GIB, 0.9, True, shared).allowances == Device(GIB, 0.9, True, alone).allowances
+    assert Device(GIB, 0.9, False, shared).allowances > Device(GIB, 0.9, False, alone).allowances
