@@ -29,9 +29,10 @@ from stoker_engine.sizing.weight_sizes import stage_weight_bytes
 
 from .exec.test_rank_executor import TIGHT, Outputs, _check_alike, _requests, _run
 from .models import gguf_models, llama_cpp
+from .models.quantized_folders import FORMATS, folder
 from .models.test_gpt_oss import _save as save_gpt_oss
 from .models.test_gpt_oss import _unquantized as unquantized_gpt_oss
-from .models.test_tensor_parallel import CASES, save
+from .models.test_tensor_parallel import CASES, MODELS, save
 from .thread_ranks import ThreadExecutor, ThreadRanks, thread_engine
 
 LAYOUTS: dict[str, dict[str, Any]] = {
@@ -41,6 +42,9 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "EP 2": {"tensor_parallel_size": 2, "enable_expert_parallel": True},
     "EP 3": {"tensor_parallel_size": 3, "enable_expert_parallel": True},
     "EP 4": {"tensor_parallel_size": 4, "enable_expert_parallel": True},
+    "PP 2": {"pipeline_parallel_size": 2},
+    "TP 2 PP 2": {"tensor_parallel_size": 2, "pipeline_parallel_size": 2},
+    "EP 2 PP 2": {"tensor_parallel_size": 2, "pipeline_parallel_size": 2, "enable_expert_parallel": True},
 }
 GREEDY = SamplingParams(temperature=0, ignore_eos=True)
 #: One case of each kind of layer; the others are drawn.
@@ -51,12 +55,25 @@ FAST = [
     ("qwen2_moe", "EP 2", 3),
     ("gpt_oss", "EP 4", 4),
     ("deepseek_v3", "TP 2", 5),
+    ("qwen2_moe", "EP 2 PP 2", 6),
 ]
+#: Their matrices have several components, which a stage without them must not miss.
+QUANTIZED_FAST = [("gptq", "PP 2"), ("int-quantized", "TP 2 PP 2"), ("pack-quantized order", "PP 2")]
 
 
 def _drawn(count: int) -> list[tuple[str, str, int]]:
     cases = random.Random(14).sample(CASES, count)
     return [(name, f"{'EP' if whole else 'TP'} {size}", 100 + seed) for seed, (name, size, whole) in enumerate(cases)]
+
+
+def _drawn_in_stages() -> list[tuple[str, str, int]]:
+    """Every model in stages, alone or with others that share each layer."""
+    chance = random.Random(15)
+    cases = []
+    for seed, name in enumerate(MODELS):
+        sharing = [f"{'EP' if whole else 'TP'} 2 PP 2" for other, size, whole in CASES if (other, size) == (name, 2)]
+        cases.append((name, chance.choice(["PP 2", *sharing]), 200 + seed))
+    return cases
 
 
 def _mixed(seed: int, vocabulary: int, every: int = 2) -> list[EngineRequest]:
@@ -85,18 +102,23 @@ def _slots(runner: Runner) -> dict[str, Any]:
     return runner.model.slots()
 
 
-def _compare(folder: Path, layout: str, seed: int, quantization: str | None = None) -> None:
+def _compare(model: Path, layout: str, seed: int, **others: Any) -> None:
+    """Asserts that requests with that seed are answered as by one process.
+
+    Args:
+        others: options of the engine.
+    """
     chance = random.Random(seed)
     options: dict[str, Any] = {
-        "quantization": quantization,
         "async_scheduling": chance.random() < 0.5,
         "enable_prefix_caching": chance.random() < 0.7,
         "batch_invariant": chance.random() < 0.3,
         # Groups of layers share the blocks.
         **TIGHT,
         "num_gpu_blocks_override": chance.choice([40, 60]),
+        **others,
     }
-    args = EngineArgs(str(folder), dtype="float32", device="cpu", **options)
+    args = EngineArgs(str(model), dtype="float32", device="cpu", **options)
     requests = _mixed(seed, find_checkpoint(args).config.vocab_size)
     theirs, _ = _run(Engine.from_args(args), requests)
     shared = replace(args, **LAYOUTS[layout])
@@ -117,7 +139,8 @@ def test_the_same_comes_out(tensor: int, tiny_llama: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "layout", "seed"), [*FAST, *(pytest.param(*case, marks=pytest.mark.slow) for case in _drawn(24))]
+    ("name", "layout", "seed"),
+    [*FAST, *(pytest.param(*case, marks=pytest.mark.slow) for case in [*_drawn(24), *_drawn_in_stages()])],
 )
 def test_all_kinds_of_layers(name: str, layout: str, seed: int, tmp_path: Path) -> None:
     save(name, tmp_path)
@@ -215,7 +238,17 @@ def test_alone_and_together_it_is_the_same_to_the_bit(name: str, layout: str, dt
         ("EP 4", None),  # in MXFP4
         *(
             pytest.param(layout, method, marks=pytest.mark.slow)
-            for layout, method in [("TP 2", None), ("EP 2", "int8"), ("EP 4", "int4"), ("TP 2", "fp8"), ("EP 2", "fp8")]
+            for layout, method in [
+                ("TP 2", None),
+                ("EP 2", "int8"),
+                ("EP 4", "int4"),
+                ("TP 2", "fp8"),
+                ("EP 2", "fp8"),
+                ("PP 2", "int8"),
+                ("EP 2 PP 2", None),
+                ("EP 2 PP 2", "int4"),
+                ("TP 2 PP 2", "fp8"),
+            ]
         ),
     ],
 )
@@ -227,7 +260,29 @@ def test_stored_in_blocks(layout: str, quantization: str | None, tmp_path: Path)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "layout"), [("mixtral", "EP 2"), ("dbrx", "EP 4"), ("deepseek_v3", "EP 2")])
+@pytest.mark.parametrize(
+    ("name", "layout"),
+    [("mixtral", "EP 2"), ("dbrx", "EP 4"), ("deepseek_v3", "EP 2"), ("mixtral", "PP 2"), ("deepseek_v3", "EP 2 PP 2")],
+)
 def test_gguf(name: str, layout: str, tmp_path: Path) -> None:
     path = llama_cpp.write(gguf_models.tiny(*gguf_models.MODELS[name]), tmp_path / "model.gguf")
     _compare(path, layout, 6)
+
+
+@pytest.mark.parametrize(
+    ("name", "layout"),
+    [
+        (name, layout) if (name, layout) in QUANTIZED_FAST else pytest.param(name, layout, marks=pytest.mark.slow)
+        for name in FORMATS
+        for layout in ("TP 2", "PP 2", "TP 2 PP 2")
+        if layout == "PP 2" or "order" not in name  # which has no cut
+    ],
+)
+def test_quantized_checkpoints(name: str, layout: str, tmp_path: Path) -> None:
+    checkpoint = folder(name, layers=3)
+    checkpoint.config["max_position_embeddings"] = TIGHT["max_model_len"]
+    for key, tensor in checkpoint.tensors.items():
+        # With the largest codes, sums that are rounded differently would grow apart from layer to layer.
+        if key.endswith(("scale", "scales")) and tensor.dtype in (torch.float16, torch.bfloat16):
+            tensor /= 16
+    _compare(checkpoint.write(tmp_path), layout, 8)

@@ -62,22 +62,22 @@ class Folder:
         return path
 
 
-def folder(name: str) -> Folder:
-    """The checkpoint in one of `FORMATS`."""
+def folder(name: str, layers: int = LAYERS) -> Folder:
+    """The checkpoint in one of `FORMATS`, of so many layers."""
     torch.manual_seed(0)
     quantization, components = FORMATS[name]
     tensors: Tensors = {
         "model.embed_tokens.weight": torch.randn(VOCABULARY, HIDDEN).bfloat16(),
         "model.norm.weight": torch.ones(HIDDEN).bfloat16(),
     }
-    for layer in range(LAYERS):
+    for layer in range(layers):
         prefix = f"model.layers.{layer}."
         for norm in ("input_layernorm", "post_attention_layernorm"):
             tensors[f"{prefix}{norm}.weight"] = torch.ones(HIDDEN).bfloat16()
         for matrix, (outputs, inner) in MATRICES.items():
             for component, tensor in components(outputs, inner).items():
                 tensors[f"{prefix}{matrix}.{component}"] = tensor
-    return Folder(json.loads(json.dumps(quantization)), tensors)
+    return Folder(json.loads(json.dumps(quantization)), tensors, CONFIG | {"num_hidden_layers": layers})
 
 
 def _words(*shape: int) -> torch.Tensor:
