@@ -40,7 +40,7 @@ from stoker_engine.exec.rank_executor import RankExecutor
 from stoker_engine.exec.supervision import Supervision
 from stoker_engine.nodes import hello
 from stoker_engine.nodes.head import Head
-from stoker_engine.parallel.rendezvous import at
+from stoker_engine.parallel.rendezvous import rendezvous_at
 from stoker_engine.processes.node_agent import NodeAgent
 
 PROGRAM = Path(__file__).parents[1] / "exec" / "mortal_rank.py"
@@ -140,7 +140,7 @@ class Nodes:
 @pytest.fixture
 def nodes(tmp_path: Path) -> Iterator[Nodes]:
     """At the end no process, thread of an agent or descriptor is left."""
-    with at("127.0.0.1"):  # the first of a process leaves two descriptors of libuv's behind
+    with rendezvous_at("127.0.0.1"):  # the first of a process leaves two descriptors of libuv's behind
         pass
     before, open_files = set(psutil.Process().children(recursive=True)), psutil.Process().num_fds()
     made = Nodes(tmp_path)
