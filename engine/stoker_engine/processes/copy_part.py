@@ -35,14 +35,15 @@ def keep_to_own_part(args: EngineArgs, copy: int) -> None:
 
             limit_threads(take_share(*placement.neighbours(copy, 0), on_cpu=True).threads)
         return
-    each = len(placement.ranks_on(0, copy))
-    if len(visible) < (needed := each * len(here)):
+    needed, first = placement.neighbours(copy, 0)
+    if len(visible) < needed:
         raise ArgumentError(
             "--data-parallel-size",
-            f"{len(here)} copies of {each} ranks need {needed} devices and {len(visible)} are visible; "
+            f"the {needed} ranks here of {len(here)} copies need {needed} devices and {len(visible)} are visible; "
             f"ask for fewer copies or make more devices visible",
         )
-    os.environ[VISIBLE] = ",".join(visible[each * copy : each * (copy + 1)])
+    # The last copy's other ranks may be on the next node.
+    os.environ[VISIBLE] = ",".join(visible[first : first + len(placement.ranks_on(0, copy))])
 
 
 def visible_devices(folder: Path = Path("/dev")) -> list[str]:

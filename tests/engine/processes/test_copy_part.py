@@ -27,8 +27,18 @@ def test_each_copy_has_accelerators_of_its_own(monkeypatch: pytest.MonkeyPatch) 
 
 def test_too_few_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(VISIBLE, "0,1,2")
-    with pytest.raises(ArgumentError, match="2 copies of 2 ranks need 4 devices and 3 are visible"):
+    with pytest.raises(ArgumentError, match="the 4 ranks here of 2 copies need 4 devices and 3 are visible"):
         keep_to_own_part(EngineArgs("m", tensor_parallel_size=2, data_parallel_size=2), 1)
+
+
+def test_a_copy_that_is_partly_on_another_node_has_what_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    args = EngineArgs("m", tensor_parallel_size=2, data_parallel_size=3, nnodes=2, master_addr="10.0.0.1")
+    shown = []
+    for copy in range(2):  # of the third one, no rank is here
+        monkeypatch.setenv(VISIBLE, "0,1,2")
+        keep_to_own_part(args, copy)
+        shown.append(os.environ[VISIBLE])
+    assert shown == ["0,1", "2"]
 
 
 def test_one_copy_has_all(monkeypatch: pytest.MonkeyPatch) -> None:
