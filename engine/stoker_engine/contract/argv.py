@@ -24,14 +24,21 @@ _SIZES = {"k": 1000, "m": 1000**2, "g": 1000**3, "K": 1024, "M": 1024**2, "G": 1
 
 
 def flag(
-    help: str, default: Any, *, choices: Sequence[str] = (), positional: bool = False, group: str | None = None
+    help: str,
+    default: Any,
+    *,
+    choices: Sequence[str] = (),
+    positional: bool = False,
+    group: str | None = None,
+    short: str | None = None,
 ) -> Any:
     """Declares a dataclass field that is also a command-line flag.
 
     Args:
         group: begins a group of the help, which the fields after it belong to.
+        short: another spelling that is understood, ``-tp``; `to_argv` does not write it.
     """
-    metadata = {"help": help, "choices": tuple(choices), "positional": positional, "group": group}
+    metadata = {"help": help, "choices": tuple(choices), "positional": positional, "group": group, "short": short}
     if positional:
         return dataclasses.field(metadata=metadata)
     return dataclasses.field(default=default, metadata=metadata)
@@ -91,7 +98,8 @@ def add_arguments(parser: argparse.ArgumentParser, cls: type[Any], title: str) -
             options["metavar"] = field.name.rsplit("_", 1)[-1].upper()
         if many:
             options["nargs"] = "+"
-        group.add_argument(flag_name(field.name), **options)
+        short = (meta["short"],) if meta.get("short") else ()
+        group.add_argument(flag_name(field.name), *short, **options)
 
 
 def from_namespace(cls: type[T], namespace: argparse.Namespace) -> T:

@@ -83,9 +83,9 @@ class EngineArgs:
         False,
     )
 
-    tensor_parallel_size: int = flag("devices each layer is split over", 1, group="parallelism")
-    pipeline_parallel_size: int = flag("groups of devices the layers are spread over", 1)
-    data_parallel_size: int = flag("copies of the model", 1)
+    tensor_parallel_size: int = flag("devices each layer is split over", 1, group="parallelism", short="-tp")
+    pipeline_parallel_size: int = flag("groups of devices the layers are spread over", 1, short="-pp")
+    data_parallel_size: int = flag("copies of the model", 1, short="-dp")
     enable_expert_parallel: bool = flag("deal out a mixture's experts to the devices instead of splitting each", False)
 
     nnodes: int = flag("machines that serve the model together, each with as many of its ranks", 1, group="nodes")

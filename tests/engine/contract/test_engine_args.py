@@ -46,6 +46,23 @@ def test_round_trip(args: ServeArgs) -> None:
     assert ServeArgs.from_argv(args.to_argv()) == args
 
 
+@pytest.mark.parametrize(
+    "short, long",
+    [
+        ("-tp", "--tensor-parallel-size"),
+        ("-pp", "--pipeline-parallel-size"),
+        ("-dp", "--data-parallel-size"),
+    ],
+)
+def test_short_spellings_are_understood_and_not_written(short: str, long: str) -> None:
+    args = ServeArgs.from_argv(["m", short, "2"])
+    assert args == ServeArgs.from_argv([f"{short}=2", "m"])
+    assert args.to_argv() == ["m", f"{long}=2"]
+    with pytest.raises(ArgumentError) as refused:
+        ServeArgs.from_argv(["m", short, "many"])
+    assert refused.value.args[0].startswith(long)
+
+
 def test_defaults_are_left_out() -> None:
     assert ServeArgs(EngineArgs("m")).to_argv() == ["m"]
 
