@@ -14,7 +14,7 @@ from stoker_engine.parallel.ranks import Alone, Ranks
 from stoker_engine.quant.method import LinearMethod
 from stoker_engine.quant.slot import Share
 from stoker_engine.quant.unquantized import UNQUANTIZED
-from stoker_engine.sizing.divisible import every_part_has_some, largest_part, share_of
+from stoker_engine.sizing.divisible import dealt, every_part_has_some, largest_part, share_of
 from stoker_engine.sizing.pipeline_stages import Stage
 
 
@@ -65,6 +65,17 @@ class Build:
     def widths(self, size: int) -> list[int]:
         """What each rank has of a dimension that `share` deals out one by one."""
         return [share_of(size, self.ranks.size, 1, rank) for rank in range(self.ranks.size)]
+
+    def experts(self, count: int) -> Share:
+        """This rank's share of experts that are dealt whole.
+
+        Raises:
+            ModelError: they are fewer than the ranks.
+        """
+        if count < self.ranks.size:
+            raise self._indivisible(f"{count} experts")
+        mine = dealt(count, self.ranks.size, self.ranks.rank)
+        return Share(mine.start, len(mine), count)
 
     def heads(self, num_heads: int) -> Share:
         """This rank's share of the query heads.

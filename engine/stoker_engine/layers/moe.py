@@ -45,7 +45,7 @@ class MoE(nn.Module):
             build.linear([f"{prefix}.experts.{e}.{part}.weight" for e in experts]) for part in ("gate", "up", "down")
         )
         if build.whole_experts:
-            self._ours, self._inner = build.share(config.num_experts), Share.whole(config.intermediate_size)
+            self._ours, self._inner = build.experts(config.num_experts), Share.whole(config.intermediate_size)
         else:
             self._ours = Share.whole(config.num_experts)
             self._inner = build.share(config.intermediate_size, down.column_multiple)

@@ -2,7 +2,7 @@
 
     heads                     equally many on each rank; a key and value head may also be on several
     inner sizes, vocabulary   any parts, the first of which are the largest; each rank has some
-    whole experts             likewise
+    whole experts             dealt evenly: some ranks have one more than others; each has one
     rows in blocks            are cut between blocks, and not at all where columns have an order of their own
     layers                    each stage has some
 
@@ -102,6 +102,14 @@ def every_part_has_some(size: int, parts: int, multiple: int = 1) -> bool:
     return parts == 1 or (parts - 1) * largest_part(size, parts, multiple) < size
 
 
+def dealt(count: int, parts: int, place: int) -> range:
+    """What the part with number `place` has of things that are dealt whole, in order; the first parts have one more
+    than the others where they do not come out even."""
+    each, rest = divmod(count, parts)
+    start = place * each + min(place, rest)
+    return range(start, start + each + (place < rest))
+
+
 def heads_problem(heads: int, kv_heads: int, tensor: int) -> Objection | None:
     """What is wrong with sharing so many attention heads.
 
@@ -128,7 +136,9 @@ def _of_layer(
         yield from _some(_parts("the MLP's inner size", layer.mlp.size, tensor, stored.get("down")))
         return
     if whole_experts:
-        yield from _some(_parts("the experts", moe.num_experts, tensor, reason="ExpertsNotDivisible"))
+        if moe.num_experts < tensor:
+            message = f"tensor {tensor} deals the {moe.num_experts} experts, so that nothing is left for some ranks"
+            yield Objection("ExpertsNotDivisible", message)
     else:
         down = stored.get("experts.down")
         what = "each expert's inner size"

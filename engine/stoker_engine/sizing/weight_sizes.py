@@ -18,7 +18,7 @@ from stoker_engine.architectures.decoder_config import AttentionConfig, LayerCon
 from stoker_engine.architectures.model_config import ModelConfig
 from stoker_engine.architectures.stored_formats import StoredFormat
 from stoker_engine.contract.errors import ModelError
-from stoker_engine.sizing.divisible import share_of
+from stoker_engine.sizing.divisible import dealt, share_of
 from stoker_engine.sizing.pipeline_stages import pipeline_stages
 from stoker_engine.sizing.quantized_weights import QuantizedWeights
 from stoker_engine.sizing.weight_formats import ALL_NUMBERS, Formats, WeightFormats
@@ -231,7 +231,7 @@ def _bytes(
     spread = size.experts and split.expert > 1
     units, parts = (size.experts, split.expert) if spread else (size.units, split.tensor)
     multiple = stored[size.cut_like].column_multiple if size.cut_like in stored and not spread else 1
-    held = share_of(units, parts, multiple, place)
+    held = len(dealt(units, parts, place)) if spread else share_of(units, parts, multiple, place)
     if size.matrix is not None and size.matrix.weight in stored:
         return _stored_bytes(size.matrix, stored[size.matrix.weight], held, units, whole_ones=bool(spread))
     share = size.numbers // units * held

@@ -91,8 +91,8 @@ CASES = [
 ] + [
     (name, size, True)
     for name, sizes in {
-        "mixtral": (2, 4),
-        "qwen2_moe": (2,),
+        "mixtral": (2, 3, 4),  # on three, 2, 1 and 1 experts
+        "qwen2_moe": (2, 4),  # on four, 2, 2, 1 and 1
         "gpt_oss": (4,),
         "gpt_oss 2 KV heads": (2,),
         "deepseek_v2": (3,),  # 3, 3 and 2 experts

@@ -20,7 +20,7 @@ from stoker_engine.models.decoder import Decoder
 from stoker_engine.models.stored_weights import with_formats
 from stoker_engine.parallel.ranks import Alone
 from stoker_engine.quant.unquantized import UNQUANTIZED
-from stoker_engine.sizing.divisible import every_part_has_some, largest_part, objection, tensor_sizes
+from stoker_engine.sizing.divisible import dealt, every_part_has_some, largest_part, objection, tensor_sizes
 from stoker_engine.sizing.weight_formats import ALL_NUMBERS, WeightFormats
 from stoker_engine.sizing.weight_sizes import matrices
 
@@ -160,6 +160,9 @@ def test_whole_experts_are_dealt_as_far_as_there_are_some() -> None:
     assert objection(config, 2, whole_experts=True) is None
     too_few = objection(config, 4, whole_experts=True)
     assert too_few is not None and too_few.reason == "ExpertsNotDivisible"
+    uneven = {**experts, "num_local_experts": 5}
+    config_of_five = ModelConfig.from_dict({"architectures": ["MixtralForCausalLM"], **plain, **uneven})
+    assert objection(config_of_five, 4, whole_experts=True) is None
     split = objection(config, 4)
     assert split is not None and "each expert's inner size, 2" in split.message
 
@@ -174,3 +177,11 @@ def test_parts_are_dealt_front_to_back(size: int, parts: int, multiple: int) -> 
         left -= dealt[-1]
     assert left == 0 and dealt[0] == max(dealt)
     assert every_part_has_some(size, parts, multiple) == (min(dealt) > 0)
+
+
+@pytest.mark.parametrize(("count", "parts"), [(1, 1), (4, 3), (6, 4), (8, 3), (9, 8), (60, 7), (128, 48)])
+def test_whole_things_are_dealt_evenly(count: int, parts: int) -> None:
+    ranges = [dealt(count, parts, place) for place in range(parts)]
+    assert [thing for mine in ranges for thing in mine] == list(range(count))
+    lengths = [len(mine) for mine in ranges]
+    assert lengths == sorted(lengths, reverse=True) and lengths[0] - lengths[-1] <= 1
