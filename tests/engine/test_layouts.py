@@ -286,3 +286,17 @@ def test_quantized_checkpoints(name: str, layout: str, tmp_path: Path) -> None:
         if key.endswith(("scale", "scales")) and tensor.dtype in (torch.float16, torch.bfloat16):
             tensor /= 16
     _compare(checkpoint.write(tmp_path), layout, 8)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "layout", "kv_cache_dtype"),
+    [
+        ("gemma3", "PP 2", "fp8"),
+        ("deepseek_v3", "EP 2 PP 2", "fp8"),
+        ("llama 4 KV heads", "TP 2 PP 2", "int8_per_token_head"),
+    ],
+)
+def test_small_keys_and_values_in_stages(name: str, layout: str, kv_cache_dtype: str, tmp_path: Path) -> None:
+    save(name, tmp_path)
+    _compare(tmp_path, layout, 20, kv_cache_dtype=kv_cache_dtype)
