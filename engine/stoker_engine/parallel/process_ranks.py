@@ -96,6 +96,8 @@ class World:
         with waiting(rank, size, "joining the others"):
             if place.scheme == "tcp":
                 host, port = str(place.hostname), int(place.port or 0)
+                # The store asks for the name of each address, and where no name server answers it waits 20 s each time.
+                os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:1")
                 if "GLOO_SOCKET_IFNAME" not in os.environ:
                     os.environ["GLOO_SOCKET_IFNAME"] = interface_towards(host)
                 store: Store = TCPStore(host, port, is_master=False, timeout=timeout)

@@ -70,7 +70,7 @@ class Machine:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                env={**os.environ, "RES_OPTIONS": "timeout:1 attempts:1", **environment},  # there is no DNS here
+                env={**os.environ, **environment},
             )
 
     def processes(self, *words: str) -> list[psutil.Process]:

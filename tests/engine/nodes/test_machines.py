@@ -125,8 +125,16 @@ def alone(tiny_llama: Path) -> list[tuple[list[int], float]]:
     return [(output.outputs[0].token_ids, output.outputs[0].cumulative_logprob or 0.0) for output in outputs]
 
 
-@pytest.mark.parametrize("options", [{"tensor_parallel_size": 2}])
-def test_one_copy_on_two_machines(
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"tensor_parallel_size": 2},
+        pytest.param({"data_parallel_size": 2}, marks=pytest.mark.slow),
+        pytest.param({"pipeline_parallel_size": 2}, marks=pytest.mark.slow),
+        pytest.param({"tensor_parallel_size": 2, "pipeline_parallel_size": 2}, marks=pytest.mark.slow),
+    ],
+)
+def test_a_model_on_two_machines(
     options: dict[str, Any], two: Machines, tiny_llama: Path, alone: list[tuple[list[int], float]], tmp_path: Path
 ) -> None:
     here, there = _flags(two[0], 0, **options), _flags(two[0], 1, **options)
