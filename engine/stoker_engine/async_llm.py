@@ -194,13 +194,7 @@ class AsyncLLM:
         """A sentence on what the engine does, or of what it died; of each copy, where there are several."""
         if len(self.copies) == 1:
             return self.copies[0].status
-        return "; ".join(f"{copy.name}: {self._status(number)}" for number, copy in enumerate(self.copies))
-
-    def _status(self, number: int) -> str:
-        status = self.copies[number].status
-        if number not in self._infos or not status.startswith("loading: "):
-            return status
-        return "loading again: " + status.removeprefix("loading: ")
+        return "; ".join(f"{copy.name}: {copy.status}" for copy in self.copies)
 
     async def wait_dead(self, copy: int = 0) -> EngineDeadError:
         """Waits until a copy is dead; the error's sentence says of what. Never returns after `shutdown`."""

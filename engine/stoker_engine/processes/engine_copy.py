@@ -68,6 +68,7 @@ class EngineCopy:
         self._serving = False
         self._told: EngineProcess | None = None  # which process has the vocabulary as bytes
         self._dead_of: EngineDeadError | None = None
+        self._died_of: EngineDeadError | None = None  # the one before, until this one serves
         self._closed = False
 
     async def load(self, args: asyncio.Future[EngineArgs]) -> EngineInfo:
@@ -86,7 +87,7 @@ class EngineCopy:
                 self.process = self._start()
             except OSError as error:
                 raise EngineDeadError(f"its process cannot be started: {error.strerror}") from error
-            self._dead_of = None
+            self._dead_of, self._died_of = None, self._dead_of
         self._loop = asyncio.get_running_loop()
         self._loaded: asyncio.Future[EngineInfo] = self._loop.create_future()
         self._death: asyncio.Future[EngineDeadError] = self._loop.create_future()
@@ -109,6 +110,7 @@ class EngineCopy:
             raise type(self._dead_of)(f"the engine died while it loaded: {self._dead_of}")
         self.outputs = OutputProcessor(vocabulary)
         self._serving = True
+        self._died_of = None
 
     @property
     def is_live(self) -> bool:
@@ -147,7 +149,12 @@ class EngineCopy:
         if (standstill := self._standstill) is not None:
             return f"the engine is stuck: {standstill}"
         words = PHASE_WORDS[self.process.status.phase]
-        return words if self._serving or words.startswith("loading") else "loading: reading the tokenizer"
+        if self._serving:
+            return words
+        words = words if words.startswith("loading") else "loading: reading the tokenizer"
+        if self._died_of is None:
+            return words
+        return f"loading again after: {self._died_of} (now {words.removeprefix('loading: ')})"
 
     async def wait_dead(self) -> EngineDeadError:
         """Waits until it is dead; the error's sentence says of what. Never returns after `shutdown`."""

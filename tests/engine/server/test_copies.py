@@ -153,7 +153,8 @@ def test_the_last_copy_that_serves_ends_the_server_by_want_of_memory(tiny_llama:
     with _copies(tiny_llama, tmp_path / "deaths", restarts=5) as mortal:
         mortal.plan(**{"load-0": "hang", "step-1": "memory"})
         os.kill(mortal.llm.copies[0].process.pid, signal.SIGKILL)
-        wait_until(lambda: "loading again" in mortal.llm.status)
+        again = "copy 1 of 2 (engine 0): loading again after: it was killed by signal 9 (SIGKILL)"
+        wait_until(lambda: again in httpx.get(f"{mortal.serving.url}/health").text)
         statuses = {answer.status for answer in _ask_all(mortal, 6)}
         assert statuses == {503}
         mortal.serving.join()
