@@ -10,6 +10,7 @@ several copies of the model:
     take    with a request, before its first step    memory     by a MemoryError
     step    in a step, before any token is sent      exit       without a word
     token   in the 20th step from now                hang       not at all, but it goes no further
+                                                     argument   by what loading may raise
     send    with half of a message in the pipe       unpicklable, junk   with outputs that cannot be sent, or read
 """
 
@@ -25,6 +26,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NoReturn
 
+from stoker_engine.contract.errors import ArgumentError
 from stoker_engine.core.outputs import StepOutputs
 from stoker_engine.core.step import Sampled, Step, StepResult
 from stoker_engine.sizing.cache_groups import CacheGroup
@@ -65,6 +67,8 @@ def come_to(point: str) -> str | None:
             raise ValueError("a planned death")
         case "memory":
             raise MemoryError
+        case "argument":
+            raise ArgumentError("--dtype", "a planned refusal; choose another")
         case "exit":
             os._exit(3)
         case "hang":

@@ -161,6 +161,20 @@ def test_the_last_copy_that_serves_ends_the_server_by_want_of_memory(tiny_llama:
         assert isinstance(mortal.serving.server.failure, EngineOutOfMemoryError)
 
 
+def test_a_copy_that_is_refused_when_it_is_loaded_again_is_tried_again(mortal: Mortal) -> None:
+    """Arguments that were right once are no reason to end, where others serve: a file may be back in a moment."""
+    wait_until(lambda: _all_serve(mortal))
+    whole, restarts = _whole(mortal), _counted(mortal, "stoker:engine_restarts_total")
+    mortal.plan(**{"load-1": "argument"})
+    os.kill(mortal.llm.copies[1].process.pid, signal.SIGKILL)
+    wait_until(lambda: mortal.all_died)
+    assert _whole(mortal) == whole
+    wait_until(lambda: _all_serve(mortal))
+    restarts[1] += 2
+    assert _counted(mortal, "stoker:engine_restarts_total") == restarts
+    assert _whole(mortal) == whole
+
+
 def test_all_copies_may_die_at_once(mortal: Mortal) -> None:
     wait_until(lambda: _all_serve(mortal))
     whole = _whole(mortal)
