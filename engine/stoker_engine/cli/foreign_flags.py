@@ -45,8 +45,24 @@ FOREIGN_FLAGS: Final[dict[str, str]] = {
     **dict.fromkeys(("--task", "--runner", "--convert"), "models generate text here, nothing else; leave it out"),
     **dict.fromkeys(
         ("--distributed-executor-backend", "--worker-cls", "--api-server-count", "--data-parallel-backend"),
-        "there is one server process and one engine process; leave it out",
+        "there is one server process, and the engine chooses its own processes; leave it out",
     ),
+    **dict.fromkeys(
+        (
+            *(
+                "--data-parallel-size-local",
+                "-dpl",
+                "--data-parallel-start-rank",
+                "-dpr",
+                "--data-parallel-rank",
+                "-dpn",
+            ),
+            *("--data-parallel-hybrid-lb", "-dph", "--data-parallel-external-lb", "-dpe"),
+        ),
+        "copies are dealt to the nodes in equal parts, and node 0 routes to all; write --nnodes and --node-rank",
+    ),
+    **dict.fromkeys(("--data-parallel-address", "-dpa"), "nodes meet at node 0; write --master-addr, and --nnodes"),
+    **dict.fromkeys(("--data-parallel-rpc-port", "-dpp"), "nodes meet at node 0; write --master-port, and --nnodes"),
     **dict.fromkeys(("--num-scheduler-steps", "--use-v2-block-manager"), "there is one scheduler; leave it out"),
     "--kv-transfer-config": f"disaggregated prefill {_UNBUILT}",
     "--otlp-traces-endpoint": f"tracing {_UNBUILT}",

@@ -22,6 +22,11 @@ from stoker_engine.contract.serve_args import ServeArgs
         ("--swap-space", "computed again"),
         ("--tool-parser-plugin", "choose one with --tool-call-parser"),
         ("--enable-lora", "not built yet"),
+        ("--data-parallel-size-local=1", "write --nnodes and --node-rank"),
+        ("--data-parallel-start-rank=1", "write --nnodes and --node-rank"),
+        ("-dpl=1", "write --nnodes and --node-rank"),
+        ("--data-parallel-address=10.0.0.1", "write --master-addr"),
+        ("--data_parallel_rpc_port=1", "write --master-port"),
         ("--xyzzy", "no such flag"),
         ("--no-enable-prefix-cachin", "did you mean --no-enable-prefix-caching?"),
     ],
@@ -31,6 +36,22 @@ def test_a_flag_that_does_not_exist(word: str, says: str, capsys: pytest.Capture
     error = capsys.readouterr().err
     assert says in error
     assert error.startswith(f"stoker serve: {word.partition('=')[0]}")
+
+
+@pytest.mark.parametrize(
+    "words, says",
+    [
+        (["--headless"], "--headless: node 0 serves the API"),
+        (["--headless", "--node-rank=1"], "--node-rank: must be 0 to 0, as there is one node"),
+        (["--nnodes=2", "--node-rank=1", "--headless"], "--master-addr: name node 0's address"),
+        (["--nnodes=2", "--node-rank=1", "--master-addr=127.0.0.1"], "add --headless"),
+        (["--nnodes=3", "--node-rank=1", "--master-addr=127.0.0.1", "--headless"], "--nnodes: 3 nodes cannot have"),
+        (["--nnodes=2", "--node-rank=1", "--master-addr=127.0.0.1", "--headles"], "did you mean --headless?"),
+    ],
+)
+def test_a_node_that_cannot_be(words: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert serve.main(["m", "--tensor-parallel-size=2", *words]) == 2
+    assert says in capsys.readouterr().err
 
 
 def test_every_flag_that_exists_is_known() -> None:
