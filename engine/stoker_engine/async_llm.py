@@ -194,7 +194,8 @@ class AsyncLLM:
         """A sentence on what the engine does, or of what it died; of each copy, where there are several."""
         if len(self.copies) == 1:
             return self.copies[0].status
-        return "; ".join(f"{copy.name}: {copy.status}" for copy in self.copies)
+        # The same words as long as nothing changes that others should know of: the operator passes them on.
+        return "; ".join(f"{copy.name}: {'serving' if copy.is_ready else copy.status}" for copy in self.copies)
 
     async def wait_dead(self, copy: int = 0) -> EngineDeadError:
         """Waits until a copy is dead; the error's sentence says of what. Never returns after `shutdown`."""

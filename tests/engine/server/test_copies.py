@@ -141,7 +141,7 @@ def test_health_says_how_each_copy_does(tiny_llama: Path, tmp_path: Path) -> Non
         assert _counted(mortal, "stoker:engine_up") == [1.0, 0.0]
         health = httpx.get(f"{url}/health")
         assert health.status_code == 200
-        assert "copy 1 of 2 (engine 0): idle" in health.text
+        assert "copy 1 of 2 (engine 0): serving" in health.text
         assert "copy 2 of 2 (engine 1): the engine is dead: it was killed by signal 9" in health.text
         assert _whole(mortal)
         os.kill(mortal.llm.copies[0].process.pid, signal.SIGKILL)
