@@ -1,4 +1,4 @@
-"""The stages of a pipeline as processes: each hands what it has computed to the next, over gloo.
+"""The stages of a pipeline as processes: each hands what it has computed to the next, over gloo or NCCL.
 
 A tensor is on its way while its sender computes the next step. It is kept until it has arrived, since gloo reads it
 from where it lies. The engine has no more steps in flight than one for each stage and one more, so the oldest of as

@@ -100,6 +100,7 @@ class World:
                 os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:1")
                 if "GLOO_SOCKET_IFNAME" not in os.environ:
                     os.environ["GLOO_SOCKET_IFNAME"] = interface_towards(host)
+                os.environ.setdefault("NCCL_SOCKET_IFNAME", os.environ["GLOO_SOCKET_IFNAME"])
                 store: Store = TCPStore(host, port, is_master=False, timeout=timeout)
             else:
                 os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # not the interface of the host's name, if it has one

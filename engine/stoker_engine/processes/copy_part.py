@@ -3,6 +3,7 @@ or its share of the processors, where it has no ranks of its own, each of which 
 
 from __future__ import annotations
 
+import itertools
 import os
 from pathlib import Path
 from typing import Final
@@ -12,7 +13,7 @@ from stoker_engine.contract.errors import ArgumentError
 from stoker_engine.nodes.placement import Placement
 from stoker_engine.parallel.processors import take_share
 
-#: What CUDA reads, once, when it starts.
+#: What CUDA reads, and ROCm too, once, when it starts.
 VISIBLE: Final = "CUDA_VISIBLE_DEVICES"
 
 
@@ -46,14 +47,17 @@ def keep_to_own_part(args: EngineArgs, copy: int) -> None:
     os.environ[VISIBLE] = ",".join(visible[first : first + len(placement.ranks_on(0, copy))])
 
 
-def visible_devices(folder: Path = Path("/dev")) -> list[str]:
-    """The accelerators that CUDA would show to this process.
+def visible_devices(system: Path = Path("/")) -> list[str]:
+    """The accelerators that CUDA, or ROCm, would show to this process.
 
     Args:
-        folder: where the driver shows its devices.
+        system: where the drivers show their devices.
     """
     named = os.environ.get(VISIBLE)
     if named is not None:
-        return [name.strip() for name in named.split(",") if name.strip()]
-    found = [path.name.removeprefix("nvidia") for path in folder.glob("nvidia[0-9]*")]
+        names = [name.strip() for name in named.split(",")]
+        return list(itertools.takewhile(lambda name: name and not name.startswith("-"), names))  # as CUDA reads it
+    found = [path.name.removeprefix("nvidia") for path in (system / "dev").glob("nvidia[0-9]*")]
+    nodes = (system / "sys/class/kfd/kfd/topology/nodes").glob("*/gpu_id")
+    found = found or [path.parent.name for path in nodes if path.read_text().strip() != "0"]
     return [str(number) for number in range(len(found))]

@@ -49,9 +49,20 @@ def test_one_copy_has_all(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_what_the_driver_shows_counts_where_nobody_chose(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(VISIBLE, raising=False)
+    for number, gpu_id in enumerate((0, 1234, 77)):  # a processor and two accelerators of AMD's
+        node = tmp_path / f"sys/class/kfd/kfd/topology/nodes/{number}"
+        node.mkdir(parents=True)
+        (node / "gpu_id").write_text(f"{gpu_id}\n")
+    assert visible_devices(tmp_path) == ["0", "1"]
+    (tmp_path / "dev").mkdir()
     for name in ("nvidia0", "nvidia1", "nvidia10", "nvidiactl", "nvidia-uvm"):
-        (tmp_path / name).touch()
+        (tmp_path / "dev" / name).touch()
     assert visible_devices(tmp_path) == ["0", "1", "2"]
+
+
+def test_what_comes_after_a_number_that_is_none_is_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(VISIBLE, "0, 2,-1,3")
+    assert visible_devices() == ["0", "2"]
 
 
 @pytest.mark.parametrize(
