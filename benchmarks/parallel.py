@@ -156,7 +156,10 @@ def speed(rounds: int) -> tuple[Table, Any]:
         ratios = [a / b for a, b in zip(times["one"], times["ranks"], strict=True)]
         speeds = [f"{tokens / statistics.median(times[kind]):.1f}" for kind in ("one", "ranks")]
         rows.append([name, *speeds, f"{statistics.median(ratios):.2f}", f"{min(ratios):.2f} … {max(ratios):.2f}"])
-    title = f"{SHAPES['B'][0]}, bfloat16: one process with {os.cpu_count()} threads, and {ranks} ranks that share them; tokens/s"
+    title = (
+        f"{SHAPES['B'][0]}, bfloat16: one process with {os.cpu_count()} threads, "
+        f"and {ranks} ranks that share them; tokens/s"
+    )
     return (title, ["", "one process", f"{ranks} ranks", "ratio", "of rounds"], rows), took
 
 
