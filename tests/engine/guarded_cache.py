@@ -17,6 +17,7 @@ from __future__ import annotations
 import ctypes
 import itertools
 import mmap
+import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -47,6 +48,7 @@ _GUARD = 1 << 24
 _NAN = 0xFF
 
 _libc = ctypes.CDLL(None, use_errno=True)
+_patching = threading.Lock()
 
 
 class GuardedBlocks:
@@ -186,7 +188,8 @@ class GuardedKVCachePool(KVCachePool):
         self.launched: deque[Snapshot] = deque()
         self._held: set[int] = set()
         self._kept: dict[int, torch.Tensor] = {}  # what free blocks hold for the prefix cache
-        with pytest.MonkeyPatch.context() as patched:
+        # Ranks that are threads make theirs at once: two patches that overlap would leave one behind.
+        with _patching, pytest.MonkeyPatch.context() as patched:
             patched.setattr(kv_cache, "allocate", self._allocate)
             super().__init__(*args, **options)
 
