@@ -290,7 +290,7 @@ def test_bad_prompts_are_refused(llm: LLM, prompt: list[int], max_tokens: int, f
 @pytest.mark.parametrize(
     "options",
     [
-        {"tensor_parallel_size": 2},
+        {"tensor_parallel_size": 3},
         {"kv_cache_dtype": "int3"},
         pytest.param({"device": "cuda"}, marks=pytest.mark.skipif(torch.cuda.is_available(), reason="it is here")),
         {"dtype": "int8"},

@@ -213,6 +213,7 @@ class FakeEngine:
         answer = self.answer[: params.max_tokens]
         for position in range(len(answer)):
             if position == 3 and self.breaks_with is not None:
+                self.alive.discard(request_id)
                 stream.fail(self.breaks_with)
                 return
             if position == self.hangs_at:
