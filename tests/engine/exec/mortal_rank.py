@@ -75,7 +75,7 @@ class Joined:
     """Ranks that meet in the file of their rendezvous: each counts there how often it came."""
 
     def __init__(self, rank: int, layout: Layout, rendezvous: str, timeout_s: float, shared: object) -> None:
-        assert shared is not None
+        assert (shared is None) == rendezvous.startswith("tcp:")  # ranks of several nodes share no memory
         self.rank, self.size, self._timeout_s, self._met = rank, layout.size, timeout_s, 0
         self.groups = self
         path = DEATHS / "meeting" if rendezvous.startswith("tcp:") else rendezvous.removeprefix("file://")
