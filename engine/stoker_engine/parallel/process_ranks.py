@@ -97,7 +97,7 @@ class World:
             if place.scheme == "tcp":
                 host, port = str(place.hostname), int(place.port or 0)
                 # The store asks for the name of each address, and where no name server answers it waits 20 s each time.
-                os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:1")
+                os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:2")
                 if "GLOO_SOCKET_IFNAME" not in os.environ:
                     os.environ["GLOO_SOCKET_IFNAME"] = interface_towards(host)
                 os.environ.setdefault("NCCL_SOCKET_IFNAME", os.environ["GLOO_SOCKET_IFNAME"])

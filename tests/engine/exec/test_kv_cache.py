@@ -100,6 +100,27 @@ class _UnequalRanks(Alone):
         return torch.cat((x, x - 7))
 
 
+@pytest.mark.parametrize("tensor, copies, nodes", [(2, 1, 1), (2, 1, 2), (2, 3, 1), (2, 3, 2), (1, 4, 2), (4, 2, 8)])
+def test_ranks_share_the_memory_of_their_own_machine(
+    tensor: int, copies: int, nodes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("stoker_engine.parallel.device._machine_memory", lambda: 8 << 30)
+    monkeypatch.setattr("stoker_engine.parallel.device._cgroup_limits", list)
+    config = ModelConfig.from_dict(TINY)
+    args = EngineArgs(
+        "m",
+        gpu_memory_utilization=1,
+        tensor_parallel_size=tensor,
+        data_parallel_size=copies,
+        nnodes=nodes,
+        master_addr="10.0.0.1",
+    )
+    here = Device((8 << 30) // (tensor * copies // nodes), 1, on_cpu=True, sharding=Sharding(tensor))
+    numbers = Numbers(4, kv_format("auto", "torch.float32"), args.block_size, args.max_num_batched_tokens, 256)
+    expected = memory_use(config, numbers, here).num_blocks
+    assert plan_kv_cache(args, config, torch.float32, torch.device("cpu")).num_blocks == expected
+
+
 def test_ranks_have_as_many_blocks_as_the_one_with_the_least_room(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("stoker_engine.parallel.device._machine_memory", lambda: 4 << 30)
     monkeypatch.setattr("stoker_engine.parallel.device._cgroup_limits", list)

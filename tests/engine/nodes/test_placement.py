@@ -46,6 +46,19 @@ def test_every_rank_is_on_one_node(layout: tuple[int, int, int, int]) -> None:
         assert list(placement.nodes_of(copy)) == sorted({node for which, _, node in dealt if which == copy})
 
 
+@given(LAYOUTS)
+def test_who_shares_a_machine(layout: tuple[int, int, int, int]) -> None:
+    """Each rank of a node, and nobody else, has another place there; the places are all there are."""
+    tensor, stages, copies, nodes = layout
+    placement = Placement.of(_args(*layout))
+    found: dict[int, list[tuple[int, int]]] = {}
+    for copy in range(copies):
+        for rank in range(tensor * stages):
+            found.setdefault(placement.node_of(copy, rank), []).append(placement.neighbours(copy, rank))
+    on_each = tensor * stages * copies // nodes
+    assert found == {node: [(on_each, place) for place in range(on_each)] for node in range(nodes)}
+
+
 def test_copies_are_whole_where_they_fit_and_else_stages_follow_each_other() -> None:
     whole = Placement.of(_args(2, 1, 2, 2))
     assert [whole.nodes_of(copy) for copy in range(2)] == [range(1), range(1, 2)]
