@@ -192,9 +192,11 @@ class RankExecutor:
         self._close()
 
     def _say_why(self, _: object, error: BaseException | None, __: object) -> None:
-        """Lets other nodes go where no further attempt would fare better."""
+        """Lets other nodes go where no further attempt would fare better, or none follows."""
         if self._head is not None and isinstance(error, ArgumentError | ModelError):
             self._head.dismiss(str(error))
+        elif self._head is not None and not isinstance(error, Exception):  # Ctrl-C
+            self._head.dismiss()
 
     def _close(self) -> None:
         with self._lock:

@@ -15,7 +15,7 @@ from stoker_engine.exec.rank import Rank
 from stoker_engine.exec.rank_messages import Setup
 from stoker_engine.nodes.node import Node
 
-#: Seconds that a node may take to start a rank's process.
+#: Seconds that a node may take to start a rank's process; or as long as ranks wait for each other, if that is less.
 _START_TIMEOUT_S: Final = 60.0
 
 
@@ -32,7 +32,7 @@ class RemoteRank(Rank):
 
     def __init__(self, setup: Setup, node: Node) -> None:
         self._node, self._number = node, setup.rank
-        self._state, pipe = node.start(setup.rank, _START_TIMEOUT_S)
+        self._state, pipe = node.start(setup.rank, min(_START_TIMEOUT_S, setup.timeout_s))
         super().__init__(f"rank {setup.rank} of {setup.layout.size} on {node.name}", pipe, setup, node.model)
 
     @property

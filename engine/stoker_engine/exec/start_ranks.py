@@ -107,6 +107,7 @@ def _on_nodes(
     with rendezvous_at(head.address) as rendezvous:
         nodes = head.nodes(on_wait)
         for number in range(layout.size):
+            on_wait()
             neighbours = placement.neighbours(head.copy, number)
             setup = Setup(
                 number,

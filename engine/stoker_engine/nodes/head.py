@@ -6,6 +6,7 @@ and hurts nobody. A connection that does not get on is closed after seconds; of 
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import errno
 import logging
@@ -13,15 +14,14 @@ import select
 import socket
 import threading
 import time
-from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from stoker_engine.contract.engine_args import EngineArgs
 from stoker_engine.contract.errors import ArgumentError, EngineDeadError
 from stoker_engine.nodes.addresses import listen
-from stoker_engine.nodes.handshake import VARIABLE, NoNodeError, WrongKeyError, greet_node, node_key
+from stoker_engine.nodes.handshake import VARIABLE, WrongKeyError, greet_node, node_key
 from stoker_engine.nodes.hello import Hello
 from stoker_engine.nodes.line import Line, reset_on_close
 from stoker_engine.nodes.node import Node
@@ -39,6 +39,9 @@ _SAY_S: Final = 5.0
 #: Seconds in which the port of an engine that has just died becomes free.
 _PORT_S: Final = 10.0
 
+#: Seconds in which nodes that run come by, as they try again and again.
+_COME_S: Final = 2.0
+
 
 class Head:
     """Listens from its making on.
@@ -47,6 +50,7 @@ class Head:
         args: the engine's.
         model: where this node has its files.
         copy: the number of the copy.
+        on_waiting: called with a sentence on who is missing whenever that changes, and with an empty one in the end.
 
     Attributes:
         placement: where ranks are.
@@ -57,19 +61,25 @@ class Head:
         ArgumentError: it cannot listen at its address.
     """
 
-    def __init__(self, args: EngineArgs, model: Path, copy: int = 0) -> None:
+    def __init__(
+        self, args: EngineArgs, model: Path, copy: int = 0, on_waiting: Callable[[str], None] = lambda _: None
+    ) -> None:
         assert args.master_addr is not None
         self.placement, self.copy, self.address = Placement.of(args), copy, args.master_addr
         self._timeout_s = args.distributed_timeout_seconds
         self._hello = Hello.of(args, model)
         self._key = node_key()
         self._expected = [node for node in self.placement.nodes_of(copy) if node != 0]
+        self._on_waiting = on_waiting
         self._nodes: dict[int, Node] = {}
         self._news = threading.Condition()  # held by whoever looks at nodes, or changes them
+        self._complete = False  # all have come, and whoever waited for them works with these
         self._refused: ArgumentError | None = None
-        self._greetings: deque[tuple[float, socket.socket]] = deque()
+        self._greetings: dict[socket.socket, float] = {}  # until when, the oldest first
+        self._greeting = threading.Lock()  # held by whoever looks at these, or changes them
         self._closed = False
         self._listening = _listen(args.master_addr, args.master_port + copy)
+        self._listens_at = _named(self._listening.getsockname())
         self._wake, self._wake_end = socket.socketpair()
         if not self._key:
             logger.warning(
@@ -77,10 +87,13 @@ class Head:
                 VARIABLE,
                 args.master_port + copy,
             )
+        atexit.register(self.dismiss)  # a script may end without a word
         threading.Thread(target=self._accept, name="nodes", daemon=True).start()
 
     @classmethod
-    def of(cls, args: EngineArgs, model: Path, copy: int = 0) -> Head | None:
+    def of(
+        cls, args: EngineArgs, model: Path, copy: int = 0, on_waiting: Callable[[str], None] = lambda _: None
+    ) -> Head | None:
         """The head of a copy; None where all its ranks are on this node.
 
         Raises:
@@ -88,7 +101,7 @@ class Head:
         """
         if args.node_rank:
             raise ArgumentError("--node-rank", "node 0 runs the engine; run `stoker serve … --headless` on the others")
-        return cls(args, model, copy) if Placement.of(args).nodes_of(copy) != range(1) else None
+        return cls(args, model, copy, on_waiting) if Placement.of(args).nodes_of(copy) != range(1) else None
 
     def nodes(self, on_progress: Callable[[], None] = lambda: None) -> dict[int, Node]:
         """Waits until all nodes that have ranks of this copy are there.
@@ -98,36 +111,57 @@ class Head:
             EngineDeadError: some did not come in time.
         """
         began = said = time.monotonic()
+        until = time.strftime("%H:%M:%S", time.localtime(time.time() + self._timeout_s))
+        told = ""
         with self._news:
-            while missing := [node for node in self._expected if node not in self._nodes]:
+            while missing := self._missing():
                 if self._refused is not None:
                     raise self._refused
                 words = f"{_names(missing)} of {self.placement.nodes}"
                 now = time.monotonic()
                 if now > began + self._timeout_s:
                     raise EngineDeadError(
-                        f"{words} did not come within {self._timeout_s} s (--distributed-timeout-seconds); look at "
-                        f"what `stoker serve … --headless` says there"
+                        f"{words} did not come to {self._listens_at} within {self._timeout_s} s "
+                        "(--distributed-timeout-seconds); look at what `stoker serve … --headless` says there"
                     )
+                waiting = f"waiting for {words} at {self._listens_at}, until {until} (--distributed-timeout-seconds)"
+                if waiting != told:
+                    told = waiting
+                    self._on_waiting(waiting)
                 if now > said + _SAY_S:
                     said = now
-                    logger.info("waiting for %s, for %.0f s so far", words, now - began)
+                    logger.info("%s", waiting)
                 self._news.wait(1.0)
                 on_progress()
-            return dict(self._nodes)
+            self._complete = True
+            nodes = dict(self._nodes)
+        if told:
+            self._on_waiting("")
+        return nodes
 
     def dismiss(self, because: str = "") -> None:
-        """Lets the nodes go: this head comes back no more; `because` says why it could not serve."""
-        for node in list(self._nodes.values()):
+        """Lets the nodes go: this head comes back no more; `because` says why it could not serve. Nodes that are about
+        to come hear of that too."""
+        with self._news:
+            if because and not self._complete and self._refused is None:
+                self._news.wait_for(lambda: self._closed or not self._missing(), _COME_S)
+            nodes = list(self._nodes.values())
+        for node in nodes:
             node.dismiss(because)
 
     def close(self) -> None:
         """Ends all connections."""
+        atexit.unregister(self.dismiss)
         self._closed = True
         self._wake.close()
         with self._news:
             for node in self._nodes.values():
                 node.close()
+            self._news.notify_all()
+
+    def _missing(self) -> list[int]:
+        """Nodes that have not come, or are gone again."""
+        return [node for node in self._expected if node not in self._nodes or self._nodes[node].gone is not None]
 
     def _accept(self) -> None:
         """Takes connections in, each of which gets a thread."""
@@ -135,9 +169,7 @@ class Head:
         poll.register(self._listening.fileno(), select.POLLIN)
         poll.register(self._wake_end.fileno(), 0)
         while not self._closed:
-            while self._greetings and self._greetings[0][0] < time.monotonic():
-                _hang_up(self._greetings.popleft()[1])
-            poll.poll(1000 if self._greetings else None)
+            poll.poll(1000 if self._end_greetings(before=time.monotonic()) else None)
             try:
                 sock, _ = self._listening.accept()
             except BlockingIOError:
@@ -146,15 +178,25 @@ class Head:
                 logger.warning("a connection of another node could not be taken in: %s", error)
                 time.sleep(0.1)
                 continue
-            if len(self._greetings) >= _MOST_GREETINGS:
-                _hang_up(self._greetings.popleft()[1])
-            greeting = (time.monotonic() + _GREETING_S, sock)
-            self._greetings.append(greeting)
-            threading.Thread(target=self._greet, args=(sock, greeting), name="node", daemon=True).start()
+            with self._greeting:
+                self._greetings[sock] = time.monotonic() + _GREETING_S
+            self._end_greetings(most=_MOST_GREETINGS)
+            threading.Thread(target=self._greet, args=(sock,), name="node", daemon=True).start()
         self._listening.close()
         self._wake_end.close()
 
-    def _greet(self, sock: socket.socket, greeting: tuple[float, socket.socket]) -> None:
+    def _end_greetings(self, before: float = 0.0, most: int = _MOST_GREETINGS) -> bool:
+        """Hangs up on those that were to get on `before` then, and on the oldest of more than `most`; their threads
+        close them. Whether there are others."""
+        with self._greeting:
+            for sock, until in list(self._greetings.items()):
+                if until < before or len(self._greetings) > most:
+                    del self._greetings[sock]
+                    with contextlib.suppress(OSError):
+                        sock.shutdown(socket.SHUT_RDWR)
+            return bool(self._greetings)
+
+    def _greet(self, sock: socket.socket) -> None:
         """Learns who that is, and serves it."""
         line: Line | None = None
         try:
@@ -162,8 +204,7 @@ class Head:
             line.wait_at_most(_GREETING_S)
             greet_node(line, self._key)
             hello = line.receive()
-            with contextlib.suppress(ValueError):
-                self._greetings.remove(greeting)
+            self._has_greeted(sock)
             if "rank" in hello:
                 self._take_rank(line, int(hello["node"]), int(hello["rank"]))
             else:
@@ -172,15 +213,18 @@ class Head:
             assert line is not None
             logger.warning("%s has another key, and is not taken in; set the same %s", line.address, VARIABLE)
             line.close()
-        except (NoNodeError, EOFError, OSError, ValueError, KeyError, TypeError) as error:
+        except Exception as error:  # whatever somebody may send
             logger.info("a connection that was no node's ended: %s: %s", type(error).__name__, error)
             if line is not None:
                 line.close()
             else:
                 sock.close()
         finally:
-            with contextlib.suppress(ValueError):
-                self._greetings.remove(greeting)
+            self._has_greeted(sock)
+
+    def _has_greeted(self, sock: socket.socket) -> None:
+        with self._greeting:
+            self._greetings.pop(sock, None)
 
     def _take_node(self, line: Line, number: int, model: str, hello: Hello) -> None:
         name = f"node {number} ({line.address})"
@@ -192,7 +236,8 @@ class Head:
             return
         node = Node(number, line, model)
         with self._news:
-            if (there := self._nodes.get(number)) is not None:
+            there = self._nodes.get(number)
+            if there is not None and (self._complete or there.gone is None):
                 line.send(later=f"{there.name} is there already")
                 line.close()
                 return
@@ -238,11 +283,11 @@ def _listen(host: str, port: int) -> socket.socket:
         return sock
 
 
-def _hang_up(sock: socket.socket) -> None:
-    """Ends a connection; its thread closes it."""
-    with contextlib.suppress(OSError):
-        sock.shutdown(socket.SHUT_RDWR)
-
-
 def _names(nodes: list[int]) -> str:
     return f"node{'s' if len(nodes) > 1 else ''} {', '.join(map(str, nodes))}"
+
+
+def _named(address: Sequence[Any]) -> str:
+    """An address of a socket as people write it."""
+    host, port = address[:2]
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -112,11 +112,12 @@ class Node:
             gone = f"it did not answer for {UNREACHABLE_S} s: the network, or the machine"
         except (EOFError, ConnectionResetError):
             gone = "its `stoker serve … --headless` has ended"
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except Exception as error:  # whatever it may say
             gone = f"{type(error).__name__}: {error}"
         with self._news:
             self.gone = self.gone or gone
             self._news.notify_all()
+        self._line.close()
         logger.info("%s is gone: %s", self.name, self.gone)
 
     def close(self) -> None:

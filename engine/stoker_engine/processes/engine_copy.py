@@ -23,7 +23,7 @@ from stoker_engine.core.outputs import OutputDelta, StepOutputs, TokenDelta
 from stoker_engine.core.step_report import StepReport
 from stoker_engine.grammar.token_table import TokenTable
 from stoker_engine.processes.engine_process import EngineProcess
-from stoker_engine.processes.messages import Abort, Stop
+from stoker_engine.processes.messages import Abort, Stop, Waiting
 from stoker_engine.processes.status_word import PHASE_WORDS
 from stoker_engine.processes.watchdog import Watchdog
 from stoker_engine.tokens.output_processor import OutputProcessor, TokenTexts
@@ -69,6 +69,7 @@ class EngineCopy:
         self._told: EngineProcess | None = None  # which process has the vocabulary as bytes
         self._dead_of: EngineDeadError | None = None
         self._died_of: EngineDeadError | None = None  # the one before, until this one serves
+        self._waiting = ""  # for whom, while it loads
         self._closed = False
 
     async def load(self, args: asyncio.Future[EngineArgs]) -> EngineInfo:
@@ -88,6 +89,7 @@ class EngineCopy:
             except OSError as error:
                 raise EngineDeadError(f"its process cannot be started: {error.strerror}") from error
             self._dead_of, self._died_of = None, self._dead_of
+        self._waiting = ""
         self._loop = asyncio.get_running_loop()
         self._loaded: asyncio.Future[EngineInfo] = self._loop.create_future()
         self._death: asyncio.Future[EngineDeadError] = self._loop.create_future()
@@ -152,6 +154,7 @@ class EngineCopy:
         if self._serving:
             return words
         words = words if words.startswith("loading") else "loading: reading the tokenizer"
+        words = f"loading: {self._waiting}" if self._waiting else words
         if self._died_of is None:
             return words
         return f"loading again after: {self._died_of} (now {words.removeprefix('loading: ')})"
@@ -221,6 +224,8 @@ class EngineCopy:
         """Takes a message of the engine, in the reading thread. What it raises is the engine's death."""
         if isinstance(message, StepOutputs):
             self._call(self._on_outputs, self._put(process, message.deltas), message)
+        elif isinstance(message, Waiting):
+            self._call(self._wait_for, process, message.words)
         elif isinstance(message, LoadFailed):
             self._call(self._resolve_loaded, process, message.error())
         elif isinstance(message, EngineInfo):
@@ -255,6 +260,10 @@ class EngineCopy:
         for stream in to_wake:
             stream.wake()
         self._on_step(outputs.deltas, outputs.report)
+
+    def _wait_for(self, process: EngineProcess, words: str) -> None:
+        if process is self.process:
+            self._waiting = words
 
     def _resolve_loaded(self, process: EngineProcess, result: EngineInfo | Exception) -> None:
         if process is self.process:

@@ -33,7 +33,7 @@ from stoker_engine.exec.supervision import Supervision
 from stoker_engine.grammar.token_table import TokenTable
 from stoker_engine.nodes.head import Head
 from stoker_engine.processes.copy_part import keep_to_own_part
-from stoker_engine.processes.messages import Abort, Stop
+from stoker_engine.processes.messages import Abort, Stop, Waiting
 from stoker_engine.processes.status_word import Phase, StatusWord
 
 if TYPE_CHECKING:
@@ -96,9 +96,14 @@ def _load(
     status.enter(Phase.LOADING)
     copy = supervision.copy or 0
     head: Head | None = None
+
+    def say_waiting(words: str) -> None:
+        _send(connection, status, Waiting(words))
+        status.enter(Phase.LOADING)
+
     try:
         keep_to_own_part(args, copy)
-        if (head := Head.of(args, Path(args.model), copy)) is not None:
+        if (head := Head.of(args, Path(args.model), copy, say_waiting)) is not None:
             at_end.append(head.dismiss)
         engine = Engine.from_args(args, lambda: status.enter(Phase.LOADING), supervision, head)
     except EngineDeadError:  # another attempt may fare better

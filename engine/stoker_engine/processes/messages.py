@@ -2,8 +2,8 @@
 
 To the engine: `EngineArgs` first; then `EngineRequest`, `Abort`, `Stop`, and before the first request with
 a grammar a `TokenTable`.
-From it: `EngineInfo` or `LoadFailed` first; then `StepOutputs`; `Died` (`stoker_engine.children`) last, if it can
-still be said.
+From it: `Waiting` for other nodes, where there are some; then `EngineInfo` or `LoadFailed`; then `StepOutputs`; `Died`
+(`stoker_engine.children`) last, if it can still be said.
 """
 
 from __future__ import annotations
@@ -24,3 +24,14 @@ class Stop:
 
     request_id: str
     index: int
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """Loading waits for others.
+
+    Attributes:
+        words: for whom, and for how long at most; empty: for nobody any more.
+    """
+
+    words: str

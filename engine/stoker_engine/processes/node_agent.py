@@ -5,13 +5,15 @@
          └─ it is gone: end its ranks at once, try again for a while
 
 There is a thread for each copy of the model that has ranks here. It starts their processes, so they end with it too,
-whatever it dies of (`children.lifeline`).
+whatever it dies of (`children.lifeline`). What keeps a copy from being served ends this node only where it has no other
+copy that is.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import logging
+import queue
 import socket
 import threading
 import time
@@ -21,7 +23,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from stoker_engine.contract.engine_args import EngineArgs
-from stoker_engine.contract.errors import ArgumentError, EngineDeadError
+from stoker_engine.contract.errors import ArgumentError, EngineDeadError, ModelError
 from stoker_engine.models.locate import locate_model
 from stoker_engine.nodes.handshake import VARIABLE, NoNodeError, WrongKeyError, greet_head, node_key
 from stoker_engine.nodes.hello import Hello
@@ -37,6 +39,9 @@ _SAY_S: Final = 5.0
 
 #: Seconds that a connection may take to be made, and the head to answer.
 _GREETING_S: Final = 10.0
+
+#: Seconds that all of this may take to end: somebody may be in the middle of reaching a head that does not answer.
+_LEAVE_S: Final = 2.0
 
 
 class NodeAgent:
@@ -54,6 +59,7 @@ class NodeAgent:
         self._stop, self._because = threading.Event(), ""
         self._wake, self._wake_end = socket.socketpair()
         self._contact = time.monotonic()  # when a head was last there
+        self._in_touch: set[int] = set()  # copies whose heads are there
         self._errors: list[BaseException] = []
 
     def run(self) -> None:
@@ -63,17 +69,9 @@ class NodeAgent:
             ArgumentError, ModelError: this node cannot serve with the others.
             EngineDeadError: no head came in time, or came back.
         """
-        model = locate_model(self._args)
-        self._contact = time.monotonic()
-        threads = [
-            threading.Thread(target=self._serve, args=(copy, model), name=f"copy-{copy}")
-            for copy in self._placement.copies_on(self._args.node_rank)
-        ]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        self._wake_end.close()
+        with self._wake_end:
+            if (model := self._located()) is not None:
+                self._serve_all(model)
         if self._errors:
             raise self._errors[0]
 
@@ -83,16 +81,69 @@ class NodeAgent:
         self._stop.set()
         self._wake.close()
 
+    def _located(self) -> Path | None:
+        """The model's files; None after `stop`. Looked for in a thread that nobody waits for when the process ends: a
+        download may last hours."""
+        found: queue.SimpleQueue[Path | BaseException] = queue.SimpleQueue()
+
+        def locate() -> None:
+            try:
+                found.put(locate_model(self._args))
+            except BaseException as error:
+                found.put(error)
+
+        threading.Thread(target=locate, name="locate-model", daemon=True).start()
+        while not self._stop.is_set():
+            try:
+                result = found.get(timeout=_RETRY_S)
+            except queue.Empty:
+                continue
+            if isinstance(result, BaseException):
+                raise result
+            return result
+        return None
+
+    def _serve_all(self, model: Path) -> None:
+        self._contact = time.monotonic()
+        threads = [
+            threading.Thread(target=self._serve, args=(copy, model), name=f"copy-{copy}", daemon=True)
+            for copy in self._placement.copies_on(self._args.node_rank)
+        ]
+        for thread in threads:
+            thread.start()
+        while any(thread.is_alive() for thread in threads) and not self._stop.wait(_RETRY_S):
+            pass
+        deadline = time.monotonic() + _LEAVE_S
+        for thread in threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+
     def _serve(self, copy: int, model: Path) -> None:
+        failed: ArgumentError | ModelError | None = None
         try:
-            while (line := self._reach(copy, model)) is not None:
-                ranks = NodeCopy(line, partial(self._dial_rank, copy), self._log_format, self._program)
-                if ranks.obey(self._wake_end, self._on_contact):
-                    return
-                logger.error("the head of copy %d is gone, and its ranks here are ended", copy)
+            while True:
+                try:
+                    line = self._reach(copy, model, failed)
+                    if line is None or self._obey(copy, line):
+                        return
+                    failed = None
+                    logger.error("the head of copy %d is gone, and its ranks here are ended", copy)
+                except (ArgumentError, ModelError) as error:
+                    if error is failed or not self._in_touch:
+                        raise
+                    failed = error
+                    logger.error("copy %d cannot be served, others are: %s", copy, error)
         except BaseException as error:
             self._errors.append(error)
             self.stop(f"another copy cannot be served: {error}")
+
+    def _obey(self, copy: int, line: Line) -> bool:
+        """See `NodeCopy.obey`."""
+        self._in_touch.add(copy)
+        try:
+            ranks = NodeCopy(line, partial(self._dial_rank, copy), self._log_format, self._program)
+            return ranks.obey(self._wake_end, self._on_contact)
+        finally:
+            self._in_touch.discard(copy)
 
     def _on_contact(self) -> str | None:
         """Notes that a head is there; returns why this node is to end, if it is."""
@@ -102,8 +153,11 @@ class NodeAgent:
     def _dial_rank(self, copy: int, rank: int) -> Line:
         return self._dial(copy, {"node": self._args.node_rank, "rank": rank})
 
-    def _reach(self, copy: int, model: Path) -> Line | None:
+    def _reach(self, copy: int, model: Path, failed: ArgumentError | ModelError | None) -> Line | None:
         """A line to the head of a copy that has taken this node in; None after `stop`.
+
+        Args:
+            failed: what kept the copy from being served; raised once this node serves no other.
 
         Raises:
             ArgumentError: it does not want this node.
@@ -112,6 +166,10 @@ class NodeAgent:
         said = time.monotonic()
         hello = {"node": self._args.node_rank, "path": str(model), **dataclasses.asdict(Hello.of(self._args, model))}
         while not self._stop.is_set():
+            if failed is not None:
+                self._stop.wait(_RETRY_S)
+                if not self._in_touch:
+                    raise failed
             try:
                 return self._dial(copy, hello)
             except (OSError, EOFError, ValueError, NoNodeError) as error:

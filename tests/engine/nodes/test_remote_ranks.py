@@ -39,8 +39,11 @@ from stoker_engine.core.step import Step
 from stoker_engine.exec.rank_executor import RankExecutor
 from stoker_engine.exec.supervision import Supervision
 from stoker_engine.nodes import hello
+from stoker_engine.nodes.handshake import greet_head
 from stoker_engine.nodes.head import Head
+from stoker_engine.nodes.line import Line
 from stoker_engine.parallel.rendezvous import rendezvous_at
+from stoker_engine.processes import node_agent
 from stoker_engine.processes.node_agent import NodeAgent
 
 PROGRAM = Path(__file__).parents[1] / "exec" / "mortal_rank.py"
@@ -75,6 +78,7 @@ class Nodes:
             free.bind(("127.0.0.1", 0))
             self.port = int(free.getsockname()[1])
         self.executors: list[RankExecutor] = []
+        self.heads: list[Head] = []
         self.agents: list[Agent] = []
 
     def args(self, **options: Any) -> EngineArgs:
@@ -114,9 +118,13 @@ class Nodes:
         self.agents.append(Agent(agent, thread, errors))
         return self.agents[-1]
 
-    def executor(self, **options: Any) -> RankExecutor:
+    def head(self, copy: int = 0, on_waiting: Callable[[str], None] = lambda _: None, **options: Any) -> Head:
+        self.heads.append(Head(self.args(**options), self.model, copy, on_waiting))
+        return self.heads[-1]
+
+    def executor(self, copy: int = 0, **options: Any) -> RankExecutor:
         args, checkpoint = self.args(**options), types.SimpleNamespace(path=self.model)
-        head = Head(args, self.model)
+        head = self.head(copy, **options)
         executor = RankExecutor(
             args,
             checkpoint,  # type: ignore[arg-type]
@@ -147,6 +155,8 @@ def nodes(tmp_path: Path) -> Iterator[Nodes]:
     yield made
     for executor in made.executors:
         executor.shutdown()
+    for head in made.heads:
+        head.close()
     for agent in made.agents:
         agent.agent.stop("the end of a test")
         agent.end()
@@ -310,6 +320,109 @@ def _listens(port: int) -> bool:
     return True
 
 
+#: What JSON can hold and no node says, once it has shown that it knows the key.
+NONSENSE = [
+    "[]",
+    "null",
+    "7",
+    "{}",
+    "[" * 60_000,
+    '{"node": Infinity}',
+    '{"node": NaN, "rank": -Infinity}',
+    '{"node": 1e999, "rank": 2}',
+    '{"node": "1", "rank": "two"}',
+    '{"node": 1, "rank": 99}',
+    '{"node": 99, "rank": 2}',
+    '{"node": [1], "arguments": {}}',
+    '{"node": ' + "9" * 5000 + "}",
+    "\xff\ufffd",
+]
+
+
+def test_nonsense_of_who_knows_the_key(nodes: Nodes, caplog: pytest.LogCaptureFixture) -> None:
+    """It is hung up on, and other nodes come as before."""
+    head = nodes.head()
+    for nonsense in NONSENSE:
+        line = Line(socket.create_connection(("127.0.0.1", nodes.port)))
+        line.wait_at_most(30)
+        greet_head(line, b"")
+        line.send_bytes(nonsense.encode())
+        with pytest.raises((EOFError, ConnectionResetError)):
+            while "refused" in line.receive():
+                pass
+        line.close()
+    assert not [thread for thread in threading.enumerate() if thread.name == "node"]
+    nodes.agent()
+    assert list(head.nodes()) == [1]
+
+
+def test_a_node_that_leaves_and_comes_back_while_others_are_awaited(nodes: Nodes) -> None:
+    four: dict[str, Any] = {"nnodes": 4}
+    words: list[str] = []
+    head = nodes.head(on_waiting=words.append, **four)
+    waiting = threading.Thread(target=lambda: words.append(f"all: {sorted(head.nodes())}"))
+    waiting.start()
+
+    def waits_for(numbers: str) -> Callable[[], bool]:
+        sentence = f"waiting for {numbers} of 4 at 127.0.0.1:{nodes.port}, until "
+        return lambda: bool(words) and words[-1].startswith(sentence)
+
+    _until(waits_for("nodes 1, 2, 3"), "it does not say for whom it waits")
+    nodes.agent(node_rank=2, **four)
+    first = nodes.agent(node_rank=1, **four)
+    _until(waits_for("node 3"), "it does not say for whom it waits")
+    first.agent.stop("SIGTERM")
+    assert first.end() is None
+    _until(waits_for("nodes 1, 3"), "who has left is not missed")
+    nodes.agent(node_rank=3, **four)
+    nodes.agent(node_rank=1, **four)
+    waiting.join(30)
+    assert words[-2:] == ["", "all: [1, 2, 3]"]
+
+
+def test_who_is_about_to_come_hears_why_it_is_of_no_use(nodes: Nodes) -> None:
+    head, agent = nodes.head(), nodes.agent()
+    head.dismiss("a planned lack")
+    assert re.search("node 0 could not serve: a planned lack", str(agent.end()))
+
+
+def test_a_copy_that_cannot_be_served_takes_no_other_with_it(nodes: Nodes) -> None:
+    """Node 1 has a rank of copy 1, and all of copy 2."""
+    three: dict[str, Any] = {"tensor_parallel_size": 2, "data_parallel_size": 3}
+    agent, serves = nodes.agent(**three), nodes.executor(copy=2, **three)
+    for _ in range(2):
+        head = nodes.head(copy=1, **three)
+        assert list(head.nodes()) == [1]
+        head.dismiss("a planned lack")
+        head.close()
+        _run(serves, 3)
+    serves.shutdown()
+    assert re.search("node 0 could not serve: a planned lack", str(agent.end()))
+
+
+def test_an_agent_ends_whatever_it_is_at(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(node_agent, "_GREETING_S", 1000.0)
+    with socket.create_server(("127.0.0.1", nodes.port)) as silent:
+        agent = nodes.agent()
+        there, _ = silent.accept()
+        agent.agent.stop("SIGTERM")
+        assert agent.end() is None
+        there.close()
+    looks, never = threading.Event(), threading.Event()
+
+    def download(_: EngineArgs) -> Path:
+        looks.set()
+        never.wait()
+        raise WeightsError("nobody hears of this")
+
+    monkeypatch.setattr(node_agent, "locate_model", download)
+    agent = nodes.agent()
+    assert looks.wait(30)
+    agent.agent.stop("SIGTERM")
+    assert agent.end() is None
+    never.set()
+
+
 def test_a_second_node_of_the_same_number_waits(nodes: Nodes) -> None:
     nodes.agent()
     executor = nodes.executor()
@@ -374,7 +487,10 @@ def test_another_key(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_nodes_that_do_not_come(nodes: Nodes, caplog: pytest.LogCaptureFixture) -> None:
-    with pytest.raises(EngineDeadError, match=r"node 1 of 2 did not come within 1 s \(--distributed-timeout-seconds"):
+    with pytest.raises(
+        EngineDeadError,
+        match=r"node 1 of 2 did not come to .*:[0-9]+ within 1 s \(--distributed-t",
+    ):
         nodes.executor(distributed_timeout_seconds=1)
     error = nodes.agent(distributed_timeout_seconds=1).end()
     assert isinstance(error, EngineDeadError)

@@ -1,0 +1,80 @@
+"""``stoker serve`` on one of several machines, before the others are there: what it says, and how it stops."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+import httpx
+import pytest
+
+Start = Callable[..., subprocess.Popen[str]]
+
+
+def _free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    """Starts the command on a node of two."""
+    with ExitStack() as started:
+
+        def start(words: Sequence[object], **environment: str) -> subprocess.Popen[str]:
+            argv = ["serve", *map(str, words), "--tensor-parallel-size=2", "--nnodes=2", "--master-addr=127.0.0.1"]
+            process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "stoker", *argv],
+                stderr=subprocess.PIPE,
+                text=True,
+                env={**os.environ, **environment},
+            )
+            started.callback(process.communicate)
+            started.callback(process.kill)
+            return process
+
+        yield start
+
+
+def test_the_head_names_who_has_not_come(start: Start, tiny_llama: Path) -> None:
+    port, meeting = _free_port(), _free_port()
+    server = start([tiny_llama, "--host=127.0.0.1", f"--port={port}", f"--master-port={meeting}", "--device=cpu"])
+    words, deadline = "", time.monotonic() + 120
+    while "waiting for" not in words:
+        assert time.monotonic() < deadline and server.poll() is None, words
+        time.sleep(0.1)
+        try:
+            answer = httpx.get(f"http://127.0.0.1:{port}/health", timeout=30)
+        except httpx.ConnectError:
+            continue
+        assert answer.status_code == 503
+        words = answer.text
+    assert re.search(rf"loading: waiting for node 1 of 2 at 127.0.0.1:{meeting}, until [0-9:]{{8}} \(--distr", words)
+    server.send_signal(signal.SIGTERM)
+    assert server.wait(60) == 0
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
+def test_a_node_that_looks_for_its_model_can_be_stopped(start: Start, signum: signal.Signals, tmp_path: Path) -> None:
+    """A hub that takes the connection, and says nothing."""
+    with socket.create_server(("127.0.0.1", 0)) as hub:
+        environment = {"HF_ENDPOINT": f"http://127.0.0.1:{hub.getsockname()[1]}", "HF_HOME": str(tmp_path)}
+        node = start(
+            ["some/model", "--node-rank=1", "--headless", f"--master-port={_free_port()}"],
+            **environment,
+            HF_HUB_OFFLINE="0",
+        )
+        hub.settimeout(120)
+        asked, _ = hub.accept()
+        node.send_signal(signum)
+        assert node.wait(60) == 0
+        asked.close()
