@@ -130,7 +130,7 @@ class AsyncLLM:
         except EngineDeadError:
             raise
         except StokerError as error:
-            if not any(each.is_ready for each in self.copies):
+            if number not in self._infos or not any(each.is_ready for each in self.copies):
                 raise
             # Others serve, so this is no reason to end: it is tried again as long as it may.
             death = EngineDeadError(f"it cannot be loaded: {error}")
@@ -148,16 +148,24 @@ class AsyncLLM:
 
     def _show(self, newest: int) -> None:
         """What is served from now on: each request may go to any copy."""
-        shortest = min(each.max_model_len for each in self._infos.values())
-        info = dataclasses.replace(self._infos[newest], max_model_len=shortest)
+        infos = self._infos.values()
+        info = dataclasses.replace(
+            self._infos[newest],
+            max_model_len=min(each.max_model_len for each in infos),
+            num_blocks=min(each.num_blocks for each in infos),
+        )
         if info != self._info:
             self._info, self._inputs = info, InputProcessor(info, None)
 
     @property
     def info(self) -> EngineInfo:
-        """Facts of the engine, once it is loaded."""
+        """Facts of the engine, once it is loaded: what all its copies can serve."""
         assert self._info is not None, "the engine is not loaded yet"
         return self._info
+
+    def info_of(self, copy: int) -> EngineInfo:
+        """Facts of a copy, as it was loaded last."""
+        return self._infos[copy]
 
     @property
     def tokenizer(self) -> TokenizerProcess:

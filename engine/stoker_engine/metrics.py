@@ -13,7 +13,7 @@ Preemptions lie inside these intervals. A request that is aborted early has only
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from prometheus_client import (
@@ -66,14 +66,14 @@ class EngineMetrics:
         registry: where the metrics go.
         model_name: the label `model_name` of all of them.
         args: the engine's.
-        num_copies: how many there are; the label `engine` says which one.
+        infos: of each copy; the label `engine` says which one.
     """
 
     def __init__(
-        self, registry: CollectorRegistry, model_name: str, args: EngineArgs, info: EngineInfo, num_copies: int = 1
+        self, registry: CollectorRegistry, model_name: str, args: EngineArgs, infos: Sequence[EngineInfo]
     ) -> None:
         families = _Families(registry)
-        self._copies = [CopyMetrics(families, model_name, str(copy), args, info) for copy in range(num_copies)]
+        self._copies = [CopyMetrics(families, model_name, str(copy), args, info) for copy, info in enumerate(infos)]
         rejections = families.counter(
             "vllm:admission_rejections", "Requests turned away by a queue's limit.", ("model_name", "reason")
         )
@@ -90,6 +90,10 @@ class EngineMetrics:
     def on_restart(self, copy: int = 0) -> None:
         """Takes down that another engine takes the place of one that died."""
         self._copies[copy].on_restart()
+
+    def on_loaded_again(self, info: EngineInfo, copy: int = 0) -> None:
+        """Takes down what the engine that took its place has."""
+        self._copies[copy].show(info)
 
     def on_rejected(self, reason: str) -> None:
         """Takes down a request that a queue's limit turned away; `reason` is one of `ADMISSION_REASONS`."""
@@ -136,12 +140,13 @@ class CopyMetrics:
 
     def __init__(self, families: _Families, model_name: str, engine: str, args: EngineArgs, info: EngineInfo) -> None:
         self._families = families
+        self._args = args
         self._labels = {"model_name": model_name, "engine": engine}
+        self._shown: dict[str, tuple[str, ...]] = {}  # the labels of those gauges that only say how it is
         self._reported = _NOTHING
         tokens = list(itertools.takewhile(lambda bound: bound <= info.max_model_len, _one_two_five()))
 
-        self._show_cache_config(args, info)
-        self._show_model(info)
+        self.show(info)
 
         self._running = self._gauge("num_requests_running", "Requests in the batch.")
         self._waiting = self._gauge("num_requests_waiting", "Requests waiting for a place in the batch.")
@@ -217,6 +222,11 @@ class CopyMetrics:
             "request_time_per_output_token_seconds", "Decode time by token, the first not counted.", _SECONDS_A_TOKEN
         )
 
+    def show(self, info: EngineInfo) -> None:
+        """Says how its cache and its model are from now on."""
+        self._show_cache_config(info)
+        self._show_model(info)
+
     def on_step(self, report: StepReport) -> None:
         """Takes down what a step did."""
         stats = report.stats
@@ -282,13 +292,14 @@ class CopyMetrics:
         self._inference.observe(request.prefill + request.decode)
         self._per_token.observe(request.decode / max(1, request.longest_output - 1))
 
-    def _show_cache_config(self, args: EngineArgs, info: EngineInfo) -> None:
+    def _show_cache_config(self, info: EngineInfo) -> None:
         """vLLM reports its cache's configuration as the labels of a gauge that is always 1.
 
         Concurrency is how many sequences of the greatest length the cache holds at once; tokens are theirs.
         """
         longest = blocks_per_sequence(info.cache_groups, info.max_model_len, info.step_tokens, info.block_size)
         concurrency = info.usable_blocks / longest
+        args = self._args
         labels = {
             "engine": self._labels["engine"],
             "block_size": info.block_size,
@@ -301,14 +312,22 @@ class CopyMetrics:
             "num_gpu_blocks": info.num_blocks,
             "num_gpu_blocks_override": args.num_gpu_blocks_override,
         }
-        gauge = self._families.gauge("vllm:cache_config_info", "The KV cache's configuration.", labels)
-        gauge.labels(**labels).set(1)
+        self._say("vllm:cache_config_info", "The KV cache's configuration.", labels)
 
     def _show_model(self, info: EngineInfo) -> None:
         """What vLLM has no metric for: in which dtype the model is computed, and how it is stored."""
         labels = {**self._labels, "dtype": info.dtype, "weights": info.weights, "kv_cache_dtype": info.kv_cache_dtype}
-        gauge = self._families.gauge("stoker:model_info", "How the model is stored.", labels)
-        gauge.labels(**labels).set(1)
+        self._say("stoker:model_info", "How the model is stored.", labels)
+
+    def _say(self, name: str, help: str, labels: Mapping[str, object]) -> None:
+        """Sets a gauge that says something by its labels; what this copy said by it before is taken back."""
+        gauge = self._families.gauge(name, help, labels)
+        values = tuple(map(str, labels.values()))
+        before = self._shown.get(name, values)
+        self._shown[name] = values
+        gauge.labels(*values).set(1)
+        if before != values:
+            gauge.remove(*before)
 
     def _gauge(self, name: str, help: str) -> Gauge:
         return self._families.gauge(f"vllm:{name}", help, self._labels).labels(**self._labels)

@@ -55,7 +55,7 @@ def there() -> dict[str, set[str]]:
         max_logprobs=20,
         seed=0,
     )
-    EngineMetrics(registry, "a-model", EngineArgs(model="a-model"), info)
+    EngineMetrics(registry, "a-model", EngineArgs(model="a-model"), [info])
     metrics = Metrics()
     metrics.failed(500, 0.1)
     metrics.reviewed("denied", 0.1)

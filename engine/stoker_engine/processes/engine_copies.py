@@ -76,7 +76,11 @@ class EngineCopies:
                 raise type(message)(f"copy {copy + 1} of {len(self._processes)} died while it loaded: {message}")
             assert isinstance(message, EngineInfo), message
             infos.append(message)
-        return replace(infos[0], max_model_len=min(info.max_model_len for info in infos))
+        return replace(
+            infos[0],
+            max_model_len=min(info.max_model_len for info in infos),
+            num_blocks=min(info.num_blocks for info in infos),
+        )
 
     @property
     def has_work(self) -> bool:

@@ -127,7 +127,7 @@ class EngineCopy:
     @property
     def is_stuck(self) -> bool:
         """Whether its process is there, but stopped, or with a step that takes too long."""
-        return self.process.is_stopped or self._standstill is not None
+        return self._dead_of is None and (self.process.is_stopped or self._standstill is not None)
 
     @property
     def takes_requests(self) -> bool:

@@ -186,6 +186,7 @@ class Server(uvicorn.Server):
             try:
                 with service.restarts[copy].one():
                     await client.load(copy)
+                service.on_loaded_again(copy)
                 return True
             except EngineDeadError as another:
                 death = another

@@ -76,7 +76,8 @@ class Service:
     def on_loaded(self, info: EngineInfo) -> None:
         """The engine is loaded."""
         client = self.client
-        self._metrics = EngineMetrics(self.registry, self.model_name, self.args.engine, info, client.num_copies)
+        infos = [client.info_of(copy) for copy in range(client.num_copies)]
+        self._metrics = EngineMetrics(self.registry, self.model_name, self.args.engine, infos)
         for copy in range(client.num_copies):
             self._metrics.look_up(copy, functools.partial(client.serves, copy))
         if info.licence is not None:
@@ -89,11 +90,18 @@ class Service:
         """A copy of the engine has died: it has nothing any more."""
         assert self._metrics is not None
         self._metrics.on_death(copy)
+        if self._throughput is not None:
+            self._throughput.on_death(copy)
 
     def on_restart(self, copy: int) -> None:
         """It is to be loaded again."""
         assert self._metrics is not None
         self._metrics.on_restart(copy)
+
+    def on_loaded_again(self, copy: int) -> None:
+        """It is loaded again."""
+        assert self._metrics is not None
+        self._metrics.on_loaded_again(self.client.info_of(copy), copy)
 
     async def wait_ready(self) -> None:
         """Waits while an engine that died is loaded again.

@@ -169,6 +169,9 @@ class FakeEngine:
         await self.loaded.wait()
         return self.info
 
+    def info_of(self, copy: int) -> EngineInfo:
+        return self.info
+
     def serves(self, copy: int) -> bool:
         return self.is_ready
 

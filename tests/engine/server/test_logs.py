@@ -68,6 +68,29 @@ def test_throughput_every_ten_seconds_while_busy(
     ]
 
 
+def test_the_throughput_is_that_of_all_copies(caplog: pytest.LogCaptureFixture) -> None:
+    """Of one that died only what it had done counts."""
+    caplog.set_level(logging.INFO)
+
+    async def run() -> None:
+        times = iter([0.0, 10.0, 20.0, 30.0])
+        log = ThroughputLog(clock=lambda: next(times))
+        for copy in range(2):
+            log.on_step(
+                StepReport(64, 60, 4, SchedulerStats(2 + copy, 1, 0.25 + copy / 2, 100, 40 * copy, 0), copy=copy)
+            )
+        log.log()
+        log.on_death(1)
+        log.on_step(StepReport(1, 0, 10, SchedulerStats(5, 0, 0.5, 100, 10, 0)))
+        log.log()
+
+    asyncio.run(run())
+    assert [record.getMessage() for record in caplog.records if record.name == "stoker_engine.throughput"] == [
+        "prompt 12.0 tokens/s, output 0.8 tokens/s, running 5, waiting 2, KV cache 50.0%, prefix hits 20.0%",
+        "prompt 0.0 tokens/s, output 1.0 tokens/s, running 5, waiting 0, KV cache 50.0%, prefix hits 10.0%",
+    ]
+
+
 @pytest.fixture
 def root() -> Iterator[logging.Logger]:
     """The root logger, left as it was."""

@@ -75,7 +75,7 @@ def registry() -> CollectorRegistry:
 
 @pytest.fixture
 def metrics(registry: CollectorRegistry) -> EngineMetrics:
-    return EngineMetrics(registry, "tiny", EngineArgs("tiny"), INFO)
+    return EngineMetrics(registry, "tiny", EngineArgs("tiny"), [INFO])
 
 
 def families(registry: CollectorRegistry) -> dict[str, Metric]:
@@ -149,7 +149,7 @@ def test_cache_config(metrics: EngineMetrics, registry: CollectorRegistry) -> No
 
 def test_how_the_model_is_stored(registry: CollectorRegistry) -> None:
     info = replace(INFO, dtype="float32", weights="Q5_0, Q8_0", kv_cache_dtype="int8_per_token_head")
-    EngineMetrics(registry, "a-model", EngineArgs(model="m", kv_cache_dtype="int8_per_token_head"), info)
+    EngineMetrics(registry, "a-model", EngineArgs(model="m", kv_cache_dtype="int8_per_token_head"), [info])
     (sample,) = families(registry)["stoker:model_info"].samples
     assert sample.value == 1
     assert {name: sample.labels[name] for name in ("dtype", "weights", "kv_cache_dtype")} == {
@@ -244,7 +244,7 @@ def test_rejections_have_vllms_reasons(metrics: EngineMetrics, registry: Collect
 
 def test_each_copy_has_its_own(registry: CollectorRegistry) -> None:
     """One family a metric, a sample a copy; a copy that died has nothing running, and others keep what they have."""
-    metrics = EngineMetrics(registry, "tiny", EngineArgs("tiny", data_parallel_size=3), INFO, 3)
+    metrics = EngineMetrics(registry, "tiny", EngineArgs("tiny", data_parallel_size=3), [INFO] * 3)
     serves = [True, False, True]
     for copy in range(3):
         metrics.look_up(copy, lambda copy=copy: serves[copy])
@@ -264,3 +264,25 @@ def test_each_copy_has_its_own(registry: CollectorRegistry) -> None:
     text = generate_latest(registry).decode()
     assert text.count("# TYPE vllm:num_requests_running gauge") == 1
     assert text.count("vllm:cache_config_info{") == text.count("stoker:model_info{") == 3
+
+
+def test_each_copy_shows_its_own_cache_and_that_of_whoever_takes_its_place(registry: CollectorRegistry) -> None:
+    """Devices need not have the same room. What a dead engine had is not shown any more."""
+    infos = [INFO, replace(INFO, num_blocks=50)]
+    metrics = EngineMetrics(registry, "tiny", EngineArgs("tiny", data_parallel_size=2), infos)
+
+    def blocks() -> dict[str, str]:
+        samples = families(registry)["vllm:cache_config_info"].samples
+        assert [sample.value for sample in samples] == [1, 1]
+        return {sample.labels["engine"]: sample.labels["num_gpu_blocks"] for sample in samples}
+
+    assert blocks() == {"0": "77", "1": "50"}
+    metrics.on_restart(1)
+    metrics.on_loaded_again(replace(INFO, num_blocks=60, weights="int8"), 1)
+    assert blocks() == {"0": "77", "1": "60"}
+    stored = {
+        sample.labels["engine"]: sample.labels["weights"] for sample in families(registry)["stoker:model_info"].samples
+    }
+    assert stored == {"0": "", "1": "int8"}
+    metrics.on_loaded_again(infos[1], 1)
+    assert blocks() == {"0": "77", "1": "50"}

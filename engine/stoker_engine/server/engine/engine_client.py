@@ -152,7 +152,11 @@ class EngineClient(Protocol):
 
     @property
     def info(self) -> EngineInfo:
-        """Facts of the engine, once it is loaded."""
+        """Facts of the engine, once it is loaded: what all its copies can serve."""
+        ...
+
+    def info_of(self, copy: int) -> EngineInfo:
+        """Facts of a copy, as it was loaded last."""
         ...
 
     @property

@@ -15,7 +15,7 @@ INTERVAL_S = 10.0
 
 
 class ThroughputLog:
-    """Sums up what steps did; the first step after a silence sets the timer.
+    """Sums up what steps did, of all copies of the model; the first step after a silence sets the timer.
 
     Args:
         clock: seconds; only differences count.
@@ -25,7 +25,7 @@ class ThroughputLog:
         self._clock = clock
         self._began: float | None = None
         self._prompt_tokens = self._new_tokens = 0
-        self._stats: SchedulerStats | None = None
+        self._stats: dict[int, SchedulerStats] = {}  # by copy
 
     def on_step(self, report: StepReport) -> None:
         """Takes down a step; must run in an event loop."""
@@ -34,21 +34,26 @@ class ThroughputLog:
             asyncio.get_running_loop().call_later(INTERVAL_S, self.log)
         self._prompt_tokens += report.num_prompt_tokens
         self._new_tokens += report.num_new_tokens
-        self._stats = report.stats
+        self._stats[report.copy] = report.stats
+
+    def on_death(self, copy: int) -> None:
+        """A copy has died: nothing runs there."""
+        self._stats.pop(copy, None)
 
     def log(self) -> None:
         """Writes the line and begins anew."""
-        began, stats = self._began, self._stats
-        assert began is not None and stats is not None, "logged before a step"
+        began, stats = self._began, self._stats.values()
+        assert began is not None, "logged before a step"
         seconds = max(self._clock() - began, 1e-9)
-        queries = stats.prefix_cache_queries
+        queries = sum(each.prefix_cache_queries for each in stats)
+        hits = sum(each.prefix_cache_hits for each in stats)
         logger.info(
             "prompt %.1f tokens/s, output %.1f tokens/s, running %d, waiting %d, KV cache %.1f%%, prefix hits %.1f%%",
             self._prompt_tokens / seconds,
             self._new_tokens / seconds,
-            stats.num_running,
-            stats.num_waiting,
-            100 * stats.kv_cache_usage,
-            100 * stats.prefix_cache_hits / queries if queries else 0.0,
+            sum(each.num_running for each in stats),
+            sum(each.num_waiting for each in stats),
+            100 * sum(each.kv_cache_usage for each in stats) / max(1, len(stats)),
+            100 * hits / queries if queries else 0.0,
         )
         self._began, self._prompt_tokens, self._new_tokens = None, 0, 0
