@@ -56,6 +56,7 @@ class Served:
     def url(self) -> str:
         """Where it serves, once it does."""
         self.until(lambda: "serving " in self.log or self.process.poll() is not None, "it does not serve")
+        assert "serving " in self.log, f"it has ended: {self.log}"
         return next(line.split()[-1] for line in self.lines if "serving " in line)
 
     def find(self, what: str) -> psutil.Process | None:
