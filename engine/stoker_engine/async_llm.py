@@ -29,6 +29,7 @@ from stoker_engine.models.locate import locate_model, locate_tokenizer
 from stoker_engine.processes.copy_router import CopyRouter
 from stoker_engine.processes.engine_copy import DEAD, EngineCopy, resolve
 from stoker_engine.processes.engine_process import PROGRAM, EngineProcess
+from stoker_engine.processes.room import check_room
 from stoker_engine.tokens.bad_words import BadWords
 from stoker_engine.tokens.input_processor import InputProcessor
 from stoker_engine.tokens.output_stream import OutputStream
@@ -48,7 +49,7 @@ class AsyncLLM:
         program: what runs in the process; tests bring their own.
 
     Raises:
-        ArgumentError: the chat template's file cannot be read.
+        ArgumentError: the chat template's file cannot be read; there is no memory for so many copies.
 
     Attributes:
         on_step: called in the event loop with what each step did.
@@ -65,6 +66,7 @@ class AsyncLLM:
         log_format: str = "text",
         program: Sequence[str] = PROGRAM,
     ) -> None:
+        check_room(args)
         read_chat_template(chat_template)  # a wrong name is an error now, not once the model is loaded
         self.args = args
         self.on_step: Callable[[StepReport], None] | None = None

@@ -5,16 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import torch
 
+from stoker_engine.children.host_memory import host_memory
 from stoker_engine.contract.engine_args import EngineArgs
 from stoker_engine.contract.errors import ArgumentError
 from stoker_engine.parallel.processors import cpu_quota
-
-#: cgroup v2, then v1; the kernel writes "max" or a number near 2^63 where there is no limit.
-_CGROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 
 
 def resolve_device(args: EngineArgs) -> torch.device:
@@ -64,7 +61,7 @@ def memory_bytes(device: torch.device, sharers: int = 1) -> int:
     """
     if device.type == "cuda":
         return torch.cuda.get_device_properties(device).total_memory
-    return min([_machine_memory(), *_cgroup_limits()]) // sharers
+    return host_memory() // sharers
 
 
 def limit_threads(most: int | None = None) -> None:
@@ -104,18 +101,3 @@ def torch_threads(count: int | None) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
-
-
-def _machine_memory() -> int:
-    for line in Path("/proc/meminfo").read_text().splitlines():
-        if line.startswith("MemTotal:"):
-            return int(line.split()[1]) * 1024
-    raise OSError("/proc/meminfo has no MemTotal")
-
-
-def _cgroup_limits() -> list[int]:
-    limits = []
-    for path in map(Path, _CGROUP_LIMITS):
-        if path.is_file() and (text := path.read_text().strip()).isdigit():
-            limits.append(int(text))
-    return limits

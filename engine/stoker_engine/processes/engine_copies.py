@@ -23,6 +23,7 @@ from stoker_engine.grammar.token_table import TokenTable
 from stoker_engine.processes.copy_router import CopyRouter
 from stoker_engine.processes.engine_process import PROGRAM, EngineProcess
 from stoker_engine.processes.messages import Abort, Stop, Waiting
+from stoker_engine.processes.room import check_room
 
 _News = queue.SimpleQueue[tuple[int, Any]]
 
@@ -45,6 +46,7 @@ class EngineCopies:
     """
 
     def __init__(self, args: EngineArgs, program: Sequence[str] = PROGRAM) -> None:
+        check_room(args)
         self._news: _News = queue.SimpleQueue()
         self._processes: list[EngineProcess] = []
         self._unfinished: dict[str, tuple[int, set[int]]] = {}  # requests → their copy, and which sequences run

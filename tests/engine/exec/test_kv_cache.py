@@ -104,8 +104,7 @@ class _UnequalRanks(Alone):
 def test_ranks_share_the_memory_of_their_own_machine(
     tensor: int, copies: int, nodes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("stoker_engine.parallel.device._machine_memory", lambda: 8 << 30)
-    monkeypatch.setattr("stoker_engine.parallel.device._cgroup_limits", list)
+    monkeypatch.setattr("stoker_engine.parallel.device.host_memory", lambda: 8 << 30)
     config = ModelConfig.from_dict(TINY)
     args = EngineArgs(
         "m",
@@ -122,8 +121,7 @@ def test_ranks_share_the_memory_of_their_own_machine(
 
 
 def test_ranks_have_as_many_blocks_as_the_one_with_the_least_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stoker_engine.parallel.device._machine_memory", lambda: 4 << 30)
-    monkeypatch.setattr("stoker_engine.parallel.device._cgroup_limits", list)
+    monkeypatch.setattr("stoker_engine.parallel.device.host_memory", lambda: 4 << 30)
     config, args = ModelConfig.from_dict(TINY), EngineArgs("m", gpu_memory_utilization=1)
     alone = plan_kv_cache(args, config, torch.float32, torch.device("cpu"))
     ranks = Groups(copy=_UnequalRanks())

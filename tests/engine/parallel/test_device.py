@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from stoker_engine.children import host_memory
 from stoker_engine.parallel import device, processors
 
 
@@ -44,7 +45,7 @@ def test_threads_stay_within_the_containers_processors(
 
 def test_memory_is_the_containers_where_that_is_less(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     limit = tmp_path / "memory.max"
-    monkeypatch.setattr(device, "_CGROUP_LIMITS", (str(limit),))
+    monkeypatch.setattr(host_memory, "_CGROUP_LIMITS", (str(limit),))
     limit.write_text("1000000\n")
     assert device.memory_bytes(torch.device("cpu")) == 1000000
     limit.write_text("max\n")
