@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 from dataclasses import dataclass
 from typing import Final
 
@@ -161,6 +162,7 @@ class EngineArgs:
             return
         if not self.master_addr:
             raise ArgumentError("--master-addr", "name node 0's address, by which the other nodes reach it")
+        _check_address(self.master_addr)
         ranks = self.tensor_parallel_size * self.pipeline_parallel_size * self.data_parallel_size
         if ranks % self.nnodes:
             raise ArgumentError(
@@ -172,3 +174,25 @@ class EngineArgs:
         if self.master_port < 1 or last > 65535:
             ports = f"{self.master_port}" if self.data_parallel_size == 1 else f"{self.master_port} to {last}"
             raise ArgumentError("--master-port", f"ports are 1 to 65535, got {ports} (one for each copy)")
+
+
+def _check_address(address: str) -> None:
+    """Refuses what nobody can connect to."""
+    try:
+        if ipaddress.ip_address(address).is_unspecified:
+            raise ArgumentError("--master-addr", f"{address} is no address by which other nodes reach node 0; name one")
+    except ValueError:
+        if not _is_name(address):
+            raise ArgumentError(
+                "--master-addr",
+                f"{address!r} is no address or name; write it without brackets, and the port in --master-port",
+            ) from None
+
+
+def _is_name(name: str) -> bool:
+    """Whether name servers can be asked for it."""
+    try:
+        name.encode("idna")
+    except UnicodeError:  # a part of it is empty, or too long
+        return False
+    return name.isprintable() and not set(name) & set(":/[]@ ")

@@ -65,8 +65,8 @@ _EXECUTOR_WAITS: Final = 0.8
 _LOOK_S: Final = 1.0
 _STOPPED_S: Final = 3.0
 
-#: Seconds in which ranks that lost another end by themselves (a part of the step timeout at most), those in which they
-#: do when asked to, and in which the kernel ends them.
+#: Seconds in which ranks that lost another end by themselves, those in which they do when asked to, and in which the
+#: kernel ends them. The first and the last are a part of the step timeout at most: a node that is frozen ends nobody.
 _GRACE_S: Final = 1.0
 _CLOSE_S: Final = 5.0
 _KILL_S: Final = 5.0
@@ -348,7 +348,7 @@ class RankExecutor:
     def _kill(self) -> None:
         for rank in self._ranks:
             rank.kill()
-        for rank in _wait_all(self._ranks, _KILL_S):
+        for rank in _wait_all(self._ranks, min(_KILL_S, self._ranks_wait_s / 6)):
             logger.error("%s cannot be killed, and is left behind", rank)
 
     def _cause(self) -> StokerError:

@@ -39,6 +39,9 @@ _SAY_S: Final = 5.0
 #: Seconds in which the port of an engine that has just died becomes free.
 _PORT_S: Final = 10.0
 
+#: Seconds after which nobody waits any more, whatever they were told.
+_LONGEST_S: Final = 10**9
+
 #: Seconds in which nodes that run come by, as they try again and again.
 _COME_S: Final = 2.0
 
@@ -111,7 +114,7 @@ class Head:
             EngineDeadError: some did not come in time.
         """
         began = said = time.monotonic()
-        until = time.strftime("%H:%M:%S", time.localtime(time.time() + self._timeout_s))
+        until = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(time.time() + min(self._timeout_s, _LONGEST_S)))
         told = ""
         with self._news:
             while missing := self._missing():

@@ -122,6 +122,8 @@ class Node:
 
     def close(self) -> None:
         """Ends the connection."""
+        with self._news:
+            self.gone = self.gone or "its connection was closed here"
         self._line.close()
 
     def _hear(self, message: dict[str, Any]) -> None:

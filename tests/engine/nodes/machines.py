@@ -3,6 +3,8 @@
     machine 0: bridge, 10.177.N.1 ─┬─ machine 1: eth0, 10.177.N.2
                                    └─ machine 2: eth0, 10.177.N.3
 
+By IPv6 they are fd00:177::1, ::2, ::3.
+
 Linux namespaces, made with unshare(1) and ip(8), which root may. All processes of a machine end with its first one, and
 that ends with the test's process.
 """
@@ -102,6 +104,7 @@ class Machines:
         first = self.all[0]
         first.run("ip", "link", "add", "bridge", "type", "bridge")
         first.run("ip", "addr", "add", f"{first.address}/24", "dev", "bridge")
+        first.run("ip", "addr", "add", "fd00:177::1/64", "dev", "bridge", "nodad")
         first.run("ip", "link", "set", "bridge", "up")
         for index, machine in enumerate(self.all[1:], 1):
             ours, theirs = (
@@ -111,6 +114,7 @@ class Machines:
             subprocess.run(["ip", "link", "add", *ours, "type", "veth", "peer", *theirs], check=True)
             first.run("ip", "link", "set", f"port{index}", "master", "bridge", "up")
             machine.run("ip", "addr", "add", f"{machine.address}/24", "dev", "eth0")
+            machine.run("ip", "addr", "add", f"fd00:177::{1 + index}/64", "dev", "eth0", "nodad")
             machine.run("ip", "link", "set", "eth0", "up")
 
     def __getitem__(self, index: int) -> Machine:

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ pytestmark = pytest.mark.skipif(bool(why := cannot()), reason=why)
 KEY = {"STOKER_NODE_KEY": "a key of the tests"}
 OPTIONS: dict[str, Any] = {"dtype": "float32", "device": "cpu", "max_model_len": 128, "num_gpu_blocks_override": 64}
 PROMPTS = [[5, 6, 7], [9] * 40, [3, 1, 4, 1, 5, 9, 2, 6]]
+BODY = {"model": "tiny", "prompt": PROMPTS[0], "max_tokens": 12, "temperature": 0, "return_token_ids": True}
 
 OFFLINE = """
 import json, sys
@@ -35,7 +37,6 @@ model, options, prompts = json.loads(sys.argv[1])
 llm = LLM(model, **options)
 outputs = llm.generate(prompts, SamplingParams(temperature=0, max_tokens=12, logprobs=1), use_tqdm=False)
 print(json.dumps([[output.outputs[0].token_ids, output.outputs[0].cumulative_logprob] for output in outputs]))
-llm.engine.shutdown()
 """
 ASK = """
 import json, sys, urllib.request
@@ -69,9 +70,10 @@ def _words(flags: dict[str, Any]) -> list[str]:
 class Served:
     """``stoker serve`` on two machines."""
 
-    def __init__(self, made: Machines, model: Path, folder: Path, **options: Any) -> None:
+    def __init__(self, made: Machines, model: Path, folder: Path, step_timeout: float = 300, **options: Any) -> None:
         self.machines, self._model, self._folder, self._options = made, model, folder, options
-        self.server = self._start(0, "--host=127.0.0.1", "--port=8000", "--max-engine-restarts=9")
+        words = "--host=127.0.0.1", "--port=8000", "--max-engine-restarts=9", f"--step-timeout={step_timeout}"
+        self.server = self._start(0, *words)
         self.agent = self.start_agent()
 
     def start_agent(self) -> subprocess.Popen[bytes]:
@@ -93,8 +95,7 @@ class Served:
         _until(self.is_ready, lambda: f"it does not serve:\n{self.log(0)}\n{self.log(1)}")
 
     def complete(self) -> list[int]:
-        body = {"model": "tiny", "prompt": PROMPTS[0], "max_tokens": 12, "temperature": 0, "return_token_ids": True}
-        status, text = self.ask("/v1/completions", body)
+        status, text = self.ask("/v1/completions", BODY)
         assert status == 200, text
         return list(json.loads(text)["choices"][0]["token_ids"])
 
@@ -131,6 +132,7 @@ def alone(tiny_llama: Path) -> list[tuple[list[int], float]]:
         {"tensor_parallel_size": 2},
         pytest.param({"data_parallel_size": 2}, marks=pytest.mark.slow),
         pytest.param({"pipeline_parallel_size": 2}, marks=pytest.mark.slow),
+        pytest.param({"tensor_parallel_size": 2, "master_addr": "fd00:177::1"}, marks=pytest.mark.slow),
         pytest.param({"tensor_parallel_size": 2, "pipeline_parallel_size": 2}, marks=pytest.mark.slow),
     ],
 )
@@ -213,6 +215,98 @@ def test_a_rank_that_is_stopped_and_a_node_that_leaves(two: Machines, tiny_llama
     os.kill(served.process(1, "--headless").pid, signal.SIGTERM)
     assert served.agent.wait(60) == 0
     assert not two[1].processes("stoker_engine.exec.rank_main")
+
+
+@pytest.mark.slow
+def test_a_life_of_two_copies_on_two_machines(
+    two: Machines, tiny_llama: Path, alone: list[tuple[list[int], float]], tmp_path: Path
+) -> None:
+    """Copy 1's ranks are on node 1. Whatever happens to it, to its agent or to its cable, copy 0 answers, the cause is
+    said, and in the end both serve."""
+    served = Served(two, tiny_llama, tmp_path, data_parallel_size=2, step_timeout=20)
+    other, rank_main = "copy 2 of 2 (engine 1)", "stoker_engine.exec.rank_main"
+
+    def both_serve() -> bool:
+        return served.ask("/health")[1].count(": serving") == 2
+
+    def goes_on_after(cause: str, meanwhile: Callable[[], None] = lambda: None) -> None:
+        served.wait_log(f"{other} died: {cause}")
+        assert served.complete() == alone[0][0]
+        meanwhile()
+        all_have_ended()
+        _until(both_serve, lambda: f"not all serve again:\n{served.log(0)}\n{served.log(1)}")
+        assert served.complete() == alone[0][0]
+        (tmp_path / "log-0").write_bytes(b"")
+
+    def all_have_ended() -> None:
+        _until(lambda: not any(map(_lives, ranks)), lambda: "a rank outlives its copy")
+
+    def is_missed() -> None:
+        _until(lambda: "waiting for node 1 of 2 at" in served.ask("/health")[1], lambda: served.ask("/health")[1])
+        assert served.is_ready()
+        assert served.complete() == alone[0][0]
+
+    def ranks_of_node_1() -> list[psutil.Process]:
+        found = served.machines[1].processes(rank_main)
+        assert len(found) == 2
+        return found
+
+    _until(both_serve, lambda: f"{served.log(0)}\n{served.log(1)}")
+    where = f"on node 1 ({two[1].address})"
+
+    ranks = ranks_of_node_1()
+    served.process(1, rank_main, "1").kill()
+    goes_on_after(f"rank 1 of 2 {where} was killed by signal 9")
+
+    ranks = ranks_of_node_1()
+    served.process(1, rank_main, "0").suspend()
+    goes_on_after(f"rank 0 of 2 {where} was stopped")
+
+    ranks = ranks_of_node_1()
+    served.process(1, "--headless").kill()
+
+    def start_again() -> None:
+        is_missed()
+        all_have_ended()
+        served.start_agent()
+
+    goes_on_after(f"rank 0 of 2 {where} is gone with its node: its `stoker serve", start_again)
+
+    ranks = ranks_of_node_1()
+    two.cut(1)
+
+    def mend() -> None:
+        is_missed()
+        all_have_ended()
+        two.mend(1)
+
+    goes_on_after(f"rank 0 of 2 {where} is gone with its node: it did not answer for 4 s", mend)
+
+    ranks = ranks_of_node_1()
+    agent = served.process(1, "--headless")
+    for process in (agent, *ranks):
+        process.suspend()
+
+    def resume() -> None:
+        is_missed()
+        agent.resume()
+        served.agent.send_signal(signal.SIGCONT)  # nsenter stops with whom it runs
+
+    with ThreadPoolExecutor() as clients:
+        answers = list(clients.map(lambda _: served.ask("/v1/completions", BODY)[0], range(4)))
+    assert set(answers) <= {200, 500, 503}
+    goes_on_after(f"rank 0 of 2 {where} gave no result for ", resume)
+
+    ranks = ranks_of_node_1()
+    (engine,) = (each for each in two[0].processes("stoker_engine.processes.main") if each.cmdline()[-1] == "1")
+    engine.kill()
+    goes_on_after("it was killed by signal 9")
+
+    os.kill(served.process(0, "--port=8000").pid, signal.SIGTERM)
+    assert served.server.wait(60) == 0
+    assert served.agent.wait(60) == 0, served.log(1)
+    for number in (0, 1):
+        assert not two[number].processes(rank_main)
 
 
 def _lives(process: psutil.Process) -> bool:

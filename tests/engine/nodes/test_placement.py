@@ -76,6 +76,17 @@ def test_copies_are_whole_where_they_fit_and_else_stages_follow_each_other() -> 
         ({"nodes": 1, "node_rank": 1}, "--node-rank: must be 0 to 0, as there is one node"),
         ({"master_addr": None}, "--master-addr: name node 0's address"),
         ({"master_addr": ""}, "--master-addr: name node 0's address"),
+        ({"master_addr": "0.0.0.0"}, "--master-addr: 0.0.0.0 is no address by which other nodes reach"),
+        ({"master_addr": "::"}, "--master-addr: :: is no address by which other nodes reach"),
+        (
+            {"master_addr": "10.0.0.1:29501"},
+            "--master-addr: '10.0.0.1:29501' is no address.*port in --master-port",
+        ),
+        ({"master_addr": "[fd00::1]"}, "--master-addr: .* is no address or name; write it without brackets"),
+        ({"master_addr": "head..svc"}, "--master-addr: .* is no address or name"),
+        ({"master_addr": "h" * 64}, "--master-addr: .* is no address or name"),
+        ({"master_addr": "head\0"}, "--master-addr: .* is no address or name"),
+        ({"master_addr": "tcp://head"}, "--master-addr: 'tcp://head' is no address or name"),
         ({"master_port": 0}, "--master-port: ports are 1 to 65535, got 0"),
         ({"master_port": 65535, "copies": 2}, "--master-port: .*got 65535 to 65536"),
         ({"distributed_timeout_seconds": 0}, "--distributed-timeout-seconds: must be at least 1"),
@@ -97,6 +108,11 @@ def test_what_cannot_be_is_refused(options: dict[str, Any], words: str) -> None:
 def test_who_serves(words: list[str], refusal: str) -> None:
     with pytest.raises(ArgumentError, match=refusal):
         ServeArgs.from_argv(["m", "--tensor-parallel-size=2", *words])
+
+
+@pytest.mark.parametrize("address", ["10.0.0.1", "fd00::1", "fe80::1%eth0", "localhost", "head-0.heads.here.svc"])
+def test_addresses_and_names(address: str) -> None:
+    assert _args(2, 1, 1, 2, master_addr=address).master_addr == address
 
 
 def test_flags_come_back() -> None:

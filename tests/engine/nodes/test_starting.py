@@ -58,7 +58,9 @@ def test_the_head_names_who_has_not_come(start: Start, tiny_llama: Path) -> None
             continue
         assert answer.status_code == 503
         words = answer.text
-    assert re.search(rf"loading: waiting for node 1 of 2 at 127.0.0.1:{meeting}, until [0-9:]{{8}} \(--distr", words)
+    assert re.search(
+        rf"loading: waiting for node 1 of 2 at 127.0.0.1:{meeting}, until [0-9-]{{10}} [0-9:]{{8}} \(--distr", words
+    )
     server.send_signal(signal.SIGTERM)
     assert server.wait(60) == 0
 
