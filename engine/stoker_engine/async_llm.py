@@ -302,6 +302,8 @@ class AsyncLLM:
         able = [n for n, copy in enumerate(self.copies) if copy.is_ready]
         # Where none seems to run, one that is stopped may be going on in a moment; its watchdog looks.
         able = able or [n for n, copy in enumerate(self.copies) if copy.takes_requests]
+        for copy in self.copies:
+            copy.look_after()
         if not able:
             raise EngineDeadError(DEAD)
         assert self._router is not None

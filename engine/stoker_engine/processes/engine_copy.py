@@ -168,6 +168,11 @@ class EngineCopy:
         self.process.kill(cause)
         self._die(self.process, cause)
 
+    def look_after(self) -> None:
+        """Has it killed if it stays stopped, also where nobody waits for it: others get its requests."""
+        if self.takes_requests and self.process.is_stopped:
+            self.watchdog.watch(self.process, self._death)
+
     def shutdown(self) -> None:
         """Ends the copy; requests in flight end with `EngineDeadError`. `close` waits for the process's end."""
         self._closed = True
@@ -222,6 +227,8 @@ class EngineCopy:
 
     def _receive(self, process: EngineProcess, message: Any) -> None:
         """Takes a message of the engine, in the reading thread. What it raises is the engine's death."""
+        if process is not self.process or self._dead_of is not None:
+            return  # it was given up, though it cannot be killed
         if isinstance(message, StepOutputs):
             self._call(self._on_outputs, self._put(process, message.deltas), message)
         elif isinstance(message, Waiting):
@@ -289,7 +296,7 @@ class EngineCopy:
             stream.fail(kind(message))
 
     def _is_waited_for(self) -> bool:
-        return not self._serving or bool(self.streams)
+        return not self._serving or bool(self.streams) or self.process.is_stopped
 
     @property
     def _standstill(self) -> str | None:

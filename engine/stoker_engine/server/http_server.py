@@ -102,6 +102,7 @@ class Server(uvicorn.Server):
         self._stopping = asyncio.Event()
         self._hurried = asyncio.Event()
         self._grace_s = service.args.frontend.shutdown_grace
+        self._serves_again = asyncio.Event()  # set for a moment, whenever a copy does
 
     async def main_loop(self) -> None:
         """Serves until there is a reason to stop, and goes the way out."""
@@ -167,17 +168,27 @@ class Server(uvicorn.Server):
             if not await self._load_again(copy, type(death)(f"the engine died: {death}")):
                 return
             logger.info("serving again%s", self._named(copy))
+            self._serves_again.set()
+            self._serves_again.clear()
 
     async def _load_again(self, copy: int, death: EngineDeadError) -> bool:
         """Has a copy loaded again, also where it dies of that, while restarts are left. Then it stays dead, where
-        others serve or may do so again; else its death is raised."""
+        others serve, or until one that is loaded again does; else its death is raised."""
         service, client = self._service, self._service.client
         others = [each for each in range(client.num_copies) if each != copy]
         while True:
             service.on_death(copy)
             others_serve = any(map(client.serves, others))
             if not service.restarts[copy].allowed(death, others_serve):
-                break
+                service.restarts[copy].give_up()
+                if others_serve:
+                    logger.error("the engine stays dead%s: it died too often", self._named(copy))
+                    return False
+                hopeless = isinstance(death, EngineOutOfMemoryError | EngineStuckError)
+                if hopeless or all(service.restarts[each].given_up for each in others):
+                    raise death
+                await self._serves_again.wait()
+                continue
             if others_serve:
                 logger.warning("loading the engine again%s; others serve", self._named(copy))
             else:
@@ -190,12 +201,6 @@ class Server(uvicorn.Server):
                 return True
             except EngineDeadError as another:
                 death = another
-        service.restarts[copy].give_up()
-        hopeless = isinstance(death, EngineOutOfMemoryError | EngineStuckError)
-        if others_serve or not (hopeless or all(service.restarts[each].given_up for each in others)):
-            logger.error("the engine stays dead%s: it died too often", self._named(copy))
-            return False
-        raise death
 
     def _named(self, copy: int) -> str:
         """Which copy, for the log, where there are several."""

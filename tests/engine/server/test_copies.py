@@ -149,6 +149,32 @@ def test_health_says_how_each_copy_does(tiny_llama: Path, tmp_path: Path) -> Non
         assert isinstance(mortal.serving.server.failure, EngineDeadError)
 
 
+def test_a_copy_that_dies_while_the_other_is_loaded_again_waits_for_it(tiny_llama: Path, tmp_path: Path) -> None:
+    """No restart is left for the last copy that serves, but it is not the last one for long."""
+    with _copies(tiny_llama, tmp_path / "deaths") as mortal:
+        whole, restarts = _whole(mortal), mortal.serving.service.restarts
+        os.kill(mortal.llm.copies[1].process.pid, signal.SIGKILL)
+        wait_until(restarts[1]._begun.is_set)
+        os.kill(mortal.llm.copies[0].process.pid, signal.SIGKILL)
+        wait_until(lambda: mortal.llm.copies[0].is_dead)
+        assert _whole(mortal) == whole, "who comes meanwhile waits"
+        wait_until(lambda: _all_serve(mortal))
+        assert _counted(mortal, "stoker:engine_restarts_total") == [1.0, 1.0]
+        assert not any(each.given_up for each in restarts)
+
+
+def test_a_copy_that_is_stopped_while_it_has_nothing_is_loaded_again(mortal: Mortal) -> None:
+    """As soon as anything is asked of the others, which have the answers."""
+    wait_until(lambda: _all_serve(mortal))
+    whole, restarts = _whole(mortal), _counted(mortal, "stoker:engine_restarts_total")
+    os.kill(mortal.llm.copies[1].process.pid, signal.SIGSTOP)
+    wait_until(lambda: _counted(mortal, "stoker:engine_up") == [1.0, 0.0, 1.0])
+    assert {answer.text for answer in _ask_all(mortal, 3)} == {whole}
+    wait_until(lambda: _all_serve(mortal))
+    restarts[1] += 1
+    assert _counted(mortal, "stoker:engine_restarts_total") == restarts
+
+
 def test_the_last_copy_that_serves_ends_the_server_by_want_of_memory(tiny_llama: Path, tmp_path: Path) -> None:
     with _copies(tiny_llama, tmp_path / "deaths", restarts=5) as mortal:
         mortal.plan(**{"load-0": "hang", "step-1": "memory"})

@@ -11,7 +11,8 @@ whoever started the server decides what is next. So it does where another proces
 or the engine was stuck, as may be what it runs on.
 
 Copies of the model live and die by themselves. Where others serve, a copy is loaded again whatever it died of, so many
-times an hour, and `BESIDE_OTHERS` times at least; beyond that it stays dead. The server ends with the last one.
+times an hour, and `BESIDE_OTHERS` times at least; beyond that it stays dead. A copy that may not be loaded again by
+itself, as none serves, waits for one that may. The server ends with the last one.
 """
 
 from __future__ import annotations
@@ -67,6 +68,7 @@ class Restarts:
     @contextlib.contextmanager
     def one(self) -> Iterator[None]:
         """While the engine is loaded again. Where that fails another attempt follows, or `give_up`."""
+        self.given_up = False
         self._began.append(self._clock())
         self._over.clear()
         self._begun.set()
@@ -75,7 +77,7 @@ class Restarts:
         self._over.set()
 
     def give_up(self) -> None:
-        """There will be no more."""
+        """There will be no more; or else not until another copy serves."""
         self.given_up = True
         self._begun.set()
         self._over.set()
