@@ -18,6 +18,7 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from functools import partial
 from pathlib import Path
 
+from stoker_engine.contract.copy_state import CopyState
 from stoker_engine.contract.engine_args import EngineArgs
 from stoker_engine.contract.errors import EngineDeadError, RequestError, StokerError
 from stoker_engine.core.engine_info import EngineInfo
@@ -26,6 +27,7 @@ from stoker_engine.core.outputs import OutputDelta, TokenDelta
 from stoker_engine.core.sampling_params import RequestParams
 from stoker_engine.core.step_report import StepReport
 from stoker_engine.models.locate import locate_model, locate_tokenizer
+from stoker_engine.parallel.layout import Layout
 from stoker_engine.processes.copy_router import CopyRouter
 from stoker_engine.processes.engine_copy import DEAD, EngineCopy, resolve
 from stoker_engine.processes.engine_process import PROGRAM, EngineProcess
@@ -83,12 +85,14 @@ class AsyncLLM:
         self._router: CopyRouter | None = None
         self._closed = False
         self._telling = asyncio.Lock()
-        several = args.data_parallel_size > 1
+        several, ranks = args.data_parallel_size > 1, Layout.of(args).size
         try:
             for number in range(args.data_parallel_size):
                 name = f"copy {number + 1} of {args.data_parallel_size} (engine {number})" if several else ""
                 start = partial(EngineProcess, log_format, program, step_timeout, number if several else None)
-                self.copies.append(EngineCopy(name, start, step_timeout, partial(self._on_outputs, number)))
+                self.copies.append(
+                    EngineCopy(number, name, ranks, start, step_timeout, partial(self._on_outputs, number))
+                )
         except BaseException:
             self.shutdown()
             raise
@@ -206,6 +210,11 @@ class AsyncLLM:
             return self.copies[0].status
         # The same words as long as nothing changes that others should know of: the operator passes them on.
         return "; ".join(f"{copy.name}: {'serving' if copy.is_ready else copy.status}" for copy in self.copies)
+
+    @property
+    def copy_states(self) -> list[CopyState]:
+        """How each copy does, one after the other."""
+        return [copy.state for copy in self.copies]
 
     async def wait_dead(self, copy: int = 0) -> EngineDeadError:
         """Waits until a copy is dead; the error's sentence says of what. Never returns after `shutdown`."""

@@ -30,7 +30,6 @@ from stoker_engine.contract.engine_args import EngineArgs
 from stoker_engine.core.engine_info import EngineInfo
 from stoker_engine.core.finish_reason import FinishReason
 from stoker_engine.core.step_report import FinishedRequest, SchedulerStats, StepReport
-from stoker_engine.sizing.cache_groups import blocks_per_sequence
 
 #: Why requests are turned away: the limit that was reached.
 ADMISSION_REASONS = ("max_num_queued_reqs", "max_num_queued_tokens")
@@ -297,8 +296,6 @@ class CopyMetrics:
 
         Concurrency is how many sequences of the greatest length the cache holds at once; tokens are theirs.
         """
-        longest = blocks_per_sequence(info.cache_groups, info.max_model_len, info.step_tokens, info.block_size)
-        concurrency = info.usable_blocks / longest
         args = self._args
         labels = {
             "engine": self._labels["engine"],
@@ -306,9 +303,9 @@ class CopyMetrics:
             "cache_dtype": args.kv_cache_dtype,
             "enable_prefix_caching": args.enable_prefix_caching,
             "gpu_memory_utilization": args.gpu_memory_utilization,
-            "kv_cache_max_concurrency": concurrency,
+            "kv_cache_max_concurrency": info.max_concurrency,
             "kv_cache_memory_bytes": args.kv_cache_memory_bytes,
-            "kv_cache_size_tokens": int(concurrency * info.max_model_len),
+            "kv_cache_size_tokens": info.kv_tokens,
             "num_gpu_blocks": info.num_blocks,
             "num_gpu_blocks_override": args.num_gpu_blocks_override,
         }

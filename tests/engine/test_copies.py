@@ -71,6 +71,13 @@ def test_the_outputs_of_one(tiny_llama: Path) -> None:
     assert not any(map(_lives, pids))
 
 
+@pytest.mark.slow
+def test_copies_may_have_ranks(tiny_llama: Path) -> None:
+    llm = LLM(str(tiny_llama), device="cpu", num_gpu_blocks_override=64, tensor_parallel_size=2, data_parallel_size=2)
+    params = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
+    assert [len(each.outputs[0].token_ids) for each in llm.generate([[5], [6], [7]], params)] == [4, 4, 4]
+
+
 def test_what_cannot_be_loaded_leaves_no_process(tiny_llama: Path) -> None:
     before = _children()
     with pytest.raises(ModelError, match="does not fit"):

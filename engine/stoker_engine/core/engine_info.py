@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from stoker_engine.sizing.cache_groups import CacheGroup, usable_blocks
+from stoker_engine.sizing.cache_groups import CacheGroup, blocks_per_sequence, usable_blocks
 
 
 @dataclass(frozen=True)
@@ -50,3 +50,14 @@ class EngineInfo:
     def usable_blocks(self) -> int:
         """Blocks that sequences can hold."""
         return usable_blocks(self.num_blocks)
+
+    @property
+    def max_concurrency(self) -> float:
+        """How many sequences of the greatest length the KV cache holds at once."""
+        longest = blocks_per_sequence(self.cache_groups, self.max_model_len, self.step_tokens, self.block_size)
+        return self.usable_blocks / longest
+
+    @property
+    def kv_tokens(self) -> int:
+        """Tokens of these sequences."""
+        return int(self.max_concurrency * self.max_model_len)

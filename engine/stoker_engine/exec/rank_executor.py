@@ -104,7 +104,7 @@ class RankExecutor:
     ) -> None:
         layout = Layout.of(args)
         supervision = supervision or Supervision()
-        self._head, self._on_death = head, supervision.on_death
+        self._head, self._on_death, self._on_missing = head, supervision.on_death, supervision.on_missing
         self._ranks_wait_s = _RANKS_WAIT * supervision.step_timeout
         self._patience_s = _EXECUTOR_WAITS * supervision.step_timeout
         self._stopped_s = min(_STOPPED_S, self._ranks_wait_s)
@@ -266,6 +266,7 @@ class RankExecutor:
                 silent_for[rank] = 0.0
                 if isinstance(message, Loaded):
                     del loading[connection]
+                    self._on_missing([number for number, each in enumerate(self._ranks) if each in loading.values()])
                     found.append(message)
                 else:
                     assert isinstance(message, Progress), message

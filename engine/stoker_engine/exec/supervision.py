@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from stoker_engine.contract.errors import StokerError
@@ -17,12 +17,14 @@ class Supervision:
         log_format: of the ranks' logs; see `logs.configure`.
         copy: which copy of the model the engine is; None: the only one.
         on_death: called in a thread of its own with what ended the ranks, also while no step runs.
+        on_missing: called while ranks load, whenever one has, with those that have not.
     """
 
     step_timeout: float = 300.0
     log_format: str = "text"
     copy: int | None = None
     on_death: Callable[[StokerError], None] = lambda _: None
+    on_missing: Callable[[Sequence[int]], None] = lambda _: None
 
     @property
     def labels(self) -> dict[str, int]:

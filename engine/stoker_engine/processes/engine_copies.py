@@ -22,7 +22,7 @@ from stoker_engine.core.outputs import StepOutputs, TokenDelta
 from stoker_engine.grammar.token_table import TokenTable
 from stoker_engine.processes.copy_router import CopyRouter
 from stoker_engine.processes.engine_process import PROGRAM, EngineProcess
-from stoker_engine.processes.messages import Abort, Stop, Waiting
+from stoker_engine.processes.messages import Abort, Missing, Stop, Waiting
 from stoker_engine.processes.room import check_room
 
 _News = queue.SimpleQueue[tuple[int, Any]]
@@ -70,7 +70,7 @@ class EngineCopies:
         infos = list[EngineInfo]()
         while len(infos) < len(self._processes):
             copy, message = self._news.get()
-            if isinstance(message, Waiting):
+            if isinstance(message, Waiting | Missing):
                 continue  # of which the log tells
             if isinstance(message, LoadFailed):
                 raise message.error()

@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any, Final, TypeVar
 
 from stoker_engine.children.load_failed import LoadFailed
+from stoker_engine.contract.copy_state import CopyState
 from stoker_engine.contract.engine_args import EngineArgs
 from stoker_engine.contract.errors import EngineDeadError
 from stoker_engine.core.engine_info import EngineInfo
@@ -23,7 +24,7 @@ from stoker_engine.core.outputs import OutputDelta, StepOutputs, TokenDelta
 from stoker_engine.core.step_report import StepReport
 from stoker_engine.grammar.token_table import TokenTable
 from stoker_engine.processes.engine_process import EngineProcess
-from stoker_engine.processes.messages import Abort, Stop, Waiting
+from stoker_engine.processes.messages import Abort, Missing, Stop, Waiting
 from stoker_engine.processes.status_word import PHASE_WORDS
 from stoker_engine.processes.watchdog import Watchdog
 from stoker_engine.tokens.output_processor import OutputProcessor, TokenTexts
@@ -40,7 +41,9 @@ class EngineCopy:
     """One copy, for one event loop. Its process starts at once.
 
     Args:
+        number: which one it is.
         name: what it is called where there are several; empty: it is the only one.
+        ranks: processes that share it.
         start: starts a process.
         step_timeout: seconds after which a step, or a phase of loading that does not progress, counts as stuck.
         on_step: called in the event loop with what each step did, and which requests got something.
@@ -53,12 +56,14 @@ class EngineCopy:
 
     def __init__(
         self,
+        number: int,
         name: str,
+        ranks: int,
         start: Callable[[], EngineProcess],
         step_timeout: float,
         on_step: Callable[[Sequence[TokenDelta], StepReport | None], None],
     ) -> None:
-        self.name = name
+        self.number, self.name, self.ranks = number, name, ranks
         self.watchdog = Watchdog(step_timeout, self._is_waited_for, self._die)
         self.process = start()
         self.streams: dict[str, OutputStream] = {}
@@ -66,6 +71,8 @@ class EngineCopy:
         self._start = start
         self._on_step = on_step
         self._serving = False
+        self._missing = tuple(range(ranks))
+        self._info: EngineInfo | None = None
         self._told: EngineProcess | None = None  # which process has the vocabulary as bytes
         self._dead_of: EngineDeadError | None = None
         self._died_of: EngineDeadError | None = None  # the one before, until this one serves
@@ -100,7 +107,8 @@ class EngineCopy:
         await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
         if not self._loaded.done():  # else it has died
             process.send(args.result())
-        return await self._loaded
+        self._info = await self._loaded
+        return self._info
 
     def serve(self, vocabulary: TokenTexts) -> None:
         """Takes requests from now on, unless it has died meanwhile.
@@ -112,6 +120,7 @@ class EngineCopy:
             raise type(self._dead_of)(f"the engine died while it loaded: {self._dead_of}")
         self.outputs = OutputProcessor(vocabulary)
         self._serving = True
+        self._missing = ()
         self._died_of = None
 
     @property
@@ -158,6 +167,26 @@ class EngineCopy:
         if self._died_of is None:
             return words
         return f"loading again after: {self._died_of} (now {words.removeprefix('loading: ')})"
+
+    @property
+    def state(self) -> CopyState:
+        """How it does. It says the same as long as nothing changes: others pass it on."""
+        info = self._info
+        if self.is_ready:
+            message = "serving"
+        elif self._standstill is not None and not self.is_dead:
+            message = f"stuck for more than {self.watchdog.step_timeout:.0f} s (--step-timeout)"
+        else:
+            message = self.status
+        return CopyState(
+            self.number,
+            self.is_ready,
+            self.ranks,
+            self._missing,
+            message,
+            None if info is None else info.num_blocks,
+            None if info is None else info.kv_tokens,
+        )
 
     async def wait_dead(self) -> EngineDeadError:
         """Waits until it is dead; the error's sentence says of what. Never returns after `shutdown`."""
@@ -233,6 +262,8 @@ class EngineCopy:
             self._call(self._on_outputs, self._put(process, message.deltas), message)
         elif isinstance(message, Waiting):
             self._call(self._wait_for, process, message.words)
+        elif isinstance(message, Missing):
+            self._call(self._on_missing, process, message)
         elif isinstance(message, LoadFailed):
             self._call(self._resolve_loaded, process, message.error())
         elif isinstance(message, EngineInfo):
@@ -272,6 +303,10 @@ class EngineCopy:
         if process is self.process:
             self._waiting = words
 
+    def _on_missing(self, process: EngineProcess, missing: Missing) -> None:
+        if process is self.process and self._dead_of is None:
+            self._missing = missing.ranks
+
     def _resolve_loaded(self, process: EngineProcess, result: EngineInfo | Exception) -> None:
         if process is self.process:
             resolve(self._loaded, result)
@@ -281,6 +316,7 @@ class EngineCopy:
             return
         self._dead_of = cause
         self._serving = False
+        self._missing = tuple(range(self.ranks))
         logger.error("%s died: %s", self.name or "the engine", cause)
         resolve(self._loaded, type(cause)(f"the engine died while it loaded: {cause}"))
         self._end_streams(type(cause), self._for_clients(cause))

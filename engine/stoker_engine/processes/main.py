@@ -15,7 +15,8 @@ import queue
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,7 +34,7 @@ from stoker_engine.exec.supervision import Supervision
 from stoker_engine.grammar.token_table import TokenTable
 from stoker_engine.nodes.head import Head
 from stoker_engine.processes.copy_part import keep_to_own_part
-from stoker_engine.processes.messages import Abort, Stop, Waiting
+from stoker_engine.processes.messages import Abort, Missing, Stop, Waiting
 from stoker_engine.processes.status_word import Phase, StatusWord
 
 if TYPE_CHECKING:
@@ -62,7 +63,9 @@ def main(argv: list[str]) -> int:
     inbox: Inbox = queue.SimpleQueue()
     at_end: list[Callable[[], None]] = []
     threading.Thread(target=_receive, args=(connection, inbox, at_end), name="inbox", daemon=True).start()
-    supervision = Supervision(step_timeout, log_format, copy, on_death=inbox.put)
+    supervision = Supervision(
+        step_timeout, log_format, copy, on_death=inbox.put, on_missing=partial(_tell_missing, connection, status)
+    )
     logs.configure(log_format, **supervision.labels)
     try:
         engine = _load(connection, inbox, status, supervision, at_end)
@@ -161,6 +164,11 @@ def _add(engine: Engine, connection: Connection, status: StatusWord, request: En
         engine.abort(request.id)
         failed = [TokenDelta(request.id, i, [], FinishReason.ERROR) for i in range(request.num_sequences)]
         _send(connection, status, StepOutputs(failed, None))
+
+
+def _tell_missing(connection: Connection, status: StatusWord, ranks: Sequence[int]) -> None:
+    _send(connection, status, Missing(tuple(ranks)))
+    status.enter(Phase.LOADING)
 
 
 def _send(connection: Connection, status: StatusWord, message: Any) -> None:

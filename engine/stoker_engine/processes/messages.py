@@ -2,13 +2,20 @@
 
 To the engine: `EngineArgs` first; then `EngineRequest`, `Abort`, `Stop`, and before the first request with
 a grammar a `TokenTable`.
-From it: `Waiting` for other nodes, where there are some; then `EngineInfo` or `LoadFailed`; then `StepOutputs`; `Died`
-(`stoker_engine.children`) last, if it can still be said.
+From it: `Waiting` for other nodes and `Missing` ranks, while it loads; then `EngineInfo` or `LoadFailed`; then
+`StepOutputs`; `Died` (`stoker_engine.children`) last, if it can still be said.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Missing:
+    """These ranks have not loaded their part of the model yet."""
+
+    ranks: tuple[int, ...]
 
 
 @dataclass(frozen=True)

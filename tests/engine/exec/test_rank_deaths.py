@@ -58,7 +58,13 @@ def told() -> list[StokerError]:
 
 
 @pytest.fixture
-def make(deaths: Path, told: list[StokerError]) -> Iterator[Make]:
+def missing() -> list[tuple[int, ...]]:
+    """Which ranks it is told have not loaded yet."""
+    return []
+
+
+@pytest.fixture
+def make(deaths: Path, told: list[StokerError], missing: list[tuple[int, ...]]) -> Iterator[Make]:
     """Makes executors of pretended ranks; at the end none of their processes is left."""
     made: list[RankExecutor] = []
     before = set(psutil.Process().children(recursive=True))
@@ -69,7 +75,9 @@ def make(deaths: Path, told: list[StokerError]) -> Iterator[Make]:
             (deaths / f"{point}-{rank}").write_text(how)
         checkpoint: Any = types.SimpleNamespace(path=Path("/some/model"))
         args = EngineArgs("org/name", revision="main", device="cpu", tensor_parallel_size=SIZE)
-        supervision = Supervision(step_timeout, on_death=told.append)
+        supervision = Supervision(
+            step_timeout, on_death=told.append, on_missing=lambda ranks: missing.append(tuple(ranks))
+        )
         executor = RankExecutor(
             args, checkpoint, supervision=supervision, program=(str(PROGRAM), str(deaths)), **options
         )
@@ -107,6 +115,12 @@ def _time_to_hang(make: Make) -> float:
     _run(executor, 6)
     executor.shutdown()
     return 3.5 + 4 * (time.monotonic() - began)
+
+
+def test_who_has_not_loaded_yet_is_told(make: Make, missing: list[tuple[int, ...]]) -> None:
+    make()
+    assert [len(each) for each in missing] == [2, 1, 0]
+    assert all(set(after) < set(before) for before, after in zip([tuple(range(SIZE)), *missing], missing, strict=False))
 
 
 def _check_ended(executor: RankExecutor) -> None:

@@ -25,6 +25,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from starlette.testclient import TestClient
 
 from stoker_engine.async_llm import AsyncLLM
+from stoker_engine.contract.copy_state import CopyState
 from stoker_engine.contract.engine_args import EngineArgs
 from stoker_engine.contract.errors import EngineDeadError, RequestError
 from stoker_engine.contract.frontend_args import FrontendArgs
@@ -150,6 +151,7 @@ class FakeEngine:
         self.is_stuck = False
         self.num_copies = 1
         self.status = "stepping"
+        self.copy_states = [CopyState(0, True, message="serving", kv_blocks=77, kv_tokens=1216)]
         self.answer = "hello world"
         self.error: Exception | None = None
         self.breaks_with: Exception | None = None

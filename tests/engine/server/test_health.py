@@ -10,6 +10,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from starlette.testclient import TestClient
 
+from stoker_engine.contract.copy_state import CopyState
 from stoker_engine.server.app import create_app
 from stoker_engine.server.engine import restarts
 from stoker_engine.server.unavailable import UnavailableError
@@ -117,3 +118,12 @@ def test_http_is_measured_with_the_instrumentators_names(client: TestClient) -> 
     assert families["http_request_duration_highr_seconds"].type == "histogram"
     assert families["http_request_size_bytes"].type == "summary"
     assert families["http_response_size_bytes"].type == "summary"
+
+
+def test_how_copies_do_is_told_always(client: TestClient, engine: FakeEngine) -> None:
+    engine.is_ready = engine.is_live = False
+    lost = CopyState(0, False, 4, (2, 3), "loading: reading the model")
+    engine.copy_states = [lost, CopyState(1, True, 4, (), "serving", 7, 112)]
+    answer = client.get("/copies")
+    assert answer.status_code == 200
+    assert [CopyState.from_dict(each) for each in answer.json()] == engine.copy_states

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
+from stoker_engine.contract.copy_state import CopyState
 from stoker_engine.contract.errors import EngineDeadError
 from stoker_engine.core.engine_info import EngineInfo
 from stoker_engine.core.sampling_params import RequestParams
@@ -133,6 +134,11 @@ class EngineClient(Protocol):
     @property
     def status(self) -> str:
         """A sentence on what the engine does, or of what it died: "loading: reading weights"."""
+        ...
+
+    @property
+    def copy_states(self) -> list[CopyState]:
+        """How each copy does, one after the other."""
         ...
 
     @property

@@ -1,4 +1,4 @@
-"""What machines ask: /health, /ready, /live, /ping, /load, /version, /metrics.
+"""What machines ask: /health, /ready, /live, /ping, /load, /version, /metrics, /copies.
 
 path              200 means
 /live             loading or stepping progresses: leave the process alone
@@ -17,6 +17,7 @@ from prometheus_client import generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from starlette.responses import Response
 
+from stoker_engine.contract.copy_state import CopyState
 from stoker_engine.server.openai.responses import ServerLoad, Version
 from stoker_engine.server.service import Service
 from stoker_engine.server.unavailable import UnavailableError
@@ -58,6 +59,11 @@ def routes(service: Service) -> APIRouter:
     async def ping() -> Response:
         """As /health; SageMaker's name for it."""
         return check(client.is_ready)
+
+    @router.get("/copies")
+    async def copies() -> list[CopyState]:
+        """How each copy of the model does, which ranks it lacks, and its KV cache; always 200."""
+        return client.copy_states
 
     @router.get("/load")
     async def load() -> ServerLoad:
