@@ -10,6 +10,7 @@ Real: the engine and its ranks, the kubelet, the operator. The copies share two 
 from __future__ import annotations
 
 import json
+import re
 import time
 import uuid
 from collections.abc import Iterator
@@ -106,6 +107,7 @@ def test_ranks_serve_what_one_process_serves(
     assert (plan["tensor"], plan["data"]) == (2, 2)
     told = wait_for(lambda: copies(endpoint) if "copies" in copies(endpoint) else None, "copies are reported", 60)
     assert (told["copies"], told["servingCopies"]) == (2, 2)
+    assert all(each["ranks"] == 2 and "missingRanks" not in each for each in told["copyStates"])
     assert {each["kvBlocks"] for each in told["copyStates"]} == {plan["kvBlocks"]}
     assert endpoint.wait_reason("EveryCopyServes", "Degraded")
 
@@ -160,6 +162,9 @@ def test_what_is_killed_is_loaded_again_while_the_other_copy_serves(
         flow.wait_for(10)
     results.add(f"ranks: a {what} SIGKILLed (reported after {reported:.0f} s)", flow.result, recovery)
     assert "1 of 2 copies does not serve" in told["message"]
+    assert "lacks rank" in told["message"], "its ranks are named"
+    if what == "rank":
+        assert re.search(r"rank \d of 2 was killed by signal 9", told["message"]), told["message"]
     broken = flow.result.broken
     assert len(broken) <= 3, listed(broken)
     late = [each for each in broken if each.start >= struck + _NOTICED_S]

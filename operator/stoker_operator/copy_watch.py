@@ -1,8 +1,8 @@
-"""Which copies of a model serve, in pods that have several: requested now and then, since nothing in the cluster
-changes when one of them dies and others of its pod go on.
+"""Which copies of a model serve, and which ranks they lack, in pods where several processes compute: requested now and
+then, since nothing in the cluster changes when one of them dies. Where none serves the pod is not ready, and why is
+known to it alone.
 
-The engine's metrics say it: ``stoker:engine_up`` of each copy, and its ``vllm:cache_config_info``. Where one is down,
-``/health`` says why. An engine without these metrics is not known to have copies.
+Stoker's engine says it at ``/copies`` (`contract.copy_state`); another one is not known to have copies.
 
 As in `engine_facts`, answers are not trusted, are bounded in bytes and time, and nobody waits for them.
 """
@@ -10,22 +10,25 @@ As in `engine_facts`, answers are not trusted, are bounded in bytes and time, an
 from __future__ import annotations
 
 import asyncio
-import re
+import dataclasses
+import json
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from stoker_operator.engine_facts import fetch, labels, number
-from stoker_operator.facts import Copies, Copy, Key
+from stoker_engine.contract.copy_state import CopyState
+from stoker_operator.engine_facts import fetch
+from stoker_operator.facts import Copies, Key
 from stoker_operator.own_thread import OwnLoop
 
-_UP: Final = re.compile(rb"^stoker:engine_up\{([^\n]*)\} ([01])(?:\.0)?$", re.MULTILINE)
-_CACHE: Final = re.compile(rb"^vllm:cache_config_info\{([^\n]*)\}", re.MULTILINE)
-#: No pod has more copies.
+#: No pod has more copies, and none of them more ranks.
 _MOST_COPIES: Final = 64
-#: Of ``/health``, and of what is passed on of it.
-_MOST_BYTES: Final = 16 << 10
+_MOST_RANKS: Final = 64
+#: Of blocks and tokens.
+_MOST: Final = 10**12
+#: Of the answer, and of a sentence in it that is passed on.
+_MOST_BYTES: Final = 64 << 10
 _MOST_SAID: Final = 400
 _TIMEOUT_SECONDS: Final = 2.0
 _EVERY_SECONDS: Final = 5.0
@@ -36,37 +39,36 @@ _PATIENCE: Final = 3
 
 async def ask(metrics_url: str, seconds: float) -> Copies | None:
     """The copies of the engine whose metrics are at `metrics_url`; None where it does not answer, or does not say."""
-    metrics = await fetch(metrics_url, seconds)
-    copies = () if metrics is None else _read(metrics)
-    if not copies:
+    said = await fetch(metrics_url.removesuffix("/metrics") + "/copies", seconds, _MOST_BYTES)
+    return None if said is None else _read(said)
+
+
+def _read(said: bytes) -> Copies | None:
+    try:
+        every = json.loads(said)
+    except (ValueError, RecursionError):
         return None
-    if all(copy.serves for copy in copies):
-        return Copies(copies)
-    said = await fetch(metrics_url.removesuffix("/metrics") + "/health", seconds, _MOST_BYTES)
-    return Copies(copies, _sentence(said or b""))
+    if not isinstance(every, list):
+        return None
+    found = (CopyState.from_dict(each) for each in every[:_MOST_COPIES])
+    copies = {each.number: _bounded(each) for each in found if each is not None and _is_likely(each)}
+    return Copies(tuple(copies[number] for number in sorted(copies))) if copies else None
 
 
-def _read(metrics: bytes) -> tuple[Copy, ...]:
-    caches = {told.get("engine", ""): told for told in map(labels, _few(_CACHE, metrics))}
-    copies = {}
-    for found in _few(_UP, metrics):
-        which = labels(found).get("engine", "")
-        index = number(which)
-        if index is None or index >= _MOST_COPIES:
-            continue
-        cache = caches.get(which, {})
-        blocks, tokens = number(cache.get("num_gpu_blocks", "")), number(cache.get("kv_cache_size_tokens", ""))
-        copies[index] = Copy(index, found[2] == b"1", blocks, tokens)
-    return tuple(copies[index] for index in sorted(copies))
+def _is_likely(state: CopyState) -> bool:
+    """Whether these numbers fit into a status."""
+    small = state.number < _MOST_COPIES and state.ranks <= _MOST_RANKS and len(state.missing_ranks) <= state.ranks
+    return small and all(each is None or each < _MOST for each in (state.kv_blocks, state.kv_tokens))
 
 
-def _few(pattern: re.Pattern[bytes], text: bytes) -> list[re.Match[bytes]]:
-    return [found for found, _ in zip(pattern.finditer(text), range(_MOST_COPIES), strict=False)]
+def _bounded(state: CopyState) -> CopyState:
+    missing = tuple(sorted(rank for rank in set(state.missing_ranks) if rank < state.ranks))
+    return dataclasses.replace(state, missing_ranks=missing, message=_sentence(state.message))
 
 
-def _sentence(said: bytes) -> str:
+def _sentence(text: str) -> str:
     """What is passed on: words in a line."""
-    text = "".join(character if character.isprintable() else " " for character in said.decode(errors="replace"))
+    text = "".join(character if character.isprintable() else " " for character in text)
     return " ".join(text.split())[:_MOST_SAID]
 
 

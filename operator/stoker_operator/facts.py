@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
+from stoker_engine.contract.copy_state import CopyState
+
 Object = Mapping[str, Any]
 
 #: The workload whose pods answer requests, and whose objects have the endpoint's name.
@@ -164,34 +166,16 @@ class Reported:
     weights: str = ""
 
 
-class Copy(NamedTuple):
-    """One of the copies of a model that a pod has.
-
-    Attributes:
-        number: which, from 0.
-        serves: it answers requests.
-        kv_blocks: blocks of its KV cache; None: it does not say.
-        kv_tokens: tokens that these hold; None: it does not say.
-    """
-
-    number: int
-    serves: bool
-    kv_blocks: int | None = None
-    kv_tokens: int | None = None
-
-
 class Copies(NamedTuple):
-    """Those of a pod.
+    """The copies of the model that a pod has.
 
     Attributes:
         each: one after the other.
-        said: what the engine says of those that do not serve.
     """
 
-    each: tuple[Copy, ...]
-    said: str = ""
+    each: tuple[CopyState, ...]
 
     @property
-    def down(self) -> list[Copy]:
+    def down(self) -> list[CopyState]:
         """Those that do not serve."""
         return [copy for copy in self.each if not copy.serves]

@@ -47,6 +47,10 @@ class Outcome(Enum):
     REFUSED = "refused"
 
 
+#: Flags of engines that are several processes; other engines than ours have a command beside them.
+_SEVERAL: Final = ("--tensor-parallel-size=", "--pipeline-parallel-size=", "--data-parallel-size=")
+
+
 @dataclass(frozen=True)
 class Cluster:
     """What a reconcile works with.
@@ -57,8 +61,8 @@ class Cluster:
         writer: who writes.
         holders: who holds accelerators; listed on call.
         reported: what an engine reports, where it did; by endpoint, workload, pod and the URL of its metrics.
-        copies: which copies serve, by pod, of pods that have several; by endpoint, workload, and the URLs of the pods'
-            metrics.
+        copies: which copies serve, by pod, where several processes compute; by endpoint, workload, and the URLs of the
+            pods' metrics.
     """
 
     kube: Kube
@@ -132,18 +136,18 @@ def _workload(
     trouble = _trouble(cluster, decision, endpoint.key, rollout, pods, now) if troubled else None
     reported = _reported(cluster, decision, endpoint, name, pods, moving=not rollout.complete)
     silent = reported is None and any(pod.ready for pod in pods)
-    copies = cluster.copies(endpoint.key, name, _with_copies(decision, name, pods))
+    copies = cluster.copies(endpoint.key, name, _with_ranks(decision, name, pods))
     return SeenWorkload(rollout, trouble, reported, silent, copies)
 
 
-def _with_copies(decision: Decision, workload: str, pods: tuple[Pod, ...]) -> dict[str, str]:
-    """Where the metrics are of the pods that serve, if they have several copies of the model."""
+def _with_ranks(decision: Decision, workload: str, pods: tuple[Pod, ...]) -> dict[str, str]:
+    """Where the metrics are of the pods in which several processes of our engine compute."""
     if workload not in decision.pinned:
         return {}
     container = engine(decision.pinned[workload].deployment)
-    if not any(word.startswith("--data-parallel-size=") for word in container.get("args", ())):
+    if "command" in container or not any(word.startswith(_SEVERAL) for word in container.get("args", ())):
         return {}
-    return {pod.name: metrics_url(container, pod.address) for pod in pods if pod.ready and pod.address}
+    return {pod.name: metrics_url(container, pod.address) for pod in pods if pod.address and not pod.failed[0]}
 
 
 def _access_modes(cluster: Cluster, key: Key, judgement: Judgement) -> tuple[str, ...] | None:

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Final, NamedTuple
 
+from stoker_engine.contract.copy_state import CopyState
 from stoker_operator.api.v1alpha1.status import MOST_COPY_STATES
 from stoker_operator.decide import Decision, is_ours
 from stoker_operator.diagnosis import Diagnosis, quota_exceeded
@@ -32,6 +33,10 @@ _MESSAGE: Final = 2048
 _HELD: Final = "pods of the newest spec are made as soon as the model's config.json has been fetched, or does not come"
 #: Pods that are named which lack a copy.
 _PODS: Final = 3
+#: Of each of them, copies of which it is told why.
+_COPIES: Final = 2
+#: What a condition says of each; all of it is in `copyStates`.
+_SAID: Final = 200
 #: A longer argument of the engine's command line, such as a chat template, is reported by its beginning.
 _WORD: Final = 256
 
@@ -53,7 +58,7 @@ class SeenWorkload:
         trouble: why its pods do not serve.
         reported: what its engine reports, where it has.
         silent: a pod is ready, and its engine has not reported.
-        copies: of pods that serve and have several copies of the model, these, by pod.
+        copies: of the model, by pod, where several processes compute.
     """
 
     rollout: Rollout
@@ -179,6 +184,9 @@ def _copies(pods: Mapping[str, Copies]) -> dict[str, Any]:
             "pod": pod,
             "number": copy.number,
             "serves": copy.serves,
+            "ranks": copy.ranks,
+            **({"missingRanks": list(copy.missing_ranks)} if copy.missing_ranks else {}),
+            **({"message": copy.message} if copy.message and not copy.serves else {}),
             **({} if copy.kv_blocks is None else {"kvBlocks": copy.kv_blocks}),
             **({} if copy.kv_tokens is None else {"kvTokens": copy.kv_tokens}),
         }
@@ -301,13 +309,14 @@ def _stalled(trouble: Diagnosis | None) -> Verdict:
 
 
 def _degraded(seen: Seen) -> dict[str, Verdict]:
-    pods = [each for workload in seen.workloads.values() for each in sorted(workload.copies.items())]
+    every = [each for workload in seen.workloads.values() for each in sorted(workload.copies.items())]
+    # Of a pod with one copy, or where none serves, readiness says it.
+    pods = [(pod, copies) for pod, copies in every if len(copies.each) > 1 and len(copies.down) < len(copies.each)]
     if not pods:
         return {}
     down = [
         f"pod {pod}: {len(copies.down)} of {len(copies.each)} copies {'does' if len(copies.down) == 1 else 'do'} not "
-        f"serve (engine {', '.join(str(copy.number) for copy in copies.down)})"
-        f"{f': {copies.said}' if copies.said else ''}"
+        f"serve: {_told(copies)}"
         for pod, copies in pods
         if copies.down
     ]
@@ -316,6 +325,30 @@ def _degraded(seen: Seen) -> dict[str, Verdict]:
     more = f"; and so in {len(down) - _PODS} more pods" if len(down) > _PODS else ""
     remedy = "the others of its pod serve; one that does not come back says why in the pod's log"
     return {"Degraded": Verdict("True", "CopyDown", f"{'; '.join(down[:_PODS])}{more}; {remedy}")}
+
+
+def _told(copies: Copies) -> str:
+    """What a pod says of its copies that do not serve."""
+    told = [
+        f"engine {copy.number}{_lacks(copy)}{f': {copy.message[:_SAID]}' if copy.message else ''}"
+        for copy in copies.down
+    ]
+    more = f"; and {len(told) - _COPIES} more" if len(told) > _COPIES else ""
+    return "; ".join(told[:_COPIES]) + more
+
+
+def _lacks(copy: CopyState) -> str:
+    if copy.ranks == 1 or not copy.missing_ranks:
+        return ""
+    missing = ", ".join(map(str, copy.missing_ranks))
+    return f" lacks rank{'s' if len(copy.missing_ranks) > 1 else ''} {missing} of {copy.ranks}"
+
+
+def _waited_for(seen: Seen) -> str:
+    """What pods say of which no copy serves."""
+    every = [each for workload in seen.workloads.values() for each in sorted(workload.copies.items())]
+    told = [f"; pod {pod}: {_told(copies)}" for pod, copies in every if len(copies.down) == len(copies.each)]
+    return "".join(told[:_PODS])
 
 
 def _ready(decision: Decision, seen: Seen, trouble: Diagnosis | None) -> Verdict:
@@ -330,7 +363,7 @@ def _ready(decision: Decision, seen: Seen, trouble: Diagnosis | None) -> Verdict
         return Verdict("False", "RollingOut", _HELD)
     if rollout is None:
         return Verdict("False", "RollingOut", "the Deployment does not exist yet")
-    return Verdict("False", "RollingOut", _progress(seen.unfinished or rollout))
+    return Verdict("False", "RollingOut", _progress(seen.unfinished or rollout) + _waited_for(seen))
 
 
 def _progress(rollout: Rollout) -> str:

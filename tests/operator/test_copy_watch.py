@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -11,32 +12,31 @@ from typing import Any
 
 import pytest
 
+from stoker_engine.contract.copy_state import CopyState
 from stoker_operator import copy_watch
 from stoker_operator.copy_watch import CopyWatch
-from stoker_operator.facts import Copies, Copy, Key
+from stoker_operator.facts import Copies, Key
 
 KEY = Key("ns", "demo")
 
 
-def metrics(*up: int) -> bytes:
-    """Of as many copies."""
-    lines = []
-    for number, each in enumerate(up):
-        lines.append(f'stoker:engine_up{{engine="{number}",model_name="m"}} {each}.0')
-        cache = f'engine="{number}",kv_cache_size_tokens="{1600 + number}",num_gpu_blocks="{100 + number}"'
-        lines.append(f"vllm:cache_config_info{{{cache}}} 1.0")
-    return ("\n".join(lines) + "\n").encode()
+def copies(*up: int) -> tuple[CopyState, ...]:
+    """Of as many copies; those that are 0 lack rank 1."""
+    return tuple(
+        CopyState(number, bool(each), 2, () if each else (1,), "so it does", 100 + number, 1600 + number)
+        for number, each in enumerate(up)
+    )
 
 
-def copies(*up: int) -> tuple[Copy, ...]:
-    return tuple(Copy(number, bool(each), 100 + number, 1600 + number) for number, each in enumerate(up))
+def answer(*up: int) -> bytes:
+    return json.dumps([state.to_dict() for state in copies(*up)]).encode()
 
 
 class Pod:
     """An engine of a few lines."""
 
     def __init__(self) -> None:
-        self.answers = {"/metrics": metrics(1, 1), "/health": b"all well"}
+        self.answers = {"/copies": answer(1, 1)}
         self.asked: list[str] = []
         pod = self
 
@@ -81,53 +81,54 @@ def wait_for(look: Callable[[], Any]) -> Any:
     raise AssertionError("not within a minute")
 
 
-def test_copies_that_serve_say_what_they_have(pod: Pod) -> None:
+def test_copies_say_what_they_have_and_lack(pod: Pod) -> None:
     assert ask(pod) == Copies(copies(1, 1))
-    assert pod.asked == ["/metrics"], "why all is well needs no request"
-
-
-def test_why_a_copy_does_not_serve_is_what_health_says(pod: Pod) -> None:
-    pod.answers |= {
-        "/metrics": metrics(1, 0, 1),
-        "/health": b"copy 1 of 3: loading again:\n rank 2 of 4 was killed\x07 ",
-    }
-    assert ask(pod) == Copies(copies(1, 0, 1), "copy 1 of 3: loading again: rank 2 of 4 was killed")
-    del pod.answers["/health"]
+    pod.answers["/copies"] = answer(1, 0, 1)
     assert ask(pod) == Copies(copies(1, 0, 1))
+    assert pod.asked == ["/copies"] * 2
+    del pod.answers["/copies"]
+    assert ask(pod) is None
 
 
 def test_a_copy_may_be_known_by_less(pod: Pod) -> None:
-    pod.answers["/metrics"] = b'stoker:engine_up{engine="0"} 1.0\nstoker:engine_up{engine="1"} 0\n'
+    pod.answers["/copies"] = b'[{"number": 1, "serves": false}, {"number": 0, "serves": true}, {"number": 2}]'
     found = ask(pod)
-    assert found is not None and found.each == (Copy(0, True), Copy(1, False))
+    assert found is not None and found.each == (CopyState(0, True), CopyState(1, False))
 
 
 @pytest.mark.parametrize(
     "text",
     [
         b"",
-        b'stoker:engine_up{engine="0"} 2.0\n',
-        b'stoker:engine_up{engine="-1"} 1.0\n',
-        b'stoker:engine_up{engine="999999999999"} 1.0\n',
-        b'stoker:engine_up{engine="x"} 1.0\n',
-        b"stoker:engine_up 1.0\n",
-        b'vllm:cache_config_info{engine="0",num_gpu_blocks="7"} 1.0\n',
+        b"[]",
+        b"{}",
+        b"null",
+        b"[" * 10_000,
+        b"\xff\xfe",
+        b'[{"number": -1, "serves": true}]',
+        b'[{"number": 64, "serves": true}]',
+        b'[{"number": 0, "serves": true, "ranks": 65}]',
+        b'[{"number": 0, "serves": true, "ranks": 1, "missing_ranks": [0, 0]}]',
+        b'[{"number": 0, "serves": true, "kv_blocks": 1000000000000}]',
+        b'[{"number": ' + b"9" * 5000 + b', "serves": true}]',
     ],
+    ids=lambda text: str(text[:24]),
 )
 def test_nonsense_is_no_copy(pod: Pod, text: bytes) -> None:
-    pod.answers["/metrics"] = text
+    pod.answers["/copies"] = text
     assert ask(pod) is None
 
 
 def test_a_liar_costs_little(pod: Pod) -> None:
-    pod.answers["/metrics"] = metrics(*([0] * 30_000))
-    pod.answers["/health"] = b"x" * 100_000
+    pod.answers["/copies"] = answer(*([0] * 30_000))
+    assert ask(pod) is None
+    states = [CopyState(number, False, 4, (3, 99, 3), "\u202e \x00<b>" + "word " * 100) for number in range(80)]
+    pod.answers["/copies"] = json.dumps([state.to_dict() for state in states]).encode()
     found = ask(pod)
-    assert found is None or (len(found.each) <= 64 and found.said == "")
-    pod.answers |= {"/metrics": metrics(*([0] * 200)), "/health": "\u202e \x00<b>".encode() + b"word " * 1000}
-    found = ask(pod)
-    assert found is not None and len(found.each) <= 64 and len(found.said) <= 400
-    assert found.said.isprintable()
+    assert found is not None and len(found.each) == 64
+    for state in found.each:
+        assert state.missing_ranks == (3,)
+        assert len(state.message) <= 400 and state.message.isprintable()
 
 
 def test_somebody_is_told_when_a_copy_goes_and_when_it_comes(pod: Pod) -> None:
@@ -139,7 +140,7 @@ def test_somebody_is_told_when_a_copy_goes_and_when_it_comes(pod: Pod) -> None:
     assert seen() == {"a": Copies(copies(1, 1))}
     for up in ((1, 0), (1, 1)):
         before = len(told)
-        pod.answers |= {"/metrics": metrics(*up), "/health": b"why"}
+        pod.answers["/copies"] = answer(*up)
         wait_for(lambda before=before: len(told) > before)
         assert [copy.serves for copy in seen()["a"].each] == [bool(each) for each in up]
     quiet, asked = len(told), len(pod.asked)
@@ -151,7 +152,7 @@ def test_somebody_is_told_when_a_copy_goes_and_when_it_comes(pod: Pod) -> None:
 def test_what_is_silent_is_forgotten_after_a_while(pod: Pod) -> None:
     watch = CopyWatch(lambda _: None, every=0.02)
     wait_for(lambda: watch.copies(KEY, "main", {"a": pod.url}))
-    del pod.answers["/metrics"]
+    del pod.answers["/copies"]
     wait_for(lambda: not watch.copies(KEY, "main", {"a": pod.url}))
 
 
@@ -176,4 +177,4 @@ def test_pods_are_asked_once_each_however_often_somebody_looks(pod: Pod) -> None
     for _ in range(100):
         watch.copies(KEY, "main", {"a": pod.url})
     wait_for(lambda: watch.copies(KEY, "main", {"a": pod.url}))
-    assert pod.asked == ["/metrics"]
+    assert pod.asked == ["/copies"]

@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 
+from stoker_engine.contract.copy_state import CopyState
 from stoker_operator.api.v1alpha1 import KIND
 from stoker_operator.apply import MANAGER, NotLeading, Writer
-from stoker_operator.facts import Copies, Copy, Key, Reported
+from stoker_operator.facts import Copies, Key, Reported
 from stoker_operator.informer import Informer
 from stoker_operator.judge import Knowledge
 from stoker_operator.kube import KubeError, Listing
@@ -195,7 +196,7 @@ def test_an_engine_that_does_not_tell_its_blocks_is_asked_again_for_a_while(worl
         world.reported = None  # what was reported once stays in the status
 
 
-def test_pods_with_several_copies_are_watched(document: Any) -> None:
+def test_pods_with_several_ranks_are_watched(document: Any) -> None:
     world = World(document(parallelism={"tensor": 2, "data": 2}))
     world.reconcile()
     assert world.asked_for_copies[-1] == (KEY, "main", {}), "nothing is ready"
@@ -203,13 +204,13 @@ def test_pods_with_several_copies_are_watched(document: Any) -> None:
     world.serve()
     world.reconcile()
     assert world.asked_for_copies[-1] == (KEY, "main", {"demo-1": "http://10.0.0.9:8000/metrics"})
-    world.copies = {"demo-1": Copies((Copy(0, True, 9), Copy(1, False)))}
+    world.copies = {"demo-1": Copies((CopyState(0, True, 2, kv_blocks=9), CopyState(1, False, 2)))}
     world.reconcile()
     status = world.kube.objects[KIND, "demo"]["status"]
     engine = status["workloads"][0]["engine"]
     assert (engine["copies"], engine["servingCopies"]) == (2, 1)
     assert ("Degraded", "True") in {(each["type"], each["status"]) for each in status["conditions"]}
-    world.spec(parallelism={"tensor": 2})
+    world.spec(parallelism={"tensor": 1})
     world.serve()
     world.copies = {}
     world.reconcile()

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
+from stoker_engine.contract.copy_state import CopyState
 from stoker_operator.decide import Decision, decide
 from stoker_operator.diagnosis import Diagnosis
-from stoker_operator.facts import MAIN, Child, Copies, Copy, Endpoint, Key, Reported, Rollout
+from stoker_operator.facts import MAIN, Child, Copies, Endpoint, Key, Reported, Rollout
 from stoker_operator.judge import Knowledge, judge
 from stoker_operator.manifests.owner import Owner
 from stoker_operator.observe import rollout as observe_rollout
@@ -99,7 +100,7 @@ def test_an_endpoint_that_serves(document: Any, catalogue: Catalogue) -> None:
 
 
 def test_copies_that_serve_are_counted(document: Any, catalogue: Catalogue) -> None:
-    each = (Copy(0, True, 100, 1600), Copy(1, True, 100, 1600))
+    each = tuple(CopyState(number, True, 2, (), "serving", 100, 1600) for number in range(2))
     asked = document(replicas=2, parallelism={"tensor": 2, "data": 2})
     reported = report(asked, catalogue, copies={"b": Copies(each), "a": Copies(each)})
     engine = reported["workloads"][0]["engine"]
@@ -110,36 +111,62 @@ def test_copies_that_serve_are_counted(document: Any, catalogue: Catalogue) -> N
         ("b", 0),
         ("b", 1),
     ]
-    assert engine["copyStates"][0] == {"pod": "a", "number": 0, "serves": True, "kvBlocks": 100, "kvTokens": 1600}
+    assert engine["copyStates"][0] == {
+        "pod": "a",
+        "number": 0,
+        "serves": True,
+        "ranks": 2,
+        "kvBlocks": 100,
+        "kvTokens": 1600,
+    }
     assert condition(reported, "Degraded") == ("False", "EveryCopyServes")
     assert condition(reported, "Ready") == ("True", "Ready")
 
 
 def test_a_copy_that_does_not_serve_is_told_and_its_pod_is_ready(document: Any, catalogue: Catalogue) -> None:
     copies = {
-        "a": Copies((Copy(0, True, 100), Copy(1, False)), "copy 1 of 2: serves; copy 2 of 2: loading again"),
-        "b": Copies((Copy(0, True, 100), Copy(1, True, 100))),
+        "a": Copies((CopyState(0, True, 4), CopyState(1, False, 4, (2, 3), "loading again after: rank 2 was killed"))),
+        "b": Copies((CopyState(0, True, 4), CopyState(1, True, 4))),
     }
     reported = report(document(replicas=2, parallelism={"data": 2}), catalogue, copies=copies)
     assert condition(reported, "Degraded") == ("True", "CopyDown")
     assert message(reported, "Degraded").startswith(
-        "pod a: 1 of 2 copies does not serve (engine 1): copy 1 of 2: serves; copy 2 of 2: loading again; the others of"
+        "pod a: 1 of 2 copies does not serve: engine 1 lacks ranks 2, 3 of 4: "
+        "loading again after: rank 2 was killed; the others of"
     )
     assert condition(reported, "Ready") == ("True", "Ready"), "every replica does serve"
     engine = reported["workloads"][0]["engine"]
     assert (engine["copies"], engine["servingCopies"]) == (4, 3)
-    assert engine["copyStates"][0] == {"pod": "a", "number": 1, "serves": False}
+    assert engine["copyStates"][0] == {
+        "pod": "a",
+        "number": 1,
+        "serves": False,
+        "ranks": 4,
+        "missingRanks": [2, 3],
+        "message": "loading again after: rank 2 was killed",
+    }
     back = report(document(replicas=2, parallelism={"data": 2}), catalogue, before=reported, now=LATER, copies={})
     assert "Degraded" not in {each["type"] for each in back["conditions"]}
 
 
+def test_of_a_pod_where_no_copy_serves_readiness_says_why(document: Any, catalogue: Catalogue) -> None:
+    copies = {"a": Copies((CopyState(0, False, 2, (1,), "loading: reading the model", 100),))}
+    moving = Rollout(current=True, desired=1, total=1, updated=1, ready=0, available=0)
+    reported = report(document(parallelism={"tensor": 2}), catalogue, moving, copies=copies)
+    assert condition(reported, "Ready") == ("False", "RollingOut")
+    assert message(reported, "Ready").endswith("; pod a: engine 0 lacks rank 1 of 2: loading: reading the model")
+    assert "Degraded" not in {each["type"] for each in reported["conditions"]}
+    assert reported["workloads"][0]["engine"]["copyStates"][0]["missingRanks"] == [1]
+
+
 def test_many_copies_are_told_in_few_words(document: Any, catalogue: Catalogue) -> None:
-    lost = Copies(tuple(Copy(number, number % 2 == 0) for number in range(8)), "x" * 400)
+    lost = Copies(tuple(CopyState(number, number % 2 == 0, message="x" * 400) for number in range(16)))
     reported = report(document(replicas=2), catalogue, copies={f"pod-{number}": lost for number in range(50)})
     engine = reported["workloads"][0]["engine"]
-    assert (engine["copies"], engine["servingCopies"], len(engine["copyStates"])) == (400, 200, 64)
+    assert (engine["copies"], engine["servingCopies"], len(engine["copyStates"])) == (800, 400, 64)
     assert not any(state["serves"] for state in engine["copyStates"])
-    assert "4 of 8 copies do not serve (engine 1, 3, 5, 7)" in message(reported, "Degraded")
+    assert "8 of 16 copies do not serve: engine 1: xx" in message(reported, "Degraded")
+    assert "; and 6 more; pod" in message(reported, "Degraded")
     assert "and so in 47 more pods" in message(reported, "Degraded")
 
 

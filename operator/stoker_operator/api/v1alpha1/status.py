@@ -69,7 +69,13 @@ class CopyStatus(Part):
     number: Annotated[int, Field(ge=0)]
     """Which of the pod's, from 0; the label engine of its metrics."""
     serves: bool
-    """Whether it answers requests. One that does not is being loaded again, or cannot be."""
+    """Whether it answers requests. One that does not is being loaded, or cannot be."""
+    ranks: Annotated[int, Field(ge=0)] | None = None
+    """Processes that share it."""
+    missing_ranks: Annotated[list[int], Field(max_length=64)] | None = None
+    """Those of them that have not loaded their part of the model, or have ended; absent where there are none."""
+    message: Annotated[str, Field(max_length=1024)] | None = None
+    """What a copy that does not serve is at, or what it died of."""
     kv_blocks: Int64 | None = None
     """Blocks of its key-value cache."""
     kv_tokens: Int64 | None = None
@@ -89,7 +95,7 @@ class EngineStatus(Part):
     """How the engine stores the model's weights, as it reports it."""
 
     copies: Annotated[int, Field(ge=0)] | None = None
-    """Copies of the model in the pods that serve; absent where a pod has one."""
+    """Copies of the model in the pods; absent where each has one, of one process."""
     serving_copies: Annotated[int, Field(ge=0)] | None = None
     """Those of them that answer requests."""
     copy_states: Annotated[list[CopyStatus], Field(max_length=MOST_COPY_STATES)] | None = None
