@@ -61,8 +61,8 @@ class MergedLinear(nn.Module):
                     f"which {build.ranks.size} ranks cannot share; choose --tensor-parallel-size 1"
                 )
             if any(at % method.column_multiple for at in (inputs.start, inputs.stop) if at != inputs.full):
-                sizes = range(1, build.ranks.size)
-                shared = [str(n) for n in sizes if inputs.full % (n * method.column_multiple) == 0]
+                sizes = range(2, build.ranks.size)
+                shared = ["1", *(str(n) for n in sizes if inputs.full % (n * method.column_multiple) == 0)]
                 raise ModelError(
                     f"{name} is stored in blocks of {method.column_multiple} columns, "
                     f"which {build.ranks.size} ranks cannot share; choose --tensor-parallel-size {' or '.join(shared)}"

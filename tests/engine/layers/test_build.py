@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
 
+from stoker_engine.architectures.stored_formats import GGUF_FORMATS
 from stoker_engine.attention.sdpa import SdpaBackend
 from stoker_engine.contract.errors import ModelError
 from stoker_engine.kernels.reference import REFERENCE
 from stoker_engine.layers.build import Build
+from stoker_engine.layers.linear import MergedLinear
 from stoker_engine.parallel.ranks import Alone
+from stoker_engine.quant.blocks import Blocks
 from stoker_engine.quant.slot import Share, Slot
 
 SIZES = [1, 2, 3, 5, 31, 32, 33, 64, 96, 97, 128, 1000]
@@ -80,3 +83,12 @@ def test_a_slot_says_which_part_it_is() -> None:
     turned.tensor.copy_(turned.part_of(whole.T))
     assert torch.equal(slot.tensor, whole[2:5, 4:8])
     assert Slot.of(torch.empty(7, 12), Share.whole(7), Share.whole(12)).shard is None
+
+
+@pytest.mark.parametrize(("columns", "ranks", "sizes"), [(40, 2, "1"), (128, 8, "1 or 2 or 4"), (96, 4, "1 or 3")])
+def test_a_cut_within_a_block_names_sizes_that_do(columns: int, ranks: int, sizes: str) -> None:
+    """One rank always does, also where rows end within a block."""
+    inputs = Share(0, columns // ranks, columns)
+    build = replace(builds(ranks)[0], linear=lambda _: Blocks(GGUF_FORMATS["Q8_0"]))
+    with pytest.raises(ModelError, match=rf"blocks of 32 columns.*; choose --tensor-parallel-size {sizes}$"):
+        MergedLinear(build, "layer", inputs, {"o": Share.whole(8)}, bias=False)
