@@ -31,13 +31,20 @@ def refuse_indivisible(args: EngineArgs, checkpoint: Checkpoint) -> None:
         problem = objection(config, tensor, pipeline, whole_experts=whole, formats=formats)
     if problem is None:
         return
+    flag = _FLAGS.get(problem.reason, "--tensor-parallel-size")
     if problem.reason == "NotMixtureOfExperts":
         remedy = "leave it out"
     elif problem.reason == "TooFewLayers":
         remedy = f"use at most {len(config.layers)}"
     elif problem.reason == "NotSplit":
-        remedy = "leave out --tensor-parallel-size and --pipeline-parallel-size"
+        stated = {
+            "--tensor-parallel-size": tensor > 1,
+            "--pipeline-parallel-size": pipeline > 1,
+            "--enable-expert-parallel": whole,
+        }
+        flag, *others = (name for name, is_stated in stated.items() if is_stated)
+        remedy = " and ".join(["leave it out", *others])
     else:
         sizes = [str(size) for size in tensor_sizes(config, tensor, whole_experts=whole, formats=formats)]
         remedy = f"use {' or '.join(sizes)}"
-    raise ArgumentError(_FLAGS.get(problem.reason, "--tensor-parallel-size"), f"{problem.message}; {remedy}")
+    raise ArgumentError(flag, f"{problem.message}; {remedy}")

@@ -52,11 +52,10 @@ def objection(
         whole_experts: whether ranks that share a layer have whole experts of it, instead of a part of each.
         formats: how its weights are stored.
     """
+    if config.num_weights is not None and (tensor * pipeline > 1 or whole_experts):
+        return not_split(config.architecture)
     if whole_experts and not any(layer.moe for layer in config.layers):
         return Objection("NotMixtureOfExperts", "the model is no mixture of experts")
-    if config.num_weights is not None and tensor * pipeline > 1:
-        message = f"{config.architecture} runs by transformers' own modules, which are not split"
-        return Objection("NotSplit", message)
     if pipeline > len(config.layers):
         return Objection("TooFewLayers", f"pipeline {pipeline} is more than the model's {len(config.layers)} layers")
     if tensor == 1:
@@ -71,6 +70,11 @@ def objection(
         for each in _of_layer(layer, dict(stored), tensor, whole_experts=whole_experts)
     )
     return next(found, None) or _parts("the vocabulary", config.vocab_size, tensor)
+
+
+def not_split(architecture: str) -> Objection:
+    """What is wrong with several ranks for an architecture that is no family of ours, whatever its sizes."""
+    return Objection("NotSplit", f"{architecture} runs by transformers' own modules, which are not split")
 
 
 def tensor_sizes(

@@ -12,8 +12,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from stoker_engine.architectures.compute_dtype import compute_dtype
+from stoker_engine.architectures.families.registry import FAMILY_CONFIGS
 from stoker_engine.architectures.quantization.on_load import ON_LOAD
 from stoker_engine.contract.sources import ModelSource
+from stoker_engine.sizing.divisible import not_split
 from stoker_engine.sizing.dtype_sizes import element_bytes
 from stoker_engine.sizing.kv_format import kv_format
 from stoker_engine.sizing.memory import Numbers
@@ -173,6 +175,7 @@ def _study(spec: Spec, catalogue: Catalogue, config: Mapping[str, Any] | None, *
         *(mismatches or not_loaded(spec, method, catalogue)),
         *scales_not_taken(spec, config or {}),
         *_experts(spec, shape),
+        *_not_split(spec, placement, shape, config or {}),
         *_length(shape, settings),
     ]
     if chosen.problem is not None:
@@ -294,6 +297,19 @@ def _experts(spec: Spec, shape: Shape | str) -> Iterator[Violation]:
             f"use {tensor * data}, or remove it to split each expert over tensor",
             reason="ExpertMismatch",
         )
+
+
+def _not_split(spec: Spec, placement: Placement, shape: Shape | str, config: Mapping[str, Any]) -> Iterator[Violation]:
+    """Several ranks of our engine for an architecture whose shape is not known since it is no family of ours."""
+    sizes, names = placement.sizes, config.get("architectures")
+    if spec.engine.runtime != "stoker" or isinstance(shape, Shape) or sizes.tensor * sizes.pipeline == 1:
+        return
+    if not isinstance(names, list) or not names or any(name in FAMILY_CONFIGS for name in map(str, names)):
+        return
+    problem = not_split(", ".join(map(str, names)))
+    copies = f", data {sizes.used}" if sizes.used > 1 and spec.hardware.accelerator != CPU else ""
+    remedy = f"use tensor 1, pipeline 1{copies}, or another runtime"
+    yield Violation("spec.parallelism", problem.message, remedy, reason=problem.reason)
 
 
 def _length(shape: Shape | str, settings: EngineSettings) -> Iterator[Violation]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, PhimoeConfig, PhimoeForCausalLM
 
 from stoker_engine.contract.engine_args import EngineArgs
 from stoker_engine.contract.errors import ArgumentError
@@ -54,6 +54,30 @@ def test_bad_sizes_start_no_rank(sizes: dict[str, Any], said: str, tiny: Path, m
     with pytest.raises(ArgumentError) as caught:
         Engine.from_args(EngineArgs(str(tiny), device="cpu", **sizes))
     assert str(caught.value) == said
+
+
+@pytest.mark.parametrize(
+    ("sizes", "flag", "remedy"),
+    [
+        ({"tensor_parallel_size": 2}, "--tensor-parallel-size", "leave it out"),
+        ({"pipeline_parallel_size": 2}, "--pipeline-parallel-size", "leave it out"),
+        ({"enable_expert_parallel": True}, "--enable-expert-parallel", "leave it out"),
+        (
+            {"tensor_parallel_size": 2, "pipeline_parallel_size": 2, "enable_expert_parallel": True},
+            "--tensor-parallel-size",
+            "leave it out and --pipeline-parallel-size and --enable-expert-parallel",
+        ),
+    ],
+)
+def test_what_transformers_runs_is_not_split(sizes: dict[str, Any], flag: str, remedy: str, tmp_path: Path) -> None:
+    """A mixture that is one all the same: what is wrong is not that it had no experts."""
+    common = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+    config = PhimoeConfig(vocab_size=64, num_key_value_heads=2, num_local_experts=4, num_experts_per_tok=2, **common)
+    PhimoeForCausalLM(config).save_pretrained(tmp_path)
+    with pytest.raises(ArgumentError) as caught:
+        Engine.from_args(EngineArgs(str(tmp_path), device="cpu", **sizes))
+    said = "PhimoeForCausalLM runs by transformers' own modules, which are not split"
+    assert str(caught.value) == f"{flag}: {said}; {remedy}"
 
 
 def test_good_sizes_are_not_objected_to(tiny: Path) -> None:

@@ -10,11 +10,13 @@ import torch
 import transformers
 from transformers import CONFIG_MAPPING
 
+from stoker_engine.sizing.divisible import not_split
 from stoker_engine.sizing.weight_sizes import weight_sizes
 from stoker_operator.api.v1alpha1 import Spec
 from stoker_operator.plan.catalogue import Catalogue
 from stoker_operator.plan.foreign_models import foreign_config
 from stoker_operator.plan.planner import plan
+from stoker_operator.plan.unplannable import Unplannable
 
 #: Transformers' type → the architecture. Encoders are counted without projectors, hence the tolerance.
 COUNTED = {
@@ -65,6 +67,30 @@ def test_our_own_engine_does_not_serve_them(spec: Callable[..., Spec]) -> None:
     ours = plan(spec("hf://org/m", "nvidia-h100-80gb", 1, runtime="stoker", image="x"), Catalogue.load(), config)
     assert ours.estimate is None and "Exaone4ForCausalLM is not supported" in ours.unknown
     assert plan(spec("hf://org/m", "nvidia-h200", 2), Catalogue.load(), config).estimate is not None
+
+
+@pytest.mark.parametrize(
+    ("count", "parallelism", "remedy"),
+    [
+        (2, None, "use tensor 1, pipeline 1, data 2, or another runtime"),
+        (2, {"pipeline": 2}, "use tensor 1, pipeline 1, data 2, or another runtime"),
+        (2, {"data": 2}, ""),
+    ],
+)
+def test_our_own_engine_does_not_split_them(
+    spec: Callable[..., Spec], count: int, parallelism: dict[str, int] | None, remedy: str
+) -> None:
+    config = {**CONFIG_MAPPING["exaone4"]().to_dict(), "architectures": ["Exaone4ForCausalLM"]}
+    asked = spec("hf://org/m", "nvidia-h100-80gb", count, parallelism=parallelism, runtime="stoker", image="x")
+    if not remedy:
+        assert plan(asked, Catalogue.load(), config).unknown
+        return
+    with pytest.raises(Unplannable) as caught:
+        plan(asked, Catalogue.load(), config)
+    (violation,) = caught.value.violations
+    assert (violation.field, violation.reason) == ("spec.parallelism", "NotSplit")
+    assert violation.message == not_split("Exaone4ForCausalLM").message
+    assert violation.remedy == remedy
 
 
 @pytest.mark.parametrize(
