@@ -172,8 +172,11 @@ class ThreadExecutor:
             runner.grammars.set_token_table(table)
 
     def prepare(self, grammar: Grammar) -> Future[object]:
-        """See `Executor`."""
-        return self.runners[self._answering].grammars.prepare(grammar)
+        """See `Executor`. What is made of it stays with the rank that samples."""
+        ready = Future[object]()
+        made = self.runners[self._answering].grammars.prepare(grammar)
+        made.add_done_callback(lambda _: ready.set_exception(e) if (e := made.exception()) else ready.set_result(None))
+        return ready
 
     def shutdown(self) -> None:
         """See `Executor`."""
