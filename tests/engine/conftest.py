@@ -69,17 +69,19 @@ def tiny_llama_model(**overrides: Any) -> LlamaForCausalLM:
     """A random Llama with two layers and grouped KV heads."""
     torch.manual_seed(0)
     config = LlamaConfig(
-        vocab_size=_VOCABULARY,
-        hidden_size=64,
-        intermediate_size=96,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=512,
-        initializer_range=0.3,
-        bos_token_id=0,
-        eos_token_id=1,
-        **overrides,
+        **{
+            "vocab_size": _VOCABULARY,
+            "hidden_size": 64,
+            "intermediate_size": 96,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "max_position_embeddings": 512,
+            "initializer_range": 0.3,
+            "bos_token_id": 0,
+            "eos_token_id": 1,
+            **overrides,
+        }
     )
     return LlamaForCausalLM(config).float().eval()
 

@@ -26,13 +26,18 @@ from stoker_engine.models.checkpoint import find_checkpoint
 from stoker_engine.models.decoder import Decoder
 from stoker_engine.parallel.layout import Layout
 from stoker_engine.sizing.weight_sizes import stage_weight_bytes
+from stoker_engine.tokens.tokenizer import Tokenizer
 
+from .conftest import save_model, tiny_llama_model
 from .exec.test_rank_executor import TIGHT, Outputs, _check_alike, _requests, _run
 from .models import gguf_models, llama_cpp
 from .models.quantized_folders import FORMATS, folder
 from .models.test_gpt_oss import _save as save_gpt_oss
 from .models.test_gpt_oss import _unquantized as unquantized_gpt_oss
 from .models.test_tensor_parallel import CASES, MODELS, save
+from .test_structured_outputs import SMALL, Repeating, constraints
+from .test_structured_outputs import requests as requests_with_grammars
+from .test_structured_outputs import run as run_with_grammars
 from .thread_ranks import ThreadExecutor, ThreadRanks, thread_engine
 
 LAYOUTS: dict[str, dict[str, Any]] = {
@@ -43,6 +48,7 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "EP 3": {"tensor_parallel_size": 3, "enable_expert_parallel": True},
     "EP 4": {"tensor_parallel_size": 4, "enable_expert_parallel": True},
     "PP 2": {"pipeline_parallel_size": 2},
+    "PP 3": {"pipeline_parallel_size": 3},
     "TP 2 PP 2": {"tensor_parallel_size": 2, "pipeline_parallel_size": 2},
     "EP 2 PP 2": {"tensor_parallel_size": 2, "pipeline_parallel_size": 2, "enable_expert_parallel": True},
 }
@@ -56,6 +62,14 @@ FAST = [
     ("gpt_oss", "EP 4", 4),
     ("deepseek_v3", "TP 2", 5),
     ("qwen2_moe", "EP 2 PP 2", 6),
+]
+#: Slopes of heads, keys and values that all ranks hold, and what lies about in the files by head.
+BY_HEADS = [
+    ("mpt clip", "TP 2", 9),
+    ("mpt", "TP 2 PP 2", 10),
+    ("falcon 7b", "TP 4", 11),
+    ("falcon 40b", "TP 4", 12),
+    ("falcon 11b", "TP 2 PP 2", 13),
 ]
 #: Their matrices have several components, which a stage without them must not miss.
 QUANTIZED_FAST = [("gptq", "PP 2"), ("int-quantized", "TP 2 PP 2"), ("pack-quantized order", "PP 2")]
@@ -145,6 +159,104 @@ def test_the_same_comes_out(tensor: int, tiny_llama: Path) -> None:
 def test_all_kinds_of_layers(name: str, layout: str, seed: int, tmp_path: Path) -> None:
     save(name, tmp_path)
     _compare(tmp_path, layout, seed)
+
+
+@pytest.mark.parametrize(
+    ("name", "layout", "seed"),
+    [case if case in BY_HEADS[1:3] else pytest.param(*case, marks=pytest.mark.slow) for case in BY_HEADS],
+)
+def test_families_of_many_queries_a_key(name: str, layout: str, seed: int, tmp_path: Path) -> None:
+    gguf_models.tiny(*gguf_models.MODELS[name]).save_pretrained(tmp_path)
+    _compare(tmp_path, layout, seed)
+
+
+@pytest.mark.parametrize(
+    ("layout", "in_flight"),
+    [
+        ("PP 3", True),
+        pytest.param("PP 3", False, marks=pytest.mark.slow),
+        pytest.param("TP 2 PP 2", True, marks=pytest.mark.slow),
+        pytest.param("TP 4", False, marks=pytest.mark.slow),
+    ],
+)
+def test_drafts_and_grammars(layout: str, in_flight: bool, tmp_path: Path) -> None:
+    """Drafts are verified where nobody knows what was sampled before it is told, and outputs spell what they must."""
+    model = save_model(tmp_path, tiny_llama_model(num_hidden_layers=3, num_key_value_heads=4))
+    made = constraints(random.Random(14), 8)
+    asked = requests_with_grammars(random.Random(14), made)
+    args = EngineArgs(str(model), device="cpu", num_gpu_blocks_override=60, async_scheduling=in_flight, **SMALL)
+    proposer = Repeating()
+    found = []
+    for sizes in ({}, LAYOUTS[layout]):
+        shared = replace(args, **sizes)
+        with thread_engine(shared, proposer=proposer if sizes else None) as engine:
+            engine.set_token_table(Tokenizer.load(model).token_table())
+            found.append(run_with_grammars(engine, asked, random.Random(1)))
+    alone, together = ({key: _tokens(its) for key, its in each.items()} for each in found)
+    assert together == alone
+    assert any(each.grammar is not None for each in asked)
+
+
+def _tokens(output: list[object]) -> list[object]:
+    """Without log-probabilities, which are rounded differently."""
+    return [each[0] if isinstance(each, tuple) else each for each in output]
+
+
+@pytest.mark.parametrize(
+    ("name", "layout"),
+    [
+        ("llama 4 KV heads", "TP 2 PP 2"),
+        *(
+            pytest.param(name, layout, marks=pytest.mark.slow)
+            for name, layout in [("llama 1 KV head", "TP 4"), ("gemma3", "PP 2"), ("bloom", "TP 3"), ("gpt2", "TP 2")]
+        ),
+    ],
+)
+def test_in_bfloat16(name: str, layout: str, tmp_path: Path) -> None:
+    """Log-probabilities of the same tokens lie as close as rounding to eight bits leaves them; in stages alone, where
+    nothing is summed up in parts, they are the same."""
+    save(name, tmp_path)
+    args = EngineArgs(str(tmp_path), dtype="bfloat16", device="cpu", enable_prefix_caching=False, **TIGHT)
+    params = SamplingParams(temperature=0, ignore_eos=True, prompt_logprobs=1)
+    prompts = [random.Random(length).choices(range(2, 131), k=length) for length in (3, 17, 40, 70)]
+    asked = [EngineRequest(f"{n}", prompt, params, 1, n, frozenset()) for n, prompt in enumerate(prompts)]
+    found = []
+    for sizes in ({}, LAYOUTS[layout]):
+        with thread_engine(replace(args, num_gpu_blocks_override=60, **sizes)) as engine:
+            outputs, _ = _run(engine, asked)
+        found.append([each.logprobs[0] for key in sorted(outputs) for each in outputs[key].prompt_logprobs])
+    alone, together = (torch.tensor(each) for each in found)
+    if LAYOUTS[layout].get("tensor_parallel_size", 1) == 1:
+        assert torch.equal(alone, together)
+    assert len(alone) == sum(map(len, prompts)) - len(prompts)
+    assert (alone - together).abs().mean() < 0.02 * alone.abs().mean()
+
+
+@pytest.mark.parametrize("stages", [2, 3])
+def test_every_stage_counts(stages: int, tmp_path: Path) -> None:
+    """A layer of whichever stage decides what comes out, and so do both ends."""
+    model = save_model(tmp_path, tiny_llama_model(num_hidden_layers=5))
+    args = EngineArgs(str(model), dtype="float32", device="cpu", enable_prefix_caching=False, **TIGHT)
+    params = SamplingParams(temperature=0, prompt_logprobs=1)
+    asked = EngineRequest("r", random.Random(0).sample(range(2, 500), 40), params, 1, 0, frozenset())
+    with torch.inference_mode(), thread_engine(replace(args, pipeline_parallel_size=stages)) as engine:
+
+        def likely() -> list[float]:
+            outputs, _ = _run(engine, [asked])
+            return [each.logprobs[0] for output in outputs.values() for each in output.prompt_logprobs]
+
+        whole, names = likely(), list[str]()
+        for runner in engine.executor.runners:  # type: ignore[attr-defined]
+            slots = _slots(runner)
+            names += slots
+            for name in (next(iter(slots)), *(name for name in slots if name.endswith((".o.weight", ".down.weight")))):
+                kept = slots[name].tensor.clone()
+                slots[name].tensor.zero_()
+                assert max(abs(a - b) for a, b in zip(likely(), whole, strict=True)) > 1e-3, name
+                slots[name].tensor.copy_(kept)
+        assert likely() == whole
+    alone = Engine.from_args(args)
+    assert sorted(names) == sorted(_slots(alone.executor.runner))  # type: ignore[attr-defined]
 
 
 @contextmanager

@@ -19,6 +19,7 @@ import torch
 
 from stoker_engine.contract.engine_args import EngineArgs
 from stoker_engine.core.grammar import Grammar
+from stoker_engine.core.proposer import Proposer
 from stoker_engine.core.step import Step, StepResult
 from stoker_engine.engine import Engine
 from stoker_engine.exec.runner import Runner
@@ -201,15 +202,18 @@ class ThreadExecutor:
 
 
 @contextmanager
-def thread_engine(args: EngineArgs, change: Callable[[ThreadExecutor], None] = lambda _: None) -> Iterator[Engine]:
+def thread_engine(
+    args: EngineArgs, change: Callable[[ThreadExecutor], None] = lambda _: None, proposer: Proposer | None = None
+) -> Iterator[Engine]:
     """An engine whose model is computed by ranks that are threads, as `args` lay them out.
 
     Args:
         change: is done to the executor before the engine is made.
+        proposer: of drafts.
     """
     executor = ThreadExecutor(args)
     change(executor)
     try:
-        yield Engine(args, find_checkpoint(args), executor=executor)
+        yield Engine(args, find_checkpoint(args), executor=executor, proposer=proposer)
     finally:
         executor.shutdown()
