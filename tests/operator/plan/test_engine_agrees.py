@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,7 +13,9 @@ import torch
 
 from stoker_engine.architectures.model_config import ModelConfig
 from stoker_engine.attention.sdpa import SdpaBackend
-from stoker_engine.contract.errors import ModelError
+from stoker_engine.contract.engine_args import EngineArgs
+from stoker_engine.contract.errors import ArgumentError, ModelError
+from stoker_engine.exec import shared_model
 from stoker_engine.kernels.reference import REFERENCE
 from stoker_engine.layers.build import Build
 from stoker_engine.models.decoder import Decoder
@@ -86,3 +89,54 @@ def test_verdicts_are_the_engines(seed: int, spec: Callable[..., Spec]) -> None:
         reasons = {each.reason for each in found.unplannable}
         assert reasons <= DIVISION, reasons
         assert bool(reasons) == refused(config, ranks, formats), (ranks, reasons)
+
+
+def start_objection(stated: dict[str, Any], quantization: str | None, sizes: dict[str, int], device: str) -> str:
+    """What the engine says at its start; empty: nothing."""
+    config = ModelConfig.from_dict(stated)
+    formats = on_load_formats(config, quantization) if quantization else ALL_NUMBERS
+    checkpoint: Any = SimpleNamespace(config=config, weight_formats=lambda *_: formats, quantization=None)
+    try:
+        args = EngineArgs(
+            "m",
+            dtype="float32",
+            device=device,
+            quantization=quantization,
+            tensor_parallel_size=sizes["tensor"],
+            pipeline_parallel_size=sizes["pipeline"],
+            data_parallel_size=sizes["data"],
+            enable_expert_parallel=sizes.get("expert", 1) > 1,
+        )
+        with pytest.MonkeyPatch.context() as patch:  # there is no such device here, and no file
+            patch.setattr(shared_model, "resolve_device", lambda _: torch.device(device))
+            patch.setattr(shared_model, "resolve_dtype", lambda *_: torch.float32)
+            shared_model.refuse_indivisible(args, checkpoint)
+    except ArgumentError as error:
+        return error.message
+    return ""
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_refusals_are_in_the_engines_words(seed: int, spec: Callable[..., Spec]) -> None:
+    """Stages, whole experts and copies too, on each kind of device."""
+    dice = random.Random(1000 + seed)
+    stated, quantization = drawn(dice)
+    sizes = {"tensor": dice.choice([1, 2, 3, 4]), "pipeline": dice.choice([1, 1, 2, 3]), "data": dice.choice([1, 1, 2])}
+    accelerator = dice.choice(["cpu", "nvidia-h100-80gb"])
+    if sizes["tensor"] > 1 and dice.random() < 0.4:
+        sizes["expert"] = sizes["tensor"]
+    hardware: dict[str, Any] = {"resources": {"limits": {"memory": "64Gi"}}}
+    if accelerator != "cpu":
+        hardware = {"count": sizes["tensor"] * sizes["pipeline"] * sizes["data"]}
+    engine = {"runtime": "stoker", "dtype": "float32", "image": "mine:1"}
+    if quantization:
+        engine["quantization"] = quantization
+    found = study(
+        spec("hf://org/m", accelerator, hardware=hardware, parallelism=sizes, **engine), Catalogue.load(), stated
+    )
+    refusals = [each.message for each in (*found.refused, *found.unplannable)]
+    said = start_objection(stated, quantization, sizes, "cpu" if accelerator == "cpu" else "cuda")
+    assert bool(refusals) == bool(said), (refusals, said)
+    # Where two things are wrong, either may be said.
+    two = "expert" in sizes and sizes["data"] > 1 and "num_local_experts" not in stated
+    assert two or not said or any(each in said for each in refusals), (refusals, said)
