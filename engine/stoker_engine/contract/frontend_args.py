@@ -117,7 +117,7 @@ class FrontendArgs:
     disable_uvicorn_access_log: bool = flag("do not log HTTP requests", False)
     disable_access_log_for_endpoints: str = flag(
         "comma-separated paths whose HTTP requests are not logged",
-        "/health,/ready,/live,/ping,/metrics,/load",
+        "/health,/ready,/live,/ping,/metrics,/load,/copies",
     )
     enable_log_requests: bool = flag("log each request's prompt and parameters", False)
     max_log_len: int | None = flag("most characters of a logged prompt; default: no limit", None)
