@@ -24,6 +24,10 @@ from stoker_engine.kernels.select import select_kernels
 from stoker_engine.layers.build import Build
 from stoker_engine.models.checkpoint import find_checkpoint
 from stoker_engine.models.decoder_loader import DecoderLoader
+from stoker_engine.parallel.layout import Layout
+
+from ..conftest import save_model, tiny_llama_model
+from ..thread_ranks import thread_engine
 
 KEY, VALUE = 0.031, 0.0042
 SPELLINGS = {
@@ -63,6 +67,41 @@ def test_names(tiny_llama: Path, tmp_path: Path, spelling: str) -> None:
     llm = LLM(str(with_scales(tiny_llama, tmp_path / "m", SPELLINGS[spelling])), kv_cache_dtype="fp8")
     value = KEY if spelling in ("of both", "of keys alone") else VALUE
     assert stated(llm) == [(pytest.approx(KEY), pytest.approx(value))] * 2
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        {"tensor_parallel_size": 2},
+        {"tensor_parallel_size": 4},
+        {"pipeline_parallel_size": 3},
+        {"tensor_parallel_size": 2, "pipeline_parallel_size": 2},
+    ],
+    ids=str,
+)
+def test_each_rank_has_those_of_its_layers_and_heads(sizes: dict[str, Any], tmp_path: Path) -> None:
+    """A scale for each head, all of them different; four ranks hold each of two heads twice."""
+    layers, heads = 5, 2
+    model = save_model(tmp_path / "plain", tiny_llama_model(num_hidden_layers=layers, num_key_value_heads=heads))
+    numbers = torch.arange(1, 2 * layers * heads + 1).view(2, layers, heads) / 64
+    scales = {
+        f"{layer}.self_attn.{name}": scale[layer]
+        for layer in range(layers)
+        for name, scale in zip("kv", numbers, strict=True)
+    }
+    shutil.copytree(model, tmp_path / "m")
+    tensors = load_file(model / "model.safetensors")
+    tensors |= {f"model.layers.{name}_scale": scale.clone() for name, scale in scales.items()}
+    save_file(tensors, tmp_path / "m" / "model.safetensors", {"format": "pt"})
+    args = EngineArgs(str(tmp_path / "m"), device="cpu", kv_cache_dtype="fp8", num_gpu_blocks_override=8, **sizes)
+    layout = Layout.of(args)
+    with thread_engine(args) as engine:
+        for rank, runner in enumerate(engine.executor.runners):  # type: ignore[attr-defined]
+            place, here = layout.place_of(rank), layout.stage_of(rank).layers(layers)
+            mine = range(heads)[place * heads // layout.tensor :][: max(heads // layout.tensor, 1)]
+            for kind, of in enumerate(("key_scales", "value_scales")):
+                found = [getattr(cache, of)[3, 1].flatten().tolist() for cache in runner._pool.caches]
+                assert found == [[numbers[kind, layer, head].item() for head in mine] for layer in here]
 
 
 def test_keys_are_stored_by_them(tiny_llama: Path, tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import random
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import product
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -28,12 +29,14 @@ from stoker_engine.kernels.reference import REFERENCE
 from stoker_engine.layers.build import Build
 from stoker_engine.models import gguf_tensor
 from stoker_engine.models.decoder import Decoder
+from stoker_engine.models.decoder_loader import DecoderLoader
 from stoker_engine.models.gguf import GGUFFile
 from stoker_engine.models.registry import FAMILIES
 from stoker_engine.models.safetensors_folder import SafetensorsFolder
 from stoker_engine.models.weights import load_weights
 from stoker_engine.parallel.ranks import Alone
 from stoker_engine.quant.slot import Share, Slot
+from stoker_engine.sizing.pipeline_stages import Stage
 
 
 def _beside(name: str) -> ModuleType:
@@ -123,6 +126,38 @@ def _loaded(config: ModelConfig, load: Callable[[Any], None]) -> dict[str, Slot]
         model = Decoder(config, Build(torch.float32, SdpaBackend(), REFERENCE), max_model_len=128)
         load(model)
         return {name: Slot.whole(slot.tensor.contiguous()) for name, slot in model.slots().items()}
+
+
+@pytest.mark.parametrize(
+    ("name", "ranks", "stages"),
+    [
+        ("llama", 1, 2),
+        ("llama biases", 2, 2),
+        ("bloom", 2, 2),
+        ("mixtral", 2, 2),
+        ("deepseek_v3", 1, 2),
+        ("gemma3", 1, 3),
+    ],
+)
+def test_of_the_layers_a_stage_reads_its_own(name: str, ranks: int, stages: int, tmp_path: Path) -> None:
+    """And of its ends; a tied head on another stage is read there as well."""
+    gguf_models.tiny(*gguf_models.MODELS[name]).save_pretrained(tmp_path)
+    config = ModelConfig.from_folder(tmp_path)
+    names = FAMILIES[config.architecture]
+    whole = _loaded(config, lambda model: load_weights(model, SafetensorsFolder(tmp_path), names))
+    cpu, found = torch.device("cpu"), set[str]()
+    for rank, stage in product(range(ranks), range(stages)):
+        source = SafetensorsFolder(tmp_path)
+        counted = _Counted(source.tensors._files[0])
+        source.tensors._file_of = dict.fromkeys(source.tensors._file_of, counted)
+        seat = _Seat(rank, ranks)
+        build = Build(torch.float32, SdpaBackend(), REFERENCE, seat, stage=Stage(stage, stages))
+        slots = DecoderLoader(names, source).load(config, build, cpu, 128, lambda done, total: None).slots()
+        assert sum(counted.read) == sum(slot.tensor.nbytes for slot in slots.values())
+        for slot_name, slot in slots.items():
+            assert torch.equal(slot.tensor, slot.part_of(whole[slot_name].tensor)), slot_name
+        found |= slots.keys()
+    assert found == whole.keys()
 
 
 @pytest.mark.parametrize("ranks", [2, 3])
