@@ -141,7 +141,7 @@ def _compare(model: Path, layout: str, seed: int, **others: Any) -> None:
     assert _check_alike(ours, theirs) > 0.9 * len(ours)
 
 
-@pytest.mark.parametrize("tensor", [2, 4])
+@pytest.mark.parametrize("tensor", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_the_same_comes_out(tensor: int, tiny_llama: Path) -> None:
     args = EngineArgs(str(tiny_llama), dtype="float32", device="cpu", **TIGHT)
     requests = _requests(random.Random(tensor).randrange(1000))
