@@ -55,13 +55,14 @@ class FrontendArgs:
     allow_credentials: bool = flag("let them send cookies and credentials", False)
 
     max_num_queued_reqs: int | None = flag(
-        "most sequences in flight, running or waiting; further requests get 429; default: no limit",
+        "most sequences in flight, running or waiting, of all copies of the model together; further requests get 429; "
+        "default: no limit",
         None,
         group="limits",
     )
     max_num_queued_tokens: int | None = flag(
-        "most prompt tokens of requests that wait for their first token; beyond it new requests get 429; "
-        "default: no limit",
+        "most prompt tokens of requests that wait for their first token, of all copies of the model together; beyond "
+        "it new requests get 429; default: no limit",
         None,
     )
     max_request_bytes: int = flag("largest request body; a larger one gets 413", 8 * 1024**2)
@@ -124,7 +125,10 @@ class FrontendArgs:
     disable_log_stats: bool = flag("do not log the throughput, which is otherwise logged every 10 s while busy", False)
 
     step_timeout: float = flag(
-        "seconds after which a step or a phase of loading counts as stuck", 300.0, group="health and the end"
+        "seconds after which a step or a phase of loading counts as stuck: the engine, or that copy of the model, is "
+        "killed",
+        300.0,
+        group="health and the end",
     )
     max_engine_restarts: int = flag(
         "how many deaths of the engine an hour the server outlives, by loading it again while new requests wait; "
