@@ -23,7 +23,7 @@ from stoker_engine.contract.frontend_args import FrontendArgs
 from stoker_engine.contract.serve_args import ServeArgs
 from stoker_engine.server.engine.restarts import BESIDE_OTHERS
 
-from .conftest import Serving, sample, wait_until
+from .conftest import CHAT_TEMPLATE, Serving, sample, wait_until
 from .test_engine_deaths import ENGINE, Answer, Mortal, _ask_all, _whole
 
 COPIES = 3
@@ -33,7 +33,7 @@ COPIES = 3
 def _copies(model: Path, deaths: Path, restarts: int = 0, copies: int = 2) -> Iterator[Mortal]:
     deaths.mkdir()
     args = EngineArgs(str(model), served_model_name=("tiny",), data_parallel_size=copies)
-    llm = AsyncLLM(args, program=("-P", str(ENGINE), str(deaths)))
+    llm = AsyncLLM(args, chat_template=CHAT_TEMPLATE, program=("-P", str(ENGINE), str(deaths)))
     serving = Serving(ServeArgs(args, FrontendArgs(shutdown_grace=0, max_engine_restarts=restarts)), llm)
     try:
         wait_until(lambda: llm.is_ready)
@@ -82,6 +82,37 @@ def test_requests_are_spread_and_counted_by_copy(mortal: Mortal) -> None:
     wait_until(lambda: _is_balanced(mortal))
     after = _counted(mortal, "vllm:generation_tokens_total")
     assert all(new > old for new, old in zip(after, before, strict=True))
+
+
+def test_every_api_is_served_by_all_copies(mortal: Mortal) -> None:
+    """Whichever has a request, its answer is the same; a stored answer is the server's, and so goes on elsewhere."""
+    wait_until(lambda: _all_serve(mortal))
+    said = [{"role": "user", "content": "a"}]
+    asked = {
+        "/v1/completions": {"prompt": ["a", "b", "a"], "n": 2, "max_tokens": 4, "ignore_eos": True},
+        "/v1/chat/completions": {"messages": said, "n": 2, "max_tokens": 4, "ignore_eos": True},
+        "/v1/messages": {"model": "tiny", "messages": said, "max_tokens": 4},
+        "/v1/responses": {"input": "a", "max_output_tokens": 16, "temperature": 0},
+        "/v1/messages/count_tokens": {"model": "tiny", "messages": said},
+        "/tokenize": {"prompt": "a"},
+    }
+    told = {"id", "created", "created_at", "completed_at", "usage", "output"}
+    with httpx.Client(base_url=mortal.serving.url, timeout=60) as client:
+        before = _counted(mortal, "vllm:generation_tokens_total")
+        for path, body in asked.items():
+            answers = [client.post(path, json=body) for _ in range(2 * COPIES)]
+            assert {answer.status_code for answer in answers} == {200}, (path, answers[0].text)
+            first, *others = ({k: v for k, v in answer.json().items() if k not in told} for answer in answers)
+            assert all(other == first for other in others), path
+        after = _counted(mortal, "vllm:generation_tokens_total")
+        assert all(new > old for new, old in zip(after, before, strict=True))
+        stored = client.post("/v1/responses", json=asked["/v1/responses"]).json()["id"]
+        for copy in mortal.llm.copies[1:]:
+            os.kill(copy.process.pid, signal.SIGKILL)
+        assert client.get(f"/v1/responses/{stored}").json()["id"] == stored
+        following = {**asked["/v1/responses"], "previous_response_id": stored}
+        assert client.post("/v1/responses", json=following).status_code == 200
+    wait_until(lambda: _all_serve(mortal) and _is_balanced(mortal))
 
 
 @pytest.mark.parametrize("copy, how", [(0, "9"), (1, "raise"), (2, "memory"), (0, "19")])
