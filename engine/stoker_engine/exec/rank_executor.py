@@ -61,6 +61,9 @@ logger = logging.getLogger(__name__)
 _RANKS_WAIT: Final = 0.6
 _EXECUTOR_WAITS: Final = 0.8
 
+#: Seconds in which a rank's process begins, however short the step timeout is: many at a time load torch.
+_START_S: Final = 60.0
+
 #: Seconds between two looks at the ranks, and how long one may be stopped meanwhile.
 _LOOK_S: Final = 1.0
 _STOPPED_S: Final = 3.0
@@ -126,9 +129,9 @@ class RankExecutor:
             with starting:
                 self._answering = self._ranks[layout.first_of_last_stage]
                 threading.Thread(target=self._look_after, name="ranks", daemon=True).start()
+                self._wait_started(on_progress)
                 for rank in self._ranks:
                     self._send(replace(args, model=rank.model or str(checkpoint.path), revision=None), [rank])
-                on_progress(0, 0)
                 self.plan, self.on_cpu = self._loaded(on_progress)
             self._send(AllLoaded())
             threading.Thread(target=self._read, name="from-ranks", daemon=True).start()
@@ -245,6 +248,22 @@ class RankExecutor:
         if message is None:
             raise self._end()
         return message
+
+    def _wait_started(self, on_progress: OnProgress) -> None:
+        """Waits until all ranks have begun, so that none waits for another whose process is late."""
+        starting = {rank.connection: rank for rank in self._ranks}
+        waited = 0.0
+        while starting:
+            began = time.monotonic()
+            for connection in wait(starting, _LOOK_S):
+                assert isinstance(connection, Connection)
+                message = self._receive(starting.pop(connection))
+                assert isinstance(message, Progress), message
+            waited += _ran(began)
+            on_progress(0, 0)
+            if starting and waited >= max(self._patience_s, _START_S):
+                what = f"{_names(starting.values())} did not start within {waited:.0f} s"
+                raise self._end(EngineStuckError(what))
 
     def _loaded(self, on_progress: OnProgress) -> tuple[KVCachePlan, bool]:
         """Waits until all ranks have loaded, each of which must get on. Those that wait for another one say so in time

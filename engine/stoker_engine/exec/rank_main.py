@@ -31,6 +31,7 @@ from stoker_engine.grammar.token_table import TokenTable
 from stoker_engine.parallel.processors import Share, take_share
 
 if TYPE_CHECKING:
+    from stoker_engine.contract.engine_args import EngineArgs
     from stoker_engine.exec.runner import Runner
     from stoker_engine.models.load_progress import OnProgress
     from stoker_engine.parallel.groups import Groups
@@ -68,8 +69,9 @@ def main(argv: list[str]) -> int:
 
     try:
         _send(connection, Progress(0, 0))
+        args = pickle.loads(connection.recv_bytes())  # which come when all ranks are here
         joined = _join(setup, share)
-        runner = _load(connection, joined.groups, setup.device)
+        runner = _load(connection, args, joined.groups, setup.device)
         if runner is None:
             return 2
         _run(connection, runner, joined, answers=rank == layout.first_of_last_stage)
@@ -103,13 +105,12 @@ def _shared_memory(setup: Setup, share: Share) -> SharedMemory | None:
     return SharedMemory(setup.region, library())
 
 
-def _load(connection: Connection, groups: Groups, device: int) -> Runner | None:
+def _load(connection: Connection, args: EngineArgs, groups: Groups, device: int) -> Runner | None:
     """This rank's part of the model; None where it cannot be served, which has then been reported."""
     from stoker_engine.exec.runner import Runner
     from stoker_engine.models.checkpoint import find_checkpoint
     from stoker_engine.parallel.device import resolve_device, use_device
 
-    args = pickle.loads(connection.recv_bytes())
     try:
         use_device(resolve_device(args), device)
         runner = Runner(args, find_checkpoint(args), _progress(connection), groups)

@@ -13,7 +13,7 @@ there:
                                                   half         with half of a message in the pipe
                                                   unpicklable, junk   with a result that cannot be sent, or read
 
-A grammar is compiled once DEATHS has a file of its source's name, whose text is what is wrong with it.
+A rank with a file ``late-RANK`` begins so many seconds later. A grammar is compiled once DEATHS has a file of its source's name, whose text is what is wrong with it.
 """
 
 from __future__ import annotations
@@ -167,5 +167,7 @@ from stoker_engine.exec import rank_main  # noqa: E402
 
 if __name__ == "__main__":
     come_to("start")
+    if (late := DEATHS / f"late-{RANK}").exists():
+        time.sleep(float(late.read_text()))
     code = rank_main.main(sys.argv[2:])
     os._exit(code)

@@ -33,6 +33,7 @@ from stoker_engine.contract.errors import (
 )
 from stoker_engine.core.grammar import Grammar
 from stoker_engine.core.step import Step
+from stoker_engine.exec import rank_executor
 from stoker_engine.exec.rank_executor import RankExecutor
 from stoker_engine.exec.supervision import Supervision
 from stoker_engine.grammar.matcher import GrammarError
@@ -166,10 +167,11 @@ QUICK = {("start", 1, "9"), ("load", 0, "19"), ("step", 1, "raise"), ("step", 0,
         if case[::2] not in (("start", "raise"), ("start", "memory"))  # before it has a way to say so
     ],
 )
-def test_one_ends_and_all_do(point: str, rank: int, how: str, make: Make) -> None:
+def test_one_ends_and_all_do(point: str, rank: int, how: str, make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     kind, words = HOWS[how]
     executor: RankExecutor | None = None
     step_timeout = _time_to_hang(make) if how == "hang" else STEP_TIMEOUT_S
+    monkeypatch.setattr(rank_executor, "_START_S", step_timeout)
     with pytest.raises(EngineDeadError, match=words) as ended:
         executor = make((point, rank, how), step_timeout=step_timeout)
         _run(executor, 6)
@@ -182,6 +184,12 @@ def test_one_ends_and_all_do(point: str, rank: int, how: str, make: Make) -> Non
             with pytest.raises(EngineDeadError) as again:
                 call()
             assert str(again.value) == str(ended.value)
+
+
+def test_a_rank_that_begins_late_is_no_stuck_one(make: Make, deaths: Path) -> None:
+    """However short the step timeout is: until it has begun, no other one waits for it."""
+    (deaths / "late-1").write_text("4")
+    _run(make(step_timeout=3.0), 6)
 
 
 @pytest.mark.parametrize("how, words", [("junk", "cannot be read: "), ("unpicklable", "lambda")])
@@ -358,6 +366,7 @@ _PARENT = """
 import sys, threading, time, types
 from pathlib import Path
 from stoker_engine.contract.engine_args import EngineArgs
+from stoker_engine.exec import rank_executor
 from stoker_engine.exec.rank_executor import RankExecutor
 def run():
     checkpoint = types.SimpleNamespace(path=Path("/m"))
