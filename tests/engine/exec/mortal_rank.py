@@ -13,7 +13,8 @@ there:
                                                   half         with half of a message in the pipe
                                                   unpicklable, junk   with a result that cannot be sent, or read
 
-A rank with a file ``late-RANK`` begins so many seconds later. A grammar is compiled once DEATHS has a file of its source's name, whose text is what is wrong with it.
+A rank with a file ``late-RANK`` begins so many seconds later. A grammar is compiled once DEATHS has a file of its
+source's name, whose text is what is wrong with it.
 """
 
 from __future__ import annotations
