@@ -21,7 +21,7 @@ setup: $(READY) ## .venv with all extras
 $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed; set PYTHON=python3.12, for example"; exit 2; }
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[engine,operator,demo,dev,evals]'
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[engine,operator,gateway,demo,dev,evals]'
 	@$(BIN)/python -c 'from stoker_engine.kernels.native.library import library; library()'
 	@touch $@
 

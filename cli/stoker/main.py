@@ -27,6 +27,7 @@ SUMMARIES = {
     "render": "print the Kubernetes objects that a manifest becomes",
     "crd": "print the InferenceEndpoint CustomResourceDefinition",
     "operator": "run the Kubernetes operator",
+    "gateway": "put one address before the servers of many models",
 }
 
 

@@ -1,0 +1,34 @@
+"""Which models there are, and who serves them.
+
+A directory is a value: whoever learns something new (a command line today, the API server's watches later) makes
+another one, and hands it to Envoy's configuration and to the picker.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """Servers of one model, any of which may answer a request.
+
+    Attributes:
+        name: the model's served name, as requests say it; slashes are allowed.
+        cluster: Envoy's name for these servers: unique, and safe in file names and metrics.
+        servers: their addresses, ``IP:PORT`` (``[IP]:PORT`` for IPv6).
+        session_header: the request header, in lower case, whose value keeps a session with one server.
+    """
+
+    name: str
+    cluster: str
+    servers: tuple[str, ...]
+    session_header: str | None = None
+
+
+@dataclass(frozen=True)
+class Directory:
+    """All endpoints, by the served name of their model."""
+
+    endpoints: Mapping[str, Endpoint] = field(default_factory=dict)

@@ -1,0 +1,1 @@
+"""Which server gets a request. Pure: time is an argument, and nothing is sent."""
