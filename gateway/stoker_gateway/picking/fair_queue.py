@@ -1,0 +1,103 @@
+"""Requests that wait until a server has room: fair by key, by priority, bounded in number and time.
+
+Keys take turns, so one that floods the queue delays another by one turn of its own, however much it sends. Higher
+priorities go first. When the queue is full, whoever has most in it gives up its newest request; that may be the
+newcomer.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from collections.abc import Hashable
+from typing import Generic, TypeVar
+
+Item = TypeVar("Item", bound=Hashable)
+
+
+class FairQueue(Generic[Item]):
+    """A queue of items, each in it once at most.
+
+    Args:
+        most: how many may wait.
+        hold_s: for how many seconds each may.
+    """
+
+    def __init__(self, most: int, hold_s: float) -> None:
+        self._most = most
+        self._hold_s = hold_s
+        # By priority, by key: the keys that are next come first.
+        self._levels: dict[int, OrderedDict[str, deque[Item]]] = {}
+        # By item: its priority, its key, and until when it waits.
+        self._places: OrderedDict[Item, tuple[int, str, float]] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def push(self, key: str, priority: int, item: Item, now: float) -> Item | None:
+        """Lets an item wait.
+
+        Args:
+            priority: the higher, the earlier.
+
+        Returns:
+            The item that must give way, which may be this one; None if there is room.
+        """
+        gone: Item | None = None
+        if len(self._places) >= self._most:
+            gone = self._least_deserving(key, priority)
+            if gone is None:
+                return item
+            self.remove(gone)
+        level = self._levels.setdefault(priority, OrderedDict())
+        level.setdefault(key, deque()).append(item)
+        self._places[item] = (priority, key, now + self._hold_s)
+        return gone
+
+    def pop(self, now: float) -> Item | None:
+        """Takes out whose turn it is; None if nobody waits. What is over its time is left to `expire`."""
+        for priority in sorted(self._levels, reverse=True):
+            level = self._levels[priority]
+            for key in list(level):
+                item = next((each for each in level[key] if self._places[each][2] > now), None)
+                if item is not None:
+                    level.move_to_end(key)
+                    self.remove(item)
+                    return item
+        return None
+
+    def expire(self, now: float) -> list[Item]:
+        """Takes out those that have waited for too long."""
+        over = []
+        for item, (_, _, until) in self._places.items():
+            if until > now:
+                break  # they came in order, and all wait for the same time
+            over.append(item)
+        for item in over:
+            self.remove(item)
+        return over
+
+    def remove(self, item: Item) -> bool:
+        """Takes out an item whose client has gone; whether it was there."""
+        place = self._places.pop(item, None)
+        if place is None:
+            return False
+        priority, key, _ = place
+        level = self._levels[priority]
+        queue = level[key]
+        queue.remove(item)
+        if not queue:
+            del level[key]
+        if not level:
+            del self._levels[priority]
+        return True
+
+    def _least_deserving(self, key: str, priority: int) -> Item | None:
+        """Who gives way to a newcomer: of the lowest priority below or at its own, the newest of who has most there."""
+        lowest = min(self._levels, default=priority)
+        if lowest > priority or not self._levels:
+            return None
+        level = self._levels[lowest]
+        largest = max(level, key=lambda each: len(level[each]))
+        if lowest == priority and len(level[largest]) <= len(level.get(key, ())) + 1:
+            return None
+        return level[largest][-1]

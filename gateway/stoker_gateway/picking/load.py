@@ -1,0 +1,103 @@
+"""What a server has to do: what it last said, and what it was sent since.
+
+Work is counted in bytes of prompt text, since no tokenizer is here:
+
+    work =  prompts sent since, less what of them was there already
+         +  requests that waited when it last said × what one usually has to compute
+         +  SEQUENCE_BYTES × sequences there
+
+which is how copies of one engine are weighed too, by tokens.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Final
+
+#: How many bytes of a prompt take as long as one sequence's share of the steps that a new request will see.
+SEQUENCE_BYTES: Final = 256
+
+#: For how many seconds a prompt that was sent counts as not computed yet, unless the server says so earlier.
+PROMPT_S: Final = 2.0
+
+#: For how many seconds a request that was sent counts, where the server says nothing.
+SEQUENCE_S: Final = 30.0
+
+#: Part of a KV cache from which it counts as full, where requests wait.
+FULL: Final = 0.95
+
+
+@dataclass(frozen=True)
+class ServerLoad:
+    """What a server says of itself.
+
+    Attributes:
+        running, waiting: requests in its batch, and before it.
+        kv_usage: part of its KV cache in use.
+        ready: whether it may be sent requests: it is neither starting nor about to end.
+    """
+
+    running: float = 0.0
+    waiting: float = 0.0
+    kv_usage: float = 0.0
+    ready: bool = True
+
+
+@dataclass
+class Load:
+    """What is known of one server's load.
+
+    Attributes:
+        said: its last word.
+        sent: what was sent since, as (when, bytes of prompt to compute), oldest first.
+        prompts: the part of `sent` whose prompts count as not computed yet: that many of the newest.
+        prompt_bytes: their bytes.
+    """
+
+    said: ServerLoad = ServerLoad()
+    sent: deque[tuple[float, int]] = field(default_factory=deque)
+    prompts: int = 0
+    prompt_bytes: int = 0
+
+    @property
+    def sequences(self) -> float:
+        """Requests there."""
+        return self.said.running + self.said.waiting + len(self.sent)
+
+    def work(self, usual: float) -> float:
+        """Bytes it has to compute, or what takes as long. `usual` is how many a request has."""
+        return self.prompt_bytes + self.said.waiting * usual + SEQUENCE_BYTES * self.sequences
+
+    def is_full(self, most_waiting: float) -> bool:
+        """Whether it had better get nothing now, by its own word: what was sent counts only where requests waited."""
+        said = self.said
+        return said.waiting > 0 and (said.kv_usage >= FULL or said.waiting + len(self.sent) >= most_waiting)
+
+    def send(self, size: int, now: float) -> None:
+        """It is sent a request, of whose prompt it has to compute `size` bytes."""
+        self.sent.append((now, size))
+        self.prompts += 1
+        self.prompt_bytes += size
+
+    def say(self, said: ServerLoad, sent_at: float) -> None:
+        """It was asked at `sent_at`, and says this: what it was sent before is in it."""
+        self.said = said
+        self._forget(sent_at)
+
+    def pass_time(self, now: float) -> None:
+        """Prompts have been computed by now, and requests have ended."""
+        sent = self.sent
+        while self.prompts and sent[-self.prompts][0] <= now - PROMPT_S:
+            self.prompt_bytes -= sent[-self.prompts][1]
+            self.prompts -= 1
+        self._forget(now - SEQUENCE_S)
+
+    def _forget(self, until: float) -> None:
+        """Drops what was sent until then."""
+        sent = self.sent
+        while sent and sent[0][0] <= until:
+            if len(sent) == self.prompts:
+                self.prompt_bytes -= sent[0][1]
+                self.prompts -= 1
+            sent.popleft()
