@@ -36,12 +36,14 @@ class ServerLoad:
         running, waiting: requests in its batch, and before it.
         kv_usage: part of its KV cache in use.
         ready: whether it may be sent requests: it is neither starting nor about to end.
+        counted: whether it said the numbers; else what it was sent counts for a while.
     """
 
     running: float = 0.0
     waiting: float = 0.0
     kv_usage: float = 0.0
     ready: bool = True
+    counted: bool = True
 
 
 @dataclass
@@ -83,7 +85,8 @@ class Load:
     def say(self, said: ServerLoad, sent_at: float) -> None:
         """It was asked at `sent_at`, and says this: what it was sent before is in it."""
         self.said = said
-        self._forget(sent_at)
+        if said.counted:
+            self._forget(sent_at)
 
     def pass_time(self, now: float) -> None:
         """Prompts have been computed by now, and requests have ended."""

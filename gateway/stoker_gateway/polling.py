@@ -1,0 +1,257 @@
+"""How servers do: each is asked in turn, all the time, by one thread that knows what that costs.
+
+A server is asked whether it wants requests (``/ready``, or ``/health`` where there is no such path) and, if so, what
+it has to do (``/metrics``, by vLLM's names). Asking is spread evenly over a period, which stretches so that it takes at
+most `CORE_SHARE` of a core, however many servers there are. The thread exists for that: its processor time is what
+asking costs, and nothing else.
+
+A server that does not answer is *lost* after some times in a row: it then counts as not ready, until it answers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import threading
+import time
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass
+from typing import Final
+
+import aiohttp
+
+from stoker_gateway.picking.load import ServerLoad
+
+#: The part of a core that asking may take.
+CORE_SHARE: Final = 0.1
+
+#: Seconds between two times a server is asked, if there are few.
+SHORTEST_PERIOD_S: Final = 1.0
+
+#: Processor seconds that asking a server is taken to cost until it is known.
+FIRST_COST_S: Final = 0.0005
+
+#: Seconds a server has to answer.
+TIMEOUT_S: Final = 3.0
+
+#: After so many times without an answer a server is lost.
+LOST_AFTER: Final = 3
+
+#: Bytes of an answer beyond which nothing is read from it.
+MOST_BYTES: Final = 4 << 20
+
+
+@dataclass(frozen=True)
+class Heard:
+    """What came of asking a server.
+
+    Attributes:
+        server: its address.
+        load: what it says; None if it did not answer.
+        sent_at: when it was asked, by the event loop's clock (`time.monotonic`).
+    """
+
+    server: str
+    load: ServerLoad | None
+    sent_at: float
+
+
+class Poller:
+    """Asks servers how they do.
+
+    Args:
+        ask: asks one server; raises `OSError`, `TimeoutError` or `aiohttp.ClientError` if it does not answer.
+        hear: told what came of it.
+        cpu_s: the processor seconds spent so far on all this.
+    """
+
+    def __init__(
+        self,
+        ask: Callable[[str], Awaitable[ServerLoad]],
+        hear: Callable[[Heard], None],
+        cpu_s: Callable[[], float] = time.thread_time,
+    ) -> None:
+        self._ask = ask
+        self._hear = hear
+        self._cpu_s = cpu_s
+        self._servers: tuple[str, ...] = ()
+        self._asked: set[str] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._unanswered: dict[str, int] = {}
+        self._answered_at: dict[str, float] = {}
+        self._cost_s = FIRST_COST_S
+
+    @property
+    def period_s(self) -> float:
+        """Seconds between two times a server is asked."""
+        return max(SHORTEST_PERIOD_S, len(self._servers) * self._cost_s / CORE_SHARE)
+
+    def staleness_s(self, now: float) -> float:
+        """How long ago, in seconds, the server last answered that is silent for longest; infinite if one never did."""
+        answered = self._answered_at
+        return max((now - answered.get(server, -math.inf) for server in self._servers), default=0.0)
+
+    def set_servers(self, servers: Iterable[str]) -> None:
+        """These are all there are, from the next period on. May be called by any thread."""
+        self._servers = tuple(dict.fromkeys(servers))
+
+    async def run(self) -> None:
+        """Asks until it is cancelled."""
+        loop = asyncio.get_running_loop()
+        try:
+            while True:
+                servers, period, began, cpu = self._servers, self.period_s, loop.time(), self._cpu_s()
+                known = set(servers)
+                for memory in (self._unanswered, self._answered_at):
+                    for gone in memory.keys() - known:
+                        memory.pop(gone)
+                for number, server in enumerate(servers):
+                    await asyncio.sleep(began + period * number / len(servers) - loop.time())
+                    if server not in self._asked:
+                        self._asked.add(server)
+                        task = loop.create_task(self._ask_one(server))
+                        self._tasks.add(task)
+                        task.add_done_callback(self._tasks.discard)
+                await asyncio.sleep(began + period - loop.time())
+                if servers:
+                    self._cost_s = (self._cpu_s() - cpu) / len(servers)
+        finally:
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _ask_one(self, server: str) -> None:
+        sent_at = asyncio.get_running_loop().time()
+        load: ServerLoad | None
+        try:
+            load = await self._ask(server)
+        except (OSError, TimeoutError, aiohttp.ClientError):
+            self._unanswered[server] = times = self._unanswered.get(server, 0) + 1
+            load = ServerLoad(ready=False, counted=False) if times >= LOST_AFTER else None
+        else:
+            self._unanswered.pop(server, None)
+            self._answered_at[server] = asyncio.get_running_loop().time()
+        finally:
+            self._asked.discard(server)
+        self._hear(Heard(server, load, sent_at))
+
+
+class HttpAsker:
+    """Asks servers over HTTP, on connections that stay open. To be used inside one event loop, as a context."""
+
+    def __init__(self) -> None:
+        self._without_ready: set[str] = set()
+
+    async def __aenter__(self) -> HttpAsker:
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=120),
+            timeout=aiohttp.ClientTimeout(total=TIMEOUT_S),
+            cookie_jar=aiohttp.DummyCookieJar(),
+            headers={"accept": "text/plain"},
+        )
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._session.close()
+
+    async def __call__(self, server: str) -> ServerLoad:
+        """What a server says; see `Poller`."""
+        async with asyncio.timeout(TIMEOUT_S):
+            status = 404
+            if server not in self._without_ready:
+                status, _ = await self._get(server, "/ready")
+            if status == 404:
+                self._without_ready.add(server)
+                status, _ = await self._get(server, "/health")
+            if status != 200:
+                self._without_ready.discard(server)  # whatever comes next by this address may have it
+            if status >= 500:
+                return ServerLoad(ready=False, counted=False)
+            status, body = await self._get(server, "/metrics")
+            return read_metrics(body) if status == 200 else ServerLoad(counted=False)
+
+    async def _get(self, server: str, path: str) -> tuple[int, bytes]:
+        """The status and the body of an answer; no body if it is too large."""
+        async with self._session.get(f"http://{server}{path}", allow_redirects=False) as response:
+            parts, size = list[bytes](), 0
+            async for part in response.content.iter_any():
+                size += len(part)
+                if size > MOST_BYTES:
+                    response.close()
+                    return response.status, b""
+                parts.append(part)
+            return response.status, b"".join(parts)
+
+
+def read_metrics(text: bytes) -> ServerLoad:
+    """Reads a server's load from its metrics; not counted if they do not say it, or say nonsense.
+
+    With several engines behind one address, requests add up and the use of their caches is averaged.
+    """
+    text = b"\n" + text
+    running, waiting = _values(text, b"vllm:num_requests_running"), _values(text, b"vllm:num_requests_waiting")
+    used = _values(text, b"vllm:kv_cache_usage_perc")
+    if not running or not waiting or not all(0 <= each < math.inf for each in running + waiting + used):
+        return ServerLoad(counted=False)
+    return ServerLoad(sum(running), sum(waiting), min(1.0, sum(used) / len(used)) if used else 0.0)
+
+
+def _values(text: bytes, name: bytes) -> list[float]:
+    """The values of all series of a metric, NaN for what is no number. Found by name, as most lines are others."""
+    values = list[float]()
+    at = text.find(b"\n" + name)
+    while at >= 0:
+        end = text.find(b"\n", at + 1)
+        rest = text[at + 1 + len(name) : end if end >= 0 else len(text)]
+        if rest[:1] == b"{":
+            rest = rest[rest.rfind(b"}") + 1 :]
+        if rest[:1] in (b" ", b"\t"):  # else it is another metric, whose name begins alike
+            try:
+                values.append(float(rest.split()[0]))
+            except (ValueError, IndexError):
+                values.append(math.nan)
+        at = text.find(b"\n" + name, at + 1)
+    return values
+
+
+class PollerThread:
+    """A poller in a thread of its own, which tells what it hears in the event loop that started it.
+
+    Args:
+        hear: called in that loop.
+    """
+
+    def __init__(self, hear: Callable[[Heard], None]) -> None:
+        self._owner = asyncio.get_running_loop()
+        self._hear = hear
+        self._asker = HttpAsker()
+        self.poller = Poller(self._asker, self._pass_on)
+        self._loop = asyncio.new_event_loop()
+        self._task: asyncio.Task[None] | None = None
+        self._thread = threading.Thread(target=self._main, name="polling", daemon=True)
+
+    def start(self) -> None:
+        """Begins to ask."""
+        self._thread.start()
+
+    async def stop(self) -> None:
+        """Asks no more, and returns when the thread has ended."""
+        self._loop.call_soon_threadsafe(lambda: self._task is not None and self._task.cancel())
+        await asyncio.to_thread(self._thread.join)
+
+    def _pass_on(self, heard: Heard) -> None:
+        self._owner.call_soon_threadsafe(self._hear, heard)
+
+    def _main(self) -> None:
+        async def run() -> None:
+            async with self._asker:
+                await self.poller.run()
+
+        asyncio.set_event_loop(self._loop)
+        self._task = self._loop.create_task(run())
+        try:
+            self._loop.run_until_complete(self._task)
+        except asyncio.CancelledError:
+            pass
+        finally:
+            self._loop.close()
