@@ -9,9 +9,9 @@ In this order:
 
 A conversation that is not known yet has a home: the first in the order of its first unknown block that is loaded at
 most `BALANCE` times the mean (Mirrokni, Thorup and Zadimoghaddam, "Consistent hashing with bounded loads", 2016).
-Two pickers find the same home, so they agree about a conversation of which each sees every other turn. To go there is
-worth `HOME_BYTES` for each server that was given the beginning already: so a beginning that many conversations share
-is brought to all servers, and does not draw them all to one.
+Two pickers find the same home, so they agree about a conversation of which each sees every other turn. A beginning that
+conversations share does not draw them all to where it is: it is brought to their homes, a long one rarely at first and
+the oftener the more servers have it, so that a new conversation costs some `HOME_BYTES` for each of those on average.
 
 What is ready, full or failing is known from `observe` and `failed`; nothing here has a clock or does any I/O.
 """
@@ -37,7 +37,7 @@ SESSION_BALANCE: Final = 2.0
 #: Up to so many requests a server is not loaded, whatever the mean is.
 FEW: Final = 4
 
-#: What it is worth that a conversation's home is the same for all pickers: some 1,024 tokens.
+#: Bytes of a shared beginning that are computed anew, on average, to bring a conversation home: some 1,024 tokens.
 HOME_BYTES: Final = 4096
 
 #: How many servers that were given a prompt's beginning are weighed.
@@ -204,7 +204,7 @@ class EndpointPicker:
 
         key, balance = self._key(ask, len(masks)), SESSION_BALANCE if ask.session is not None else BALANCE
         others = self._with_room(order, key, balance, now)
-        holders = self._holders(ask, masks, now) if ask.session is None else []
+        holders = self._holders(key, masks, now) if ask.session is None else []
         if not others and not holders:
             return self._none_has_room(ask, order, key, masks, now)
         if ask.session is not None:
@@ -217,10 +217,11 @@ class EndpointPicker:
 
         is_new = len(masks) < len(ask.chain) and bool(masks[-1] & FOLLOWED)
         home = others[0] if is_new and others else None
-        worth = HOME_BYTES * (masks[-1] & mask).bit_count()
+        draw = int.from_bytes(key[:4], "little") / 2**32
+        comes_home = draw * _ENDS[len(masks) - 1] < HOME_BYTES * (masks[-1] & mask).bit_count()
 
-        def cost(server: str) -> float:
-            return self._work(server) - self._known(server, masks) - (worth if server == home else 0)
+        def cost(server: str) -> tuple[bool, float]:
+            return not (comes_home and server == home), self._work(server) - self._known(server, masks)
 
         best = sorted(dict.fromkeys(holders + others), key=cost)
         first = best[0]
@@ -249,7 +250,7 @@ class EndpointPicker:
         beyond.sort(key=lambda server: self._servers[server].load.sequences)
         return (within + beyond)[:MOST_SERVERS]
 
-    def _holders(self, ask: Ask, masks: list[int], now: float) -> list[str]:
+    def _holders(self, key: bytes, masks: list[int], now: float) -> list[str]:
         """Servers that were given the most of a prompt and may get a request, the longest beginning first."""
         holders, weighed = list[str](), FOLLOWED
         for number in range(len(masks) - 1, -1, -1):
@@ -257,7 +258,7 @@ class EndpointPicker:
             if not more:
                 continue
             weighed |= more
-            start = int.from_bytes(ask.chain[-1][:4], "little")
+            start = int.from_bytes(key[:4], "little")
             for server in self._index.names(more, MOST_HOLDERS - len(holders), start):
                 if self._gets_requests(server, now) and not self._is_full(server):
                     holders.append(server)
