@@ -142,7 +142,7 @@ def test_who_does_not_answer_delays_nobody_and_is_lost_in_the_end(virtual_time: 
 async def a_server(answers: dict[str, tuple[int, bytes]]) -> AsyncIterator[str]:
     """A server that answers by `answers`, which may change; its address."""
 
-    async def answer(request: web.Request) -> web.Response:
+    async def answer(request: web.BaseRequest) -> web.Response:
         status, body = answers.get(request.path, (404, b""))
         return web.Response(status=status, body=body, headers={"location": "/metrics"} if status == 302 else {})
 

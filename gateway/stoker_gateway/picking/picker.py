@@ -35,7 +35,7 @@ BALANCE: Final = 1.25
 SESSION_BALANCE: Final = 2.0
 
 #: Up to so many requests a server is not loaded, whatever the mean is.
-FEW: Final = 4
+FEW: Final = 8
 
 #: Bytes of a shared beginning that are computed anew, on average, to bring a conversation home: some 1,024 tokens.
 HOME_BYTES: Final = 4096

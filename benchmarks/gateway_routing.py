@@ -1,0 +1,322 @@
+"""The gateway's picking among many servers, in virtual time, against simpler ways to choose.
+
+    python benchmarks/gateway_routing.py [--servers 1000] [--requests 60000] [--seed 0]
+
+The real `EndpointPicker` deals seeded conversations among simulated servers; it hears of their load only when it asks,
+at the period that asking so many stretches to. Others know each server's load at each moment.
+
+Conversations are drawn so that their means are published ones; the shapes of distributions (turns geometric, lengths
+and pauses lognormal, a Zipf law for system prompts) are ours:
+
+- ``chat``: 2.0 turns, 69.5 prompt and 214.5 answer tokens a turn (Zheng et al., "LMSYS-Chat-1M", 2023, table 1),
+  after one of 50 system prompts of 400 tokens.
+- ``agents``: prompts of some 8,600 tokens of which some 59% were seen before, and answers of 182 (Qin et al.,
+  "Mooncake", FAST 2025, tool and agent trace): 4 turns that add 1,900 tokens each, after one of 20 prompts of 4,000.
+
+A server is a queue of prompts, computed one after another at `PREFILL` tokens/s and slower the more sequences it
+decodes, and a prefix cache of `CACHE` tokens that forgets whole conversations. It is a model: figures compare ways to
+choose.
+"""
+
+from __future__ import annotations
+
+import argparse
+import heapq
+import math
+import random
+import statistics
+import time
+import tracemalloc
+from collections import Counter, OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from itertools import count
+from typing import Final
+
+from stoker_engine.contract.text_chain import block_ends
+from stoker_gateway.picking.ask import Ask
+from stoker_gateway.picking.load import ServerLoad
+from stoker_gateway.picking.picker import EndpointPicker, Pick
+from stoker_gateway.picking.rendezvous import Rendezvous
+
+PREFILL: Final = 10_000.0
+CACHE: Final = 400_000
+TOKEN_BYTES: Final = 4  # of English text
+STEP_S: Final = 0.015  # of decoding, and so much more for each sequence
+SEQUENCE_STEP_S: Final = 0.0001
+SLOWER: Final = 128  # sequences that halve the speed of prompts
+ASK_S: Final = 0.0005  # of a core, to ask a server how it does
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What conversations are like; lengths are means, in tokens."""
+
+    turns: float
+    question: float
+    answer: float
+    systems: int
+    system: int
+    pause_s: float
+    load: float  # requests a second and server
+
+
+KINDS: Final = {
+    "chat": Kind(turns=2.0, question=69.5, answer=214.5, systems=50, system=400, pause_s=20, load=4.0),
+    "agents": Kind(turns=4.0, question=1900, answer=182, systems=20, system=4000, pause_s=4, load=1.2),
+}
+
+
+@dataclass
+class Conversation:
+    """One that goes on: what was said, in tokens, and the turns that are left."""
+
+    number: int
+    system: int
+    system_tokens: int
+    said: int
+    turns: int
+    chain: list[bytes] = field(default_factory=list)
+
+    def ask(self) -> Ask:
+        """Its next request. Blocks within the system prompt have the same hashes in all conversations with it."""
+        size = self.said * TOKEN_BYTES
+        for number, end in enumerate(block_ends(size)):
+            if number >= len(self.chain):
+                shared = end <= self.system_tokens * TOKEN_BYTES
+                name = f"{'s' if shared else 'c'} {self.system if shared else self.number} {number}"
+                self.chain.append(blake2b(name.encode(), digest_size=16).digest())
+        return Ask(chain=self.chain, size=size)
+
+
+class Server:
+    """A simulated server. All conversations begin with so many tokens that others share."""
+
+    def __init__(self, system_tokens: int) -> None:
+        self.system_tokens = system_tokens
+        self.held: OrderedDict[tuple[str, int], int] = OrderedDict()
+        self.tokens = 0
+        self.free_at = 0.0
+        self.waiting = 0
+        self.running = 0
+        self.computed = 0
+
+    def begin(self, talk: Conversation, now: float) -> tuple[float, int]:
+        """Takes a request: when it has its first token, and how many prompt tokens were there."""
+        hit = self.held.get(("s", talk.system), 0)
+        if hit:
+            hit = max(hit, self.held.get(("c", talk.number), 0))
+        to_compute = max(1, talk.said - hit)
+        self.computed += to_compute
+        took = to_compute / PREFILL * (1 + self.running / SLOWER)
+        self.free_at = max(now, self.free_at) + took
+        self.waiting += 1
+        self.hold(("s", talk.system), talk.system_tokens, 0)
+        self.hold(("c", talk.number), talk.said, talk.system_tokens)
+        return self.free_at + STEP_S, hit
+
+    def hold(self, name: tuple[str, int], upto: int, after: int) -> None:
+        """Its cache has a beginning, of which the first tokens are another's."""
+        self.tokens += upto - self.held.get(name, after)
+        self.held[name] = upto
+        self.held.move_to_end(name)
+        while self.tokens > CACHE and len(self.held) > 1:
+            (kind, _), tokens = self.held.popitem(last=False)
+            self.tokens -= tokens if kind == "s" else tokens - self.system_tokens
+
+
+Choose = Callable[[Conversation, float], int]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a trace.
+
+    Attributes:
+        hit_rate: part of prompt tokens that were cached.
+        ttft: seconds to the first token, sorted.
+        imbalance: requests at the busiest server over the mean, the median of many moments.
+        pick_us: microseconds a choice took, the median; with the picker, making the chain of a prompt too.
+        whys: of the picker's choices.
+    """
+
+    hit_rate: float
+    ttft: list[float]
+    imbalance: float
+    pick_us: float
+    whys: Counter[str]
+
+
+class World:
+    """Servers, and conversations that go on when they are answered."""
+
+    def __init__(self, kind: Kind, num_servers: int, seed: int) -> None:
+        self.kind, self.seed = kind, seed
+        self.servers = [Server(kind.system) for _ in range(num_servers)]
+        self.names = [f"10.{n >> 16}.{n >> 8 & 255}.{n & 255}:8000" for n in range(num_servers)]
+        self.whys: Counter[str] = Counter()
+
+    def in_flight(self, number: int) -> int:
+        """Requests at a server."""
+        return self.servers[number].waiting + self.servers[number].running
+
+    def run(self, choose: Choose, requests: int, on_poll: Callable[[int, float], None] | None) -> Outcome:
+        """Deals conversations until so many requests were made."""
+        chance, kind = random.Random(self.seed), self.kind
+        numbers, order = count(), count()
+        events: list[tuple[float, int, str, object]] = []
+
+        def at(when: float, what: str, whom: object) -> None:
+            heapq.heappush(events, (when, next(order), what, whom))
+
+        def length(mean: float, sigma: float = 1.0) -> int:
+            return max(1, round(chance.lognormvariate(math.log(mean) - sigma**2 / 2, sigma)))
+
+        weights = [1 / (1 + rank) for rank in range(kind.systems)]
+        rate = kind.load * len(self.servers) / kind.turns
+        at(0.0, "new", None)
+        if on_poll is not None:
+            period = max(1.0, len(self.servers) * ASK_S / 0.1)
+            for number in range(len(self.servers)):
+                at(period * number / len(self.servers), "poll", number)
+        made, hits, prompts, took, ttft, peaks = 0, 0, 0, list[float](), list[float](), list[float]()
+        warm = requests // 5  # caches are cold at first
+        while made < requests:
+            now, _, what, whom = heapq.heappop(events)
+            if what == "new":
+                system = chance.choices(range(kind.systems), weights)[0]
+                turns = 1 + int(math.log(1 - chance.random()) / math.log(1 - 1 / kind.turns))
+                talk = Conversation(next(numbers), system, kind.system, kind.system + length(kind.question), turns)
+                at(now, "ask", talk)
+                at(now + chance.expovariate(rate), "new", None)
+            elif what == "ask":
+                assert isinstance(whom, Conversation)
+                began = time.perf_counter()
+                number = choose(whom, now)
+                took.append(time.perf_counter() - began)
+                first, hit = self.servers[number].begin(whom, now)
+                made += 1
+                if made > warm:
+                    hits, prompts = hits + hit, prompts + whom.said
+                    ttft.append(first - now)
+                    if made % 500 == 0:
+                        loads = [self.in_flight(each) for each in range(len(self.servers))]
+                        peaks.append(max(loads) / statistics.mean(loads))
+                at(first, "first", (whom, number))
+            elif what == "first":
+                talk, number = whom  # type: ignore[misc]
+                server = self.servers[number]
+                server.waiting -= 1
+                server.running += 1
+                tokens = length(kind.answer)
+                talk.said += tokens
+                at(now + tokens * (STEP_S + SEQUENCE_STEP_S * server.running), "end", (talk, number))
+            elif what == "end":
+                talk, number = whom  # type: ignore[misc]
+                self.servers[number].running -= 1
+                talk.turns -= 1
+                if talk.turns > 0:
+                    talk.said += length(kind.question)
+                    at(now + chance.lognormvariate(math.log(kind.pause_s), 0.8), "ask", talk)
+            elif on_poll is not None:
+                assert isinstance(whom, int)
+                on_poll(whom, now)
+                at(now + period, "poll", whom)
+        return Outcome(hits / prompts, sorted(ttft), statistics.median(peaks), 1e6 * statistics.median(took), self.whys)
+
+
+def with_picker(world: World, replicas: int) -> tuple[Choose, Callable[[int, float], None], list[EndpointPicker]]:
+    """The gateway's picker, in so many replicas that know nothing of each other."""
+    pickers = [EndpointPicker() for _ in range(replicas)]
+    for picker in pickers:
+        picker.set_servers(world.names, 0.0)
+    places = {name: number for number, name in enumerate(world.names)}
+    chance = random.Random(world.seed + 1)
+
+    def choose(talk: Conversation, now: float) -> int:
+        pick = chance.choice(pickers).pick(talk.ask(), now)
+        assert isinstance(pick, Pick), "saturated: fewer requests, or more servers"
+        world.whys[pick.why] += 1
+        return places[pick.servers[0]]
+
+    def poll(number: int, now: float) -> None:
+        server = world.servers[number]
+        for picker in pickers:
+            picker.observe(world.names[number], ServerLoad(server.running, server.waiting, 0.5), now, now)
+
+    return choose, poll, pickers
+
+
+def others(world: World) -> dict[str, Choose]:
+    """Simpler ways to choose; they know the load of each server exactly."""
+    chance, turn = random.Random(world.seed + 2), count()
+    number_of = range(len(world.servers))
+    order = Rendezvous(world.names)
+    places = {name: number for number, name in enumerate(world.names)}
+
+    def two_choices(talk: Conversation, now: float) -> int:
+        return min(chance.choice(number_of), chance.choice(number_of), key=world.in_flight)
+
+    def bounded_hash(talk: Conversation, now: float) -> int:
+        total = sum(world.in_flight(number) for number in number_of)
+        most = math.ceil(1.25 * (total + 1) / len(number_of))
+        found = (places[name] for name in order.order(str(talk.number).encode()))
+        return next(number for number in found if world.in_flight(number) < most)
+
+    return {
+        "random": lambda talk, now: chance.choice(number_of),
+        "round robin": lambda talk, now: next(turn) % len(number_of),
+        "least request of two": two_choices,
+        "bounded-load hashing": bounded_hash,
+    }
+
+
+def index_memory(blocks: int = 100_000, servers: int = 1000) -> float:
+    """Bytes that a block in a picker's index takes, where conversations are of 20 blocks, 4 of them shared."""
+    picker = EndpointPicker()
+    picker.set_servers([f"10.0.{n >> 8}.{n & 255}:8000" for n in range(servers)], 0.0)
+    tracemalloc.start()
+    before = tracemalloc.get_traced_memory()[0]
+    for number in range(blocks // 16):
+        talk = Conversation(number, number % 20, 512, 2560, 1)
+        picker.pick(talk.ask(), float(number))
+    used = tracemalloc.get_traced_memory()[0] - before
+    tracemalloc.stop()
+    return used / picker.num_blocks
+
+
+def main() -> None:
+    """Prints the tables."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--servers", type=int, default=1000)
+    parser.add_argument("--requests", type=int, default=60_000)
+    parser.add_argument("--kinds", nargs="+", choices=list(KINDS), default=list(KINDS))
+    parser.add_argument("--seed", type=int, default=0)
+    args = parser.parse_args()
+    print(f"index: {index_memory():.0f} bytes a block\n")
+    for name in args.kinds:
+        print(f"{name}: {args.servers} servers, {args.requests} requests, seed {args.seed}")
+        print(f"{'':24}{'hit rate':>10}{'TTFT p50':>10}{'p99':>10}{'busiest':>10}{'µs a pick':>11}")
+
+        def show(way: str, outcome: Outcome) -> None:
+            p50, p99 = (1e3 * outcome.ttft[int(part * len(outcome.ttft))] for part in (0.5, 0.99))
+            print(
+                f"{way:24}{100 * outcome.hit_rate:9.1f}%{p50:7.0f} ms{p99:7.0f} ms{outcome.imbalance:9.2f}×"
+                f"{outcome.pick_us:11.0f}  {dict(outcome.whys) or ''}",
+                flush=True,
+            )
+
+        for replicas in (1, 2, 4):
+            world = World(KINDS[name], args.servers, args.seed)
+            choose, poll, pickers = with_picker(world, replicas)
+            show(f"picker, {replicas} replica{'s' * (replicas > 1)}", world.run(choose, args.requests, poll))
+            print(f"{'':24}{max(picker.num_blocks for picker in pickers)} blocks at most in an index")
+        for way in others(World(KINDS[name], 1, 0)):
+            world = World(KINDS[name], args.servers, args.seed)
+            show(way, world.run(others(world)[way], args.requests, None))
+        print()
+
+
+if __name__ == "__main__":
+    main()
