@@ -1,0 +1,92 @@
+"""What the picker answers itself: errors, in the shape of the API that was asked, and which models there are."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Final
+
+from stoker_engine.contract.errors import RequestError
+from stoker_gateway.picker.errors import MethodError, RetryableError
+
+#: What an engine takes as a request's id.
+REQUEST_ID: Final = re.compile(r"[!-~]{1,128}")
+#: Anthropic's names of what went wrong, by HTTP status.
+_ANTHROPIC_TYPES: Final = {
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """An HTTP response.
+
+    Attributes:
+        headers: without its length, which the proxy adds.
+    """
+
+    status: int
+    headers: tuple[tuple[str, str], ...]
+    body: bytes
+
+
+def error_answer(error: RequestError, path: str, request_id: str | None = None) -> Answer:
+    """The answer that reports `error` to whoever asked for `path`.
+
+    Args:
+        request_id: what the request's header says; something else than an id is left out.
+    """
+    request_id = request_id if request_id is not None and REQUEST_ID.fullmatch(request_id) else None
+    headers = [] if request_id is None else [("x-request-id", request_id)]
+    if isinstance(error, RetryableError):
+        headers.append(("retry-after", str(max(1, math.ceil(error.retry_after_s)))))
+    if isinstance(error, MethodError):
+        headers.append(("allow", "POST"))
+    if _is_anthropic(path):
+        if request_id is not None:
+            headers.append(("request-id", request_id))
+        return _json(error.status, _anthropic(error, request_id), headers)
+    said = {"message": error.message, "type": error.type, "param": error.param, "code": error.code}
+    return _json(error.status, {"error": said}, headers)
+
+
+def models_answer(names: Iterable[str], created: int) -> Answer:
+    """The answer of ``/v1/models``, in OpenAI's shape.
+
+    Args:
+        created: seconds since 1970.
+    """
+    return _json(200, {"object": "list", "data": [_card(name, created) for name in names]})
+
+
+def model_answer(name: str, created: int) -> Answer:
+    """The answer of ``/v1/models/{name}``."""
+    return _json(200, _card(name, created))
+
+
+def _card(name: str, created: int) -> dict[str, Any]:
+    return {"id": name, "object": "model", "created": created, "owned_by": "stoker"}
+
+
+def _is_anthropic(path: str) -> bool:
+    return path == "/v1/messages" or path.startswith("/v1/messages/")
+
+
+def _anthropic(error: RequestError, request_id: str | None) -> dict[str, Any]:
+    """https://docs.anthropic.com/en/api/errors. There is no field for what is wrong, so the message names it."""
+    message = error.message
+    if error.param is not None and error.param not in message:
+        message = f"{error.param}: {message}"
+    kind = _ANTHROPIC_TYPES.get(error.status, "api_error" if error.status >= 500 else "invalid_request_error")
+    return {"type": "error", "error": {"type": kind, "message": message}, "request_id": request_id}
+
+
+def _json(status: int, body: dict[str, Any], headers: Iterable[tuple[str, str]] = ()) -> Answer:
+    """ASCII, because a message may quote anything."""
+    return Answer(status, (("content-type", "application/json"), *headers), json.dumps(body).encode())

@@ -1,0 +1,229 @@
+"""What becomes of a request: it is answered here, sent to a server, or refused.
+
+path and method ─► /v1/models?              answered from the directory
+                ─► /v1/responses/ID …?      to the server that holds it
+                ─► body: model, prompt ─► its endpoint's line ─► servers
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import Final
+from urllib.parse import unquote
+
+from stoker_engine.contract.errors import NotFoundError, RequestError
+from stoker_gateway.directory import Directory, Endpoint
+from stoker_gateway.picker.answers import REQUEST_ID, Answer, model_answer, models_answer
+from stoker_gateway.picker.body_reader import BodyReader
+from stoker_gateway.picker.errors import MethodError, SaturatedError, TooLargeError, UnavailableError
+from stoker_gateway.picker.exchange import Route
+from stoker_gateway.picker.metrics import PickerMetrics
+from stoker_gateway.picker.request import ModelRequest
+from stoker_gateway.picker.response_holders import Holder, ResponseHolders
+from stoker_gateway.picker.waiting_line import WaitingLine
+from stoker_gateway.picking.ask import Ask
+from stoker_gateway.picking.picker import EndpointPicker, Refusal
+
+_MODELS: Final = "/v1/models"
+_RESPONSES: Final = "/v1/responses"
+#: Headers by which clients say who they are.
+_CREDENTIALS: Final = ("authorization", "x-api-key")
+
+
+@dataclass(frozen=True)
+class RequestLimits:
+    """What is taken in.
+
+    Attributes:
+        max_body_bytes: of a request; larger ones are refused.
+        max_waiting: requests of an endpoint that wait while all its servers are saturated; others are refused.
+        max_wait_s: for how many seconds. The proxy's message timeout must be longer.
+    """
+
+    max_body_bytes: int = 32 * 2**20
+    max_waiting: int = 1024
+    max_wait_s: float = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A request's head.
+
+    Attributes:
+        path: without what follows a question mark.
+        headers: by name in lower case.
+        subset: the only servers it may go to; None stands for all.
+    """
+
+    method: str
+    path: str
+    headers: Mapping[str, str]
+    subset: frozenset[str] | None = None
+
+    @classmethod
+    def of(cls, headers: Mapping[str, str], subset: frozenset[str] | None) -> Asked:
+        """The head that headers are, pseudo-headers among them."""
+        path = headers.get(":path", "").partition("?")[0]
+        return cls(headers.get(":method", ""), path, headers, subset)
+
+    @property
+    def request_id(self) -> str | None:
+        """Its id, as servers take it."""
+        given = self.headers.get("x-request-id")
+        return given if given is not None and REQUEST_ID.fullmatch(given) else None
+
+
+class Decider:
+    """Decides about requests. Used from one event loop.
+
+    Args:
+        directory: which models there are.
+        pickers: of their servers, by served name; whoever has them keeps them informed, and calls `wake`.
+        clock: seconds.
+        created: when the models came to be, as far as clients are told: seconds since 1970.
+    """
+
+    def __init__(
+        self,
+        directory: Directory,
+        pickers: Mapping[str, EndpointPicker],
+        limits: RequestLimits,
+        metrics: PickerMetrics,
+        clock: Callable[[], float] = time.monotonic,
+        created: int | None = None,
+    ) -> None:
+        self._limits = limits
+        self._metrics = metrics
+        self._clock = clock
+        self._created = int(time.time()) if created is None else created
+        self._reader = BodyReader()
+        self._holders = ResponseHolders()
+        self._directory = Directory()
+        self._pickers: Mapping[str, EndpointPicker] = {}
+        self._lines: dict[str, WaitingLine] = {}
+        self.update(directory, pickers)
+
+    def update(self, directory: Directory, pickers: Mapping[str, EndpointPicker]) -> None:
+        """These are all models there are, from now on. Who waits for one that is gone is refused."""
+        before, self._lines = self._lines, {}
+        for name in directory.endpoints:
+            if name in before and self._pickers[name] is pickers[name]:
+                self._lines[name] = before.pop(name)
+            else:
+                limits = self._limits
+                self._lines[name] = WaitingLine(pickers[name], limits.max_waiting, limits.max_wait_s, self._clock)
+                self._metrics.queue_length.labels(name).set_function(self._lines[name].__len__)
+        for name, line in before.items():
+            line.close()
+            if name not in directory.endpoints:
+                self._metrics.forget(name)
+        self._directory, self._pickers = directory, dict(pickers)
+
+    def wake(self, model: str) -> None:
+        """There is news of a model's servers: some may have room."""
+        if (line := self._lines.get(model)) is not None:
+            line.wake()
+
+    async def close(self) -> None:
+        """Ends what was started."""
+        for line in self._lines.values():
+            line.close()
+        await self._reader.close()
+
+    def at_once(self, asked: Asked) -> Answer | None:
+        """The answer, where a request's head is enough for one.
+
+        Raises:
+            RequestError: nothing takes such a request, whatever its body is.
+        """
+        path = asked.path
+        if path == _MODELS or path.startswith(f"{_MODELS}/"):
+            if asked.method not in ("GET", "HEAD"):
+                raise MethodError("this path does not take this HTTP method")
+            if path == _MODELS:
+                return models_answer(self._directory.endpoints, self._created)
+            return model_answer(self._endpoint(unquote(path.removeprefix(f"{_MODELS}/"))).name, self._created)
+        if not path.startswith("/v1/") and path not in ("/tokenize", "/detokenize"):
+            raise NotFoundError("there is no such path here")
+        if asked.method != "POST" and not path.startswith(f"{_RESPONSES}/"):
+            raise MethodError("this path does not take this HTTP method")
+        return None
+
+    async def decide(self, asked: Asked, body: bytes) -> tuple[str, Route]:
+        """The model, and the servers for a request that `at_once` says nothing of.
+
+        Raises:
+            RequestError: it is refused.
+        """
+        if asked.path.startswith(f"{_RESPONSES}/"):
+            return await self._to_holder(asked)
+        began = self._clock()
+        request = await self._reader.read(asked.path, body)
+        return request.model, await self._to_server(asked, request, began)
+
+    def too_large(self) -> RequestError:
+        """Why a body is refused."""
+        return TooLargeError(f"the request body is larger than {self._limits.max_body_bytes} bytes")
+
+    def _endpoint(self, model: str) -> Endpoint:
+        endpoint = self._directory.endpoints.get(model)
+        if endpoint is None:
+            raise NotFoundError(
+                f"the model {model[:200]!r} is not served here; GET /v1/models lists what is",
+                "model",
+                "model_not_found",
+            )
+        return endpoint
+
+    async def _to_holder(self, asked: Asked) -> tuple[str, Route]:
+        response_id = unquote(asked.path.removeprefix(f"{_RESPONSES}/").partition("/")[0])
+        holder = self._holders.of(response_id)
+        if holder is None:
+            raise NotFoundError(f"no response {response_id[:200]!r} is known here", "response_id")
+        ask = Ask(held_by=holder.server, subset=asked.subset)
+        return holder.model, await self._pick(asked, self._endpoint(holder.model), ask, self._clock())
+
+    async def _to_server(self, asked: Asked, request: ModelRequest, began: float) -> Route:
+        endpoint = self._endpoint(request.model)
+        session, held_by = request.session, None
+        if endpoint.session_header is not None:
+            session = asked.headers.get(endpoint.session_header) or session
+        if request.previous_response_id is not None:
+            holder = self._holders.of(request.previous_response_id)
+            held_by = holder.server if holder is not None and holder.model == request.model else None
+        ask = Ask(request.chain, request.size, session, held_by, asked.subset)
+        route = await self._pick(asked, endpoint, ask, began)
+        if asked.path == _RESPONSES:
+            self._holders.sent(Holder(request.model, route.servers[0]), asked.request_id, request.request_id)
+        return route
+
+    async def _pick(self, asked: Asked, endpoint: Endpoint, ask: Ask, began: float) -> Route:
+        line = self._lines[endpoint.name]
+        choice = line.at_once(ask)
+        now = self._clock()
+        self._metrics.decision_seconds.observe(now - began)
+        if choice is None:
+            choice = await line.turn(ask, _whose(asked))
+            self._metrics.queue_seconds.labels(endpoint.name).observe(self._clock() - now)
+        if isinstance(choice, Refusal):
+            if choice.kind == "saturated":
+                raise SaturatedError(
+                    f"all servers of the model {endpoint.name!r} are busy; try again", choice.retry_after_s
+                )
+            raise UnavailableError(
+                f"no server of the model {endpoint.name!r} can take requests now; try again", choice.retry_after_s
+            )
+        metrics, name = self._metrics, endpoint.name
+        metrics.picks.labels(name, choice.why).inc()
+        metrics.prompt_bytes.labels(name).inc(ask.size)
+        metrics.cached_prompt_bytes.labels(name).inc(ask.size * choice.cached_share)
+        return Route(endpoint.cluster, choice.servers)
+
+
+def _whose(asked: Asked) -> str:
+    """Whose turn a request takes, if it has to wait: who sends the same credentials is one. They are not kept."""
+    given = "\n".join(asked.headers.get(name, "") for name in _CREDENTIALS)
+    return blake2b(given.encode(), digest_size=16).hexdigest()

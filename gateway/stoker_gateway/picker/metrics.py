@@ -1,0 +1,58 @@
+"""What the picker counts, for Prometheus."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+#: Seconds, from what a decision takes to what a request may wait.
+_DECISIONS: Final = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 5.0)
+_WAITS: Final = (0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+
+
+class PickerMetrics:
+    """Metrics of one picker.
+
+    Args:
+        registry: that they are in.
+    """
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        #: By served name (empty where none is known) and what became of them: routed, answered, invalid, not_found,
+        #: too_large, unavailable, saturated, cancelled, failed.
+        self.requests = Counter(
+            "stoker:gateway_requests", "Requests, by what became of them.", ["model", "outcome"], registry=registry
+        )
+        self.picks = Counter("stoker:gateway_picks", "Servers picked, by why.", ["model", "why"], registry=registry)
+        self.prompt_bytes = Counter(
+            "stoker:gateway_prompt_bytes", "Bytes of prompts that were routed.", ["model"], registry=registry
+        )
+        self.cached_prompt_bytes = Counter(
+            "stoker:gateway_cached_prompt_bytes",
+            "Of these, bytes that the picked server was given before.",
+            ["model"],
+            registry=registry,
+        )
+        self.queue_length = Gauge(
+            "stoker:gateway_queue_length", "Requests that wait for a server with room.", ["model"], registry=registry
+        )
+        self.queue_seconds = Histogram(
+            "stoker:gateway_queue_seconds",
+            "How long requests waited for a server with room.",
+            ["model"],
+            buckets=_WAITS,
+            registry=registry,
+        )
+        self.decision_seconds = Histogram(
+            "stoker:gateway_decision_seconds",
+            "From the whole request to what becomes of it, without waiting for a server.",
+            buckets=_DECISIONS,
+            registry=registry,
+        )
+
+    def forget(self, model: str) -> None:
+        """The model is not served any more: its queue is not, either."""
+        for metric in (self.queue_length, self.queue_seconds):
+            if (model,) in metric._metrics:
+                metric.remove(model)

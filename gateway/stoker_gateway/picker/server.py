@@ -1,0 +1,209 @@
+"""The endpoint picker's gRPC server: Envoy's external processing, and gRPC's health checks.
+
+A stream is one HTTP request, and ends once it is decided: whatever happens to the picker, answers under way go on.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import grpc
+from envoy.service.ext_proc.v3 import external_processor_pb2 as ext_proc
+from envoy.service.ext_proc.v3 import external_processor_pb2_grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1.health import aio as health
+from prometheus_client import CollectorRegistry
+
+from stoker_engine.contract.errors import NotFoundError, OverloadedError, RequestError
+from stoker_gateway.directory import Directory
+from stoker_gateway.picker.answers import error_answer
+from stoker_gateway.picker.deciding import Asked, Decider, RequestLimits
+from stoker_gateway.picker.errors import PickerError, SaturatedError, TooLargeError, UnavailableError
+from stoker_gateway.picker.exchange import Exchange, Progress, ProtocolError
+from stoker_gateway.picker.metrics import PickerMetrics
+from stoker_gateway.picking.picker import EndpointPicker
+
+logger = logging.getLogger(__name__)
+
+#: The names that health checks ask for: whether the process lives, and whether it takes requests.
+LIVENESS: Final = "liveness"
+READINESS: Final = ("", "readiness", "envoy.service.ext_proc.v3.ExternalProcessor")
+
+#: What a message has beside a body, at most: headers, metadata.
+_MESSAGE_OVERHEAD: Final = 2**20
+
+
+@dataclass(frozen=True)
+class TLSFiles:
+    """A certificate and its key, in PEM. They are read again when they change."""
+
+    certificate: Path
+    key: Path
+
+
+class PickerServer:
+    """Answers a proxy that asks where requests go. Lives in one event loop.
+
+    Args:
+        directory: which models there are.
+        pickers: of their servers, by served name.
+        limits: to what is taken in.
+        registry: for metrics.
+        clock: seconds.
+    """
+
+    def __init__(
+        self,
+        directory: Directory,
+        pickers: Mapping[str, EndpointPicker],
+        limits: RequestLimits | None = None,
+        registry: CollectorRegistry | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._limits = limits or RequestLimits()
+        self._metrics = PickerMetrics(registry or CollectorRegistry())
+        self._decider = Decider(directory, pickers, self._limits, self._metrics, clock)
+        self._health = health.HealthServicer()
+        limit = self._limits.max_body_bytes + _MESSAGE_OVERHEAD
+        self._server = grpc.aio.server(options=[("grpc.max_receive_message_length", limit), ("grpc.so_reuseport", 0)])
+        external_processor_pb2_grpc.add_ExternalProcessorServicer_to_server(
+            _Processor(self._decider, self._limits, self._metrics), self._server
+        )
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+
+    def listen(self, address: str, tls: TLSFiles | None = None) -> int:
+        """Takes connections there, once started.
+
+        Args:
+            address: ``unix:PATH`` or ``HOST:PORT``; port 0 is any that is free.
+            tls: what proves who the picker is; without it, connections are not encrypted.
+
+        Returns:
+            the port.
+
+        Raises:
+            OSError: it cannot be listened there.
+        """
+        try:
+            if tls is None:
+                return int(self._server.add_insecure_port(address))
+            return int(self._server.add_secure_port(address, _credentials(tls)))
+        except RuntimeError as error:
+            raise OSError(f"cannot listen at {address}: {error}") from error
+
+    async def start(self) -> None:
+        """Begins to answer."""
+        await self._health.set(LIVENESS, health_pb2.HealthCheckResponse.SERVING)
+        await self._set_ready(health_pb2.HealthCheckResponse.SERVING)
+        await self._server.start()
+
+    async def drain(self) -> None:
+        """Says that it is about to end, so that proxies ask another one. It goes on answering."""
+        await self._set_ready(health_pb2.HealthCheckResponse.NOT_SERVING)
+
+    async def stop(self, grace_s: float = 1.0) -> None:
+        """Ends. Streams that are being decided have so many seconds."""
+        await self.drain()
+        await self._server.stop(grace_s)
+        await self._decider.close()
+
+    def update(self, directory: Directory, pickers: Mapping[str, EndpointPicker]) -> None:
+        """These are all models there are, from now on."""
+        self._decider.update(directory, pickers)
+
+    def wake(self, model: str) -> None:
+        """There is news of a model's servers: some may have room for requests that wait."""
+        self._decider.wake(model)
+
+    async def _set_ready(self, status: Any) -> None:
+        for name in READINESS:
+            await self._health.set(name, status)
+
+
+class _Processor(external_processor_pb2_grpc.ExternalProcessorServicer):  # type: ignore[misc]
+    """Envoy's service."""
+
+    def __init__(self, decider: Decider, limits: RequestLimits, metrics: PickerMetrics) -> None:
+        self._decider = decider
+        self._limits = limits
+        self._metrics = metrics
+
+    async def Process(  # noqa: N802, gRPC's name
+        self, messages: AsyncIterator[ext_proc.ProcessingRequest], context: Any
+    ) -> AsyncIterator[ext_proc.ProcessingResponse]:
+        """Decides about one HTTP request."""
+        exchange = Exchange(self._limits.max_body_bytes)
+        asked, model, outcome = Asked("", "", {}), "", "cancelled"
+        try:
+            async for message in messages:
+                progress = exchange.receive(message)
+                if progress is Progress.MORE:
+                    continue
+                if not asked.headers:
+                    asked = Asked.of(exchange.headers, exchange.subset)
+                    if (answer := self._decider.at_once(asked)) is not None:
+                        outcome = "answered"
+                        yield exchange.answer(answer)
+                        return
+                if progress is Progress.TOO_LARGE:
+                    raise self._decider.too_large()
+                if progress is Progress.HEADERS:
+                    if (response := exchange.go_on()) is not None:
+                        yield response
+                    continue
+                model, route = await self._decider.decide(asked, exchange.body)
+                outcome = "routed"
+                for response in exchange.route(route):
+                    yield response
+                return
+        except ProtocolError as error:
+            outcome = "failed"
+            logger.error("the proxy does not speak the endpoint-picker protocol: %s", error)
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
+        except RequestError as error:
+            outcome = _outcome(error)
+            yield exchange.answer(error_answer(error, asked.path, asked.request_id))
+        except Exception:
+            outcome = "failed"
+            logger.exception("a request could not be decided")
+            failure = PickerError("internal error; the gateway's log says more")
+            yield exchange.answer(error_answer(failure, asked.path, asked.request_id))
+        finally:
+            self._metrics.requests.labels(model, outcome).inc()
+
+
+def _outcome(error: RequestError) -> str:
+    match error:
+        case NotFoundError():
+            return "not_found"
+        case TooLargeError():
+            return "too_large"
+        case UnavailableError():
+            return "unavailable"
+        case SaturatedError() | OverloadedError():
+            return "saturated"
+        case PickerError():
+            return "failed"
+    return "invalid"
+
+
+def _credentials(tls: TLSFiles) -> Any:
+    stamp: tuple[int, int] | None = None
+
+    def read() -> Any:
+        """The certificate, if it is another one than before."""
+        nonlocal stamp
+        now = tls.certificate.stat().st_mtime_ns, tls.key.stat().st_mtime_ns
+        if now == stamp:
+            return None
+        pair = tls.key.read_bytes(), tls.certificate.read_bytes()
+        stamp = now
+        return grpc.ssl_server_certificate_configuration([pair])
+
+    first = read()
+    return grpc.dynamic_ssl_server_credentials(first, read, require_client_authentication=False)

@@ -1,0 +1,120 @@
+"""Requests that wait until one of an endpoint's servers has room.
+
+Whoever comes while others wait waits behind them, by the queue's rules (`picking/fair_queue.py`). There is room again
+when a server says so, hence `wake` after each poll; and time passes, hence a timer while anybody waits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable
+from typing import Final
+
+from stoker_gateway.picking.ask import Ask
+from stoker_gateway.picking.fair_queue import FairQueue
+from stoker_gateway.picking.picker import EndpointPicker, Pick, Refusal
+
+#: Seconds between looks for who has waited too long.
+_TICK_S: Final = 0.1
+#: When who was not let in had better come again.
+RETRY_AFTER_S: Final = 1.0
+
+
+class WaitingLine:
+    """The line before one endpoint. Used from one event loop.
+
+    Args:
+        picker: of its servers.
+        most: how many may wait.
+        hold_s: for how many seconds each may.
+        clock: seconds.
+    """
+
+    def __init__(self, picker: EndpointPicker, most: int, hold_s: float, clock: Callable[[], float]) -> None:
+        self._picker = picker
+        self._clock = clock
+        self._queue: FairQueue[_Waiting] = FairQueue(most, hold_s)
+        self._hold_s = hold_s
+        self._first: _Waiting | None = None
+        self._timer: asyncio.TimerHandle | None = None
+
+    def __len__(self) -> int:
+        return len(self._queue) + (self._first is not None)
+
+    def at_once(self, ask: Ask) -> Pick | Refusal | None:
+        """The choice, where nobody has to wait for it; None if this request has to."""
+        if self:
+            return None
+        choice = self._picker.pick(ask, self._clock())
+        return None if isinstance(choice, Refusal) and choice.kind == "saturated" else choice
+
+    async def turn(self, ask: Ask, key: str, priority: int = 0) -> Pick | Refusal:
+        """Waits for the choice.
+
+        Args:
+            key: whose request it is.
+
+        Returns:
+            a refusal, if nothing may take it, too many wait, or it has waited for too long.
+        """
+        waiting = _Waiting(ask, self._clock() + self._hold_s)
+        gone = self._queue.push(key, priority, waiting, self._clock())
+        if gone is not None:
+            gone.end(gone.refusal)
+        self.wake()
+        try:
+            return await waiting.choice
+        finally:
+            self._queue.remove(waiting)
+            if self._first is waiting:
+                self._first = None
+                self.wake()
+
+    def wake(self) -> None:
+        """Lets those go whose turn it is, as there may be room now."""
+        now = self._clock()
+        for late in self._queue.expire(now):
+            late.end(late.refusal)
+        while (first := self._first or self._queue.pop(now)) is not None:
+            self._first = first
+            if not first.choice.done():
+                choice = self._picker.pick(first.ask, now)
+                if isinstance(choice, Refusal) and choice.kind == "saturated" and first.until > now:
+                    first.refusal = choice
+                    break
+                first.end(choice)
+            self._first = None
+        if self and self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(_TICK_S, self._tick)
+
+    def close(self) -> None:
+        """Refuses all who wait: the endpoint is gone."""
+        for each in (*((self._first,) if self._first else ()), *self._queue.expire(math.inf)):
+            each.end(Refusal("none", RETRY_AFTER_S))
+        self._first = None
+
+    def _tick(self) -> None:
+        self._timer = None
+        if self:
+            self.wake()
+
+
+class _Waiting:
+    """A request that waits.
+
+    Args:
+        ask: for what.
+        until: by the clock.
+    """
+
+    def __init__(self, ask: Ask, until: float) -> None:
+        self.ask = ask
+        self.until = until
+        self.choice: asyncio.Future[Pick | Refusal] = asyncio.get_running_loop().create_future()
+        self.refusal = Refusal("saturated", RETRY_AFTER_S)
+
+    def end(self, choice: Pick | Refusal) -> None:
+        """Says what became of it, unless nobody waits any more."""
+        if not self.choice.done():
+            self.choice.set_result(choice)
