@@ -34,7 +34,7 @@ class WaitingLine:
     def __init__(self, picker: EndpointPicker, most: int, hold_s: float, clock: Callable[[], float]) -> None:
         self._picker = picker
         self._clock = clock
-        self._queue: FairQueue[_Waiting] = FairQueue(most, hold_s)
+        self._queue: FairQueue[_Waiting] = FairQueue(most - 1, hold_s)  # behind the first
         self._hold_s = hold_s
         self._first: _Waiting | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -59,8 +59,9 @@ class WaitingLine:
             a refusal, if nothing may take it, too many wait, or it has waited for too long.
         """
         waiting = _Waiting(ask, self._clock() + self._hold_s)
-        gone = self._queue.push(key, priority, waiting, self._clock())
-        if gone is not None:
+        if self._first is None:
+            self._first = waiting
+        elif (gone := self._queue.push(key, priority, waiting, self._clock())) is not None:
             gone.end(gone.refusal)
         self.wake()
         try:
