@@ -19,7 +19,7 @@ from stoker_gateway.directory import Directory, Endpoint
 from stoker_gateway.picker.answers import REQUEST_ID, Answer, model_answer, models_answer
 from stoker_gateway.picker.body_reader import BodyReader
 from stoker_gateway.picker.errors import MethodError, SaturatedError, TooLargeError, UnavailableError
-from stoker_gateway.picker.exchange import Route
+from stoker_gateway.picker.exchange import Exchange, Route
 from stoker_gateway.picker.metrics import PickerMetrics
 from stoker_gateway.picker.request import ModelRequest
 from stoker_gateway.picker.response_holders import Holder, ResponseHolders
@@ -54,26 +54,26 @@ class Asked:
 
     Attributes:
         path: without what follows a question mark.
-        headers: by name in lower case.
+        header: a header's value by its name in lower case; empty without one.
         subset: the only servers it may go to; None stands for all.
     """
 
     method: str
     path: str
-    headers: Mapping[str, str]
+    header: Callable[[str], str]
     subset: frozenset[str] | None = None
 
     @classmethod
-    def of(cls, headers: Mapping[str, str], subset: frozenset[str] | None) -> Asked:
-        """The head that headers are, pseudo-headers among them."""
-        path = headers.get(":path", "").partition("?")[0]
-        return cls(headers.get(":method", ""), path, headers, subset)
+    def of(cls, exchange: Exchange) -> Asked:
+        """The head that a proxy sent."""
+        path = exchange.header(":path").partition("?")[0]
+        return cls(exchange.header(":method"), path, exchange.header, exchange.subset)
 
     @property
     def request_id(self) -> str | None:
         """Its id, as servers take it."""
-        given = self.headers.get("x-request-id")
-        return given if given is not None and REQUEST_ID.fullmatch(given) else None
+        given = self.header("x-request-id")
+        return given if REQUEST_ID.fullmatch(given) else None
 
 
 class Decider:
@@ -190,7 +190,7 @@ class Decider:
         endpoint = self._endpoint(request.model)
         session, held_by = request.session, None
         if endpoint.session_header is not None:
-            session = asked.headers.get(endpoint.session_header) or session
+            session = asked.header(endpoint.session_header) or session
         if request.previous_response_id is not None:
             holder = self._holders.of(request.previous_response_id)
             held_by = holder.server if holder is not None and holder.model == request.model else None
@@ -225,5 +225,5 @@ class Decider:
 
 def _whose(asked: Asked) -> str:
     """Whose turn a request takes, if it has to wait: who sends the same credentials is one. They are not kept."""
-    given = "\n".join(asked.headers.get(name, "") for name in _CREDENTIALS)
+    given = "\n".join(map(asked.header, _CREDENTIALS))
     return blake2b(given.encode(), digest_size=16).hexdigest()

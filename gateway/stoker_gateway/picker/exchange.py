@@ -17,13 +17,13 @@ from __future__ import annotations
 import enum
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Final
+from functools import lru_cache
+from typing import Any, Final, Literal
 
 from envoy.config.core.v3 import base_pb2
 from envoy.extensions.filters.http.ext_proc.v3 import processing_mode_pb2
 from envoy.service.ext_proc.v3 import external_processor_pb2 as ext_proc
 from envoy.type.v3 import http_status_pb2
-from google.protobuf import struct_pb2
 
 from stoker_gateway.picker.answers import Answer
 
@@ -88,10 +88,13 @@ class Exchange:
         self._complete_at = ""
         self._chunks: list[bytes] = []
         self._size = 0
-        #: The request's headers, names in lower case, pseudo-headers among them; of several alike the last.
-        self.headers: dict[str, str] = {}
+        self._headers: dict[str, bytes] = {}
         #: The only servers that it may go to; None stands for all.
         self.subset: frozenset[str] | None = None
+
+    def header(self, name: str) -> str:
+        """What the request's header `name`, in lower case, says: the last, if there are several; empty without one."""
+        return self._headers.get(name, b"").decode("utf-8", "replace")
 
     @property
     def body(self) -> bytes:
@@ -124,24 +127,13 @@ class Exchange:
 
     def route(self, route: Route) -> Iterator[ext_proc.ProcessingResponse]:
         """What sends the request, once complete, where it goes."""
-        destination = ",".join(route.servers)
-        common = ext_proc.CommonResponse(
-            header_mutation=ext_proc.HeaderMutation(
-                set_headers=[_header(DESTINATION, destination), _header(CLUSTER, route.cluster)]
-            ),
-            clear_route_cache=True,
-        )
-        metadata = struct_pb2.Struct()
-        metadata.fields[_DESTINATION_SPACE].struct_value.fields[DESTINATION].string_value = destination
         if self._complete_at == "request_headers" or self._streamed:
-            headers = ext_proc.HeadersResponse(response=common)
-            yield ext_proc.ProcessingResponse(request_headers=headers, dynamic_metadata=metadata)
+            yield _routed("request_headers", route)
             if self._complete_at != "request_headers":
                 yield from self._body_again()
         elif self._complete_at == "request_body":
-            body = ext_proc.BodyResponse(response=common)
-            yield ext_proc.ProcessingResponse(request_body=body, dynamic_metadata=metadata)
-        else:  # trailers, and no body before them
+            yield _routed("request_body", route)
+        else:
             raise ProtocolError("trailers came without a body")
 
     def answer(self, answer: Answer) -> ext_proc.ProcessingResponse:
@@ -158,9 +150,8 @@ class Exchange:
         self._began = True
         if message.observability_mode:
             raise ProtocolError("with observability_mode, nothing that is picked is heard; leave it out")
-        self.headers = {
-            each.key.lower(): each.value or each.raw_value.decode("utf-8", "replace")
-            for each in message.request_headers.headers.headers
+        self._headers = {
+            each.key: each.raw_value or each.value.encode() for each in message.request_headers.headers.headers
         }
         self.subset = _subset(message)
         if message.request_headers.end_of_stream:
@@ -171,7 +162,7 @@ class Exchange:
         if mode not in (_BODY_MODE.BUFFERED, _BODY_MODE.FULL_DUPLEX_STREAMED):
             raise ProtocolError("request_body_mode must be BUFFERED or FULL_DUPLEX_STREAMED: a body says the model")
         self._streamed = mode == _BODY_MODE.FULL_DUPLEX_STREAMED
-        declared = self.headers.get("content-length", "")
+        declared = self.header("content-length")
         if declared.isascii() and declared.isdecimal() and int(declared[:20]) > self._max_body_bytes:
             return Progress.TOO_LARGE
         return Progress.HEADERS
@@ -202,6 +193,21 @@ class Exchange:
             )
         if not ends:
             yield _GO_ON_TRAILERS
+
+
+@lru_cache(maxsize=4096)
+def _routed(part: Literal["request_headers", "request_body"], route: Route) -> ext_proc.ProcessingResponse:
+    destination = ",".join(route.servers)
+    common = ext_proc.CommonResponse(
+        header_mutation=ext_proc.HeaderMutation(
+            set_headers=[_header(DESTINATION, destination), _header(CLUSTER, route.cluster)]
+        ),
+        clear_route_cache=True,
+    )
+    response = ext_proc.ProcessingResponse()
+    response.dynamic_metadata.update({_DESTINATION_SPACE: {DESTINATION: destination}})
+    getattr(response, part).response.CopyFrom(common)
+    return response
 
 
 def _header(name: str, value: str) -> Any:

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 import grpc
-from envoy.service.ext_proc.v3 import external_processor_pb2 as ext_proc
 from envoy.service.ext_proc.v3 import external_processor_pb2_grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1.health import aio as health
@@ -133,51 +132,64 @@ class _Processor(external_processor_pb2_grpc.ExternalProcessorServicer):  # type
         self._limits = limits
         self._metrics = metrics
 
-    async def Process(  # noqa: N802, gRPC's name
-        self, messages: AsyncIterator[ext_proc.ProcessingRequest], context: Any
-    ) -> AsyncIterator[ext_proc.ProcessingResponse]:
+    async def Process(self, _messages: Any, context: Any) -> None:  # noqa: N802, gRPC's name
         """Decides about one HTTP request."""
         exchange = Exchange(self._limits.max_body_bytes)
-        asked, model, outcome = Asked("", "", {}), "", "cancelled"
+        outcome = _Outcome()
         try:
-            async for message in messages:
-                progress = exchange.receive(message)
-                if progress is Progress.MORE:
-                    continue
-                if not asked.headers:
-                    asked = Asked.of(exchange.headers, exchange.subset)
-                    if (answer := self._decider.at_once(asked)) is not None:
-                        outcome = "answered"
-                        yield exchange.answer(answer)
-                        return
-                if progress is Progress.TOO_LARGE:
-                    raise self._decider.too_large()
-                if progress is Progress.HEADERS:
-                    if (response := exchange.go_on()) is not None:
-                        yield response
-                    continue
-                model, route = await self._decider.decide(asked, exchange.body)
-                outcome = "routed"
-                for response in exchange.route(route):
-                    yield response
-                return
+            await self._decide(exchange, context, outcome)
         except ProtocolError as error:
-            outcome = "failed"
+            outcome.word = "failed"
             logger.error("the proxy does not speak the endpoint-picker protocol: %s", error)
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
         except RequestError as error:
-            outcome = _outcome(error)
-            yield exchange.answer(error_answer(error, asked.path, asked.request_id))
+            outcome.word = _word(error)
+            await context.write(exchange.answer(error_answer(error, outcome.path, outcome.request_id)))
         except Exception:
-            outcome = "failed"
+            outcome.word = "failed"
             logger.exception("a request could not be decided")
             failure = PickerError("internal error; the gateway's log says more")
-            yield exchange.answer(error_answer(failure, asked.path, asked.request_id))
+            await context.write(exchange.answer(error_answer(failure, outcome.path, outcome.request_id)))
         finally:
-            self._metrics.requests.labels(model, outcome).inc()
+            self._metrics.requests.labels(outcome.model, outcome.word).inc()
+
+    async def _decide(self, exchange: Exchange, context: Any, outcome: _Outcome) -> None:
+        asked: Asked | None = None
+        while (message := await context.read()) is not grpc.aio.EOF:
+            progress = exchange.receive(message)
+            if progress is Progress.MORE:
+                continue
+            if asked is None:
+                asked = Asked.of(exchange)
+                outcome.path, outcome.request_id = asked.path, asked.request_id
+                if (answer := self._decider.at_once(asked)) is not None:
+                    outcome.word = "answered"
+                    await context.write(exchange.answer(answer))
+                    return
+            if progress is Progress.TOO_LARGE:
+                raise self._decider.too_large()
+            if progress is Progress.HEADERS:
+                if (response := exchange.go_on()) is not None:
+                    await context.write(response)
+                continue
+            outcome.model, route = await self._decider.decide(asked, exchange.body)
+            outcome.word = "routed"
+            for response in exchange.route(route):
+                await context.write(response)
+            return
 
 
-def _outcome(error: RequestError) -> str:
+@dataclass(slots=True)
+class _Outcome:
+    """What became of a request, for its answer and for metrics."""
+
+    path: str = ""
+    request_id: str | None = None
+    model: str = ""
+    word: str = "cancelled"
+
+
+def _word(error: RequestError) -> str:
     match error:
         case NotFoundError():
             return "not_found"
