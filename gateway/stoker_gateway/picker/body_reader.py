@@ -48,7 +48,8 @@ class BodyReader:
 
     def __init__(self, at_once: int = AT_ONCE, longest_s: float = LONGEST_S) -> None:
         self._at_once = at_once
-        self._longest_s = longest_s
+        #: As given.
+        self.longest_s = longest_s
         self._process: Process | None = None
         self._free = asyncio.Lock()
 
@@ -69,6 +70,11 @@ class BodyReader:
             raise RequestError(**result["error"])
         return ModelRequest(**result | {"chain": [bytes.fromhex(each) for each in result["chain"]]})
 
+    @property
+    def pid(self) -> int | None:
+        """The process, if there is one."""
+        return None if self._process is None else self._process.pid
+
     async def close(self) -> None:
         """Ends the process, if there is one."""
         process, self._process = self._process, None
@@ -84,7 +90,7 @@ class BodyReader:
 
     async def _read_elsewhere(self, path: str, body: bytes) -> dict[str, Any]:
         try:
-            async with asyncio.timeout(self._longest_s):
+            async with asyncio.timeout(self.longest_s):
                 return await self._exchange(path.encode(), body)
         except (OSError, EOFError, TimeoutError) as error:
             logger.warning("a body of %d bytes could not be read: %s", len(body), error or type(error).__name__)
