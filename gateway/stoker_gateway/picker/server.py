@@ -71,7 +71,7 @@ class PickerServer:
         limit = self._limits.max_body_bytes + _MESSAGE_OVERHEAD
         self._server = grpc.aio.server(options=[("grpc.max_receive_message_length", limit), ("grpc.so_reuseport", 0)])
         external_processor_pb2_grpc.add_ExternalProcessorServicer_to_server(
-            _Processor(self._decider, self._limits, self._metrics), self._server
+            Processor(self._decider, self._limits, self._metrics), self._server
         )
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
 
@@ -124,7 +124,7 @@ class PickerServer:
             await self._health.set(name, status)
 
 
-class _Processor(external_processor_pb2_grpc.ExternalProcessorServicer):  # type: ignore[misc]
+class Processor(external_processor_pb2_grpc.ExternalProcessorServicer):  # type: ignore[misc]
     """Envoy's service."""
 
     def __init__(self, decider: Decider, limits: RequestLimits, metrics: PickerMetrics) -> None:
