@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import gc
 import logging
 import signal
 import struct
@@ -137,4 +138,5 @@ def _read(path: str, body: bytes) -> dict[str, Any]:
 
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to the picker too, which ends this
+    gc.disable()  # what is read has no cycles, and looking for them would take most of the time
     read_on(sys.stdin.buffer, sys.stdout.buffer)
