@@ -1,0 +1,395 @@
+"""Envoy's configuration, as plain values: what does not change (`bootstrap`), and files that it watches (`clusters`,
+`servers`).
+
+    client ─► what is internal is stripped ─► the path is allowed ─► the picker names cluster and servers ─► router
+
+A request without a cluster of the picker's, or with a server that is not of that cluster, is answered 503. Nothing is
+ever sent where the picker did not say.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Iterable
+from typing import Any, Final
+
+from stoker_gateway.directory import Directory, Endpoint
+from stoker_gateway.envoy import local_replies
+from stoker_gateway.envoy.settings import EnvoySettings
+
+Config = dict[str, Any]
+
+#: The picker's answer, by the endpoint-picker protocol: ``IP:PORT``, several with commas, best first.
+DESTINATION: Final = "x-gateway-destination-endpoint"
+#: The dynamic metadata that says the same.
+DESTINATION_METADATA: Final = "envoy.lb"
+#: The metadata that says among which servers the picker has to choose.
+SUBSET_METADATA: Final = "envoy.lb.subset_hint"
+#: The picker's answer: which cluster.
+CLUSTER: Final = "x-stoker-cluster"
+
+#: What clients must not say, since the picker, Envoy or servers would believe it.
+INTERNAL_HEADERS: Final = ("x-stoker-", "x-gateway-", "x-envoy-")
+
+#: Of the servers' paths, those that clients reach.
+ALLOWED_PREFIX: Final = "/v1/"
+ALLOWED_PATHS: Final = ("/tokenize", "/detokenize")
+
+#: As its metrics call it.
+LISTENER: Final = "gateway"
+PICKER: Final = "picker"
+
+_TYPE: Final = "type.googleapis.com/envoy."
+#: Servers close idle connections too (ours after 75 s, uvicorn after 5): Envoy must be first, since a request that meets
+#: a close costs a retry.
+_UPSTREAM_IDLE_S: Final = 4
+_CONNECT_TIMEOUT_S: Final = 2
+#: No limit of Envoy's own: how much a server gets is the picker's to say.
+_UNLIMITED: Final = 1 << 30
+
+
+def bootstrap(settings: EnvoySettings) -> Config:
+    """What Envoy is started with."""
+    return {
+        "node": {"id": "stoker-gateway", "cluster": "stoker-gateway"},
+        "admin": {"address": _pipe(settings.admin_socket)},
+        "dynamic_resources": {
+            "cds_config": {
+                "resource_api_version": "V3",
+                "path_config_source": {"path": str(settings.clusters_file)},
+            }
+        },
+        "static_resources": {"listeners": [_listener(settings)], "clusters": [_picker_cluster(settings)]},
+        "stats_config": {"stats_matcher": {"inclusion_list": {"patterns": _statistics()}}},
+        "overload_manager": {
+            "resource_monitors": [
+                {
+                    "name": "envoy.resource_monitors.global_downstream_max_connections",
+                    "typed_config": {
+                        "@type": f"{_TYPE}extensions.resource_monitors.downstream_connections.v3"
+                        ".DownstreamConnectionsConfig",
+                        "max_active_downstream_connections": settings.max_connections,
+                    },
+                }
+            ]
+        },
+    }
+
+
+def clusters(directory: Directory, settings: EnvoySettings) -> Config:
+    """The clusters' file: one for each endpoint."""
+    return _resources(_cluster(endpoint, settings) for endpoint in directory.endpoints.values())
+
+
+def servers(endpoint: Endpoint) -> Config:
+    """The file of a cluster's servers.
+
+    Raises:
+        ValueError: an address is not ``IP:PORT``.
+    """
+    return _resources(
+        [
+            {
+                "@type": f"{_TYPE}config.endpoint.v3.ClusterLoadAssignment",
+                "cluster_name": endpoint.cluster,
+                "endpoints": [
+                    {"lb_endpoints": [{"endpoint": {"address": _address(server)}} for server in endpoint.servers]}
+                ],
+            }
+        ]
+    )
+
+
+def _resources(resources: Iterable[Config]) -> Config:
+    return {"resources": list(resources)}
+
+
+def _address(server: str) -> Config:
+    host, colon, port = server.rpartition(":")
+    if not colon or not port.isdecimal():
+        raise ValueError(f"{server!r} is not IP:PORT")
+    return _socket_address(str(ipaddress.ip_address(host.removeprefix("[").removesuffix("]"))), int(port))
+
+
+def _socket_address(host: str, port: int) -> Config:
+    return {"socket_address": {"address": host, "port_value": port}}
+
+
+def _pipe(path: object) -> Config:
+    return {"pipe": {"path": str(path)}}
+
+
+def _seconds(seconds: float) -> str:
+    return f"{seconds:.3f}s"
+
+
+def _cluster(endpoint: Endpoint, settings: EnvoySettings) -> Config:
+    return {
+        "@type": f"{_TYPE}config.cluster.v3.Cluster",
+        "name": endpoint.cluster,
+        "type": "EDS",
+        "eds_cluster_config": {
+            "eds_config": {
+                "resource_api_version": "V3",
+                "path_config_source": {"path": str(settings.servers_file(endpoint.cluster))},
+            }
+        },
+        "connect_timeout": _seconds(_CONNECT_TIMEOUT_S),
+        "load_balancing_policy": {"policies": [{"typed_extension_config": _picked_server()}]},
+        "common_lb_config": {"healthy_panic_threshold": {"value": 0}},
+        "circuit_breakers": {
+            "thresholds": [
+                {
+                    "max_connections": _UNLIMITED,
+                    "max_pending_requests": _UNLIMITED,
+                    "max_requests": _UNLIMITED,
+                    "retry_budget": {"budget_percent": {"value": 20}, "min_retry_concurrency": 3},
+                }
+            ]
+        },
+        # A server that breaks connections gets nothing for a while. What it answers is the picker's to judge.
+        "outlier_detection": {
+            "split_external_local_origin_errors": True,
+            "consecutive_local_origin_failure": 5,
+            "enforcing_consecutive_local_origin_failure": 100,
+            "consecutive_gateway_failure": 5,
+            "enforcing_consecutive_gateway_failure": 0,
+            "enforcing_consecutive_5xx": 0,
+            "enforcing_success_rate": 0,
+            "enforcing_local_origin_success_rate": 0,
+            "interval": "1s",
+            "base_ejection_time": "5s",
+            "max_ejection_time": "30s",
+            "max_ejection_percent": 50,
+        },
+        "upstream_connection_options": {
+            # A machine that vanished does not say so.
+            "tcp_keepalive": {"keepalive_time": 15, "keepalive_interval": 5, "keepalive_probes": 3}
+        },
+        "typed_extension_protocol_options": _protocol(
+            {
+                "common_http_protocol_options": {"idle_timeout": _seconds(_UPSTREAM_IDLE_S)},
+                "explicit_http_config": {"http_protocol_options": {}},
+            }
+        ),
+    }
+
+
+def _protocol(options: Config) -> Config:
+    kind = "extensions.upstreams.http.v3.HttpProtocolOptions"
+    return {f"envoy.{kind}": {"@type": f"{_TYPE}{kind}", **options}}
+
+
+def _picked_server() -> Config:
+    """The server that the picker named; at the retry its next one. Where it named none that is here: none."""
+    return {
+        "name": "envoy.load_balancing_policies.override_host",
+        "typed_config": {
+            "@type": f"{_TYPE}extensions.load_balancing_policies.override_host.v3.OverrideHost",
+            "override_host_sources": [
+                {"header": DESTINATION},
+                {"metadata": {"key": DESTINATION_METADATA, "path": [{"key": DESTINATION}]}},
+            ],
+            "fallback_policy": {"policies": [{"typed_extension_config": _no_server()}]},
+        },
+    }
+
+
+def _no_server() -> Config:
+    """A policy that never finds a server: it looks for a label that none has."""
+    kind = f"{_TYPE}extensions.load_balancing_policies"
+    return {
+        "name": "envoy.load_balancing_policies.subset",
+        "typed_config": {
+            "@type": f"{kind}.subset.v3.Subset",
+            "fallback_policy": "NO_FALLBACK",
+            "subset_selectors": [{"keys": ["none"], "fallback_policy": "NO_FALLBACK"}],
+            "subset_lb_policy": {
+                "policies": [
+                    {
+                        "typed_extension_config": {
+                            "name": "envoy.load_balancing_policies.round_robin",
+                            "typed_config": {"@type": f"{kind}.round_robin.v3.RoundRobin"},
+                        }
+                    }
+                ]
+            },
+        },
+    }
+
+
+def _picker_cluster(settings: EnvoySettings) -> Config:
+    return {
+        "name": PICKER,
+        "type": "STATIC",
+        "connect_timeout": _seconds(_CONNECT_TIMEOUT_S),
+        "load_assignment": {
+            "cluster_name": PICKER,
+            "endpoints": [{"lb_endpoints": [{"endpoint": {"address": _pipe(settings.picker_socket)}}]}],
+        },
+        "circuit_breakers": {
+            "thresholds": [
+                {"max_connections": _UNLIMITED, "max_pending_requests": _UNLIMITED, "max_requests": _UNLIMITED}
+            ]
+        },
+        # Only ``/ready`` goes by it: requests are sent to the picker as long as it is reached.
+        "health_checks": [
+            {
+                "timeout": "2s",
+                "interval": "1s",
+                "no_traffic_interval": "1s",
+                "unhealthy_interval": "1s",
+                "unhealthy_threshold": 2,
+                "healthy_threshold": 1,
+                "grpc_health_check": {},
+            }
+        ],
+        "common_lb_config": {"healthy_panic_threshold": {"value": 100}},
+        "typed_extension_protocol_options": _protocol({"explicit_http_config": {"http2_protocol_options": {}}}),
+    }
+
+
+def _listener(settings: EnvoySettings) -> Config:
+    return {
+        "name": LISTENER,
+        "address": _socket_address(settings.host, settings.port),
+        "filter_chains": [{"filters": [{"name": "http", "typed_config": _connections(settings)}]}],
+    }
+
+
+def _connections(settings: EnvoySettings) -> Config:
+    """How clients' connections are read: strictly."""
+    return {
+        "@type": f"{_TYPE}extensions.filters.network.http_connection_manager.v3.HttpConnectionManager",
+        "stat_prefix": LISTENER,
+        "codec_type": "AUTO",
+        "early_header_mutation_extensions": [
+            {
+                "name": "envoy.http.early_header_mutation.header_mutation",
+                "typed_config": {
+                    "@type": f"{_TYPE}extensions.http.early_header_mutation.header_mutation.v3.HeaderMutation",
+                    "mutations": _without_internal_headers(),
+                },
+            }
+        ],
+        "normalize_path": True,
+        "merge_slashes": True,
+        "path_with_escaped_slashes_action": "REJECT_REQUEST",
+        "use_remote_address": True,
+        "generate_request_id": True,
+        "preserve_external_request_id": True,
+        "server_header_transformation": "PASS_THROUGH",
+        "common_http_protocol_options": {"max_headers_count": 100},
+        "max_request_headers_kb": 32,
+        "request_headers_timeout": _seconds(settings.headers_s),
+        "request_timeout": _seconds(settings.upload_s),
+        "stream_idle_timeout": _seconds(settings.idle_s),
+        "http2_protocol_options": {"max_concurrent_streams": 2048},
+        "local_reply_config": local_replies.config(),
+        "route_config": _routes(settings),
+        "http_filters": _filters(settings),
+    }
+
+
+def _without_internal_headers() -> list[Config]:
+    return [
+        {"remove_on_match": {"key_matcher": {"prefix": prefix, "ignore_case": True}}} for prefix in INTERNAL_HEADERS
+    ]
+
+
+def _filters(settings: EnvoySettings) -> list[Config]:
+    filters = "extensions.filters.http"
+    return [
+        {
+            "name": "ready",
+            "typed_config": {
+                "@type": f"{_TYPE}{filters}.health_check.v3.HealthCheck",
+                "pass_through_mode": False,
+                "headers": [{"name": ":path", "string_match": {"exact": "/ready"}}],
+                "cluster_min_healthy_percentages": {PICKER: {"value": 100}},
+            },
+        },
+        {
+            "name": "picker",
+            "typed_config": {
+                "@type": f"{_TYPE}{filters}.ext_proc.v3.ExternalProcessor",
+                "grpc_service": {"envoy_grpc": {"cluster_name": PICKER}},
+                "failure_mode_allow": False,
+                "status_on_error": {"code": "ServiceUnavailable"},
+                "message_timeout": _seconds(settings.hold_s + 5),
+                "processing_mode": {
+                    "request_header_mode": "SEND",
+                    "request_body_mode": "BUFFERED",
+                    "request_trailer_mode": "SKIP",
+                    "response_header_mode": "SKIP",
+                    "response_body_mode": "NONE",
+                    "response_trailer_mode": "SKIP",
+                },
+                "metadata_options": {
+                    "receiving_namespaces": {"untyped": [DESTINATION_METADATA]},
+                    "forwarding_namespaces": {"untyped": [SUBSET_METADATA]},
+                },
+            },
+        },
+        {
+            "name": "router",
+            "typed_config": {"@type": f"{_TYPE}{filters}.router.v3.Router", "suppress_envoy_headers": True},
+        },
+    ]
+
+
+def _routes(settings: EnvoySettings) -> Config:
+    """Allowed paths go to the picker, which makes Envoy look for a route again; others do not."""
+    unasked = {
+        "typed_per_filter_config": {
+            "picker": {"@type": f"{_TYPE}extensions.filters.http.ext_proc.v3.ExtProcPerRoute", "disabled": True}
+        }
+    }
+    routes: list[Config] = [
+        {"name": "health", "match": {"path": "/health"}, "direct_response": {"status": 200}, **unasked}
+    ]
+    for match in [{"prefix": ALLOWED_PREFIX}, *({"path": path} for path in ALLOWED_PATHS)]:
+        limit = {"request_body_buffer_limit": settings.max_body_bytes}
+        chosen = {**match, "headers": [{"name": CLUSTER, "present_match": True}]}
+        routes += [
+            {"name": "chosen", "match": chosen, "route": _to_server(settings), **limit},
+            {"name": "asked", "match": match, "direct_response": {"status": 503}, **limit},
+        ]
+    routes.append({"name": "none", "match": {"prefix": "/"}, "direct_response": {"status": 404}, **unasked})
+    return {"name": LISTENER, "virtual_hosts": [{"name": LISTENER, "domains": ["*"], "routes": routes}]}
+
+
+def _to_server(settings: EnvoySettings) -> Config:
+    return {
+        "cluster_header": CLUSTER,
+        "timeout": "0s",
+        "idle_timeout": _seconds(settings.idle_s),
+        "cluster_not_found_response_code": "SERVICE_UNAVAILABLE",
+        # Only while no byte of an answer came: then Envoy itself no longer repeats.
+        "retry_policy": {
+            "retry_on": "connect-failure,refused-stream,reset",
+            "num_retries": 1,
+            "retry_back_off": {"base_interval": "0.005s", "max_interval": "0.010s"},
+            "retry_host_predicate": [
+                {
+                    "name": "envoy.retry_host_predicates.previous_hosts",
+                    "typed_config": {"@type": f"{_TYPE}extensions.retry.host.previous_hosts.v3.PreviousHostsPredicate"},
+                }
+            ],
+            "host_selection_retry_max_attempts": 3,
+        },
+    }
+
+
+def _statistics() -> list[Config]:
+    """Of Envoy's hundreds of numbers for each cluster, those that say something here."""
+    wanted = (
+        r"server\.(live|state|uptime|memory_allocated|total_connections|concurrency)",
+        r"listener_manager\.(workers_started|total_listeners_active)",
+        r"listener\..*\.(downstream_cx_active|downstream_cx_total|downstream_global_cx_overflow)",
+        rf"http\.{LISTENER}\.(downstream_(cx|rq)_.*|ext_proc\..*|no_route|.*_timeout)",
+        r"cluster_manager\.(active_clusters|warming_clusters|cds\.update_rejected|cds\.update_success)",
+        r"cluster\..*\.(upstream_(rq|cx)_(active|total|[0-9].*|retry.*|connect_fail|rx_reset|tx_reset|timeout|time)"
+        r"|outlier_detection\.ejections_.*|membership_.*|update_rejected|health_check\..*)",
+    )
+    return [{"safe_regex": {"regex": pattern}} for pattern in wanted]

@@ -1,0 +1,94 @@
+"""What Envoy answers by itself, in the shape of the API that was asked: OpenAI's, or Anthropic's below /v1/messages.
+
+The picker's own answers pass through here too. They say what they are (`PICKER_DETAILS`), and stay as they are.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Final
+
+Config = dict[str, Any]
+
+#: How the details of an answer of the picker begin (``ImmediateResponse.details``).
+PICKER_DETAILS: Final = "picker"
+
+#: After how many seconds it is worth trying again.
+RETRY_AFTER_S: Final = 1
+
+_UNAVAILABLE: Final = "service_unavailable_error"
+_INVALID: Final = "invalid_request_error"
+
+#: HTTP status → what is said, and OpenAI's and Anthropic's type.
+_ERRORS: Final = {
+    400: ("the request is not valid HTTP, or its path is not", _INVALID, _INVALID),
+    403: ("a connection cannot be upgraded here", _INVALID, "permission_error"),
+    404: ("there is no such path here", "not_found_error", "not_found_error"),
+    408: ("the request took too long to arrive, or nothing happened for too long", _INVALID, _INVALID),
+    413: ("the request's body is too large", _INVALID, "request_too_large"),
+    426: ("this version of HTTP is not served", _INVALID, _INVALID),
+    431: ("the request's headers are too large", _INVALID, _INVALID),
+    500: ("the gateway could not handle the request", "api_error", "api_error"),
+    502: ("the server's answer is not valid HTTP", "api_error", "api_error"),
+    503: ("no server could answer; please try again", _UNAVAILABLE, "overloaded_error"),
+    504: ("the server did not answer in time", _UNAVAILABLE, "overloaded_error"),
+}
+
+#: Those that are worth another try.
+_AGAIN: Final = (503, 504)
+
+
+def openai_error(status: int) -> Config:
+    """What an error is in OpenAI's shape."""
+    message, kind, _ = _ERRORS[status]
+    return {"error": {"message": message, "type": kind, "param": None, "code": None}}
+
+
+def anthropic_error(status: int) -> Config:
+    """What an error is in Anthropic's shape."""
+    message, _, kind = _ERRORS[status]
+    return {"type": "error", "error": {"type": kind, "message": message}, "request_id": "%REQ(X-REQUEST-ID)%"}
+
+
+def config() -> Config:
+    """Envoy's ``local_reply_config``. The first that fits is taken."""
+    mappers = []
+    for status in _ERRORS:
+        mappers.append(_mapper(status, anthropic_error(status), _is_anthropic()))
+        mappers.append(_mapper(status, openai_error(status)))
+    return {"mappers": mappers}
+
+
+def _mapper(status: int, body: Config, *further: Config) -> Config:
+    # A format that is JSON leaves out what is null; this one is text with JSON in it.
+    text = json.dumps(body) + "\n"
+    mapper: Config = {
+        "filter": {"and_filter": {"filters": [_not_the_pickers(), _has(status), *further]}},
+        "body_format_override": {"text_format_source": {"inline_string": text}, "content_type": "application/json"},
+    }
+    if status in _AGAIN:
+        header = {"key": "retry-after", "value": str(RETRY_AFTER_S)}
+        mapper["headers_to_add"] = [{"header": header, "append_action": "OVERWRITE_IF_EXISTS_OR_ADD"}]
+    return mapper
+
+
+def _has(status: int) -> Config:
+    value = {"default_value": status, "runtime_key": f"gateway.status_{status}"}
+    return {"status_code_filter": {"comparison": {"op": "EQ", "value": value}}}
+
+
+def _not_the_pickers() -> Config:
+    return {
+        "extension_filter": {
+            "name": "envoy.access_loggers.extension_filters.cel",
+            "typed_config": {
+                "@type": "type.googleapis.com/envoy.extensions.access_loggers.filters.cel.v3.ExpressionFilter",
+                "expression": f"!response.code_details.startsWith('{PICKER_DETAILS}')",
+            },
+        }
+    }
+
+
+def _is_anthropic() -> Config:
+    path = {"safe_regex": {"regex": r"/v1/messages([/?].*)?"}}
+    return {"header_filter": {"header": {"name": ":path", "string_match": path}}}

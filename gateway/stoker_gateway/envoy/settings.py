@@ -1,0 +1,54 @@
+"""What can be chosen about Envoy."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class EnvoySettings:
+    """What can be chosen about Envoy.
+
+    Attributes:
+        host: the IP address it listens on.
+        port: the port; 0: one that is free.
+        folder: where its sockets and files are; its path is short, since a socket's path has at most 107 bytes.
+        hold_s: the longest that the picker holds a request.
+        max_body_bytes: the longest body of a request. Each request's body is in memory until its server has it.
+        upload_s: the longest that a client may take to send a request.
+        headers_s: the longest that a client may take to send its headers.
+        idle_s: the longest that a stream may be silent, in either direction. A prompt's first token comes within it.
+        max_connections: of clients at once; more are closed as they come.
+        threads: that move bytes.
+    """
+
+    host: str
+    port: int
+    folder: Path
+    hold_s: float
+    max_body_bytes: int = 32 << 20
+    upload_s: float = 120
+    headers_s: float = 10
+    idle_s: float = 3600
+    max_connections: int = 20_000
+    threads: int = 2
+
+    @property
+    def picker_socket(self) -> Path:
+        """Where the picker listens."""
+        return self.folder / "picker.sock"
+
+    @property
+    def admin_socket(self) -> Path:
+        """Where Envoy's administration listens. Whoever reaches it can end Envoy."""
+        return self.folder / "admin.sock"
+
+    @property
+    def clusters_file(self) -> Path:
+        """Which clusters there are."""
+        return self.folder / "clusters.json"
+
+    def servers_file(self, cluster: str) -> Path:
+        """Which servers a cluster has."""
+        return self.folder / "servers" / f"{cluster}.json"
