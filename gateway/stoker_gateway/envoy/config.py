@@ -40,8 +40,8 @@ LISTENER: Final = "gateway"
 PICKER: Final = "picker"
 
 _TYPE: Final = "type.googleapis.com/envoy."
-#: Servers close idle connections too (ours after 75 s, uvicorn after 5): Envoy must be first, since a request that meets
-#: a close costs a retry.
+#: Servers close idle connections too (ours after 75 s, uvicorn after 5): Envoy must be first, since a request that
+#: meets a close costs a retry.
 _UPSTREAM_IDLE_S: Final = 4
 _CONNECT_TIMEOUT_S: Final = 2
 #: No limit of Envoy's own: how much a server gets is the picker's to say.
@@ -253,6 +253,7 @@ def _listener(settings: EnvoySettings) -> Config:
     return {
         "name": LISTENER,
         "address": _socket_address(settings.host, settings.port),
+        "per_connection_buffer_limit_bytes": settings.max_body_bytes,
         "filter_chains": [{"filters": [{"name": "http", "typed_config": _connections(settings)}]}],
     }
 
@@ -356,7 +357,9 @@ def _routes(settings: EnvoySettings) -> Config:
             {"name": "asked", "match": match, "direct_response": {"status": 503}, **limit},
         ]
     routes.append({"name": "none", "match": {"prefix": "/"}, "direct_response": {"status": 404}, **unasked})
-    return {"name": LISTENER, "virtual_hosts": [{"name": LISTENER, "domains": ["*"], "routes": routes}]}
+    host: Config = {"name": LISTENER, "domains": ["*"], "routes": routes}
+    host["request_headers_to_remove"] = ["x-envoy-external-address", "x-envoy-internal"]  # Envoy's own, of each request
+    return {"name": LISTENER, "virtual_hosts": [host]}
 
 
 def _to_server(settings: EnvoySettings) -> Config:

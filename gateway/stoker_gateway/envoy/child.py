@@ -1,0 +1,12 @@
+"""``python -m stoker_gateway.envoy.child PARENT PROGRAM …``: becomes a program that ends when process PARENT does."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from stoker_engine.children.lifeline import die_with
+
+if __name__ == "__main__":
+    die_with(int(sys.argv[1]))  # what is asked of the kernel here outlives exec
+    os.execv(sys.argv[2], sys.argv[2:])
