@@ -16,7 +16,7 @@ from grpc_health.v1.health import aio
 
 
 class DictatingPicker(rpc.ExternalProcessorServicer):
-    """Sends each request to `destination` of `cluster`; while `hangs`, says nothing; `refusal`: 429 with this body."""
+    """Sends each request to `destination` of `cluster`; while `hangs`, says nothing; `refusal`: 404 with this body."""
 
     def __init__(self, cluster: str, destination: str) -> None:
         self.cluster = cluster
@@ -29,8 +29,8 @@ class DictatingPicker(rpc.ExternalProcessorServicer):
             while self.hangs:
                 await asyncio.sleep(0.05)
             if self.refusal:
-                refusal = pb.ImmediateResponse(body=self.refusal)
-                refusal.status.code = 429
+                refusal = pb.ImmediateResponse(details="picker", body=self.refusal)
+                refusal.status.code = 404
                 yield pb.ProcessingResponse(immediate_response=refusal)
                 return
             if request.HasField("request_headers") and not request.request_headers.end_of_stream:

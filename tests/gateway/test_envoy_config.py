@@ -131,7 +131,7 @@ def test_what_reaches_which_server() -> None:
             assert answer.count(b"HTTP/1.1") == 1
 
             gateway.picker.refusal = b'{"of": "the picker"}'
-            assert (await post())[:2] == (429, {"of": "the picker"})
+            assert (await post())[:2] == (404, {"of": "the picker"})
             gateway.picker.refusal = b""
 
             await gateway.grpc_server.stop(0)

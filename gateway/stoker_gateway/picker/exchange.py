@@ -140,6 +140,7 @@ class Exchange:
         """What answers the request in the servers' stead."""
         return ext_proc.ProcessingResponse(
             immediate_response=ext_proc.ImmediateResponse(
+                details="picker",
                 status=http_status_pb2.HttpStatus(code=answer.status),
                 headers=ext_proc.HeaderMutation(set_headers=[_header(*each) for each in answer.headers]),
                 body=answer.body,
