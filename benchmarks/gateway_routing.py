@@ -39,6 +39,7 @@ from stoker_gateway.picking.ask import Ask
 from stoker_gateway.picking.load import ServerLoad
 from stoker_gateway.picking.picker import EndpointPicker, Pick
 from stoker_gateway.picking.rendezvous import Rendezvous
+from stoker_gateway.polling import CORE_SHARE
 
 PREFILL: Final = 10_000.0
 CACHE: Final = 400_000
@@ -46,7 +47,7 @@ TOKEN_BYTES: Final = 4  # of English text
 STEP_S: Final = 0.015  # of decoding, and so much more for each sequence
 SEQUENCE_STEP_S: Final = 0.0001
 SLOWER: Final = 128  # sequences that halve the speed of prompts
-ASK_S: Final = 0.0005  # of a core, to ask a server how it does
+ASK_S: Final = 0.001  # of a core, to ask a server how it does
 
 
 @dataclass(frozen=True)
@@ -177,7 +178,7 @@ class World:
         rate = kind.load * len(self.servers) / kind.turns
         at(0.0, "new", None)
         if on_poll is not None:
-            period = max(1.0, len(self.servers) * ASK_S / 0.1)
+            period = max(1.0, len(self.servers) * ASK_S / CORE_SHARE)
             for number in range(len(self.servers)):
                 at(period * number / len(self.servers), "poll", number)
         made, hits, prompts, took, ttft, peaks = 0, 0, 0, list[float](), list[float](), list[float]()

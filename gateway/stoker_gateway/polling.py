@@ -2,8 +2,8 @@
 
 A server is asked whether it wants requests (``/ready``, or ``/health`` where there is no such path) and, if so, what
 it has to do (``/metrics``, by vLLM's names). Asking is spread evenly over a period, which stretches so that it takes at
-most `CORE_SHARE` of a core, however many servers there are. The thread exists for that: its processor time is what
-asking costs, and nothing else.
+most a tenth of a core, however many servers there are. The thread exists for that: its processor time is what asking
+costs, and nothing else.
 
 A server that does not answer is *lost* after some times in a row: it then counts as not ready, until it answers.
 """
@@ -22,14 +22,14 @@ import aiohttp
 
 from stoker_gateway.picking.load import ServerLoad
 
-#: The part of a core that asking may take.
-CORE_SHARE: Final = 0.1
+#: The part of a core that asking may take; passing on what was heard takes some more in the thread that hears it.
+CORE_SHARE: Final = 0.08
 
 #: Seconds between two times a server is asked, if there are few.
 SHORTEST_PERIOD_S: Final = 1.0
 
 #: Processor seconds that asking a server is taken to cost until it is known.
-FIRST_COST_S: Final = 0.0005
+FIRST_COST_S: Final = 0.001
 
 #: Seconds a server has to answer.
 TIMEOUT_S: Final = 3.0

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, Gauge, generate_latest
 
 from stoker_gateway.picking.load import ServerLoad
-from stoker_gateway.polling import LOST_AFTER, Heard, HttpAsker, Poller, PollerThread, read_metrics
+from stoker_gateway.polling import CORE_SHARE, LOST_AFTER, Heard, HttpAsker, Poller, PollerThread, read_metrics
 
 VirtualTime = Callable[[Callable[[], Coroutine[Any, Any, None]]], None]
 LABEL = st.text(st.characters(codec="utf-8"), max_size=12)
@@ -86,12 +86,12 @@ def test_each_server_is_asked_once_a_period_which_stretches_with_its_cost(virtua
         task = asyncio.create_task(poller.run())
         await asyncio.sleep(30)  # the first period goes by a guess
         began, spent_before = loop.time(), spent
-        assert poller.period_s == pytest.approx(20, rel=0.1)
-        assert poller.staleness_s(loop.time()) < 25.1
+        assert poller.period_s == pytest.approx(1000 * 0.002 / CORE_SHARE, rel=0.1)
+        assert poller.staleness_s(loop.time()) < 30.1
         await asyncio.sleep(200)
-        assert spent - spent_before <= 0.11 * (loop.time() - began)
+        assert spent - spent_before <= 0.1 * (loop.time() - began)
         poller.set_servers(["s1", "new"])
-        await asyncio.sleep(25)
+        await asyncio.sleep(30)
         before = Counter(asked)
         await asyncio.sleep(10.5)
         assert set(asked - before) == {"s1", "new"}

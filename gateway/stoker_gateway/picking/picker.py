@@ -231,11 +231,11 @@ class EndpointPicker:
         return self._send(ask, tuple(best[:MOST_SERVERS]), why, masks, now)
 
     def _key(self, ask: Ask, known: int) -> bytes:
-        """What decides the order of servers: the session, the first unknown block, the last, or nothing that lasts."""
+        """What decides the order of servers: the session, the first unknown block, or else nothing that lasts."""
         if ask.session is not None:
             return b"session " + ask.session.encode()
-        if ask.chain:
-            return ask.chain[min(known, len(ask.chain) - 1)]
+        if known < len(ask.chain):
+            return ask.chain[known]
         return next(self._unknown).to_bytes(8, "little")
 
     def _with_room(self, order: Rendezvous, key: bytes, balance: float, now: float) -> list[str]:
