@@ -193,20 +193,20 @@ def test_prompts_without_a_full_block_are_spread() -> None:
 
 
 def test_a_conversation_whose_server_has_gone_finds_a_new_home_for_all_pickers() -> None:
-    pickers = [a_picker(SERVERS) for _ in range(2)]
-    said, homes = text_of(3, 6), set[str]()
-    for picker in pickers:
-        homes.add(picked(picker.pick(ask_of(said), 0.0)))
-    assert len(homes) == 1
-    left = [server for server in SERVERS if server not in homes]
-    after = set()
-    for picker in pickers:
-        picker.set_servers(left, 50.0)
-        result = picker.pick(ask_of(said + text_of(4, 2)), 60.0)
-        assert isinstance(result, Pick)
-        assert result.cached_share == 0
-        after.add(result.servers[0])
-    assert len(after) == 1
+    for seed in range(20):
+        pickers = [a_picker(SERVERS) for _ in range(2)]
+        said = text_of(seed, 20)
+        homes = {picked(picker.pick(ask_of(said[: 6 * FIRST_BLOCK]), 0.0)) for picker in pickers}
+        homes.add(picked(pickers[1].pick(ask_of(said[: 12 * FIRST_BLOCK]), 60.0)))  # which only one of them sees
+        assert len(homes) == 1
+        after = set()
+        for picker in pickers:
+            picker.set_servers([server for server in SERVERS if server not in homes], 100.0)
+            result = picker.pick(ask_of(said), 120.0)
+            assert isinstance(result, Pick)
+            assert result.cached_share == 0
+            after.add(result.servers[0])
+        assert len(after) == 1
 
 
 def test_a_server_that_was_not_ready_holds_nothing_when_it_is_again() -> None:
