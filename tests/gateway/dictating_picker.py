@@ -26,7 +26,7 @@ class DictatingPicker(rpc.ExternalProcessorServicer):
 
     async def Process(self, requests: AsyncIterator[Any], context: Any) -> AsyncIterator[Any]:  # noqa: N802
         async for request in requests:
-            while self.hangs:
+            while self.hangs:  # noqa: ASYNC110 - a test sets it
                 await asyncio.sleep(0.05)
             if self.refusal:
                 refusal = pb.ImmediateResponse(details="picker", body=self.refusal)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 
 from hypothesis import given
@@ -13,7 +14,7 @@ from stoker_engine.contract.text_chain import BLOCKS_OF_A_SIZE, FIRST_BLOCK, blo
 @given(st.integers(0, 200_000))
 def test_blocks_are_full_and_a_small_part_of_what_is_before_them(size: int) -> None:
     ends = [0, *block_ends(size)]
-    blocks = [end - start for start, end in zip(ends, ends[1:], strict=False)]
+    blocks = [end - start for start, end in itertools.pairwise(ends)]
     assert ends[-1] <= size < ends[-1] + FIRST_BLOCK * 2 ** (len(blocks) // BLOCKS_OF_A_SIZE)
     for start, block in zip(ends, blocks, strict=False):
         assert block == FIRST_BLOCK or block <= FIRST_BLOCK + start // BLOCKS_OF_A_SIZE
