@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import shutil
 import subprocess
 import threading
 import time
@@ -20,6 +19,7 @@ from aiohttp import web
 from prometheus_client import CollectorRegistry
 
 from stoker_gateway.directory import Directory, Endpoint
+from stoker_gateway.envoy.process import envoy_binary
 from stoker_gateway.picker.deciding import RequestLimits
 from stoker_gateway.picker.server import PickerServer
 from stoker_gateway.picking.load import ServerLoad
@@ -125,7 +125,7 @@ def envoy(request: pytest.FixtureRequest, behind: Behind) -> Iterator[httpx.Clie
     folder.mkdir()
     config, ports = folder / "envoy.json", folder / "addresses"
     config.write_text(json.dumps(_config(behind.directory, folder.parent / "picker.sock", request.param)))
-    binary = shutil.which("envoy") or pytest.fail("the command envoy is missing")
+    binary = envoy_binary()
     process = subprocess.Popen(
         [binary, "-c", config, "--concurrency", "1", "--use-dynamic-base-id", "--log-level", "error",
          "--admin-address-path", ports]
