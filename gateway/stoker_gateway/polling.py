@@ -49,11 +49,13 @@ class Heard:
         server: its address.
         load: what it says; None if it did not answer.
         sent_at: when it was asked, by the event loop's clock (`time.monotonic`).
+        answered: whether it answered at all.
     """
 
     server: str
     load: ServerLoad | None
     sent_at: float
+    answered: bool = True
 
 
 class Poller:
@@ -123,17 +125,19 @@ class Poller:
     async def _ask_one(self, server: str) -> None:
         sent_at = asyncio.get_running_loop().time()
         load: ServerLoad | None
+        answered = False
         try:
             load = await self._ask(server)
         except (OSError, TimeoutError, aiohttp.ClientError):
             self._unanswered[server] = times = self._unanswered.get(server, 0) + 1
             load = ServerLoad(ready=False, counted=False) if times >= LOST_AFTER else None
         else:
+            answered = True
             self._unanswered.pop(server, None)
             self._answered_at[server] = asyncio.get_running_loop().time()
         finally:
             self._asked.discard(server)
-        self._hear(Heard(server, load, sent_at))
+        self._hear(Heard(server, load, sent_at, answered))
 
 
 class HttpAsker:

@@ -3,28 +3,55 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import signal
+import socket
 import tempfile
 import time
 from pathlib import Path
+
+from prometheus_client import CollectorRegistry
 
 from stoker_gateway.directory import Directory
 from stoker_gateway.envoy.files import EnvoyFiles
 from stoker_gateway.envoy.process import EnvoyError, EnvoyProcess
 from stoker_gateway.envoy.settings import EnvoySettings
+from stoker_gateway.metrics_server import MetricsServer
 from stoker_gateway.picker.deciding import RequestLimits
 from stoker_gateway.picker.server import PickerServer
 from stoker_gateway.picking.picker import EndpointPicker
 from stoker_gateway.polling import Heard, PollerThread
+from stoker_gateway.server_watch import ServerWatch
+
+logger = logging.getLogger(__name__)
 
 
-async def run(directory: Directory, host: str, port: int, max_body_bytes: int, drain_s: float) -> None:
+async def run(
+    directory: Directory,
+    host: str,
+    port: int,
+    max_body_bytes: int,
+    drain_s: float,
+    *,
+    metrics_port: int | None = None,
+    access_log: bool = False,
+    json_log: bool = False,
+) -> None:
     """Serves until SIGTERM or SIGINT, then lets requests under way end.
+
+    Args:
+        host, port: where clients are served; an IP address, and port 0 is one that is free.
+        max_body_bytes: of a request.
+        drain_s: how long requests under way may take in the end.
+        metrics_port: of /metrics, on the same host; None: nowhere.
+        access_log: whether each request is told on standard output.
+        json_log: whether Envoy's log is JSON.
 
     Raises:
         EnvoyError: Envoy cannot serve, or has ended by itself.
         OSError: a file cannot be written, or a socket not made.
     """
+    check_free(host, port)
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
@@ -33,7 +60,10 @@ async def run(directory: Directory, host: str, port: int, max_body_bytes: int, d
     for name, endpoint in directory.endpoints.items():
         pickers[name].set_servers(endpoint.servers, time.monotonic())
 
+    watch, registry = ServerWatch(directory), CollectorRegistry()
+
     def hear(heard: Heard) -> None:
+        watch.heard(heard)
         for picker in pickers.values():
             if heard.load is None:
                 picker.failed(heard.server, time.monotonic())
@@ -41,17 +71,24 @@ async def run(directory: Directory, host: str, port: int, max_body_bytes: int, d
                 picker.observe(heard.server, heard.load, heard.sent_at, time.monotonic())
 
     with tempfile.TemporaryDirectory(prefix="stoker-") as folder:
-        settings = EnvoySettings(host, port, Path(folder), limits.max_wait_s, max_body_bytes)
+        settings = EnvoySettings(
+            host, port, Path(folder), limits.max_wait_s, max_body_bytes, access_log=access_log, json_log=json_log
+        )
         EnvoyFiles(settings).write(directory)
-        picker = PickerServer(directory, pickers, limits)
+        picker = PickerServer(directory, pickers, limits, registry)
         picker.listen(f"unix:{settings.picker_socket}")
         envoy, poller = EnvoyProcess(settings), PollerThread(hear)
         poller.poller.set_servers(server for endpoint in directory.endpoints.values() for server in endpoint.servers)
+        metrics = None if metrics_port is None else MetricsServer(registry, envoy.statistics, host, metrics_port)
         await picker.start()
         poller.start()
         try:
+            if metrics is not None:
+                check_free(host, metrics_port or 0)
+                logger.info("metrics at http://%s/metrics", netloc(host, await metrics.start()))
             await envoy.start()
-            print(f"stoker gateway: http://{host}:{await envoy.port()}", flush=True)  # noqa: T201
+            at = netloc(host, await envoy.port())
+            logger.info("stoker gateway: http://%s serves %s", at, _said(directory))
             ended, asked = asyncio.create_task(envoy.ended()), asyncio.create_task(stop.wait())
             await asyncio.wait({ended, asked}, return_when=asyncio.FIRST_COMPLETED)
             asked.cancel()
@@ -60,5 +97,31 @@ async def run(directory: Directory, host: str, port: int, max_body_bytes: int, d
             await envoy.drain(drain_s)
         finally:
             await envoy.end()
+            if metrics is not None:
+                await metrics.stop()
             await poller.stop()
             await picker.stop()
+
+
+def check_free(host: str, port: int) -> None:
+    """Envoy would share a port with another Envoy, and requests would go to either.
+
+    Raises:
+        OSError: nothing can listen there, as where something does.
+    """
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as trial:
+        trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            trial.bind((host, port))
+        except OSError as error:
+            raise OSError(f"cannot listen at {netloc(host, port)}: {error.strerror}") from None
+
+
+def netloc(host: str, port: int) -> str:
+    """Host and port as a URL has them."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _said(directory: Directory) -> str:
+    counts = {name: len(endpoint.servers) for name, endpoint in directory.endpoints.items()}
+    return ", ".join(f"{name} by {count} server{'s' * (count != 1)}" for name, count in counts.items())

@@ -5,48 +5,42 @@ from __future__ import annotations
 import argparse
 import asyncio
 import hashlib
+import ipaddress
 import re
 import socket
 import sys
+from typing import Final
 from urllib.parse import urlsplit
 
+from stoker_gateway import logs
 from stoker_gateway.directory import Directory, Endpoint
+
+_ENDPOINT: Final = "NAME=http://HOST:PORT"
+_HEADER_NAME: Final = re.compile(r"[!#$%&'*+.^_`|~0-9a-z-]+")
+#: Taken off each request before anyone reads it, or about the connection and not the session.
+_NO_SESSION: Final = re.compile(r"x-(stoker|gateway|envoy)-.*|host|connection|content-length|transfer-encoding|te")
 
 
 def main(argv: list[str]) -> int:
-    """Runs until SIGTERM or SIGINT; 1: Envoy cannot serve, 2: a wrong command line."""
-    parser = argparse.ArgumentParser(
-        prog="stoker gateway", description="One address before the servers of many models."
-    )
-    parser.add_argument(
-        "--endpoint",
-        action="append",
-        required=True,
-        type=_endpoint,
-        metavar="NAME=http://HOST:PORT",
-        help="a server of a model; repeatable, also with the same name",
-    )
-    parser.add_argument("--host", default="127.0.0.1", help="IP address to listen on (default: %(default)s)")
-    parser.add_argument("--port", type=_count, default=8080, help="port; 0: a free one (default: %(default)s)")
-    parser.add_argument(
-        "--max-body-size", type=_count, default=32 << 20, metavar="BYTES", help="(default: %(default)s)"
-    )
-    parser.add_argument(
-        "--drain-timeout",
-        type=_count,
-        default=600,
-        metavar="SECONDS",
-        help="how long requests under way may take after SIGTERM (default: %(default)s)",
-    )
+    """Runs until SIGTERM or SIGINT; 1: it cannot serve, 2: a wrong command line."""
+    parser = parser_of()
     options = parser.parse_args(argv)
+    if options.metrics_port is not None and options.metrics_port == options.port != 0:
+        parser.error(f"--metrics-port and --port are both {options.port}; choose another for one of them")
+    logs.configure(options.log_format)
     from stoker_gateway import process
     from stoker_gateway.envoy.process import EnvoyError
 
-    servers: dict[str, dict[str, None]] = {}
-    for name, server in options.endpoint:
-        servers.setdefault(name, {})[server] = None
-    endpoints = {name: Endpoint(name, _cluster(name), tuple(known)) for name, known in servers.items()}
-    work = process.run(Directory(endpoints), options.host, options.port, options.max_body_size, options.drain_timeout)
+    work = process.run(
+        _directory(options.endpoint, options.session_header),
+        options.host,
+        options.port,
+        options.max_body_size,
+        options.drain_timeout,
+        metrics_port=options.metrics_port,
+        access_log=options.access_log,
+        json_log=options.log_format == "json",
+    )
     try:
         asyncio.run(work)
     except (EnvoyError, OSError) as error:
@@ -55,33 +49,134 @@ def main(argv: list[str]) -> int:
     return 0
 
 
+def parser_of() -> argparse.ArgumentParser:
+    """The command's flags."""
+    parser = argparse.ArgumentParser(
+        prog="stoker gateway",
+        description="One address before the servers of many models. Requests go by prefix and load; Envoy moves them.",
+        epilog="example: stoker gateway --endpoint gemma=http://10.0.0.5:8000 --endpoint gemma=http://10.0.0.6:8000",
+    )
+    parser.add_argument(
+        "--endpoint",
+        action="append",
+        required=True,
+        type=_endpoint,
+        metavar=_ENDPOINT,
+        help="a server of the model that requests call NAME; repeatable, with the same name for further servers",
+    )
+    parser.add_argument(
+        "--host", type=_host, default="127.0.0.1", help="address to listen on, 0.0.0.0 for all (default: %(default)s)"
+    )
+    parser.add_argument("--port", type=_port, default=8080, help="port; 0: a free one (default: %(default)s)")
+    parser.add_argument(
+        "--session-header",
+        type=_header,
+        metavar="NAME",
+        help="request header whose value keeps a session with one server (default: none)",
+    )
+    parser.add_argument(
+        "--max-body-size",
+        type=_size,
+        default=32 << 20,
+        metavar="BYTES",
+        help="longest body of a request; longer ones are refused (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--drain-timeout",
+        type=_seconds,
+        default=600,
+        metavar="SECONDS",
+        help="how long requests under way may take after SIGTERM (default: %(default)s)",
+    )
+    told = parser.add_argument_group("what it tells")
+    told.add_argument(
+        "--metrics-port",
+        type=_port,
+        metavar="PORT",
+        help="where /metrics answers, on the same host; 0: a free one (default: nowhere)",
+    )
+    told.add_argument(
+        "--access-log", action="store_true", help="a line of JSON on standard output for each request that has ended"
+    )
+    told.add_argument(
+        "--log-format",
+        choices=("text", "json"),
+        default="text",
+        help="how log lines are written, on standard error (default: %(default)s)",
+    )
+    return parser
+
+
+def _directory(endpoints: list[tuple[str, str]], session_header: str | None) -> Directory:
+    servers: dict[str, dict[str, None]] = {}
+    for name, server in endpoints:
+        servers.setdefault(name, {})[server] = None
+    return Directory(
+        {name: Endpoint(name, _cluster(name), tuple(known), session_header) for name, known in servers.items()}
+    )
+
+
 def _cluster(name: str) -> str:
     return f"{re.sub('[^a-z0-9]+', '-', name.lower())[:40]}-{hashlib.sha256(name.encode()).hexdigest()[:12]}"
 
 
-def _count(text: str) -> int:
-    if not text.isascii() or not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text!r} is no number from 0 on")
+def _number(text: str, least: int, most: int) -> int:
+    if not text.isascii() or not text.isdecimal() or len(text) > 18 or not least <= int(text) <= most:
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number from {least} to {most}")
     return int(text)
+
+
+def _port(text: str) -> int:
+    return _number(text, 0, 65535)
+
+
+def _size(text: str) -> int:
+    return _number(text, 1, 1 << 30)
+
+
+def _seconds(text: str) -> int:
+    return _number(text, 0, 7 * 24 * 3600)
+
+
+def _header(text: str) -> str:
+    name = text.lower()
+    if not _HEADER_NAME.fullmatch(name):
+        raise argparse.ArgumentTypeError(f"{text!r} is no header's name")
+    if _NO_SESSION.fullmatch(name):
+        raise argparse.ArgumentTypeError(f"{text!r} cannot name a session; choose another one, as X-Session-Id")
+    return name
+
+
+def _host(text: str) -> str:
+    return _address(text, None)
 
 
 def _endpoint(text: str) -> tuple[str, str]:
     name, _, url = text.rpartition("=")
+    if not name or not name.isprintable() or name != name.strip():
+        raise argparse.ArgumentTypeError(f"{text!r} is not {_ENDPOINT}")
     try:
         parts = urlsplit(url)
         port = parts.port
     except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is not NAME=http://HOST:PORT") from None
-    if (
-        not name
-        or parts.scheme != "http"
-        or not parts.hostname
-        or not port
-        or url.rstrip("/") != f"http://{parts.netloc}"
-    ):
-        raise argparse.ArgumentTypeError(f"{text!r} is not NAME=http://HOST:PORT")
+        raise argparse.ArgumentTypeError(f"{text!r} is not {_ENDPOINT}") from None
+    if parts.scheme == "https":
+        raise argparse.ArgumentTypeError(f"{text!r}: servers are spoken to without TLS; write http://")
+    if parts.scheme != "http" or not parts.hostname or not port or "@" in parts.netloc:
+        raise argparse.ArgumentTypeError(f"{text!r} is not {_ENDPOINT}")
+    if url.rstrip("/") != f"http://{parts.netloc}":
+        raise argparse.ArgumentTypeError(f"{text!r}: leave out what follows the port; clients say the path")
+    host = _address(parts.hostname, port)
+    return name, f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _address(host: str, port: int | None) -> str:
+    """The IP address of a host, IPv4 if it has both kinds."""
     try:
-        host = socket.getaddrinfo(parts.hostname, port, type=socket.SOCK_STREAM)[0][4][0]
-    except OSError as error:
-        raise argparse.ArgumentTypeError(f"{parts.hostname} has no address: {error}") from None
-    return name, f"[{host}]:{port}" if ":" in str(host) else f"{host}:{port}"
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError) as error:
+        raise argparse.ArgumentTypeError(f"{host!r} has no address: {error}") from None
+    addresses = [str(each[4][0]) for each in sorted(found, key=lambda each: each[0] != socket.AF_INET)]
+    if "%" in addresses[0]:
+        raise argparse.ArgumentTypeError(f"{host!r} has an address of one link only, {addresses[0]}; give another")
+    return str(ipaddress.ip_address(addresses[0]))

@@ -14,8 +14,9 @@ from collections.abc import Iterable
 from typing import Any, Final
 
 from stoker_gateway.directory import Directory, Endpoint
-from stoker_gateway.envoy import local_replies
+from stoker_gateway.envoy import access_log_lines, local_replies
 from stoker_gateway.envoy.settings import EnvoySettings
+from stoker_gateway.logs import ENVOY_JSON
 
 Config = dict[str, Any]
 
@@ -50,7 +51,9 @@ _UNLIMITED: Final = 1 << 30
 
 def bootstrap(settings: EnvoySettings) -> Config:
     """What Envoy is started with."""
+    log = {"application_log_config": {"log_format": {"json_format": ENVOY_JSON}}} if settings.json_log else {}
     return {
+        **log,
         "node": {"id": "stoker-gateway", "cluster": "stoker-gateway"},
         "admin": {"address": _pipe(settings.admin_socket)},
         "dynamic_resources": {
@@ -127,6 +130,7 @@ def _cluster(endpoint: Endpoint, settings: EnvoySettings) -> Config:
     return {
         "@type": f"{_TYPE}config.cluster.v3.Cluster",
         "name": endpoint.cluster,
+        "metadata": {"filter_metadata": {access_log_lines.METADATA: {access_log_lines.MODEL: endpoint.name}}},
         "type": "EDS",
         "eds_cluster_config": {
             "eds_config": {
@@ -287,6 +291,7 @@ def _connections(settings: EnvoySettings) -> Config:
         "stream_idle_timeout": _seconds(settings.idle_s),
         "http2_protocol_options": {"max_concurrent_streams": 2048},
         "local_reply_config": local_replies.config(),
+        "access_log": [access_log_lines.config()] if settings.access_log else [],
         "route_config": _routes(settings),
         "http_filters": _filters(settings),
     }

@@ -95,6 +95,14 @@ class EnvoyProcess:
         listeners = json.loads(await self.ask("GET", "/listeners?format=json"))
         return int(listeners["listener_statuses"][0]["local_address"]["socket_address"]["port_value"])
 
+    async def statistics(self) -> str:
+        """Its metrics, as Prometheus reads them.
+
+        Raises:
+            aiohttp.ClientError, OSError, TimeoutError: it cannot be asked.
+        """
+        return await self.ask("GET", "/stats/prometheus")
+
     async def active_requests(self) -> int:
         """How many requests of clients are under way."""
         name = f"http.{config.LISTENER}.downstream_rq_active"

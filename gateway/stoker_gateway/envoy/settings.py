@@ -21,6 +21,8 @@ class EnvoySettings:
         idle_s: the longest that a stream may be silent, in either direction. A prompt's first token comes within it.
         max_connections: of clients at once; more are closed as they come.
         threads: that move bytes.
+        access_log: whether each request is told on standard output.
+        json_log: whether its own log, on standard error, is JSON.
     """
 
     host: str
@@ -33,6 +35,8 @@ class EnvoySettings:
     idle_s: float = 3600
     max_connections: int = 20_000
     threads: int = 2
+    access_log: bool = False
+    json_log: bool = False
 
     @property
     def picker_socket(self) -> Path:

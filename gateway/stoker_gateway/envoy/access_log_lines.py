@@ -1,0 +1,39 @@
+"""The access log: a line of JSON on standard output for each request that has ended. No prompts, no credentials."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+Config = dict[str, Any]
+
+#: Where a cluster says which model its servers have.
+METADATA: Final = "stoker"
+MODEL: Final = "model"
+
+#: Field → Envoy's word for it. Times are in milliseconds; what is unknown is null, as the model and the server of a
+#: request that the gateway answered itself. A path's question mark is left out, with what follows.
+FIELDS: Final = {
+    "time": "%START_TIME(%Y-%m-%dT%H:%M:%S.%3fZ)%",
+    "method": "%REQ(:METHOD)%",
+    "path": "%PATH(NQ)%",
+    "model": f"%METADATA(CLUSTER:{METADATA}:{MODEL})%",
+    "status": "%RESPONSE_CODE%",
+    "server": "%UPSTREAM_HOST%",
+    "attempts": "%UPSTREAM_REQUEST_ATTEMPT_COUNT%",
+    "duration_ms": "%DURATION%",
+    "ttfb_ms": "%RESPONSE_DURATION%",
+    "bytes_received": "%BYTES_RECEIVED%",
+    "bytes_sent": "%BYTES_SENT%",
+    "request_id": "%REQ(X-REQUEST-ID)%",
+    "client": "%DOWNSTREAM_REMOTE_ADDRESS_WITHOUT_PORT%",
+    "flags": "%RESPONSE_FLAGS%",
+}
+
+
+def config() -> Config:
+    """Envoy's access log."""
+    kind = "type.googleapis.com/envoy.extensions.access_loggers.stream.v3.StdoutAccessLog"
+    return {
+        "name": "envoy.access_loggers.stdout",
+        "typed_config": {"@type": kind, "log_format": {"json_format": FIELDS}},
+    }

@@ -1,0 +1,255 @@
+"""The command as users meet it: its flags, what it tells, and what it keeps to itself."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from datetime import datetime
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import httpx
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from stoker_gateway.cli.gateway import main, parser_of
+from stoker_gateway.directory import Directory, Endpoint
+from stoker_gateway.picking.load import ServerLoad
+from stoker_gateway.polling import Heard, Poller
+from stoker_gateway.server_watch import ServerWatch
+
+DOCUMENT = Path(__file__).parents[2] / "docs" / "gateway.md"
+SERVER = "--endpoint=a=http://127.0.0.1:1"
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        ([], "--endpoint"),
+        ([SERVER, "--port", "65536"], "--port"),
+        ([SERVER, "--port", "-1"], "--port"),
+        ([SERVER, "--port", "٣"], "--port"),
+        ([SERVER, "--port", "9" * 5000], "--port"),
+        ([SERVER, "--host", "1.2.3.4.5"], "--host"),
+        ([SERVER, "--host", "a" * 300 + ".invalid"], "--host"),
+        ([SERVER, "--host", ""], "--host"),
+        ([SERVER, "--max-body-size", "0"], "--max-body-size"),
+        ([SERVER, "--max-body-size", str(1 << 40)], "--max-body-size"),
+        ([SERVER, "--drain-timeout", "inf"], "--drain-timeout"),
+        ([SERVER, "--metrics-port", "http"], "--metrics-port"),
+        ([SERVER, "--metrics-port", "8080"], "--metrics-port"),
+        ([SERVER, "--session-header", "X Session"], "--session-header"),
+        ([SERVER, "--session-header", "X-Gateway-Session"], "--session-header"),
+        ([SERVER, "--session-header", ""], "--session-header"),
+        ([SERVER, "--log-format", "xml"], "--log-format"),
+        ([SERVER, "--api-key", "secret"], "--api-key"),
+        ([SERVER, "serve"], "serve"),
+        *(
+            (["--endpoint", text], "--endpoint")
+            for text in (
+                "",
+                "=http://127.0.0.1:1",
+                " a=http://127.0.0.1:1",
+                "a\n=http://127.0.0.1:1",
+                "\udcff=http://127.0.0.1:1",
+                "http://127.0.0.1:1",
+                "a=127.0.0.1:1",
+                "a=https://127.0.0.1:1",
+                "a=http://127.0.0.1",
+                "a=http://127.0.0.1:0",
+                "a=http://127.0.0.1:65536",
+                "a=http://127.0.0.1:x",
+                "a=http://127.0.0.1:1/v1",
+                "a=http://127.0.0.1:1?x",
+                "a=http://user:word@127.0.0.1:1",
+                "a=http://[::1:1",
+                "a=http://..:1",
+            )
+        ),
+    ],
+)
+def test_a_wrong_line_is_refused_by_the_flag_s_name(
+    words: list[str], named: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as exit:
+        main(words)
+    assert exit.value.code == 2
+    said = capsys.readouterr().err
+    assert said.rpartition("stoker gateway: error: ")[2].count("\n") == 1
+    assert named in said.rpartition("stoker gateway: error: ")[2]
+
+
+def test_servers_of_one_name_are_together() -> None:
+    options = parser_of().parse_args(
+        [
+            "--endpoint",
+            "a=b=http://127.0.0.1:1",
+            "--endpoint",
+            "a=b=http://[::1]:2/",
+            "--session-header",
+            "X-Session-Id",
+        ]
+    )
+    assert options.endpoint == [("a=b", "127.0.0.1:1"), ("a=b", "[::1]:2")]
+    assert options.session_header == "x-session-id"
+
+
+def test_a_taken_port_is_told_in_a_sentence(capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert main([SERVER, "--port", str(port)]) == 1
+        assert main([SERVER, "--port", "0", "--metrics-port", str(port)]) == 1
+    for line in capsys.readouterr().err.splitlines():
+        assert line == f"stoker gateway: cannot listen at 127.0.0.1:{port}: Address already in use"
+
+
+def test_a_server_that_is_lost_is_told_once_and_so_is_its_return(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "stoker_gateway")
+    one, two = "127.0.0.1:1", "127.0.0.1:2"
+    watch = ServerWatch(Directory({"a": Endpoint("a", "a", (one, two)), "b": Endpoint("b", "b", (one,))}))
+
+    def told() -> list[tuple[str, str]]:
+        records = [(record.levelname, record.getMessage()) for record in caplog.records]
+        caplog.clear()
+        return records
+
+    watch.heard(Heard(one, ServerLoad(), 0))
+    watch.heard(Heard(one, None, 1, answered=False))
+    assert told() == []
+    for time in (2, 3):
+        watch.heard(Heard(one, ServerLoad(ready=False, counted=False), time, answered=False))
+    [(level, lost)] = told()
+    assert level == "WARNING" and lost.startswith(f"{one} (a, b) does not answer")
+    watch.heard(Heard(two, ServerLoad(ready=False, counted=False), 4))
+    watch.heard(Heard(one, ServerLoad(), 4))
+    watch.heard(Heard(one, ServerLoad(), 5))
+    (level, refused), back = told()
+    assert level == "WARNING" and refused.startswith(f"{two} (a) is not ready")
+    assert back == ("INFO", f"{one} (a, b) is back")
+    for time in (6, 7):
+        watch.heard(Heard(two, ServerLoad(counted=False), time))
+    back, (level, uncounted) = told()
+    assert back == ("INFO", f"{two} (a) is back")
+    assert level == "WARNING" and uncounted.startswith(f"{two} (a) has no metrics")
+
+
+def test_whether_a_server_answered_is_heard() -> None:
+    async def ask(server: str) -> ServerLoad:
+        if server == "gone":
+            raise ConnectionRefusedError
+        return ServerLoad(ready=False)
+
+    async def hear_both() -> dict[str, Heard]:
+        heard = dict[str, Heard]()
+        both = asyncio.Event()
+
+        def hear(what: Heard) -> None:
+            heard[what.server] = what
+            if len(heard) == 2:
+                both.set()
+
+        poller = Poller(ask, hear)
+        poller.set_servers(("gone", "there"))
+        task = asyncio.create_task(poller.run())
+        await both.wait()
+        task.cancel()
+        return heard
+
+    heard = asyncio.run(hear_both())
+    assert (heard["gone"].answered, heard["there"].answered) == (False, True)
+
+
+class Server(BaseHTTPRequestHandler):
+    """A stand-in for a model's server."""
+
+    protocol_version = "HTTP/1.1"
+
+    def do_GET(self) -> None:
+        self._say(b"vllm:num_requests_running 0\nvllm:num_requests_waiting 0\n")
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["content-length"]))
+        self._say(b'{"answer": "private answer"}')
+
+    def _say(self, body: bytes) -> None:
+        self.send_response(200)
+        self.send_header("content-length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        """Nothing."""
+
+
+@pytest.fixture
+def server() -> Iterator[str]:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Server) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"127.0.0.1:{server.server_address[1]}"
+        server.shutdown()
+
+
+def test_it_tells_what_it_does_and_no_secrets(server: str) -> None:
+    program = "import sys; from stoker_gateway.cli.gateway import main; sys.exit(main(sys.argv[1:]))"
+    words = ["--endpoint", f"org/ä=http://{server}", "--port", "0", "--metrics-port", "0"]
+    gateway = subprocess.Popen(
+        [sys.executable, "-c", program, *words, "--access-log", "--log-format", "json"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert gateway.stdout is not None and gateway.stderr is not None
+    try:
+        lines = [gateway.stderr.readline(), gateway.stderr.readline()]
+        told = [json.loads(line) for line in lines]
+        metrics_url, url = (re.findall(r"http://\S+", line["message"])[0] for line in told)
+        assert told[1]["message"] == f"stoker gateway: {url} serves org/ä by 1 server"
+
+        secrets = {"authorization": "Bearer private-key", "x-api-key": "private-key", "x-request-id": "r-1"}
+        body = {"model": "org/ä", "prompt": "private prompt"}
+        answer = httpx.post(f"{url}/v1/completions?key=private-key", json=body, headers=secrets, timeout=60)
+        assert answer.json() == {"answer": "private answer"}
+        body["model"] = "private-model"
+        assert httpx.post(f"{url}/v1/completions", json=body, headers=secrets, timeout=60).status_code == 404
+        assert httpx.get(f"{url}/stats/prometheus", headers=secrets, timeout=60).status_code == 404
+
+        metrics = httpx.get(metrics_url, timeout=60)
+        names = {family.name for family in text_string_to_metric_families(metrics.text)}
+        assert {"stoker:gateway_requests", "stoker:gateway_decision_seconds"} <= names
+        assert {"envoy_server_live", "envoy_http_downstream_rq", "envoy_cluster_upstream_rq"} <= names
+        for path in ("/", "/stats", "/quitquitquit", "/healthcheck/fail", "/metrics/../quitquitquit"):
+            assert httpx.post(metrics_url.replace("/metrics", path), timeout=60).status_code in (404, 405)
+    finally:
+        gateway.send_signal(signal.SIGTERM)
+        out, err = gateway.communicate(timeout=60)
+    assert gateway.returncode == 0
+    for line in err.splitlines():
+        assert {"ts", "level", "logger", "message"} <= json.loads(line).keys()
+
+    served, unknown, other = map(json.loads, out.splitlines())
+    datetime.fromisoformat(served.pop("time"))
+    assert served.pop("duration_ms") >= served.pop("ttfb_ms") >= 0
+    assert served == {
+        "method": "POST",
+        "path": "/v1/completions",
+        "model": "org/ä",
+        "status": 200,
+        "server": server,
+        "attempts": 1,
+        "bytes_received": len(answer.request.content),
+        "bytes_sent": len(answer.content),
+        "request_id": "r-1",
+        "client": "127.0.0.1",
+        "flags": "-",
+    }
+    assert (unknown["status"], unknown["model"], unknown["server"]) == (404, None, None)
+    assert (other["status"], other["path"]) == (404, "/stats/prometheus")
+    assert "private" not in out + err + metrics.text
