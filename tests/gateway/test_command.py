@@ -18,10 +18,13 @@ from pathlib import Path
 
 import httpx
 import pytest
+from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
 from stoker_gateway.cli.gateway import main, parser_of
 from stoker_gateway.directory import Directory, Endpoint
+from stoker_gateway.envoy.access_log_lines import FIELDS
+from stoker_gateway.picker.metrics import PickerMetrics
 from stoker_gateway.picking.load import ServerLoad
 from stoker_gateway.polling import Heard, Poller
 from stoker_gateway.server_watch import ServerWatch
@@ -165,6 +168,27 @@ def test_whether_a_server_answered_is_heard() -> None:
 
     heard = asyncio.run(hear_both())
     assert (heard["gone"].answered, heard["there"].answered) == (False, True)
+
+
+def test_the_page_lists_the_flags_the_metrics_and_the_access_log() -> None:
+    page = DOCUMENT.read_text(encoding="utf-8")
+    rows = {
+        match[1]: match[2] for match in re.finditer(r"^\| `(--[a-z-]+)[^|]*(?:\\\|[^|]*)*\| ([^|]+) \|", page, re.M)
+    }
+    actions = {action.option_strings[-1]: action for action in parser_of()._actions if action.dest != "help"}
+    assert rows.keys() == actions.keys()
+    for flag, action in actions.items():
+        said = rows[flag].strip("`")
+        if said in ("required", "none", "nowhere", "off"):
+            assert action.required == (said == "required") and not action.default
+        else:
+            assert said == str(action.default)
+    [line] = re.findall(r"```json\n(.*?)```", page, re.S)
+    assert json.loads(line).keys() == FIELDS.keys()
+    registry = CollectorRegistry()
+    PickerMetrics(registry)
+    counted = {sample.removesuffix("_total") for sample in re.findall(r"stoker:gateway_\w+", page)}
+    assert counted == {family.name for family in registry.collect()}
 
 
 class Server(BaseHTTPRequestHandler):
