@@ -11,7 +11,7 @@ from typing import Final, Literal
 LogFormat = Literal["text", "json"]
 
 #: What `JSONFormatter` writes, in Envoy's words.
-ENVOY_JSON: Final = {"ts": "%Y-%m-%dT%T.%eZ", "level": "%l", "logger": "envoy.%n", "message": "%j"}
+ENVOY_JSON: Final = {"ts": "%Y-%m-%dT%T.%e%z", "level": "%l", "logger": "envoy.%n", "message": "%j"}
 
 
 class JSONFormatter(logging.Formatter):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import os
 import re
 import signal
 import socket
@@ -12,7 +13,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -229,6 +230,7 @@ def test_it_tells_what_it_does_and_no_secrets(server: str) -> None:
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        env={**os.environ, "TZ": "Asia/Tokyo"},
     )
     assert gateway.stdout is not None and gateway.stderr is not None
     try:
@@ -255,8 +257,11 @@ def test_it_tells_what_it_does_and_no_secrets(server: str) -> None:
         gateway.send_signal(signal.SIGTERM)
         out, err = gateway.communicate(timeout=60)
     assert gateway.returncode == 0
-    for line in err.splitlines():
-        assert {"ts", "level", "logger", "message"} <= json.loads(line).keys()
+    for line in [*lines, *err.splitlines()]:  # the gateway's, and Envoy's
+        record = json.loads(line)
+        assert {"ts", "level", "logger", "message"} <= record.keys()
+        assert abs(datetime.now(UTC) - datetime.fromisoformat(record["ts"])) < timedelta(hours=1)
+    assert any(json.loads(line)["logger"].startswith("envoy.") for line in err.splitlines())
 
     served, unknown, other = map(json.loads, out.splitlines())
     datetime.fromisoformat(served.pop("time"))

@@ -57,6 +57,7 @@ class EnvoyProcess:
         written = self._settings.folder / "envoy.json"
         written.write_text(json.dumps(config.bootstrap(self._settings)), encoding="utf-8")
         words = ["-c", str(written), "--disable-hot-restart", "--log-level", "warning"]
+        words += ["--file-flush-interval-msec", "1000"]  # of the access log
         words += ["--concurrency", str(self._settings.threads)]
         child = [sys.executable, "-m", "stoker_gateway.envoy.child", str(os.getpid()), str(envoy_binary())]
         self._process = await asyncio.create_subprocess_exec(*child, *words, start_new_session=True)
