@@ -13,14 +13,16 @@ import aiohttp
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 
+from stoker_engine.contract.errors import StokerError
+
 
 class MetricsServer:
     """Serves metrics to Prometheus, and nothing else.
 
     Args:
         registry: what this process counts.
-        envoy_statistics: Envoy's metrics as Prometheus reads them; raises `aiohttp.ClientError`, `OSError` or
-            `TimeoutError` if it cannot be asked, and then they are left out.
+        envoy_statistics: Envoy's metrics as Prometheus reads them; raises `StokerError`, `aiohttp.ClientError` or
+            `OSError` if it cannot be asked, and then they are left out.
         host: the IP address to listen on.
         port: the port; 0: one that is free.
     """
@@ -52,6 +54,6 @@ class MetricsServer:
 
     async def _answer(self, _: web.Request) -> web.Response:
         text = await asyncio.to_thread(generate_latest, self._registry)
-        with contextlib.suppress(aiohttp.ClientError, OSError, TimeoutError):
+        with contextlib.suppress(StokerError, aiohttp.ClientError, OSError):
             text += (await self._envoy_statistics()).encode()
         return web.Response(body=text, headers={"content-type": CONTENT_TYPE_LATEST})

@@ -88,7 +88,9 @@ async def run(
                 logger.info("metrics at http://%s/metrics", netloc(host, await metrics.start()))
             await envoy.start()
             at = netloc(host, await envoy.port())
-            logger.info("stoker gateway: http://%s serves %s", at, _said(directory))
+            if not access_log:  # else nothing but that is on standard output
+                print(f"stoker gateway: http://{at}", flush=True)  # noqa: T201
+            logger.info("http://%s serves %s", at, _said(directory))
             ended, asked = asyncio.create_task(envoy.ended()), asyncio.create_task(stop.wait())
             await asyncio.wait({ended, asked}, return_when=asyncio.FIRST_COMPLETED)
             asked.cancel()

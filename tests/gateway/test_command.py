@@ -237,7 +237,7 @@ def test_it_tells_what_it_does_and_no_secrets(server: str) -> None:
         lines = [gateway.stderr.readline(), gateway.stderr.readline()]
         told = [json.loads(line) for line in lines]
         metrics_url, url = (re.findall(r"http://\S+", line["message"])[0] for line in told)
-        assert told[1]["message"] == f"stoker gateway: {url} serves org/ä by 1 server"
+        assert told[1]["message"] == f"{url} serves org/ä by 1 server"
 
         secrets = {"authorization": "Bearer private-key", "x-api-key": "private-key", "x-request-id": "r-1"}
         body = {"model": "org/ä", "prompt": "private prompt"}
