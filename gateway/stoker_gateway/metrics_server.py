@@ -9,11 +9,10 @@ import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable
 
-import aiohttp
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 
-from stoker_engine.contract.errors import StokerError
+from stoker_gateway.errors import GatewayError
 
 
 class MetricsServer:
@@ -21,8 +20,8 @@ class MetricsServer:
 
     Args:
         registry: what this process counts.
-        envoy_statistics: Envoy's metrics as Prometheus reads them; raises `StokerError`, `aiohttp.ClientError` or
-            `OSError` if it cannot be asked, and then they are left out.
+        envoy_statistics: Envoy's metrics as Prometheus reads them; raises `GatewayError` if it cannot be
+            asked, and then they are left out.
         host: the IP address to listen on.
         port: the port; 0: one that is free.
     """
@@ -54,6 +53,6 @@ class MetricsServer:
 
     async def _answer(self, _: web.Request) -> web.Response:
         text = await asyncio.to_thread(generate_latest, self._registry)
-        with contextlib.suppress(StokerError, aiohttp.ClientError, OSError):
+        with contextlib.suppress(GatewayError):
             text += (await self._envoy_statistics()).encode()
         return web.Response(body=text, headers={"content-type": CONTENT_TYPE_LATEST})

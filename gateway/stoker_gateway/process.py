@@ -8,13 +8,15 @@ import signal
 import socket
 import tempfile
 import time
+from collections.abc import Coroutine
 from pathlib import Path
+from typing import Any
 
 from prometheus_client import CollectorRegistry
 
 from stoker_gateway.directory import Directory
 from stoker_gateway.envoy.files import EnvoyFiles
-from stoker_gateway.envoy.process import EnvoyError, EnvoyProcess
+from stoker_gateway.envoy.process import EnvoyProcess
 from stoker_gateway.envoy.settings import EnvoySettings
 from stoker_gateway.metrics_server import MetricsServer
 from stoker_gateway.picker.deciding import RequestLimits
@@ -37,7 +39,7 @@ async def run(
     access_log: bool = False,
     json_log: bool = False,
 ) -> None:
-    """Serves until SIGTERM or SIGINT, then lets requests under way end.
+    """Serves until SIGTERM or SIGINT, then lets requests under way end; a second signal ends them.
 
     Args:
         host, port: where clients are served; an IP address, and port 0 is one that is free.
@@ -48,13 +50,13 @@ async def run(
         json_log: whether Envoy's log is JSON.
 
     Raises:
-        EnvoyError: Envoy cannot serve, or has ended by itself.
+        GatewayError: a part cannot serve, or has ended by itself.
         OSError: a file cannot be written, or a socket not made.
     """
     check_free(host, port)
-    stop = asyncio.Event()
+    stop, stop_now = asyncio.Event(), asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+        asyncio.get_running_loop().add_signal_handler(number, lambda: (stop_now if stop.is_set() else stop).set())
     limits = RequestLimits(max_body_bytes=max_body_bytes)
     pickers = {name: EndpointPicker() for name in directory.endpoints}
     for name, endpoint in directory.endpoints.items():
@@ -79,24 +81,25 @@ async def run(
         picker.listen(f"unix:{settings.picker_socket}")
         envoy, poller = EnvoyProcess(settings), PollerThread(hear)
         poller.poller.set_servers(server for endpoint in directory.endpoints.values() for server in endpoint.servers)
-        metrics = None if metrics_port is None else MetricsServer(registry, envoy.statistics, host, metrics_port)
+        metrics = None if metrics_port is None else MetricsServer(registry, envoy.prometheus, host, metrics_port)
         await picker.start()
         poller.start()
+
+        async def serve() -> None:
+            await stop.wait()
+            await envoy.drain(drain_s)
+
         try:
             if metrics is not None:
                 check_free(host, metrics_port or 0)
                 logger.info("metrics at http://%s/metrics", netloc(host, await metrics.start()))
-            await envoy.start()
-            at = netloc(host, await envoy.port())
-            if not access_log:  # else nothing but that is on standard output
-                print(f"stoker gateway: http://{at}", flush=True)  # noqa: T201
-            logger.info("http://%s serves %s", at, _said(directory))
-            ended, asked = asyncio.create_task(envoy.ended()), asyncio.create_task(stop.wait())
-            await asyncio.wait({ended, asked}, return_when=asyncio.FIRST_COMPLETED)
-            asked.cancel()
-            if ended.done():
-                raise EnvoyError(ended.result())
-            await envoy.drain(drain_s)
+            await _first(envoy.start(), stop_now.wait())
+            if not stop_now.is_set():
+                at = netloc(host, await envoy.port())
+                if not access_log:  # else nothing but that is on standard output
+                    print(f"stoker gateway: http://{at}", flush=True)  # noqa: T201
+                logger.info("http://%s serves %s", at, _said(directory))
+                await _first(envoy.watch(), poller.watch(), serve(), stop_now.wait())
         finally:
             await envoy.end()
             if metrics is not None:
@@ -127,3 +130,17 @@ def netloc(host: str, port: int) -> str:
 def _said(directory: Directory) -> str:
     counts = {name: len(endpoint.servers) for name, endpoint in directory.endpoints.items()}
     return ", ".join(f"{name} by {count} server{'s' * (count != 1)}" for name, count in counts.items())
+
+
+async def _first(*works: Coroutine[Any, Any, object]) -> None:
+    """Waits for the first that ends, ends the others, and raises what it raised."""
+    tasks = [asyncio.ensure_future(work) for work in works]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in tasks:
+            if task.done():
+                task.result()
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

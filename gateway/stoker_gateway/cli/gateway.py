@@ -29,7 +29,7 @@ def main(argv: list[str]) -> int:
         parser.error(f"--metrics-port and --port are both {options.port}; choose another for one of them")
     logs.configure(options.log_format)
     from stoker_gateway import process
-    from stoker_gateway.envoy.process import EnvoyError
+    from stoker_gateway.errors import GatewayError
 
     work = process.run(
         _directory(options.endpoint, options.session_header),
@@ -43,7 +43,7 @@ def main(argv: list[str]) -> int:
     )
     try:
         asyncio.run(work)
-    except (EnvoyError, OSError) as error:
+    except (GatewayError, OSError) as error:
         print(f"stoker gateway: {error}", file=sys.stderr)
         return 1
     return 0

@@ -45,6 +45,8 @@ _TYPE: Final = "type.googleapis.com/envoy."
 #: meets a close costs a retry.
 _UPSTREAM_IDLE_S: Final = 4
 _CONNECT_TIMEOUT_S: Final = 2
+#: What is on its way to a client that does not read. Bodies of requests have a limit of their own.
+_CONNECTION_BUFFER_BYTES: Final = 1 << 20
 #: No limit of Envoy's own: how much a server gets is the picker's to say.
 _UNLIMITED: Final = 1 << 30
 
@@ -147,25 +149,12 @@ def _cluster(endpoint: Endpoint, settings: EnvoySettings) -> Config:
                     "max_connections": _UNLIMITED,
                     "max_pending_requests": _UNLIMITED,
                     "max_requests": _UNLIMITED,
-                    "retry_budget": {"budget_percent": {"value": 20}, "min_retry_concurrency": 3},
+                    # All that a server of two had when it died comes at once. No request is repeated twice.
+                    "retry_budget": {"budget_percent": {"value": 50}, "min_retry_concurrency": 100},
                 }
             ]
         },
-        # A server that breaks connections gets nothing for a while. What it answers is the picker's to judge.
-        "outlier_detection": {
-            "split_external_local_origin_errors": True,
-            "consecutive_local_origin_failure": 5,
-            "enforcing_consecutive_local_origin_failure": 100,
-            "consecutive_gateway_failure": 5,
-            "enforcing_consecutive_gateway_failure": 0,
-            "enforcing_consecutive_5xx": 0,
-            "enforcing_success_rate": 0,
-            "enforcing_local_origin_success_rate": 0,
-            "interval": "1s",
-            "base_ejection_time": "5s",
-            "max_ejection_time": "30s",
-            "max_ejection_percent": 50,
-        },
+        # No outlier detection: a policy that obeys the picker sends to ejected servers too (tested). The picker ejects.
         "upstream_connection_options": {
             # A machine that vanished does not say so.
             "tcp_keepalive": {"keepalive_time": 15, "keepalive_interval": 5, "keepalive_probes": 3}
@@ -257,7 +246,7 @@ def _listener(settings: EnvoySettings) -> Config:
     return {
         "name": LISTENER,
         "address": _socket_address(settings.host, settings.port),
-        "per_connection_buffer_limit_bytes": settings.max_body_bytes,
+        "per_connection_buffer_limit_bytes": _CONNECTION_BUFFER_BYTES,
         "filter_chains": [{"filters": [{"name": "http", "typed_config": _connections(settings)}]}],
     }
 
@@ -345,7 +334,7 @@ def _filters(settings: EnvoySettings) -> list[Config]:
 
 
 def _routes(settings: EnvoySettings) -> Config:
-    """Allowed paths go to the picker, which makes Envoy look for a route again; others do not."""
+    """Allowed paths go to the picker, which names the cluster; others do not, and without a cluster none is found."""
     unasked = {
         "typed_per_filter_config": {
             "picker": {"@type": f"{_TYPE}extensions.filters.http.ext_proc.v3.ExtProcPerRoute", "disabled": True}
@@ -355,14 +344,10 @@ def _routes(settings: EnvoySettings) -> Config:
         {"name": "health", "match": {"path": "/health"}, "direct_response": {"status": 200}, **unasked}
     ]
     for match in [{"prefix": ALLOWED_PREFIX}, *({"path": path} for path in ALLOWED_PATHS)]:
-        limit = {"request_body_buffer_limit": settings.max_body_bytes}
-        chosen = {**match, "headers": [{"name": CLUSTER, "present_match": True}]}
-        routes += [
-            {"name": "chosen", "match": chosen, "route": _to_server(settings), **limit},
-            {"name": "asked", "match": match, "direct_response": {"status": 503}, **limit},
-        ]
+        routes.append({"name": "asked", "match": match, "route": _to_server(settings)})
     routes.append({"name": "none", "match": {"prefix": "/"}, "direct_response": {"status": 404}, **unasked})
     host: Config = {"name": LISTENER, "domains": ["*"], "routes": routes}
+    host["request_body_buffer_limit"] = settings.max_body_bytes
     host["request_headers_to_remove"] = ["x-envoy-external-address", "x-envoy-internal"]  # Envoy's own, of each request
     return {"name": LISTENER, "virtual_hosts": [host]}
 
@@ -396,8 +381,8 @@ def _statistics() -> list[Config]:
         r"listener_manager\.(workers_started|total_listeners_active)",
         r"listener\..*\.(downstream_cx_active|downstream_cx_total|downstream_global_cx_overflow)",
         rf"http\.{LISTENER}\.(downstream_(cx|rq)_.*|ext_proc\..*|no_route|.*_timeout)",
-        r"cluster_manager\.(active_clusters|warming_clusters|cds\.update_rejected|cds\.update_success)",
+        r"cluster_manager\.(active_clusters|cluster_removed|warming_clusters|cds\.update_rejected|cds\.update_success)",
         r"cluster\..*\.(upstream_(rq|cx)_(active|total|[0-9].*|retry.*|connect_fail|rx_reset|tx_reset|timeout|time)"
-        r"|outlier_detection\.ejections_.*|membership_.*|update_rejected|health_check\..*)",
+        r"|membership_.*|update_rejected|health_check\..*)",
     )
     return [{"safe_regex": {"regex": pattern}} for pattern in wanted]

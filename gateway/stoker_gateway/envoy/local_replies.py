@@ -52,18 +52,26 @@ def anthropic_error(status: int) -> Config:
 
 def config() -> Config:
     """Envoy's ``local_reply_config``. The first that fits is taken."""
-    mappers = []
+    # A picker that says nothing is one that is not there.
+    silent = [_says("response.code_details.startsWith('ext_proc')"), _has(504)]
+    mappers = [
+        _mapper(503, anthropic_error(503), *silent, _is_anthropic()) | {"status_code": 503},
+        _mapper(503, openai_error(503), *silent) | {"status_code": 503},
+        # Of a transfer coding that there is not.
+        _mapper(400, anthropic_error(400), _has(501), _is_anthropic()) | {"status_code": 400},
+        _mapper(400, openai_error(400), _has(501)) | {"status_code": 400},
+    ]
     for status in _ERRORS:
-        mappers.append(_mapper(status, anthropic_error(status), _is_anthropic()))
-        mappers.append(_mapper(status, openai_error(status)))
+        mappers.append(_mapper(status, anthropic_error(status), _has(status), _is_anthropic()))
+        mappers.append(_mapper(status, openai_error(status), _has(status)))
     return {"mappers": mappers}
 
 
-def _mapper(status: int, body: Config, *further: Config) -> Config:
+def _mapper(status: int, body: Config, *of: Config) -> Config:
     # A format that is JSON leaves out what is null; this one is text with JSON in it.
     text = json.dumps(body) + "\n"
     mapper: Config = {
-        "filter": {"and_filter": {"filters": [_not_the_pickers(), _has(status), *further]}},
+        "filter": {"and_filter": {"filters": [_not_the_pickers(), *of]}},
         "body_format_override": {"text_format_source": {"inline_string": text}, "content_type": "application/json"},
     }
     if status in _AGAIN:
@@ -78,12 +86,17 @@ def _has(status: int) -> Config:
 
 
 def _not_the_pickers() -> Config:
+    return _says(f"!response.code_details.startsWith('{PICKER_DETAILS}')")
+
+
+def _says(expression: str) -> Config:
+    """By Envoy's expression language."""
     return {
         "extension_filter": {
             "name": "envoy.access_loggers.extension_filters.cel",
             "typed_config": {
                 "@type": "type.googleapis.com/envoy.extensions.access_loggers.filters.cel.v3.ExpressionFilter",
-                "expression": f"!response.code_details.startsWith('{PICKER_DETAILS}')",
+                "expression": expression,
             },
         }
     }

@@ -1,0 +1,205 @@
+"""Envoy's real program with our configuration, between a dictating picker and servers that do what a test says."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import struct
+import tempfile
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from socket import SO_LINGER, SOL_SOCKET
+from typing import Any
+
+from stoker_gateway.directory import Directory, Endpoint
+from stoker_gateway.envoy.files import EnvoyFiles
+from stoker_gateway.envoy.process import EnvoyProcess
+from stoker_gateway.envoy.settings import EnvoySettings
+
+from .dictating_picker import DictatingPicker
+
+CHAT = "/v1/chat/completions"
+
+
+class Server:
+    """A server that counts what it is asked, and answers in the way `does` says.
+
+    Attributes:
+        does: ``answer``: 200 and its name; ``fail``: 500; ``hang``: nothing before `more` is set; ``reset``, ``close``:
+            the connection, without an answer; ``break``: an event of a stream, then a reset; ``stream``: an event each
+            time `more` is set, until `last`; ``flood``: a stream as fast as it is read, until `last`.
+        asked: the heads of the requests that came, but GET, by which it is asked how it does.
+        sent: bytes of floods.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.does = "answer"
+        self.asked: list[bytes] = []
+        self.news = asyncio.Event()
+        self.body = b""
+        self.more = asyncio.Event()
+        self.last = False
+        self.sent = 0
+        self.address = ""
+        self._server: asyncio.Server | None = None
+        self._port = 0
+        self._writers: set[asyncio.StreamWriter] = set()
+
+    async def start(self) -> None:
+        """Takes connections; again at the same port, if it did before."""
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", self._port, limit=1 << 20)
+        self._port = self._server.sockets[0].getsockname()[1]
+        self.address = f"127.0.0.1:{self._port}"
+
+    async def stop(self) -> None:
+        """Refuses connections, and resets those there are."""
+        assert self._server is not None
+        self._server.close()
+        for writer in self._writers:
+            writer.transport.abort()
+
+    async def until_asked(self, times: int) -> None:
+        """Until it has been asked so often."""
+        while len(self.asked) < times:
+            self.news.clear()
+            await self.news.wait()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._writers.add(writer)
+        with suppress(OSError, asyncio.IncompleteReadError, asyncio.CancelledError):
+            while True:
+                head = await reader.readuntil(b"\r\n\r\n")
+                asked = not head.startswith(b"GET ")
+                if asked:
+                    self.asked.append(head)
+                    self.news.set()
+                self.body = await _body(head, reader)
+                if asked and self.does == "hang":
+                    await self.more.wait()
+                if asked and self.does in ("reset", "close", "break"):
+                    if self.does == "break":
+                        writer.write(_STREAM + _chunk(b"data: 1\n\n"))
+                        await writer.drain()
+                        await self.more.wait()
+                    if self.does != "close":
+                        linger = struct.pack("ii", 1, 0)
+                        writer.get_extra_info("socket").setsockopt(SOL_SOCKET, SO_LINGER, linger)
+                    break
+                if asked and self.does == "flood":
+                    writer.write(_STREAM)
+                    while not self.last:
+                        writer.write(_chunk(b"x" * (1 << 16)))
+                        self.sent += 1 << 16
+                        await writer.drain()
+                if asked and self.does == "stream":
+                    await self._stream(writer)
+                    continue
+                body = json.dumps({"server": self.name, "size": len(self.body)}).encode()
+                status = b"500 x" if self.does == "fail" else b"200 OK"
+                fields = b"content-type: application/json\r\ncontent-length: %d" % len(body)
+                writer.write(b"HTTP/1.1 %s\r\n%s\r\n\r\n%s" % (status, fields, body))
+                await writer.drain()
+        self._writers.discard(writer)
+        writer.close()
+
+    async def _stream(self, writer: asyncio.StreamWriter) -> None:
+        writer.write(_STREAM)
+        while not self.last:
+            writer.write(_chunk(b"data: 1\n\n"))
+            await writer.drain()
+            await self.more.wait()
+            self.more.clear()
+        writer.write(_chunk(b"data: [DONE]\n\n") + b"0\r\n\r\n")
+        await writer.drain()
+
+
+_STREAM = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+
+
+def _chunk(data: bytes) -> bytes:
+    return b"%x\r\n%s\r\n" % (len(data), data)
+
+
+async def _body(head: bytes, reader: asyncio.StreamReader) -> bytes:
+    fields = dict(line.lower().split(b": ", 1) for line in head.split(b"\r\n")[1:-2])
+    if b"content-length" in fields:
+        return await reader.readexactly(int(fields[b"content-length"]))
+    body = b""
+    while fields.get(b"transfer-encoding") == b"chunked":
+        size = int((await reader.readline()).strip(), 16)
+        body += (await reader.readexactly(size + 2))[:-2]
+        if not size:
+            break
+    return body
+
+
+class Gateway:
+    """What runs."""
+
+    def __init__(self, settings: EnvoySettings, servers: list[Server]) -> None:
+        self.settings, self.servers = settings, servers
+        self.files = EnvoyFiles(settings)
+        self.picker: Any = DictatingPicker("cluster-m", ",".join(each.address for each in servers))
+        self.grpc_server: Any = None
+        self.envoy = EnvoyProcess(settings)
+        self.port = 0
+
+    @property
+    def url(self) -> str:
+        """Where clients reach it."""
+        return f"http://127.0.0.1:{self.port}"
+
+    async def raw(self, text: bytes, then: bytes = b"", timeout_s: float = 30) -> bytes:
+        """All that comes for these bytes, `then` again and again, until the connection ends."""
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+        writer.write(text)
+
+        async def go_on() -> None:
+            while then:
+                await asyncio.sleep(0.05)
+                writer.write(then)
+
+        more = asyncio.create_task(go_on())
+        answer = b""
+        try:
+            with suppress(ConnectionError):
+                while part := await asyncio.wait_for(reader.read(1 << 16), timeout_s):
+                    answer += part
+            return answer
+        finally:
+            more.cancel()
+            writer.close()
+
+    async def until(self, name: str, count: int) -> None:
+        """Until Envoy counts so many under this name."""
+        while await self.envoy.statistic(name) != count:  # noqa: ASYNC110 - Envoy tells nobody
+            await asyncio.sleep(0.02)
+
+
+def directory(*servers: Server) -> Directory:
+    """The model m, which these serve."""
+    return Directory({"m": Endpoint("m", "cluster-m", tuple(each.address for each in servers))})
+
+
+@asynccontextmanager
+async def gateway(number: int = 2, **chosen: Any) -> AsyncIterator[Gateway]:
+    """So many servers behind Envoy, with what is chosen of its settings."""
+    chosen = {"hold_s": 1, "max_body_bytes": 24 << 20, "threads": 1} | chosen
+    with tempfile.TemporaryDirectory(prefix="stoker-") as folder:
+        servers = [Server("abcdefgh"[each]) for each in range(number)]
+        for server in servers:
+            await server.start()
+        made = Gateway(EnvoySettings("127.0.0.1", 0, Path(folder), **chosen), servers)
+        made.files.write(directory(*servers))
+        made.grpc_server = await made.picker.serve(made.settings.picker_socket)
+        try:
+            await made.envoy.start()
+            made.port = await made.envoy.port()
+            yield made
+        finally:
+            await made.envoy.end()
+            await made.grpc_server.stop(0)
+            for server in servers:
+                await server.stop()

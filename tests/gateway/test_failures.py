@@ -1,0 +1,240 @@
+"""What clients see when servers, the picker or clients themselves fail, with Envoy's real program."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from typing import Any
+
+import aiohttp
+import grpc
+import pytest
+
+from stoker_gateway.directory import Directory, Endpoint
+from stoker_gateway.envoy import process
+from stoker_gateway.envoy.config import LISTENER
+from stoker_gateway.envoy.process import EnvoyError
+
+from .behind_envoy import CHAT, Gateway, directory, gateway
+from .http_fuzz import requests
+
+
+async def post(client: aiohttp.ClientSession, at: Gateway, path: str = CHAT, body: bytes = b"{}") -> tuple[int, Any]:
+    """The status, and the JSON that came."""
+    async with client.post(at.url + path, data=body) as answer:
+        return answer.status, await answer.json()
+
+
+async def _refused(client: aiohttp.ClientSession, at: Gateway) -> None:
+    for path, kind in ((CHAT, "service_unavailable_error"), ("/v1/messages", "overloaded_error")):
+        async with client.post(at.url + path, data=b"{}") as refused:
+            assert (refused.status, refused.headers["retry-after"]) == (503, "1")
+            assert (await refused.json())["error"]["type"] == kind
+
+
+async def _until_ready_says(status: int, client: aiohttp.ClientSession, at: Gateway) -> None:
+    while (await client.get(at.url + "/ready")).status != status:  # noqa: ASYNC110 - Envoy tells nobody
+        await asyncio.sleep(0.05)
+
+
+def test_a_request_without_an_answer_goes_once_to_the_pickers_next_server() -> None:
+    async def main() -> None:
+        async with gateway(3) as at, aiohttp.ClientSession() as client:
+            first, second, _ = at.servers
+
+            async def asked() -> tuple[int, Any, list[int]]:
+                before = [len(each.asked) for each in at.servers]
+                status, answer = await post(client, at)
+                counts = [len(each.asked) - count for each, count in zip(at.servers, before, strict=True)]
+                return status, answer.get("server"), counts
+
+            assert await asked() == (200, "a", [1, 0, 0])
+            for does in ("reset", "close"):
+                first.does = does
+                assert await asked() == (200, "b", [1, 1, 0])
+            second.does = "reset"
+            assert await asked() == (503, None, [1, 1, 0])  # once, though there is a third
+            second.does = "fail"
+            assert await asked() == (500, "b", [1, 1, 0])  # what a server says is never repeated
+            second.does = "answer"
+            await first.stop()
+            assert await asked() == (200, "b", [0, 1, 0])
+
+            at.picker.destination = first.address  # one alone: no other is taken in its stead
+            for _ in range(7):
+                assert await asked() == (503, None, [0, 0, 0])
+            # Who picks learns that a server fails, or has returned, by itself: Envoy obeys it at once.
+            await first.start()
+            first.does = "answer"
+            assert await asked() == (200, "a", [1, 0, 0])
+
+    asyncio.run(main())
+
+
+def test_all_that_a_dead_server_had_not_answered_is_answered_by_another() -> None:
+    async def main() -> None:
+        async with gateway() as at, aiohttp.ClientSession() as client:
+            dying, other = at.servers
+            dying.does = "hang"
+            sent = [asyncio.create_task(post(client, at)) for _ in range(60)]
+            await dying.until_asked(len(sent))
+            await dying.stop()
+            assert [status for status, _ in await asyncio.gather(*sent)] == [200] * len(sent)
+            assert len(other.asked) == len(sent)
+
+    asyncio.run(main())
+
+
+def test_an_answer_that_breaks_off_is_broken_off_for_its_client() -> None:
+    async def main() -> None:
+        async with gateway() as at, aiohttp.ClientSession() as client:
+            breaking, other = at.servers
+            breaking.does = "break"
+            got = b""
+            async with client.post(at.url + CHAT, data=b"{}") as answer:
+                with pytest.raises(aiohttp.ClientError):
+                    async for part in answer.content.iter_any():
+                        got += part
+                        breaking.more.set()
+            assert got == b"data: 1\n\n"
+            assert not other.asked
+            head, _, body = (await at.raw(f"POST {CHAT} HTTP/1.1\r\nhost: x\r\n\r\n".encode())).partition(b"\r\n\r\n")
+            assert b"chunked" in head and body == b"9\r\ndata: 1\n\n\r\n"  # without the last chunk
+
+    asyncio.run(main())
+
+
+def test_without_the_picker_requests_can_be_tried_again_and_streams_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        async with gateway(1, hold_s=-4.5) as at, aiohttp.ClientSession() as client:  # it may take half a second
+            (server,) = at.servers
+            server.does = "stream"
+
+            async def read() -> bytes:
+                return b"".join([part async for part in under_way.content.iter_any()])
+
+            async with client.post(at.url + CHAT, data=b"{}") as under_way:
+                assert await under_way.content.readuntil(b"\n\n") == b"data: 1\n\n"
+                at.picker.hangs = True
+                await _refused(client, at)
+                await at.grpc_server.stop(0)
+                await _refused(client, at)
+                assert len(server.asked) == 1
+                async with client.get(at.url + "/health") as health:
+                    assert health.status == 200
+                await _until_ready_says(503, client, at)
+                monkeypatch.setattr(process, "_LOOK_S", 0.01)
+                with pytest.raises(EnvoyError, match="does not reach the picker"):
+                    await at.envoy.watch()
+                server.last = True
+                server.more.set()
+                assert await read() == b"data: [DONE]\n\n"
+
+            at.picker.hangs, server.does = False, "answer"
+            at.grpc_server = await at.picker.serve(at.settings.picker_socket)
+            await _until_ready_says(200, client, at)
+            assert (await post(client, at))[0] == 200
+
+    asyncio.run(main())
+
+
+def test_servers_and_models_come_and_go_while_streams_are_under_way() -> None:
+    async def main() -> None:
+        async with gateway() as at, aiohttp.ClientSession() as client:
+            going, staying = at.servers
+            going.does = "stream"
+            async with client.post(at.url + CHAT, data=b"{}") as under_way:
+                at.files.write(directory(staying))
+                await at.until("cluster.cluster-m.membership_total", 1)
+                at.picker.destination = going.address
+                for _ in range(3):
+                    assert (await post(client, at))[0] == 503
+                at.picker.destination = f"{going.address},{staying.address}"
+                assert (await post(client, at))[1]["server"] == "b"
+                at.files.write(Directory({"n": Endpoint("n", "cluster-n", (staying.address,))}))
+                await at.until("cluster_manager.cluster_removed", 1)
+                assert (await post(client, at))[0] == 503
+                at.picker.cluster = "cluster-n"
+                assert (await post(client, at))[1]["server"] == "b"
+                assert len(going.asked) == 1
+                going.last = True
+                going.more.set()
+                assert await under_way.read() == b"data: 1\n\ndata: [DONE]\n\n"
+
+    asyncio.run(main())
+
+
+def test_slow_clients_take_little_memory_and_time() -> None:
+    async def main() -> None:
+        async with gateway(1, headers_s=0.3, upload_s=0.6) as at, aiohttp.ClientSession() as client:
+            (server,) = at.servers
+            head = b"POST %s HTTP/1.1\r\nhost: x\r\n" % CHAT.encode()
+            late = [at.raw(head, then=b"a: b\r\n"), at.raw(head + b"content-length: 10000\r\n\r\n", then=b"x")]
+            for answer in await asyncio.gather(*late):
+                assert answer.startswith(b"HTTP/1.1 408") and answer.count(b"HTTP/1.1") == 1
+            assert not server.asked
+
+            server.does = "flood"
+            writers = []
+            for _ in range(4):  # who reads nothing
+                _, writer = await asyncio.open_connection("127.0.0.1", at.port, limit=1)
+                writer.transport.pause_reading()
+                writer.write(head + b"content-length: 2\r\n\r\n{}")
+                writers.append(writer)
+            before, at_rest = -1, 0
+            while at_rest < 5:
+                before, at_rest = server.sent, at_rest + 1 if server.sent == before > 0 else 0
+                await asyncio.sleep(0.1)
+            sockets = 4 * (12 << 20)  # what the kernel takes in for them, twice
+            assert server.sent < sockets + 4 * (6 << 20) < 4 * at.settings.max_body_bytes
+            server.does = "answer"
+            assert (await post(client, at))[0] == 200
+            for writer in writers:
+                writer.transport.abort()
+            await at.until(f"http.{LISTENER}.downstream_rq_active", 0)
+
+    asyncio.run(main())
+
+
+def test_bodies_up_to_the_limit_pass_in_each_version_of_http() -> None:
+    async def main() -> None:
+        async with gateway(1, max_body_bytes=21 << 20) as at, aiohttp.ClientSession() as client:
+            body = b"x" * (20 << 20)
+            assert (await post(client, at, body=body))[1]["size"] == len(body)
+            assert (await post(client, at, body=body + b"x" * (2 << 20)))[0] == 413
+            async with grpc.aio.insecure_channel(f"127.0.0.1:{at.port}") as channel:  # a client of HTTP/2
+                with pytest.raises(grpc.aio.AioRpcError):  # since the server does not speak gRPC
+                    await channel.unary_unary(CHAT)(body)
+                assert len(at.servers[0].asked) == 2
+                assert at.servers[0].body[5:] == body  # behind gRPC's prefix
+
+    asyncio.run(main())
+
+
+def test_wrong_requests_are_the_clients_fault_and_smuggle_nothing() -> None:
+    async def main() -> None:
+        async with gateway(2, headers_s=0.5, upload_s=0.5) as at, aiohttp.ClientSession() as client:
+            named, other = at.servers
+            at.picker.destination = named.address
+            at_once = asyncio.Semaphore(100)
+
+            async def ask(text: bytes) -> None:
+                async with at_once:
+                    said = re.findall(rb"HTTP/1\.[01] (\d)\d\d", await at.raw(text))
+                assert said and b"5" not in said, text
+
+            await asyncio.gather(*map(ask, requests(300, seed=7)))
+            assert not other.asked
+            assert len(named.asked) > 20
+            for head in named.asked:
+                line, *fields = head.lower().split(b"\r\n")
+                assert re.fullmatch(rb"[a-z]+ (/v1/\S*|/(de)?tokenize) http/1\.1", line), head
+                assert b"/.." not in line.partition(b"?")[0], head
+                names = [field.partition(b":")[0] for field in fields]
+                assert names.count(b"content-length") + names.count(b"transfer-encoding") <= 1, head
+                assert not [name for name in names if name.startswith(b"x-envoy")], head
+                assert b"x-gateway-destination-endpoint: " + named.address.encode() in fields, head
+            assert (await post(client, at))[0] == 200
+            assert (await client.get(at.url + "/ready")).status == 200
+
+    asyncio.run(main())
