@@ -15,11 +15,13 @@ import math
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NoReturn
 
 import aiohttp
 
+from stoker_gateway.errors import GatewayError
 from stoker_gateway.picking.load import ServerLoad
 
 #: The part of a core that asking may take; passing on what was heard takes some more in the thread that hears it.
@@ -228,15 +230,26 @@ class PollerThread:
         self.poller = Poller(self._asker, self._pass_on)
         self._loop = asyncio.new_event_loop()
         self._task: asyncio.Task[None] | None = None
+        self._failure: asyncio.Future[NoReturn] = self._owner.create_future()
         self._thread = threading.Thread(target=self._main, name="polling", daemon=True)
 
     def start(self) -> None:
         """Begins to ask."""
         self._thread.start()
 
+    async def watch(self) -> NoReturn:
+        """Waits until it does not ask any more though nobody stopped it.
+
+        Raises:
+            GatewayError: that is so.
+        """
+        await asyncio.shield(self._failure)
+        raise AssertionError("it has no result")
+
     async def stop(self) -> None:
         """Asks no more, and returns when the thread has ended."""
-        self._loop.call_soon_threadsafe(lambda: self._task is not None and self._task.cancel())
+        with suppress(RuntimeError):  # it has ended
+            self._loop.call_soon_threadsafe(lambda: self._task is not None and self._task.cancel())
         await asyncio.to_thread(self._thread.join)
 
     def _pass_on(self, heard: Heard) -> None:
@@ -253,5 +266,9 @@ class PollerThread:
             self._loop.run_until_complete(self._task)
         except asyncio.CancelledError:
             pass
+        except Exception as error:
+            failure = GatewayError(f"the servers are no longer asked how they do: {error!r}")
+            failure.__cause__ = error
+            self._owner.call_soon_threadsafe(self._failure.set_exception, failure)
         finally:
             self._loop.close()

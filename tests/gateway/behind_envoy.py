@@ -29,7 +29,7 @@ class Server:
         does: ``answer``: 200 and its name; ``fail``: 500; ``hang``: nothing before `more` is set; ``reset``, ``close``:
             the connection, without an answer; ``break``: an event of a stream, then a reset; ``stream``: an event each
             time `more` is set, until `last`; ``flood``: a stream as fast as it is read, until `last`.
-        asked: the request heads that came.
+        asked: the heads of the requests that came, but GET, by which it is asked how it does.
         sent: bytes of floods.
     """
 
@@ -71,12 +71,14 @@ class Server:
         with suppress(OSError, asyncio.IncompleteReadError, asyncio.CancelledError):
             while True:
                 head = await reader.readuntil(b"\r\n\r\n")
-                self.asked.append(head)
-                self.news.set()
+                asked = not head.startswith(b"GET ")
+                if asked:
+                    self.asked.append(head)
+                    self.news.set()
                 self.body = await _body(head, reader)
-                if self.does == "hang":
+                if asked and self.does == "hang":
                     await self.more.wait()
-                if self.does in ("reset", "close", "break"):
+                if asked and self.does in ("reset", "close", "break"):
                     if self.does == "break":
                         writer.write(_STREAM + _chunk(b"data: 1\n\n"))
                         await writer.drain()
@@ -85,13 +87,13 @@ class Server:
                         linger = struct.pack("ii", 1, 0)
                         writer.get_extra_info("socket").setsockopt(SOL_SOCKET, SO_LINGER, linger)
                     break
-                if self.does == "flood":
+                if asked and self.does == "flood":
                     writer.write(_STREAM)
                     while not self.last:
                         writer.write(_chunk(b"x" * (1 << 16)))
                         self.sent += 1 << 16
                         await writer.drain()
-                if self.does == "stream":
+                if asked and self.does == "stream":
                     await self._stream(writer)
                     continue
                 body = json.dumps({"server": self.name, "size": len(self.body)}).encode()
@@ -172,11 +174,8 @@ class Gateway:
 
     async def until(self, name: str, count: int) -> None:
         """Until Envoy counts so many under this name."""
-        while await self._statistic(name) != count:  # noqa: ASYNC110 - Envoy tells nobody
+        while await self.envoy.statistic(name) != count:  # noqa: ASYNC110 - Envoy tells nobody
             await asyncio.sleep(0.02)
-
-    async def _statistic(self, name: str) -> int:
-        return int((await self.envoy.ask("GET", f"/stats?filter=^{name}$")).rpartition(":")[2] or 0)
 
 
 def directory(*servers: Server) -> Directory:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from typing import Any
 
 import aiohttp
@@ -10,9 +11,12 @@ import grpc
 import pytest
 
 from stoker_gateway.directory import Directory, Endpoint
+from stoker_gateway.envoy import process
 from stoker_gateway.envoy.config import LISTENER
+from stoker_gateway.envoy.process import EnvoyError
 
 from .behind_envoy import CHAT, Gateway, directory, gateway
+from .http_fuzz import requests
 
 
 async def post(client: aiohttp.ClientSession, at: Gateway, path: str = CHAT, body: bytes = b"{}") -> tuple[int, Any]:
@@ -100,7 +104,7 @@ def test_an_answer_that_breaks_off_is_broken_off_for_its_client() -> None:
     asyncio.run(main())
 
 
-def test_without_the_picker_requests_can_be_tried_again_and_streams_go_on() -> None:
+def test_without_the_picker_requests_can_be_tried_again_and_streams_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
         async with gateway(1, hold_s=-4.5) as at, aiohttp.ClientSession() as client:  # it may take half a second
             (server,) = at.servers
@@ -119,6 +123,9 @@ def test_without_the_picker_requests_can_be_tried_again_and_streams_go_on() -> N
                 async with client.get(at.url + "/health") as health:
                     assert health.status == 200
                 await _until_ready_says(503, client, at)
+                monkeypatch.setattr(process, "_LOOK_S", 0.01)
+                with pytest.raises(EnvoyError, match="does not reach the picker"):
+                    await at.envoy.watch()
                 server.last = True
                 server.more.set()
                 assert await read() == b"data: [DONE]\n\n"
@@ -200,5 +207,34 @@ def test_bodies_up_to_the_limit_pass_in_each_version_of_http() -> None:
                     await channel.unary_unary(CHAT)(body)
                 assert len(at.servers[0].asked) == 2
                 assert at.servers[0].body[5:] == body  # behind gRPC's prefix
+
+    asyncio.run(main())
+
+
+def test_wrong_requests_are_the_clients_fault_and_smuggle_nothing() -> None:
+    async def main() -> None:
+        async with gateway(2, headers_s=0.5, upload_s=0.5) as at, aiohttp.ClientSession() as client:
+            named, other = at.servers
+            at.picker.destination = named.address
+            at_once = asyncio.Semaphore(100)
+
+            async def ask(text: bytes) -> None:
+                async with at_once:
+                    said = re.findall(rb"HTTP/1\.[01] (\d)\d\d", await at.raw(text))
+                assert said and b"5" not in said, text
+
+            await asyncio.gather(*map(ask, requests(300, seed=7)))
+            assert not other.asked
+            assert len(named.asked) > 20
+            for head in named.asked:
+                line, *fields = head.lower().split(b"\r\n")
+                assert re.fullmatch(rb"[a-z]+ (/v1/\S*|/(de)?tokenize) http/1\.1", line), head
+                assert b"/.." not in line.partition(b"?")[0], head
+                names = [field.partition(b":")[0] for field in fields]
+                assert names.count(b"content-length") + names.count(b"transfer-encoding") <= 1, head
+                assert not [name for name in names if name.startswith(b"x-envoy")], head
+                assert b"x-gateway-destination-endpoint: " + named.address.encode() in fields, head
+            assert (await post(client, at))[0] == 200
+            assert (await client.get(at.url + "/ready")).status == 200
 
     asyncio.run(main())

@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, Gauge, generate_latest
 
+from stoker_gateway.errors import GatewayError
 from stoker_gateway.picking.load import ServerLoad
 from stoker_gateway.polling import CORE_SHARE, LOST_AFTER, Heard, HttpAsker, Poller, PollerThread, read_metrics
 
@@ -213,4 +214,19 @@ def test_the_thread_tells_the_loop_that_started_it_and_ends() -> None:
             assert first.sent_at <= asyncio.get_running_loop().time()
             await thread.stop()
 
+    asyncio.run(main())
+
+
+def test_that_nobody_asks_any_more_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def fail(_: Poller) -> None:
+        raise ValueError("its own mistake")
+
+    async def main() -> None:
+        thread = PollerThread(lambda _: None)
+        thread.start()
+        with pytest.raises(GatewayError, match=r"no longer asked.*its own mistake"):
+            await thread.watch()
+        await thread.stop()
+
+    monkeypatch.setattr(Poller, "run", fail)
     asyncio.run(main())

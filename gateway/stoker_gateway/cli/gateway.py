@@ -40,7 +40,7 @@ def main(argv: list[str]) -> int:
     )
     options = parser.parse_args(argv)
     from stoker_gateway import process
-    from stoker_gateway.envoy.process import EnvoyError
+    from stoker_gateway.errors import GatewayError
 
     servers: dict[str, dict[str, None]] = {}
     for name, server in options.endpoint:
@@ -49,7 +49,7 @@ def main(argv: list[str]) -> int:
     work = process.run(Directory(endpoints), options.host, options.port, options.max_body_size, options.drain_timeout)
     try:
         asyncio.run(work)
-    except (EnvoyError, OSError) as error:
+    except (GatewayError, OSError) as error:
         print(f"stoker gateway: {error}", file=sys.stderr)
         return 1
     return 0

@@ -57,6 +57,9 @@ def config() -> Config:
     mappers = [
         _mapper(503, anthropic_error(503), *silent, _is_anthropic()) | {"status_code": 503},
         _mapper(503, openai_error(503), *silent) | {"status_code": 503},
+        # Of a transfer coding that there is not.
+        _mapper(400, anthropic_error(400), _has(501), _is_anthropic()) | {"status_code": 400},
+        _mapper(400, openai_error(400), _has(501)) | {"status_code": 400},
     ]
     for status in _ERRORS:
         mappers.append(_mapper(status, anthropic_error(status), _has(status), _is_anthropic()))

@@ -9,19 +9,22 @@ import signal
 import sys
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Final
+from typing import Final, NoReturn
 
 import aiohttp
 
 from stoker_engine.children.death import cause_of_death
-from stoker_engine.contract.errors import StokerError
 from stoker_gateway.envoy import config
 from stoker_gateway.envoy.settings import EnvoySettings
+from stoker_gateway.errors import GatewayError
 
 _STEP_S: Final = 0.1
+#: Seconds between looks at whether it does its work, and how often it may be seen not to.
+_LOOK_S: Final = 3
+_LOOKS: Final = 5
 
 
-class EnvoyError(StokerError):
+class EnvoyError(GatewayError):
     """Envoy cannot be started, or has ended."""
 
 
@@ -73,22 +76,25 @@ class EnvoyProcess:
     async def _is_live(self) -> bool:
         try:
             return (await self.ask("GET", "/ready")).strip() == "LIVE"
-        except (OSError, aiohttp.ClientError):
+        except EnvoyError:
             return False
 
     async def ask(self, method: str, path: str) -> str:
         """Envoy's administration's answer.
 
         Raises:
-            aiohttp.ClientError, OSError: it cannot be asked.
+            EnvoyError: it does not answer.
         """
         connector = aiohttp.UnixConnector(path=str(self._settings.admin_socket))
         timeout = aiohttp.ClientTimeout(total=5)
-        async with (
-            aiohttp.ClientSession(connector=connector, timeout=timeout) as session,
-            session.request(method, f"http://envoy{path}") as answer,
-        ):
-            return await answer.text()
+        try:
+            async with (
+                aiohttp.ClientSession(connector=connector, timeout=timeout) as session,
+                session.request(method, f"http://envoy{path}") as answer,
+            ):
+                return await answer.text()
+        except (OSError, aiohttp.ClientError) as error:
+            raise EnvoyError(f"Envoy does not answer: {error!r}") from error
 
     async def port(self) -> int:
         """The port that clients reach it at."""
@@ -97,12 +103,49 @@ class EnvoyProcess:
 
     async def active_requests(self) -> int:
         """How many requests of clients are under way."""
-        name = f"http.{config.LISTENER}.downstream_rq_active"
-        text = await self.ask("GET", f"/stats?filter=^{name}$")
-        return int(text.rpartition(":")[2] or 0)
+        return await self.statistic(f"http.{config.LISTENER}.downstream_rq_active")
+
+    async def statistic(self, name: str) -> int:
+        """What it counts under this name; 0 where there is no such thing.
+
+        Raises:
+            EnvoyError: it does not answer.
+        """
+        return int((await self.ask("GET", f"/stats?filter=^{name}$")).rpartition(":")[2] or 0)
+
+    async def watch(self) -> NoReturn:
+        """Waits, from its start on, until it ends, or does not do its work.
+
+        Raises:
+            EnvoyError: that is so.
+        """
+        looking = asyncio.create_task(self._look())
+        ending = asyncio.create_task(self.ended())
+        try:
+            await asyncio.wait({looking, ending}, return_when=asyncio.FIRST_COMPLETED)
+            raise EnvoyError(ending.result() if ending.done() else looking.result())
+        finally:
+            looking.cancel()
+            ending.cancel()
+
+    async def _look(self) -> str:
+        times, trouble = 0, ""
+        while times < _LOOKS:
+            await asyncio.sleep(_LOOK_S)
+            try:
+                reached = await self.statistic(f"cluster.{config.PICKER}.membership_healthy")
+                trouble = "" if reached else "Envoy does not reach the picker"
+            except EnvoyError as error:
+                trouble = str(error)
+            times = times + 1 if trouble else 0
+        return trouble
 
     async def drain(self, timeout_s: float) -> int:
-        """Takes no new connections, and waits for requests under way; returns how many are left."""
+        """Takes no new connections, and waits for requests under way; returns how many are left.
+
+        Raises:
+            EnvoyError: it does not answer.
+        """
         await self.ask("POST", "/healthcheck/fail")
         await self.ask("POST", "/drain_listeners")
         loop = asyncio.get_running_loop()

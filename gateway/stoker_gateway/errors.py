@@ -1,0 +1,9 @@
+"""Why a gateway ends."""
+
+from __future__ import annotations
+
+from stoker_engine.contract.errors import StokerError
+
+
+class GatewayError(StokerError):
+    """A part of the gateway cannot serve, or has ended."""

@@ -1,0 +1,117 @@
+"""``stoker gateway`` as a process: how it ends, and what ends with it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from .behind_envoy import CHAT, Server
+
+_MAIN = "import sys; from stoker_gateway.cli.gateway import main; sys.exit(main(sys.argv[1:]))"
+_BODY = b'{"model": "m"}'
+
+
+class Command:
+    """The command before one server of the model m."""
+
+    def __init__(self, process: asyncio.subprocess.Process, server: Server) -> None:
+        self.process, self.server = process, server
+        self.url = ""
+        self.envoy = 0
+
+    async def ended(self) -> tuple[int, bytes]:
+        """Its exit code, and what it said on standard error."""
+        _, said = await asyncio.wait_for(self.process.communicate(), 60)
+        return self.process.returncode or 0, said
+
+
+@asynccontextmanager
+async def command(*words: str) -> AsyncIterator[Command]:
+    server = Server("a")
+    await server.start()
+    words = ("--endpoint", f"m=http://{server.address}", "--port", "0", *words)
+    pipe = asyncio.subprocess.PIPE
+    process = await asyncio.create_subprocess_exec(sys.executable, "-c", _MAIN, *words, stdout=pipe, stderr=pipe)
+    made = Command(process, server)
+    try:
+        assert process.stdout is not None
+        made.url = (await asyncio.wait_for(process.stdout.readline(), 60)).decode().split()[-1]
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+        (made.envoy,) = map(int, children.read_text().split())  # noqa: ASYNC240
+        yield made
+    finally:
+        with suppress(ProcessLookupError):
+            process.kill()
+        await process.wait()
+        await server.stop()
+
+
+async def _until_gone(pid: int) -> None:
+    while Path(f"/proc/{pid}").exists():  # noqa: ASYNC110, ASYNC240 - the kernel tells only its parent
+        await asyncio.sleep(0.02)
+
+
+def test_a_signal_lets_streams_end_and_the_next_request_comes_nowhere() -> None:
+    async def main() -> None:
+        async with command() as run, aiohttp.ClientSession() as client, aiohttp.ClientSession() as idle:
+            async with client.post(f"{run.url}/v1/completions", data=_BODY) as answer:
+                assert (await answer.json())["server"] == "a"
+            assert (await idle.get(f"{run.url}/ready")).status == 200
+            run.server.does = "stream"
+            async with client.post(run.url + CHAT, data=_BODY) as under_way:
+                run.process.send_signal(signal.SIGTERM)
+                with pytest.raises(aiohttp.ClientError):
+                    while True:
+                        async with aiohttp.ClientSession() as new:
+                            await new.get(f"{run.url}/health")
+                ready = await idle.get(f"{run.url}/ready")  # on a connection from before
+                assert (ready.status, ready.headers["connection"]) == (503, "close")
+                run.server.last = True
+                run.server.more.set()
+                assert await under_way.read() == b"data: 1\n\ndata: [DONE]\n\n"
+            code, said = await run.ended()
+            assert code == 0 and b"Traceback" not in said
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("words", [(), ("--drain-timeout", "1")], ids=["second signal", "timeout"])
+def test_what_takes_too_long_is_broken_off(words: tuple[str, ...]) -> None:
+    async def main() -> None:
+        async with command(*words) as run, aiohttp.ClientSession() as client:
+            run.server.does = "stream"
+            async with client.post(run.url + CHAT, data=_BODY) as under_way:
+                assert await under_way.content.readuntil(b"\n\n") == b"data: 1\n\n"
+                for _ in range(1 if words else 2):
+                    run.process.send_signal(signal.SIGTERM)
+                    await asyncio.sleep(0.2)
+                with pytest.raises(aiohttp.ClientError):
+                    await under_way.read()
+            code, said = await run.ended()
+            assert code == 0 and b"Traceback" not in said
+            await _until_gone(run.envoy)
+
+    asyncio.run(main())
+
+
+def test_envoys_death_ends_it_and_its_own_death_ends_envoy() -> None:
+    async def main() -> None:
+        async with command() as run:
+            os.kill(run.envoy, signal.SIGKILL)
+            code, said = await run.ended()
+            assert code == 1
+            assert said.splitlines()[-1].startswith(b"stoker gateway: Envoy was killed by signal 9 (SIGKILL)")
+        async with command() as run:
+            run.process.kill()
+            await run.ended()
+            await asyncio.wait_for(_until_gone(run.envoy), 60)
+
+    asyncio.run(main())
