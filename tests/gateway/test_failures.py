@@ -211,6 +211,7 @@ def test_bodies_up_to_the_limit_pass_in_each_version_of_http() -> None:
     asyncio.run(main())
 
 
+@pytest.mark.slow
 def test_wrong_requests_are_the_clients_fault_and_smuggle_nothing() -> None:
     async def main() -> None:
         async with gateway(2, headers_s=0.5, upload_s=0.5) as at, aiohttp.ClientSession() as client:
@@ -223,9 +224,9 @@ def test_wrong_requests_are_the_clients_fault_and_smuggle_nothing() -> None:
                     said = re.findall(rb"HTTP/1\.[01] (\d)\d\d", await at.raw(text))
                 assert said and b"5" not in said, text
 
-            await asyncio.gather(*map(ask, requests(300, seed=7)))
+            await asyncio.gather(*map(ask, requests(1000, seed=7)))
             assert not other.asked
-            assert len(named.asked) > 20
+            assert len(named.asked) > 60
             for head in named.asked:
                 line, *fields = head.lower().split(b"\r\n")
                 assert re.fullmatch(rb"[a-z]+ (/v1/\S*|/(de)?tokenize) http/1\.1", line), head

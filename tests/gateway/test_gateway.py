@@ -83,6 +83,7 @@ def test_a_signal_lets_streams_end_and_the_next_request_comes_nowhere() -> None:
     asyncio.run(main())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("words", [(), ("--drain-timeout", "1")], ids=["second signal", "timeout"])
 def test_what_takes_too_long_is_broken_off(words: tuple[str, ...]) -> None:
     async def main() -> None:
