@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
+import socket
 import tempfile
 import time
 from pathlib import Path
@@ -12,10 +14,11 @@ from stoker_gateway.directory import Directory
 from stoker_gateway.envoy.files import EnvoyFiles
 from stoker_gateway.envoy.process import EnvoyError, EnvoyProcess
 from stoker_gateway.envoy.settings import EnvoySettings
+from stoker_gateway.hearing import listener
 from stoker_gateway.picker.deciding import RequestLimits
 from stoker_gateway.picker.server import PickerServer
 from stoker_gateway.picking.picker import EndpointPicker
-from stoker_gateway.polling import Heard, PollerThread
+from stoker_gateway.polling import PollerThread
 
 
 async def run(directory: Directory, host: str, port: int, max_body_bytes: int, drain_s: float) -> None:
@@ -29,23 +32,17 @@ async def run(directory: Directory, host: str, port: int, max_body_bytes: int, d
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     limits = RequestLimits(max_body_bytes=max_body_bytes)
-    pickers = {name: EndpointPicker() for name in directory.endpoints}
+    identity = f"{socket.gethostname()} {os.getpid()}"
+    pickers = {name: EndpointPicker(identity=identity) for name in directory.endpoints}
     for name, endpoint in directory.endpoints.items():
         pickers[name].set_servers(endpoint.servers, time.monotonic())
-
-    def hear(heard: Heard) -> None:
-        for picker in pickers.values():
-            if heard.load is None:
-                picker.failed(heard.server, time.monotonic())
-            else:
-                picker.observe(heard.server, heard.load, heard.sent_at, time.monotonic())
 
     with tempfile.TemporaryDirectory(prefix="stoker-") as folder:
         settings = EnvoySettings(host, port, Path(folder), limits.max_wait_s, max_body_bytes)
         EnvoyFiles(settings).write(directory)
         picker = PickerServer(directory, pickers, limits)
         picker.listen(f"unix:{settings.picker_socket}")
-        envoy, poller = EnvoyProcess(settings), PollerThread(hear)
+        envoy, poller = EnvoyProcess(settings), PollerThread(listener(directory, pickers, picker.wake))
         poller.poller.set_servers(server for endpoint in directory.endpoints.values() for server in endpoint.servers)
         await picker.start()
         poller.start()
