@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import signal
 import socket
 import tempfile
@@ -18,6 +19,7 @@ from stoker_gateway.directory import Directory
 from stoker_gateway.envoy.files import EnvoyFiles
 from stoker_gateway.envoy.process import EnvoyProcess
 from stoker_gateway.envoy.settings import EnvoySettings
+from stoker_gateway.hearing import listener
 from stoker_gateway.metrics_server import MetricsServer
 from stoker_gateway.picker.deciding import RequestLimits
 from stoker_gateway.picker.server import PickerServer
@@ -58,20 +60,12 @@ async def run(
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, lambda: (stop_now if stop.is_set() else stop).set())
     limits = RequestLimits(max_body_bytes=max_body_bytes)
-    pickers = {name: EndpointPicker() for name in directory.endpoints}
+    identity = f"{socket.gethostname()} {os.getpid()}"
+    pickers = {name: EndpointPicker(identity=identity) for name in directory.endpoints}
     for name, endpoint in directory.endpoints.items():
         pickers[name].set_servers(endpoint.servers, time.monotonic())
 
     watch, registry = ServerWatch(directory), CollectorRegistry()
-
-    def hear(heard: Heard) -> None:
-        watch.heard(heard)
-        for picker in pickers.values():
-            if heard.load is None:
-                picker.failed(heard.server, time.monotonic())
-            else:
-                picker.observe(heard.server, heard.load, heard.sent_at, time.monotonic())
-
     with tempfile.TemporaryDirectory(prefix="stoker-") as folder:
         settings = EnvoySettings(
             host, port, Path(folder), limits.max_wait_s, max_body_bytes, access_log=access_log, json_log=json_log
@@ -79,6 +73,12 @@ async def run(
         EnvoyFiles(settings).write(directory)
         picker = PickerServer(directory, pickers, limits, registry)
         picker.listen(f"unix:{settings.picker_socket}")
+        tell = listener(directory, pickers, picker.wake)
+
+        def hear(heard: Heard) -> None:
+            watch.heard(heard)
+            tell(heard)
+
         envoy, poller = EnvoyProcess(settings), PollerThread(hear)
         poller.poller.set_servers(server for endpoint in directory.endpoints.values() for server in endpoint.servers)
         metrics = None if metrics_port is None else MetricsServer(registry, envoy.prometheus, host, metrics_port)

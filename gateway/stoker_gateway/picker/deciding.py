@@ -180,7 +180,7 @@ class Decider:
 
     async def _to_holder(self, asked: Asked) -> tuple[str, Route]:
         response_id = unquote(asked.path.removeprefix(f"{_RESPONSES}/").partition("/")[0])
-        holder = self._holders.of(response_id)
+        holder = self._holders.of(_whose(asked), response_id)
         if holder is None:
             raise NotFoundError(f"no response {response_id[:200]!r} is known here", "response_id")
         ask = Ask(held_by=holder.server, subset=asked.subset)
@@ -192,12 +192,13 @@ class Decider:
         if endpoint.session_header is not None:
             session = asked.header(endpoint.session_header) or session
         if request.previous_response_id is not None:
-            holder = self._holders.of(request.previous_response_id)
+            holder = self._holders.of(_whose(asked), request.previous_response_id)
             held_by = holder.server if holder is not None and holder.model == request.model else None
         ask = Ask(request.chain, request.size, session, held_by, asked.subset)
         route = await self._pick(asked, endpoint, ask, began)
         if asked.path == _RESPONSES:
-            self._holders.sent(Holder(request.model, route.servers[0]), asked.request_id, request.request_id)
+            holder = Holder(request.model, route.servers[0])
+            self._holders.sent(_whose(asked), holder, asked.request_id, request.request_id)
         return route
 
     async def _pick(self, asked: Asked, endpoint: Endpoint, ask: Ask, began: float) -> Route:
@@ -224,6 +225,6 @@ class Decider:
 
 
 def _whose(asked: Asked) -> str:
-    """Whose turn a request takes, if it has to wait: who sends the same credentials is one. They are not kept."""
+    """Whose a request is, and its responses: who sends the same credentials is one. They are not kept."""
     given = "\n".join(map(asked.header, _CREDENTIALS))
     return blake2b(given.encode(), digest_size=16).hexdigest()

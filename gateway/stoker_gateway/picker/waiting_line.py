@@ -1,7 +1,8 @@
 """Requests that wait until one of an endpoint's servers has room.
 
-Whoever comes while others wait waits behind them, by the queue's rules (`picking/fair_queue.py`). There is room again
-when a server says so, hence `wake` after each poll; and time passes, hence a timer while anybody waits.
+Whoever comes while others wait waits behind them, by the queue's rules (`picking/fair_queue.py`), but not behind those
+who wait for servers of their own: what only some servers may get holds up nobody else. There is room again when a
+server says so, hence `wake` after each poll; and time passes, hence a timer while anybody waits.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from stoker_gateway.picking.picker import EndpointPicker, Pick, Refusal
 _TICK_S: Final = 0.1
 #: When who was not let in had better come again.
 RETRY_AFTER_S: Final = 1.0
+#: What a request wants that any server may get: no subset, no holder.
+_ANY: Final = (None, None)
 
 
 class WaitingLine:
@@ -34,13 +37,11 @@ class WaitingLine:
     def __init__(self, picker: EndpointPicker, most: int, hold_s: float, clock: Callable[[], float]) -> None:
         self._picker = picker
         self._clock = clock
-        self._queue: FairQueue[_Waiting] = FairQueue(most - 1, hold_s)  # behind the first
-        self._hold_s = hold_s
-        self._first: _Waiting | None = None
+        self._queue: FairQueue[_Waiting] = FairQueue(most, hold_s)
         self._timer: asyncio.TimerHandle | None = None
 
     def __len__(self) -> int:
-        return len(self._queue) + (self._first is not None)
+        return len(self._queue)
 
     def at_once(self, ask: Ask) -> Pick | Refusal | None:
         """The choice, where nobody has to wait for it; None if this request has to."""
@@ -58,42 +59,45 @@ class WaitingLine:
         Returns:
             a refusal, if nothing may take it, too many wait, or it has waited for too long.
         """
-        waiting = _Waiting(ask, self._clock() + self._hold_s)
-        if self._first is None:
-            self._first = waiting
-        elif (gone := self._queue.push(key, priority, waiting, self._clock())) is not None:
+        waiting = _Waiting(ask)
+        if (gone := self._queue.push(key, priority, waiting, self._clock())) is not None:
             gone.end(gone.refusal)
         self.wake()
         try:
             return await waiting.choice
         finally:
             self._queue.remove(waiting)
-            if self._first is waiting:
-                self._first = None
-                self.wake()
 
     def wake(self) -> None:
         """Lets those go whose turn it is, as there may be room now."""
         now = self._clock()
         for late in self._queue.expire(now):
             late.end(late.refusal)
-        while (first := self._first or self._queue.pop(now)) is not None:
-            self._first = first
-            if not first.choice.done():
-                choice = self._picker.pick(first.ask, now)
-                if isinstance(choice, Refusal) and choice.kind == "saturated" and first.until > now:
-                    first.refusal = choice
-                    break
-                first.end(choice)
-            self._first = None
+        full = set[tuple[frozenset[str] | None, str | None]]()
+
+        def may_go(waiting: _Waiting) -> bool:
+            if waiting.choice.done():
+                return True  # its client has gone
+            wants = waiting.ask.subset, waiting.ask.held_by
+            if wants in full or _ANY in full:
+                return False
+            choice = self._picker.pick(waiting.ask, now)
+            if isinstance(choice, Refusal) and choice.kind == "saturated":
+                waiting.refusal = choice
+                full.add(wants)
+                return False
+            waiting.end(choice)
+            return True
+
+        while self._queue.pop(now, may_go) is not None:
+            pass
         if self and self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(_TICK_S, self._tick)
 
     def close(self) -> None:
         """Refuses all who wait: the endpoint is gone."""
-        for each in (*((self._first,) if self._first else ()), *self._queue.expire(math.inf)):
+        for each in self._queue.expire(math.inf):
             each.end(Refusal("none", RETRY_AFTER_S))
-        self._first = None
 
     def _tick(self) -> None:
         self._timer = None
@@ -106,12 +110,10 @@ class _Waiting:
 
     Args:
         ask: for what.
-        until: by the clock.
     """
 
-    def __init__(self, ask: Ask, until: float) -> None:
+    def __init__(self, ask: Ask) -> None:
         self.ask = ask
-        self.until = until
         self.choice: asyncio.Future[Pick | Refusal] = asyncio.get_running_loop().create_future()
         self.refusal = Refusal("saturated", RETRY_AFTER_S)
 

@@ -8,7 +8,7 @@ newcomer.
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from typing import Generic, TypeVar
 
 Item = TypeVar("Item", bound=Hashable)
@@ -53,12 +53,16 @@ class FairQueue(Generic[Item]):
         self._places[item] = (priority, key, now + self._hold_s)
         return gone
 
-    def pop(self, now: float) -> Item | None:
-        """Takes out whose turn it is; None if nobody waits. What is over its time is left to `expire`."""
+    def pop(self, now: float, may_go: Callable[[Item], bool] = lambda item: True) -> Item | None:
+        """Takes out whose turn it is; None if nobody may go. What is over its time is left to `expire`.
+
+        Args:
+            may_go: asked of one after the other, until one may. Those who may not keep their places.
+        """
         for priority in sorted(self._levels, reverse=True):
             level = self._levels[priority]
             for key in list(level):
-                item = next((each for each in level[key] if self._places[each][2] > now), None)
+                item = next((each for each in level[key] if self._places[each][2] > now and may_go(each)), None)
                 if item is not None:
                     level.move_to_end(key)
                     self.remove(item)

@@ -96,6 +96,13 @@ def test_a_response_is_gone_on_with_and_found_where_it_was_made() -> None:
                 for path in (f"/v1/responses/{response_id}", f"/v1/responses/{response_id}/input_items?limit=3"):
                     assert (await picker.proxy.get(path)).servers == [server]
                 assert (await picker.proxy.ask("DELETE", f"/v1/responses/{response_id}", None)).servers == [server]
+            mine, server = next(iter(made.items()))
+            name = mine.removeprefix("resp_").removesuffix("_0123abcd")
+            theirs = {"authorization": "Bearer another's", "x-request-id": name}
+            for number in range(8):  # wherever the same name leads another, it leads me where it did
+                body = {"model": "a", "input": f"another's {number} {LONG}"}
+                await picker.proxy.post("/v1/responses", body, headers=theirs)
+                assert (await picker.proxy.get(f"/v1/responses/{mine}")).servers == [server]
             unknown = await picker.proxy.get("/v1/responses/resp_of_another_0123abcd")
             assert (unknown.status, unknown.json["error"]["type"]) == (404, "not_found_error")
 

@@ -74,7 +74,7 @@ def test_higher_priorities_go_first(virtual_time: Run) -> None:
         tasks = await line.begin("a1", "a2", "a3") + await line.begin("b1", "b2", priority=1)
         line.say(room=5)
         await asyncio.gather(*tasks)
-        assert line.order == ["a1", "b1", "b2", "a2", "a3"]  # whose turn it is has its turn
+        assert line.order == ["b1", "b2", "a1", "a2", "a3"]
 
     virtual_time(main)
 
@@ -121,5 +121,53 @@ def test_all_are_told_when_there_are_no_servers_any_more(virtual_time: Run) -> N
             await asyncio.sleep(0.2)
             assert {(await task).kind for task in tasks} == {"none"}  # type: ignore[union-attr]
             assert len(line.line) == 0
+
+    virtual_time(main)
+
+
+@pytest.mark.parametrize(
+    "wants", [Ask(held_by=SERVER), Ask(subset=frozenset({SERVER})), Ask(held_by=SERVER, subset=frozenset({SERVER}))]
+)
+def test_who_waits_for_one_server_holds_up_nobody_else(virtual_time: Run, wants: Ask) -> None:
+    async def main() -> None:
+        other = "10.0.0.2:80"
+        line = _Line()
+        line.picker.set_servers([SERVER, other], 0)
+        held = [asyncio.create_task(line.line.turn(wants, "a")) for _ in range(3)]
+        await asyncio.sleep(0.001)
+        for key in ("a", "b"):  # whoever asks: they wait for that server, not for their keys
+            choice = await line.line.turn(Ask(), key)
+            assert isinstance(choice, Pick) and choice.servers[0] == other
+        assert len(line.line) == 3 and not any(each.done() for each in held)
+        line.say(room=1)
+        await asyncio.sleep(0.001)
+        assert [each.done() for each in held] == [True, False, False]  # in the order they came
+        line.say(room=64)
+        for each in held:
+            choice = await each
+            assert isinstance(choice, Pick) and choice.servers[0] == SERVER
+
+    virtual_time(main)
+
+
+def test_of_those_who_wait_for_the_same_servers_nobody_overtakes(virtual_time: Run) -> None:
+    async def main() -> None:
+        line = _Line()
+        order = list[int]()
+
+        async def ask(number: int) -> None:
+            wants = Ask(held_by=SERVER) if number % 2 else Ask()
+            await line.line.turn(wants, "a")
+            order.append(number)
+
+        tasks = []
+        for number in range(6):
+            tasks.append(asyncio.create_task(ask(number)))
+            await asyncio.sleep(0)
+        for _ in tasks:
+            line.say(room=1)
+            await asyncio.sleep(0.001)
+        await asyncio.gather(*tasks)
+        assert order == list(range(6))
 
     virtual_time(main)

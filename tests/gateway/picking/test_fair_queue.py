@@ -100,3 +100,13 @@ def test_a_full_queue_makes_room_for_who_has_less() -> None:
     assert queue.push("later", 0, "n", 0.0) == "n"
     assert queue.push("urgent", 1, "u", 0.0) in {"f0", "o", "l"}
     assert queue.pop(0.0) == "u"
+
+
+def test_who_may_not_go_keeps_its_place_and_its_turn() -> None:
+    queue: FairQueue[str] = FairQueue(10, 10)
+    for item in ("a1", "a2", "b1", "b2"):
+        queue.push(item[0], 0, item, 0)
+    assert queue.pop(1, lambda item: item not in ("a1", "b1")) == "a2"
+    assert queue.pop(1, lambda item: item[0] == "a") == "a1"
+    assert queue.pop(1, lambda item: False) is None
+    assert [queue.pop(1), queue.pop(1), queue.pop(1)] == ["b1", "b2", None]

@@ -256,3 +256,13 @@ def test_saturated_until_somebody_says_otherwise() -> None:
         assert picker.pick(ask_of(text_of(1)), 1.1) == Refusal("saturated", 1.0)
     picker.observe(SERVERS[1], ServerLoad(running=9, waiting=0), 2.0, 2.0)
     assert picked(picker.pick(ask_of(text_of(1)), 2.1)) == SERVERS[1]
+
+
+def test_pickers_that_know_nothing_of_requests_do_not_pick_in_step() -> None:
+    same = 0
+    one, another = (EndpointPicker(identity=name) for name in ("pod-a 1", "pod-b 1"))
+    for picker in (one, another):
+        picker.set_servers(SERVERS, 0)
+    for now in range(200):
+        same += picked(one.pick(Ask(size=1), now * 100)) == picked(another.pick(Ask(size=1), now * 100))
+    assert same < 60  # 25 of 200 by chance
