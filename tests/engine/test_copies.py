@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -69,6 +70,31 @@ def test_the_outputs_of_one(tiny_llama: Path) -> None:
         with pytest.raises(EngineDeadError):
             llm.generate(PROMPTS[0], greedy, use_tqdm=False)
     assert not any(map(_lives, pids))
+
+
+def test_a_copy_that_is_stopped_ends_what_waits_for_it(tiny_llama: Path) -> None:
+    with LLM(str(tiny_llama), num_gpu_blocks_override=256, data_parallel_size=2) as llm:
+        pids = _pids(llm)
+        os.kill(pids[1], signal.SIGSTOP)
+        with pytest.raises(EngineDeadError, match="copy 2 of 2 died: it was stopped for 3 s"):
+            llm.generate(PROMPTS, SamplingParams(temperature=0, max_tokens=9), use_tqdm=False)
+    assert not any(map(_lives, pids))
+
+
+@pytest.mark.slow
+def test_a_copy_that_is_stopped_while_it_loads_ends_loading(tiny_llama: Path) -> None:
+    before = _children()
+
+    def stop_one() -> None:
+        wait_until(lambda: len(_children() - before) == 2)
+        os.kill(int(max(_children() - before)), signal.SIGSTOP)
+
+    stopping = threading.Thread(target=stop_one)
+    stopping.start()
+    with pytest.raises(EngineDeadError, match="died while it loaded: it was stopped"):
+        LLM(str(tiny_llama), num_gpu_blocks_override=256, data_parallel_size=2)
+    stopping.join()
+    assert _children() == before
 
 
 @pytest.mark.slow

@@ -1,7 +1,7 @@
 """Real weights: what ways to store weights and keys cost, on two windows of the benchmark's text.
 
 The reference is transformers' model of the same file in float32; its figure was computed by ``benchmarks/perplexity.py
-demo://gemma-3-270m --windows 2 --transformers``.
+demo://gemma-3-270m --windows 2 --transformers``. In which order numbers are summed, the processor decides.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ TRANSFORMERS = 40.1877
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("flags", "most"), [("--dtype float32", 1e-5), ("--dtype bfloat16", 5e-3)])
+@pytest.mark.parametrize(("flags", "most"), [("--dtype float32", 3e-5), ("--dtype bfloat16", 5e-3)])
 def test_gemma(demo_gguf: Path, flags: str, most: float) -> None:
     """The perplexity of the file as it is stored differs from the dequantized model's by no more than a share."""
     each = benchmark.windows(benchmark.Tokenizer.load(demo_gguf), benchmark.TEXT.read_text(), 512)[:2]

@@ -7,11 +7,12 @@ first; requests are dealt by the same router as a server's.
 from __future__ import annotations
 
 import queue
+import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 from stoker_engine.children.load_failed import LoadFailed
 from stoker_engine.contract.engine_args import EngineArgs
@@ -24,6 +25,10 @@ from stoker_engine.processes.copy_router import CopyRouter
 from stoker_engine.processes.engine_process import PROGRAM, EngineProcess
 from stoker_engine.processes.messages import Abort, Missing, Stop, Waiting
 from stoker_engine.processes.room import check_room
+from stoker_engine.processes.watchdog import INTERVAL_S, Looks
+
+#: Seconds after which a step, or loading that does not get on, counts as stuck.
+STEP_TIMEOUT_S: Final = 300.0
 
 _News = queue.SimpleQueue[tuple[int, Any]]
 
@@ -51,6 +56,8 @@ class EngineCopies:
         self._processes: list[EngineProcess] = []
         self._unfinished: dict[str, tuple[int, set[int]]] = {}  # requests → their copy, and which sequences run
         self._dead_of: EngineDeadError | None = None
+        self._looks: dict[int, Looks] = {}  # at copies that are waited for
+        self._look_at = 0.0
         self._end = weakref.finalize(self, _end, self._processes)
         try:
             for copy in range(args.data_parallel_size):
@@ -67,9 +74,9 @@ class EngineCopies:
         self._router = CopyRouter(len(self._processes), info.block_size, info.usable_blocks, info.max_num_seqs)
 
     def _loaded(self) -> EngineInfo:
-        infos = list[EngineInfo]()
+        infos = dict[int, EngineInfo]()
         while len(infos) < len(self._processes):
-            copy, message = self._news.get()
+            copy, message = self._next(lambda: set(range(len(self._processes))) - infos.keys())
             if isinstance(message, Waiting | Missing):
                 continue  # of which the log tells
             if isinstance(message, LoadFailed):
@@ -77,12 +84,31 @@ class EngineCopies:
             if isinstance(message, EngineDeadError):
                 raise type(message)(f"copy {copy + 1} of {len(self._processes)} died while it loaded: {message}")
             assert isinstance(message, EngineInfo), message
-            infos.append(message)
+            infos[copy] = message
         return replace(
             infos[0],
-            max_model_len=min(info.max_model_len for info in infos),
-            num_blocks=min(info.num_blocks for info in infos),
+            max_model_len=min(info.max_model_len for info in infos.values()),
+            num_blocks=min(info.num_blocks for info in infos.values()),
         )
+
+    def _next(self, waited_for: Callable[[], Collection[int]]) -> tuple[int, Any]:
+        """The next message of any copy. Meanwhile those that are waited for are looked at: one that is stopped, or gets
+        no further, is killed, so that its death is the message."""
+        while True:
+            if (now := time.monotonic()) >= self._look_at:
+                self._look_at = now + INTERVAL_S
+                self._look(waited_for())
+            try:
+                return self._news.get(timeout=INTERVAL_S)
+            except queue.Empty:
+                continue
+
+    def _look(self, copies: Collection[int]) -> None:
+        known = self._looks
+        self._looks = {copy: known.get(copy) or Looks(self._processes[copy]) for copy in copies}
+        for looks in self._looks.values():
+            if (cause := looks.look(STEP_TIMEOUT_S)) is not None:
+                looks.process.kill(cause)
 
     @property
     def has_work(self) -> bool:
@@ -130,9 +156,10 @@ class EngineCopies:
         """Waits for a step of any copy; what it added is returned.
 
         Raises:
-            EngineDeadError: a copy died; there is no more work then, for nobody knows what it had done.
+            EngineDeadError: a copy died, or stood still and was killed; there is no more work then, for nobody knows
+                what it had done.
         """
-        copy, message = self._news.get()
+        copy, message = self._next(lambda: {copy for copy, _ in self._unfinished.values()})
         if isinstance(message, EngineDeadError):
             self._dead_of = type(message)(f"copy {copy + 1} of {len(self._processes)} died: {message}")
             self._unfinished.clear()

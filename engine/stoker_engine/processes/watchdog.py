@@ -25,7 +25,48 @@ HANDLING_TIMEOUT_S: Final = 300.0
 #: Seconds that a killed engine may take to be gone.
 KILL_TIMEOUT_S: Final = 15.0
 
-_INTERVAL_S: Final = 0.5
+#: Seconds between two looks.
+INTERVAL_S: Final = 0.5
+
+
+class Looks:
+    """Judges a process by looks at it, some `INTERVAL_S` apart.
+
+    Time in which this process itself did not run does not count: then the engine may have been stopped, too, or waited
+    for it.
+
+    Args:
+        process: that somebody waits for, from now on.
+    """
+
+    def __init__(self, process: EngineProcess) -> None:
+        self.process = process
+        self._stopped_for = self._lost = 0.0
+        self._looked = time.monotonic()
+
+    def look(self, step_timeout: float) -> EngineStuckError | None:
+        """What it is to be killed for, if anything; `step_timeout` as in `Watchdog`."""
+        process = self.process
+        elapsed = time.monotonic() - self._looked
+        self._looked += elapsed
+        still_for = max(process.busy_for, process.handling_for)
+        lost = self._lost if still_for > elapsed else 0.0  # it began before the last look, or is something new
+        self._lost = min(lost + max(elapsed - 2 * INTERVAL_S, 0.0), still_for)
+        self._stopped_for = self._stopped_for + INTERVAL_S if process.is_stopped else 0.0
+        if self._stopped_for >= STOPPED_TIMEOUT_S:
+            return EngineStuckError(f"it was stopped for {self._stopped_for:.0f} s, and killed")
+        if (what := standstill(process, step_timeout, self._lost)) is not None:
+            return EngineStuckError(f"it was stuck ({what}; --step-timeout), and killed")
+        return None
+
+
+def standstill(process: EngineProcess, step_timeout: float, lost: float = 0.0) -> str | None:
+    """What takes a process too long, if something does; `lost` seconds of it are not counted."""
+    if (seconds := process.busy_for - lost) > step_timeout:
+        return f"{PHASE_WORDS[process.status.phase]}, for {seconds:.0f} s"
+    if (seconds := process.handling_for - lost) > HANDLING_TIMEOUT_S:
+        return f"the server handles one of its messages, for {seconds:.0f} s"
+    return None
 
 
 class Watchdog:
@@ -49,13 +90,9 @@ class Watchdog:
         self._process: EngineProcess | None = None
         self._watching: asyncio.Task[None] | None = None
 
-    def standstill(self, process: EngineProcess, lost: float = 0.0) -> str | None:
-        """What takes too long, if something does; `lost` seconds of it are not counted."""
-        if (seconds := process.busy_for - lost) > self.step_timeout:
-            return f"{PHASE_WORDS[process.status.phase]}, for {seconds:.0f} s"
-        if (seconds := process.handling_for - lost) > HANDLING_TIMEOUT_S:
-            return f"the server handles one of its messages, for {seconds:.0f} s"
-        return None
+    def standstill(self, process: EngineProcess) -> str | None:
+        """What takes too long, if something does."""
+        return standstill(process, self.step_timeout)
 
     def watch(self, process: EngineProcess, death: asyncio.Future[EngineDeadError]) -> None:
         """Watches `process` until nobody waits for it any more or `death` is done; it may be watched already."""
@@ -70,23 +107,10 @@ class Watchdog:
             self._watching.cancel()
 
     async def _watch(self, process: EngineProcess, death: asyncio.Future[EngineDeadError]) -> None:
-        """Time in which this process itself did not run does not count: then the engine may have been stopped, too, or
-        waited for it."""
-        stopped_for = lost = 0.0
-        looked = time.monotonic()
+        looks = Looks(process)
         while not death.done() and self._is_waited_for():
-            await asyncio.sleep(_INTERVAL_S)
-            elapsed = time.monotonic() - looked
-            looked += elapsed
-            still_for = max(process.busy_for, process.handling_for)
-            lost = lost if still_for > elapsed else 0.0  # it began before the last look, or is something new
-            lost = min(lost + max(elapsed - 2 * _INTERVAL_S, 0.0), still_for)
-            stopped_for = stopped_for + _INTERVAL_S if process.is_stopped else 0.0
-            if stopped_for >= STOPPED_TIMEOUT_S:
-                cause = EngineStuckError(f"it was stopped for {stopped_for:.0f} s, and killed")
-            elif (standstill := self.standstill(process, lost)) is not None:
-                cause = EngineStuckError(f"it was stuck ({standstill}; --step-timeout), and killed")
-            else:
+            await asyncio.sleep(INTERVAL_S)
+            if (cause := looks.look(self.step_timeout)) is None:
                 continue
             process.kill(cause)
             await asyncio.wait({death}, timeout=KILL_TIMEOUT_S)

@@ -351,7 +351,7 @@ def test_nonsense_of_who_knows_the_key(nodes: Nodes, caplog: pytest.LogCaptureFi
             while "refused" in line.receive():
                 pass
         line.close()
-    assert not [thread for thread in threading.enumerate() if thread.name == "node"]
+    _until(lambda: all(thread.name != "node" for thread in threading.enumerate()), "a thread waits for nobody")
     nodes.agent()
     assert list(head.nodes()) == [1]
 

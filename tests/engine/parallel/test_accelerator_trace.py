@@ -141,6 +141,7 @@ def meet(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int, Layout], Jo
         begin("fake", store=FakeStore(), rank=rank, world_size=world_size)
 
     monkeypatch.setattr(process_ranks.distributed, "init_process_group", fake)
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")  # as a rank sets it, for good, in its own process
     # In inference mode fake tensors do not see what an operation is made of, and would run some for real.
     inference_mode = torch.inference_mode
     monkeypatch.setattr(torch, "inference_mode", lambda *mode: inference_mode(*mode) if mode else torch.no_grad())

@@ -20,10 +20,10 @@ from transformers import (
 )
 
 from stoker_engine.architectures.model_config import ModelConfig, read_config
+from stoker_engine.children import host_memory
 from stoker_engine.contract.serve_args import ServeArgs
 from stoker_engine.engine import Engine
 from stoker_engine.exec.kv_cache import plan_kv_cache
-from stoker_engine.parallel import device
 from stoker_operator.api.manifest import parse
 from stoker_operator.manifests.children import children
 from stoker_operator.manifests.owner import Owner
@@ -98,7 +98,7 @@ def test_predicted_blocks_are_allocated_blocks(
     container = deployment["spec"]["template"]["spec"]["containers"][0]
     limit = tmp_path / "memory.max"
     limit.write_text(f"{_bytes(container['resources']['limits']['memory'])}\n")
-    monkeypatch.setattr(device, "_CGROUP_LIMITS", (str(limit),))
+    monkeypatch.setattr(host_memory, "_CGROUP_LIMITS", (str(limit),))
 
     args = ServeArgs.from_argv(container["args"][1:]).engine
     assert args.num_gpu_blocks_override is None
@@ -160,8 +160,8 @@ def test_ranks_allocate_what_is_predicted(
     assert planned.estimate is not None
     limit = tmp_path / "memory.max"
     limit.write_text(f"{12 * 1024**3}\n")
-    monkeypatch.setattr(device, "_CGROUP_LIMITS", (str(limit),))
-    monkeypatch.setattr(device, "_machine_memory", lambda: 1 << 60)
+    monkeypatch.setattr(host_memory, "_CGROUP_LIMITS", (str(limit),))
+    monkeypatch.setattr(host_memory, "_machine_memory", lambda: 1 << 60)
 
     args = serve_args(endpoint.spec, planned).engine
     found = plan_kv_cache(args, ModelConfig.from_folder(folder), torch.float32, torch.device("cpu"))
