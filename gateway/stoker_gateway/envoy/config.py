@@ -17,17 +17,9 @@ from stoker_gateway.directory import Directory, Endpoint
 from stoker_gateway.envoy import access_log_lines, local_replies
 from stoker_gateway.envoy.settings import EnvoySettings
 from stoker_gateway.logs import ENVOY_JSON
+from stoker_gateway.protocol_words import CLUSTER, DESTINATION, DESTINATION_METADATA, SUBSET_METADATA
 
 Config = dict[str, Any]
-
-#: The picker's answer, by the endpoint-picker protocol: ``IP:PORT``, several with commas, best first.
-DESTINATION: Final = "x-gateway-destination-endpoint"
-#: The dynamic metadata that says the same.
-DESTINATION_METADATA: Final = "envoy.lb"
-#: The metadata that says among which servers the picker has to choose.
-SUBSET_METADATA: Final = "envoy.lb.subset_hint"
-#: The picker's answer: which cluster.
-CLUSTER: Final = "x-stoker-cluster"
 
 #: What clients must not say, since the picker, Envoy or servers would believe it.
 INTERNAL_HEADERS: Final = ("x-stoker-", "x-gateway-", "x-envoy-")

@@ -8,10 +8,9 @@ from __future__ import annotations
 import json
 from typing import Any, Final
 
-Config = dict[str, Any]
+from stoker_gateway.protocol_words import PICKER_DETAILS
 
-#: How the details of an answer of the picker begin (``ImmediateResponse.details``).
-PICKER_DETAILS: Final = "picker"
+Config = dict[str, Any]
 
 #: After how many seconds it is worth trying again.
 RETRY_AFTER_S: Final = 1

@@ -26,13 +26,14 @@ from envoy.service.ext_proc.v3 import external_processor_pb2 as ext_proc
 from envoy.type.v3 import http_status_pb2
 
 from stoker_gateway.picker.answers import Answer
+from stoker_gateway.protocol_words import (
+    CLUSTER,
+    DESTINATION,
+    DESTINATION_METADATA,
+    PICKER_DETAILS,
+    SUBSET_METADATA,
+)
 
-#: The header, and the key of the metadata, that say the servers, best first.
-DESTINATION: Final = "x-gateway-destination-endpoint"
-#: The header that says whose they are.
-CLUSTER: Final = "x-stoker-cluster"
-_DESTINATION_SPACE: Final = "envoy.lb"
-_SUBSET_SPACE: Final = "envoy.lb.subset_hint"
 _SUBSET: Final = "x-gateway-destination-endpoint-subset"
 
 #: Bytes of a chunk of a body that is sent back: a message of it is less than 64 KiB.
@@ -140,7 +141,7 @@ class Exchange:
         """What answers the request in the servers' stead."""
         return ext_proc.ProcessingResponse(
             immediate_response=ext_proc.ImmediateResponse(
-                details="picker",
+                details=PICKER_DETAILS,
                 status=http_status_pb2.HttpStatus(code=answer.status),
                 headers=ext_proc.HeaderMutation(set_headers=[_header(*each) for each in answer.headers]),
                 body=answer.body,
@@ -206,7 +207,7 @@ def _routed(part: Literal["request_headers", "request_body"], route: Route) -> e
         clear_route_cache=True,
     )
     response = ext_proc.ProcessingResponse()
-    response.dynamic_metadata.update({_DESTINATION_SPACE: {DESTINATION: destination}})
+    response.dynamic_metadata.update({DESTINATION_METADATA: {DESTINATION: destination}})
     getattr(response, part).response.CopyFrom(common)
     return response
 
@@ -219,9 +220,9 @@ def _header(name: str, value: str) -> Any:
 
 def _subset(message: ext_proc.ProcessingRequest) -> frozenset[str] | None:
     spaces = message.metadata_context.filter_metadata
-    if _SUBSET_SPACE not in spaces:  # indexing would add it
+    if SUBSET_METADATA not in spaces:  # indexing would add it
         return None
-    fields = spaces[_SUBSET_SPACE].fields
+    fields = spaces[SUBSET_METADATA].fields
     if _SUBSET not in fields:
         return None
     # What is no list of addresses allows none.

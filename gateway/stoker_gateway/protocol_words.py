@@ -1,0 +1,19 @@
+"""What Envoy and the picker say to each other: names of headers and metadata by the endpoint-picker protocol, and ours.
+
+https://github.com/kubernetes-sigs/gateway-api-inference-extension, proposal 004
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+#: The header, and the key of the metadata, that say the servers: ``IP:PORT``, several with commas, best first.
+DESTINATION: Final = "x-gateway-destination-endpoint"
+#: The dynamic metadata that says the same.
+DESTINATION_METADATA: Final = "envoy.lb"
+#: The metadata that says among which servers the picker has to choose.
+SUBSET_METADATA: Final = "envoy.lb.subset_hint"
+#: The header that says whose servers they are: a cluster of Envoy's.
+CLUSTER: Final = "x-stoker-cluster"
+#: How the details of an answer of the picker's own begin (``ImmediateResponse.details``).
+PICKER_DETAILS: Final = "picker"
