@@ -173,11 +173,11 @@ def foreign() -> Callable[..., list[Object]]:
 @pytest.fixture
 def define(kube: Cluster) -> Iterator[Callable[[list[Object]], None]]:
     """Defines kinds of others until the end of the test."""
-    defined: list[str] = []
+    defined: set[str] = set()
 
     def make(definitions: list[Object]) -> None:
         for each in definitions:
-            defined.append(each["metadata"]["name"])
+            defined.add(each["metadata"]["name"])
             kube.extensions.create_custom_resource_definition(each)
         for name in defined:
             wait_for(lambda name=name: served(name), f"{name} is served")
@@ -188,7 +188,7 @@ def define(kube: Cluster) -> Iterator[Callable[[list[Object]], None]]:
 
     def gone() -> bool:
         there = {each.metadata.name for each in kube.extensions.list_custom_resource_definition().items}
-        return not there & set(defined)
+        return not there & defined
 
     yield make
     for name in defined:

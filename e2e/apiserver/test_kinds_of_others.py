@@ -18,6 +18,7 @@ from .conftest import Operator
 
 CHART = Path(__file__).parents[2] / "charts/stoker"
 CERT_MANAGER = "v1.21.2"
+CRD = "podmonitors.monitoring.coreos.com"
 MONITORS = "/apis/monitoring.coreos.com/v1/namespaces/{}/podmonitors"
 VALUES = {
     ("Certificate", "Issuer"): "webhook.certificate=cert-manager",
@@ -109,3 +110,25 @@ def test_monitors_are_made_as_soon_as_they_are_known(
     }
     assert endpoints["plain"] == [{"port": "http", "path": "/metrics"}]
     assert endpoints["tls"][0]["scheme"] == "https"
+
+
+def test_an_operator_outlives_a_kind_that_goes(
+    kube: Any, ns: str, document: Any, eventually: Any, sleeping_operator: Any, define_pod_monitors: Any, tmp_path: Path
+) -> None:
+    """And watches it again once it is back. The Prometheus operator may be installed anew at any time."""
+
+    def monitored() -> bool:
+        return [each["metadata"]["name"] for each in kube.get(MONITORS.format(ns))["items"]] == ["plain"]
+
+    sleeping_operator.stop()
+    define_pod_monitors()
+    log, gone = tmp_path / "log", "podmonitors is no longer watched"
+    with Operator(sleeping_operator.kubeconfig, log, f"--namespace={ns}", "--resync-seconds=2"):
+        kube.create(ns, document("plain"))
+        for times in (1, 2, 3):
+            eventually(monitored, "there is a PodMonitor")
+            eventually(lambda times=times: log.read_text().count("podmonitors, which is watched") == times, "watched")
+            kube.extensions.delete_custom_resource_definition(CRD)
+            eventually(lambda times=times: log.read_text().count(gone) == times, "noticed")
+            define_pod_monitors()
+        eventually(monitored, "there is a PodMonitor")

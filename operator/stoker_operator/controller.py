@@ -61,7 +61,7 @@ class Controller:
         kube: the cluster.
         catalogue: accelerators and images.
         policy: what the administrator permits endpoints, and adds to their objects.
-        watch: watches kinds that are added to the cluster later.
+        watch: watches the kinds that may be added to the cluster, and go.
     """
 
     def __init__(
@@ -107,13 +107,8 @@ class Controller:
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def watched(self) -> tuple[Watched, ...]:
-        """The kinds of object to watch, of those that the cluster has. Blocks.
-
-        Raises:
-            KubeError: the API server could not be reached, or could not answer.
-        """
-        self._informer.discover()
-        watched = tuple(self._informer.watched())
+        """The kinds of object to watch that every cluster has. The others, which may also go, are watched apart."""
+        watched = tuple(each for each in self._informer.watched() if not each.optional)
         self._watched = set(watched)
         return watched
 
@@ -128,6 +123,7 @@ class Controller:
         await asyncio.to_thread(self._informer.relist)
         self._informer.news()  # a replica that begins to lead looks at all
         await self._process.start()
+        self._watch_optional()
         self._resync = asyncio.create_task(self._relist(), name="resync")
 
     async def stop(self) -> None:
@@ -202,19 +198,19 @@ class Controller:
                 # What a list reports first is not new any more when the watch reports it.
                 for key in self._informer.news():
                     self._wake(key)
-        self._watch_later()
+        self._watch_optional()
         return True
 
-    def _watch_later(self) -> None:
-        """Begins to watch kinds that were added to the cluster since."""
-        later = tuple(each for each in self._informer.watched() if each not in self._watched)
-        if not later or self._watch is None:
+    def _watch_optional(self) -> None:
+        """Begins to watch those optional kinds that the cluster has now."""
+        new = tuple(each for each in self._informer.watched() if each not in self._watched)
+        if not new or self._watch is None:
             return
-        self._watched |= set(later)
+        self._watched |= set(new)
         self._watch(
-            later,
+            new,
             lambda kind, change, seen: self._soon(self.saw, kind, change, seen),
-            lambda: self._soon(self._watched.difference_update, later),
+            lambda: self._soon(self._watched.difference_update, new),
         )
 
     def _gain(self) -> None:

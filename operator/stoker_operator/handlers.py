@@ -11,7 +11,7 @@ import logging
 import signal
 import threading
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, Final
 
 import kopf
 
@@ -28,6 +28,9 @@ from stoker_operator.settings import Settings
 Saw = Callable[[str, str | None, Object], None]
 
 logger = logging.getLogger(__name__)
+
+#: The name of threads with optional watches.
+_THREAD: Final = "watch"
 
 
 def registry(
@@ -69,9 +72,9 @@ def _tell(handlers: kopf.OperatorRegistry, watched: Iterable[Watched], saw: Saw)
         kopf.on.event(each.group, each.version, each.plural, registry=handlers)(handler(each.kind))
 
 
-class LaterWatches:
-    """Watches of kinds that were added to the cluster after kopf had started, which takes no more then: a second kopf,
-    in a thread.
+class OptionalWatches:
+    """Watches of kinds that a cluster may not have, or no longer: each is a kopf of its own, in a thread. kopf takes no
+    kinds after its start, and ends when one goes that it watches.
 
     Args:
         settings: where to look.
@@ -85,7 +88,7 @@ class LaterWatches:
     def begin(self, watched: tuple[Watched, ...], saw: Saw, ended: Callable[[], None]) -> None:
         """Watches these kinds. `saw` is called with each event, and `ended` when the watch ends, for example because a
         kind was removed; both in a thread of ours."""
-        thread = threading.Thread(target=self._watch, args=(watched, saw, ended), name="watch", daemon=True)
+        thread = threading.Thread(target=self._watch, args=(watched, saw, ended), name=_THREAD, daemon=True)
         self._threads.append(thread)
         thread.start()
 
@@ -104,9 +107,9 @@ class LaterWatches:
             quieten(settings, watched)
 
         _tell(handlers, watched, saw)
-        # It warns of that in every thread but the first, and the first is where our handlers are.
-        logging.getLogger("kopf._core.reactor.running").addFilter(_not_of_signals)
-        logger.info("the cluster has %s now, which is watched", ", ".join(each.plural for each in watched))
+        for name in ("running", "orchestration"):
+            logging.getLogger(f"kopf._core.reactor.{name}").addFilter(_is_news)
+        logger.info("the cluster has %s, which is watched", ", ".join(each.plural for each in watched))
         try:
             _run(handlers, self._settings, self._ending)
         except Exception as error:
@@ -114,8 +117,9 @@ class LaterWatches:
         ended()
 
 
-def _not_of_signals(record: logging.LogRecord) -> bool:
-    return "OS signals" not in record.getMessage()
+def _is_news(record: logging.LogRecord) -> bool:
+    """Not that a thread gets no signals, which the first thread does, nor how an optional watch ended: we say that."""
+    return record.threadName != _THREAD or not (record.exc_info or "OS signals" in record.getMessage())
 
 
 def quieten(settings: kopf.OperatorSettings, watched: Iterable[Watched]) -> None:
@@ -141,8 +145,8 @@ def run(settings: Settings, kube: Kube, catalogue: Catalogue, policy: Policy) ->
         KubeError: the API server does not answer.
         OSError: an address cannot be listened on.
     """
-    later = LaterWatches(settings)
-    controller = Controller(settings, kube, catalogue, policy, later.begin)
+    optional = OptionalWatches(settings)
+    controller = Controller(settings, kube, catalogue, policy, optional.begin)
     failure: list[KubeError | OSError] = []
     ending = asyncio.Event()
     try:
@@ -152,7 +156,7 @@ def run(settings: Settings, kube: Kube, catalogue: Catalogue, policy: Policy) ->
             raise failure[0] from None
         raise
     finally:
-        later.stop()
+        optional.stop()
 
 
 def _run(handlers: kopf.OperatorRegistry, settings: Settings, ending: asyncio.Event | threading.Event) -> None:

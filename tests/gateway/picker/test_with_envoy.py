@@ -127,7 +127,7 @@ def envoy(request: pytest.FixtureRequest, behind: Behind) -> Iterator[httpx.Clie
     config.write_text(json.dumps(_config(behind.directory, folder.parent / "picker.sock", request.param)))
     binary = envoy_binary()
     process = subprocess.Popen(
-        [binary, "-c", config, "--concurrency", "1", "--use-dynamic-base-id", "--log-level", "error",
+        [binary, "-c", config, "--concurrency", "1", "--disable-hot-restart", "--log-level", "error",
          "--admin-address-path", ports]
     )  # fmt: skip
     try:
