@@ -19,12 +19,17 @@ class Endpoint:
         cluster: Envoy's name for these servers: unique, and safe in file names and metrics.
         servers: their addresses, ``IP:PORT`` (``[IP]:PORT`` for IPv6).
         session_header: the request header, in lower case, whose value keeps a session with one server.
+        authorization: what its servers are told in ``Authorization`` where the gateway's own keys are in force; None:
+            nothing. A secret.
+        created: when it came to be, as far as clients are told: seconds since 1970.
     """
 
     name: str
     cluster: str
     servers: tuple[str, ...]
     session_header: str | None = None
+    authorization: str | None = field(default=None, repr=False)
+    created: int = 0
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ import ipaddress
 import re
 import socket
 import sys
+import time
 from typing import Final
 from urllib.parse import urlsplit
 
@@ -112,7 +113,10 @@ def _directory(endpoints: list[tuple[str, str]], session_header: str | None) -> 
     for name, server in endpoints:
         servers.setdefault(name, {})[server] = None
     return Directory(
-        {name: Endpoint(name, _cluster(name), tuple(known), session_header) for name, known in servers.items()}
+        {
+            name: Endpoint(name, _cluster(name), tuple(known), session_header, created=int(time.time()))
+            for name, known in servers.items()
+        }
     )
 
 

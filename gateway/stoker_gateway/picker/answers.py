@@ -10,12 +10,15 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from stoker_engine.contract.errors import RequestError
+from stoker_gateway.directory import Endpoint
+from stoker_gateway.keys.errors import UnauthorizedError
 from stoker_gateway.picker.errors import MethodError, RetryableError
 
 #: What an engine takes as a request's id.
 REQUEST_ID: Final = re.compile(r"[!-~]{1,128}")
 #: Anthropic's names of what went wrong, by HTTP status.
 _ANTHROPIC_TYPES: Final = {
+    401: "authentication_error",
     404: "not_found_error",
     413: "request_too_large",
     429: "rate_limit_error",
@@ -48,6 +51,8 @@ def error_answer(error: RequestError, path: str, request_id: str | None = None) 
         headers.append(("retry-after", str(max(1, math.ceil(error.retry_after_s)))))
     if isinstance(error, MethodError):
         headers.append(("allow", "POST"))
+    if isinstance(error, UnauthorizedError):
+        headers.append(("www-authenticate", "Bearer"))
     if _is_anthropic(path):
         if request_id is not None:
             headers.append(("request-id", request_id))
@@ -56,22 +61,18 @@ def error_answer(error: RequestError, path: str, request_id: str | None = None) 
     return _json(error.status, {"error": said}, headers)
 
 
-def models_answer(names: Iterable[str], created: int) -> Answer:
-    """The answer of ``/v1/models``, in OpenAI's shape.
-
-    Args:
-        created: seconds since 1970.
-    """
-    return _json(200, {"object": "list", "data": [_card(name, created) for name in names]})
+def models_answer(endpoints: Iterable[Endpoint]) -> Answer:
+    """The answer of ``/v1/models``, in OpenAI's shape."""
+    return _json(200, {"object": "list", "data": [_card(each) for each in endpoints]})
 
 
-def model_answer(name: str, created: int) -> Answer:
+def model_answer(endpoint: Endpoint) -> Answer:
     """The answer of ``/v1/models/{name}``."""
-    return _json(200, _card(name, created))
+    return _json(200, _card(endpoint))
 
 
-def _card(name: str, created: int) -> dict[str, Any]:
-    return {"id": name, "object": "model", "created": created, "owned_by": "stoker"}
+def _card(endpoint: Endpoint) -> dict[str, Any]:
+    return {"id": endpoint.name, "object": "model", "created": endpoint.created, "owned_by": "stoker"}
 
 
 def _is_anthropic(path: str) -> bool:

@@ -1,8 +1,11 @@
 """What becomes of a request: it is answered here, sent to a server, or refused.
 
-path and method ─► /v1/models?              answered from the directory
-                ─► /v1/responses/ID …?      to the server that holds it
-                ─► body: model, prompt ─► its endpoint's line ─► servers
+key ─► path and method ─► /v1/models?              answered from the directory
+                       ─► /v1/responses/ID …?      to the server that holds it
+                       ─► body: model, prompt ─► its endpoint's line ─► servers
+
+Where there are keys, a request without one is refused before its body is read, and models that its key is not for are
+as if they were not there.
 """
 
 from __future__ import annotations
@@ -10,12 +13,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from hashlib import blake2b
 from typing import Final
 from urllib.parse import unquote
 
 from stoker_engine.contract.errors import NotFoundError, RequestError
 from stoker_gateway.directory import Directory, Endpoint
+from stoker_gateway.keys.key import Key
+from stoker_gateway.keys.keyring import Keyring
+from stoker_gateway.picker import credentials
 from stoker_gateway.picker.answers import REQUEST_ID, Answer, model_answer, models_answer
 from stoker_gateway.picker.body_reader import BodyReader
 from stoker_gateway.picker.errors import MethodError, SaturatedError, TooLargeError, UnavailableError
@@ -29,8 +34,6 @@ from stoker_gateway.picking.picker import EndpointPicker, Refusal
 
 _MODELS: Final = "/v1/models"
 _RESPONSES: Final = "/v1/responses"
-#: Headers by which clients say who they are.
-_CREDENTIALS: Final = ("authorization", "x-api-key")
 
 
 @dataclass(frozen=True)
@@ -83,7 +86,8 @@ class Decider:
         directory: which models there are.
         pickers: of their servers, by served name; whoever has them keeps them informed, and calls `wake`.
         clock: seconds.
-        created: when the models came to be, as far as clients are told: seconds since 1970.
+        keyring: the keys there are; None: anyone may use all models, and credentials pass through.
+        wall: the clock that keys expire by: seconds since 1970.
     """
 
     def __init__(
@@ -93,12 +97,14 @@ class Decider:
         limits: RequestLimits,
         metrics: PickerMetrics,
         clock: Callable[[], float] = time.monotonic,
-        created: int | None = None,
+        keyring: Keyring | None = None,
+        wall: Callable[[], float] = time.time,
     ) -> None:
         self._limits = limits
         self._metrics = metrics
         self._clock = clock
-        self._created = int(time.time()) if created is None else created
+        self._keyring = keyring
+        self._wall = wall
         self._reader = BodyReader()
         self._holders = ResponseHolders()
         self._directory = Directory()
@@ -122,6 +128,10 @@ class Decider:
                 self._metrics.forget(name)
         self._directory, self._pickers = directory, dict(pickers)
 
+    def set_keyring(self, keyring: Keyring | None) -> None:
+        """These are all keys there are, for all requests from now on."""
+        self._keyring = keyring
+
     def wake(self, model: str) -> None:
         """There is news of a model's servers: some may have room."""
         if (line := self._lines.get(model)) is not None:
@@ -139,13 +149,14 @@ class Decider:
         Raises:
             RequestError: nothing takes such a request, whatever its body is.
         """
-        path = asked.path
+        key, path = self._key(asked), asked.path
         if path == _MODELS or path.startswith(f"{_MODELS}/"):
             if asked.method not in ("GET", "HEAD"):
                 raise MethodError("this path does not take this HTTP method")
             if path == _MODELS:
-                return models_answer(self._directory.endpoints, self._created)
-            return model_answer(self._endpoint(unquote(path.removeprefix(f"{_MODELS}/"))).name, self._created)
+                endpoints = self._directory.endpoints.values()
+                return models_answer(each for each in endpoints if key is None or key.may_use(each.name))
+            return model_answer(self._endpoint(unquote(path.removeprefix(f"{_MODELS}/")), key))
         if not path.startswith("/v1/") and path not in ("/tokenize", "/detokenize"):
             raise NotFoundError("there is no such path here")
         if asked.method != "POST" and not path.startswith(f"{_RESPONSES}/"):
@@ -158,19 +169,23 @@ class Decider:
         Raises:
             RequestError: it is refused.
         """
+        key = self._key(asked)  # it may have been revoked while the body came
         if asked.path.startswith(f"{_RESPONSES}/"):
-            return await self._to_holder(asked)
+            return await self._to_holder(asked, key)
         began = self._clock()
         request = await self._reader.read(asked.path, body)
-        return request.model, await self._to_server(asked, request, began)
+        return request.model, await self._to_server(asked, request, key, began)
 
     def too_large(self) -> RequestError:
         """Why a body is refused."""
         return TooLargeError(f"the request body is larger than {self._limits.max_body_bytes} bytes")
 
-    def _endpoint(self, model: str) -> Endpoint:
+    def _key(self, asked: Asked) -> Key | None:
+        return None if self._keyring is None else credentials.key_of(self._keyring, asked.header, self._wall())
+
+    def _endpoint(self, model: str, key: Key | None) -> Endpoint:
         endpoint = self._directory.endpoints.get(model)
-        if endpoint is None:
+        if endpoint is None or (key is not None and not key.may_use(model)):
             raise NotFoundError(
                 f"the model {model[:200]!r} is not served here; GET /v1/models lists what is",
                 "model",
@@ -178,36 +193,36 @@ class Decider:
             )
         return endpoint
 
-    async def _to_holder(self, asked: Asked) -> tuple[str, Route]:
+    async def _to_holder(self, asked: Asked, key: Key | None) -> tuple[str, Route]:
         response_id = unquote(asked.path.removeprefix(f"{_RESPONSES}/").partition("/")[0])
-        holder = self._holders.of(_whose(asked), response_id)
+        holder = self._holders.of(_whose(asked, key), response_id)
         if holder is None:
             raise NotFoundError(f"no response {response_id[:200]!r} is known here", "response_id")
         ask = Ask(held_by=holder.server, subset=asked.subset)
-        return holder.model, await self._pick(asked, self._endpoint(holder.model), ask, self._clock())
+        return holder.model, await self._pick(asked, self._endpoint(holder.model, key), ask, key, self._clock())
 
-    async def _to_server(self, asked: Asked, request: ModelRequest, began: float) -> Route:
-        endpoint = self._endpoint(request.model)
+    async def _to_server(self, asked: Asked, request: ModelRequest, key: Key | None, began: float) -> Route:
+        endpoint = self._endpoint(request.model, key)
         session, held_by = request.session, None
         if endpoint.session_header is not None:
             session = asked.header(endpoint.session_header) or session
         if request.previous_response_id is not None:
-            holder = self._holders.of(_whose(asked), request.previous_response_id)
+            holder = self._holders.of(_whose(asked, key), request.previous_response_id)
             held_by = holder.server if holder is not None and holder.model == request.model else None
         ask = Ask(request.chain, request.size, session, held_by, asked.subset)
-        route = await self._pick(asked, endpoint, ask, began)
+        route = await self._pick(asked, endpoint, ask, key, began)
         if asked.path == _RESPONSES:
             holder = Holder(request.model, route.servers[0])
-            self._holders.sent(_whose(asked), holder, asked.request_id, request.request_id)
+            self._holders.sent(_whose(asked, key), holder, asked.request_id, request.request_id)
         return route
 
-    async def _pick(self, asked: Asked, endpoint: Endpoint, ask: Ask, began: float) -> Route:
+    async def _pick(self, asked: Asked, endpoint: Endpoint, ask: Ask, key: Key | None, began: float) -> Route:
         line = self._lines[endpoint.name]
         choice = line.at_once(ask)
         now = self._clock()
         self._metrics.decision_seconds.observe(now - began)
         if choice is None:
-            choice = await line.turn(ask, _whose(asked))
+            choice = await line.turn(ask, _whose(asked, key), 0 if key is None else key.priority)
             self._metrics.queue_seconds.labels(endpoint.name).observe(self._clock() - now)
         if isinstance(choice, Refusal):
             if choice.kind == "saturated":
@@ -221,10 +236,11 @@ class Decider:
         metrics.picks.labels(name, choice.why).inc()
         metrics.prompt_bytes.labels(name).inc(ask.size)
         metrics.cached_prompt_bytes.labels(name).inc(ask.size * choice.cached_share)
-        return Route(endpoint.cluster, choice.servers)
+        if key is None:
+            return Route(endpoint.cluster, choice.servers)
+        return Route(endpoint.cluster, choice.servers, *credentials.swapped(endpoint.authorization))
 
 
-def _whose(asked: Asked) -> str:
-    """Whose a request is, and its responses: who sends the same credentials is one. They are not kept."""
-    given = "\n".join(map(asked.header, _CREDENTIALS))
-    return blake2b(given.encode(), digest_size=16).hexdigest()
+def _whose(asked: Asked, key: Key | None) -> str:
+    """Whose a request is, and its responses."""
+    return credentials.digest_of(asked.header) if key is None else key.id

@@ -2,6 +2,7 @@
 
 RequestError
 ├── NotFoundError, OverloadedError      HTTP 404, 429: the contract's
+├── UnauthorizedError   no key that holds: in `keys/errors.py`              HTTP 401
 ├── MethodError         this path is asked otherwise                        HTTP 405
 ├── TooLargeError       the body is larger than the gateway takes           HTTP 413
 ├── UnavailableError    no server can take it now                           HTTP 503

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, Final, Literal
 
@@ -69,10 +69,14 @@ class Route:
     Attributes:
         cluster: the proxy's name for the servers of its model.
         servers: ``IP:PORT``, best first; the others are for another try.
+        headers: of the request that are set, by name in lower case, in place of the client's. They may be secret.
+        without: headers that are removed.
     """
 
     cluster: str
     servers: tuple[str, ...]
+    headers: tuple[tuple[str, str], ...] = field(default=(), repr=False)
+    without: tuple[str, ...] = ()
 
 
 class Exchange:
@@ -202,7 +206,12 @@ def _routed(part: Literal["request_headers", "request_body"], route: Route) -> e
     destination = ",".join(route.servers)
     common = ext_proc.CommonResponse(
         header_mutation=ext_proc.HeaderMutation(
-            set_headers=[_header(DESTINATION, destination), _header(CLUSTER, route.cluster)]
+            set_headers=[
+                _header(DESTINATION, destination),
+                _header(CLUSTER, route.cluster),
+                *(_header(*each) for each in route.headers),
+            ],
+            remove_headers=route.without,
         ),
         clear_route_cache=True,
     )

@@ -20,6 +20,8 @@ from prometheus_client import CollectorRegistry
 
 from stoker_engine.contract.errors import NotFoundError, OverloadedError, RequestError
 from stoker_gateway.directory import Directory
+from stoker_gateway.keys.errors import UnauthorizedError
+from stoker_gateway.keys.keyring import Keyring
 from stoker_gateway.picker.answers import error_answer
 from stoker_gateway.picker.deciding import Asked, Decider, RequestLimits
 from stoker_gateway.picker.errors import PickerError, SaturatedError, TooLargeError, UnavailableError
@@ -54,6 +56,7 @@ class PickerServer:
         limits: to what is taken in.
         registry: for metrics.
         clock: seconds.
+        keyring: the keys there are; None: anyone may use all models.
     """
 
     def __init__(
@@ -63,10 +66,11 @@ class PickerServer:
         limits: RequestLimits | None = None,
         registry: CollectorRegistry | None = None,
         clock: Callable[[], float] = time.monotonic,
+        keyring: Keyring | None = None,
     ) -> None:
         self._limits = limits or RequestLimits()
         self._metrics = PickerMetrics(registry or CollectorRegistry())
-        self._decider = Decider(directory, pickers, self._limits, self._metrics, clock)
+        self._decider = Decider(directory, pickers, self._limits, self._metrics, clock, keyring)
         self._health = health.HealthServicer()
         limit = self._limits.max_body_bytes + _MESSAGE_OVERHEAD
         options = [
@@ -120,6 +124,10 @@ class PickerServer:
     def update(self, directory: Directory, pickers: Mapping[str, EndpointPicker]) -> None:
         """These are all models there are, from now on."""
         self._decider.update(directory, pickers)
+
+    def set_keyring(self, keyring: Keyring | None) -> None:
+        """These are all keys there are, for all requests from now on; None: anyone may use all models."""
+        self._decider.set_keyring(keyring)
 
     def wake(self, model: str) -> None:
         """There is news of a model's servers: some may have room for requests that wait."""
@@ -197,6 +205,8 @@ class _Outcome:
 
 def _word(error: RequestError) -> str:
     match error:
+        case UnauthorizedError():
+            return "unauthorized"
         case NotFoundError():
             return "not_found"
         case TooLargeError():

@@ -16,6 +16,7 @@ from envoy.service.ext_proc.v3 import external_processor_pb2_grpc
 from prometheus_client import CollectorRegistry
 
 from stoker_gateway.directory import Directory, Endpoint
+from stoker_gateway.keys.keyring import Keyring
 from stoker_gateway.picker.deciding import RequestLimits
 from stoker_gateway.picker.server import PickerServer
 from stoker_gateway.picking.load import ServerLoad
@@ -27,9 +28,10 @@ MODES = {"buffered": ProcessingMode.BUFFERED, "streamed": ProcessingMode.FULL_DU
 
 @dataclass
 class Outcome:
-    """What the picker said about a request: where it goes, or what it is answered."""
+    """What the picker said about a request: where it goes, without which headers, or what it is answered."""
 
     servers: list[str] = field(default_factory=list)
+    removed: tuple[str, ...] = ()
     cluster: str = ""
     status: int = 0
     headers: dict[str, str] = field(default_factory=dict)
@@ -164,8 +166,9 @@ def _routed(said: ext_proc.ProcessingResponse, common: ext_proc.CommonResponse) 
     destination = headers.pop("x-gateway-destination-endpoint")
     assert said.dynamic_metadata["envoy.lb"]["x-gateway-destination-endpoint"] == destination
     cluster = headers.pop("x-stoker-cluster")
-    assert not headers
-    return Outcome(destination.split(","), cluster)
+    removed = tuple(common.header_mutation.remove_headers)
+    assert not headers.keys() & set(removed)
+    return Outcome(destination.split(","), removed, cluster, headers=headers)
 
 
 @dataclass
@@ -196,11 +199,13 @@ class Picking:
         return self.registry.get_sample_value(f"stoker:gateway_{name}", labels) or 0.0
 
 
-def directory(models: Mapping[str, Sequence[str]], session_header: str | None = None) -> Directory:
+def directory(
+    models: Mapping[str, Sequence[str]], session_header: str | None = None, authorization: str | None = None
+) -> Directory:
     """These models, with these servers."""
     return Directory(
         {
-            name: Endpoint(name, f"cluster-{number}", tuple(servers), session_header)
+            name: Endpoint(name, f"cluster-{number}", tuple(servers), session_header, authorization)
             for number, (name, servers) in enumerate(models.items())
         }
     )
@@ -220,12 +225,14 @@ async def picking(
     limits: RequestLimits | None = None,
     session_header: str | None = None,
     clock: Callable[[], float] | None = None,
+    keyring: Keyring | None = None,
+    authorization: str | None = None,
 ) -> AsyncIterator[Picking]:
     """A picker for these models, at a port of its own."""
     clock = clock or asyncio.get_running_loop().time
-    known, registry = directory(models, session_header), CollectorRegistry()
+    known, registry = directory(models, session_header, authorization), CollectorRegistry()
     made = pickers_of(known, clock())
-    server = PickerServer(known, made, limits, registry, clock)
+    server = PickerServer(known, made, limits, registry, clock, keyring)
     address = f"127.0.0.1:{server.listen('127.0.0.1:0')}"
     await server.start()
     proxy = Proxy(address)

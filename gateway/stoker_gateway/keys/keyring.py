@@ -1,0 +1,61 @@
+"""All keys there are. A keyring is a value: whoever learns of a change makes another one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from typing import Final
+
+from stoker_gateway.keys.errors import UnauthorizedError
+from stoker_gateway.keys.key import Key, digest_of
+
+_SEND: Final = "send 'Authorization: Bearer sk-stoker-…'"
+
+
+class Keyring:
+    """Finds keys by their text.
+
+    Args:
+        keys: no two of them have the same id, or the same digest.
+
+    Raises:
+        ValueError: two have.
+    """
+
+    def __init__(self, keys: Iterable[Key] = ()) -> None:
+        every = tuple(keys)
+        #: By id.
+        self.keys = {key.id: key for key in every}
+        self._by_digest = {key.digest: key for key in every}
+        if not len(every) == len(self.keys) == len(self._by_digest):
+            raise ValueError("two keys have the same id, or the same digest")
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Keyring) and self.keys == other.keys
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def find(self, text: str, now: float) -> Key:
+        """The key with this text.
+
+        Args:
+            now: seconds since 1970.
+
+        Raises:
+            UnauthorizedError: there is none, or it holds no longer.
+        """
+        if not text:
+            raise UnauthorizedError(f"no API key was sent; {_SEND}")
+        key = self._by_digest.get(digest_of(text))
+        if key is None:
+            raise UnauthorizedError(
+                "this API key is unknown here, or was revoked; check that it is whole, or ask who runs this gateway for"
+                " another"
+            )
+        if key.expires is not None and now >= key.expires:
+            until = datetime.fromtimestamp(key.expires, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+            raise UnauthorizedError(f"the API key {key.id!r} expired at {until}; ask who runs this gateway for another")
+        return key
