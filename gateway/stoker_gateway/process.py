@@ -20,6 +20,7 @@ from stoker_gateway.envoy.files import EnvoyFiles
 from stoker_gateway.envoy.process import EnvoyProcess
 from stoker_gateway.envoy.settings import EnvoySettings
 from stoker_gateway.hearing import listener
+from stoker_gateway.keys.key_file import KeyFile
 from stoker_gateway.metrics_server import MetricsServer
 from stoker_gateway.picker.deciding import RequestLimits
 from stoker_gateway.picker.server import PickerServer
@@ -37,6 +38,7 @@ async def run(
     max_body_bytes: int,
     drain_s: float,
     *,
+    keys: KeyFile | None = None,
     metrics_port: int | None = None,
     access_log: bool = False,
     json_log: bool = False,
@@ -47,6 +49,7 @@ async def run(
         host, port: where clients are served; an IP address, and port 0 is one that is free.
         max_body_bytes: of a request.
         drain_s: how long requests under way may take in the end.
+        keys: of clients; None: anyone may use all models.
         metrics_port: of /metrics, on the same host; None: nowhere.
         access_log: whether each request is told on standard output.
         json_log: whether Envoy's log is JSON.
@@ -71,7 +74,7 @@ async def run(
             host, port, Path(folder), limits.max_wait_s, max_body_bytes, access_log=access_log, json_log=json_log
         )
         EnvoyFiles(settings).write(directory)
-        picker = PickerServer(directory, pickers, limits, registry)
+        picker = PickerServer(directory, pickers, limits, registry, keyring=None if keys is None else keys.keyring)
         picker.listen(f"unix:{settings.picker_socket}")
         tell = listener(directory, pickers, picker.wake)
 
@@ -99,7 +102,8 @@ async def run(
                 if not access_log:  # else nothing but that is on standard output
                     print(f"stoker gateway: http://{at}", flush=True)  # noqa: T201
                 logger.info("http://%s serves %s", at, _said(directory))
-                await _first(envoy.watch(), poller.watch(), serve(), stop_now.wait())
+                works = [envoy.watch(), poller.watch(), serve(), stop_now.wait()]
+                await _first(*works, *([] if keys is None else [keys.watch(picker.set_keyring)]))
         finally:
             await envoy.end()
             if metrics is not None:

@@ -10,6 +10,7 @@ import re
 import socket
 import sys
 import time
+from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
 
@@ -31,13 +32,20 @@ def main(argv: list[str]) -> int:
     logs.configure(options.log_format)
     from stoker_gateway import process
     from stoker_gateway.errors import GatewayError
+    from stoker_gateway.keys.errors import KeyManifestError
+    from stoker_gateway.keys.key_file import KeyFile
 
+    try:
+        keys = None if options.keys is None else KeyFile(options.keys)
+    except KeyManifestError as error:
+        parser.error(f"argument --keys: {error}")
     work = process.run(
         _directory(options.endpoint, options.session_header),
         options.host,
         options.port,
         options.max_body_size,
         options.drain_timeout,
+        keys=keys,
         metrics_port=options.metrics_port,
         access_log=options.access_log,
         json_log=options.log_format == "json",
@@ -69,6 +77,12 @@ def parser_of() -> argparse.ArgumentParser:
         "--host", type=_host, default="127.0.0.1", help="address to listen on, 0.0.0.0 for all (default: %(default)s)"
     )
     parser.add_argument("--port", type=_port, default=8080, help="port; 0: a free one (default: %(default)s)")
+    parser.add_argument(
+        "--keys",
+        type=Path,
+        metavar="FILE",
+        help="keys that requests need, made by `stoker keys`; read again when it changes (default: no key is needed)",
+    )
     parser.add_argument(
         "--session-header",
         type=_header,

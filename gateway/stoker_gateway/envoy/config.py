@@ -260,7 +260,8 @@ def _connections(settings: EnvoySettings) -> Config:
         ],
         "normalize_path": True,
         "merge_slashes": True,
-        "path_with_escaped_slashes_action": "REJECT_REQUEST",
+        # Clients write slashes in models' names so. It comes first: what is allowed is judged by what is sent on.
+        "path_with_escaped_slashes_action": "UNESCAPE_AND_FORWARD",
         "use_remote_address": True,
         "generate_request_id": True,
         "preserve_external_request_id": True,

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from datetime import UTC, datetime
 from typing import Final
 
+from stoker_gateway.keys import values
 from stoker_gateway.keys.errors import UnauthorizedError
 from stoker_gateway.keys.key import Key, digest_of
 
@@ -56,6 +56,6 @@ class Keyring:
                 " another"
             )
         if key.expires is not None and now >= key.expires:
-            until = datetime.fromtimestamp(key.expires, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+            until = values.moment_text(key.expires)
             raise UnauthorizedError(f"the API key {key.id!r} expired at {until}; ask who runs this gateway for another")
         return key

@@ -1,0 +1,56 @@
+"""Log lines about keys that come, change and go, and about Secrets that say none: each is said once."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from typing import Any, Final
+
+from stoker_gateway.keys import manifests
+from stoker_gateway.keys.keyring import Keyring
+
+logger = logging.getLogger(__name__)
+
+#: How many keys a line names.
+_MOST_SHOWN: Final = 20
+_NOBODY: Final = ", so every request is refused until there is one"
+
+
+class KeyWatch:
+    """Makes keyrings of manifests, and says what has changed since the last one.
+
+    Args:
+        source: where the manifests are.
+    """
+
+    def __init__(self, source: str) -> None:
+        self._source = source
+        self._keyring: Keyring | None = None
+        self._faults: set[str] = set()
+
+    def keyring(self, read: Iterable[Any]) -> Keyring:
+        """The keys of these manifests, which are all there are. Those that say none are left out."""
+        keyring, faults = manifests.read_all(read)
+        for fault in dict.fromkeys(faults):
+            if fault not in self._faults:
+                logger.error("%s: this key is not in force: %s", self._source, fault)
+        self._faults = set(faults)
+        self._tell(keyring)
+        self._keyring = keyring
+        return keyring
+
+    def _tell(self, keyring: Keyring) -> None:
+        if self._keyring is None:
+            logger.info("%s: %d keys are in force%s", self._source, len(keyring), "" if keyring.keys else _NOBODY)
+            return
+        before, now = self._keyring.keys, keyring.keys
+        for said, ids in (
+            ("new", now.keys() - before.keys()),
+            ("gone", before.keys() - now.keys()),
+            ("changed", {each for each in now.keys() & before.keys() if now[each] != before[each]}),
+        ):
+            if ids:
+                shown = ", ".join(sorted(ids)[:_MOST_SHOWN]) + (", …" if len(ids) > _MOST_SHOWN else "")
+                logger.info("%s: keys that are %s: %s", self._source, said, shown)
+        if before and not now:
+            logger.warning("%s: no key is in force%s", self._source, _NOBODY)

@@ -1,0 +1,71 @@
+"""What the fields of a key may say, as text. Each function raises ValueError, with a sentence for who wrote it."""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime
+from typing import Final
+
+from stoker_gateway.keys.key import KEY_ID, MOST_PRIORITY
+
+#: The highest limit that can be given: more is none.
+MOST: Final = 10**12
+#: How much of a wrong value is repeated.
+_SHOWN: Final = 80
+_TIME: Final = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{1,6})?(Z|[+-]\d\d:\d\d)", re.ASCII)
+_INTEGER: Final = re.compile(r"-?[0-9]{1,15}")
+
+
+def key_id(text: str) -> str:
+    """What a key is called."""
+    if not KEY_ID.fullmatch(text):
+        raise ValueError(
+            f"{_shown(text)} cannot be a key's id; write up to 40 of a-z, 0-9 and -, with no - first or last"
+        )
+    return text
+
+
+def model(text: str) -> str:
+    """A served name, in which ``*`` stands for any characters."""
+    if not text or not text.isprintable() or text != text.strip():
+        raise ValueError(f"{_shown(text)} is no model's name; write it as clients do, with * for any characters")
+    return text
+
+
+def limit(text: str) -> int:
+    """A limit."""
+    number = _integer(text)
+    if number is None or not 1 <= number <= MOST:
+        raise ValueError(f"{_shown(text)} is no whole number from 1 to {MOST}; leave it out for no limit")
+    return number
+
+
+def priority(text: str) -> int:
+    """A priority."""
+    number = _integer(text)
+    if number is None or abs(number) > MOST_PRIORITY:
+        raise ValueError(f"{_shown(text)} is no whole number from -{MOST_PRIORITY} to {MOST_PRIORITY}")
+    return number
+
+
+def moment(text: str) -> float:
+    """A moment by RFC 3339, in seconds since 1970."""
+    try:
+        if _TIME.fullmatch(text):
+            return datetime.fromisoformat(text).astimezone(UTC).timestamp()
+    except (ValueError, OverflowError):
+        pass
+    raise ValueError(f"{_shown(text)} is no moment by RFC 3339; write it like 2030-01-31T12:00:00Z")
+
+
+def moment_text(seconds: float) -> str:
+    """A moment as `moment` reads it, to the second."""
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
+
+
+def _integer(text: str) -> int | None:
+    return int(text) if _INTEGER.fullmatch(text) else None
+
+
+def _shown(text: str) -> str:
+    return repr(text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…")

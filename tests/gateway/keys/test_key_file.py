@@ -1,0 +1,164 @@
+"""A file of keys that changes under the gateway, in the ways files do."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+import yaml
+
+from stoker_gateway.keys import key_file, manifests
+from stoker_gateway.keys.errors import KeyManifestError
+from stoker_gateway.keys.key import Key, digest_of
+from stoker_gateway.keys.key_file import KeyFile
+from stoker_gateway.keys.keyring import Keyring
+
+
+def text(*ids: str, **fields: str) -> str:
+    documents = [manifests.write(Key(each, digest_of(each))) for each in ids]
+    for document in documents:
+        document["stringData"] |= fields
+    return yaml.safe_dump_all(documents, explicit_start=True)
+
+
+@pytest.fixture(autouse=True)
+def often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(key_file, "PERIOD_S", 0.005)
+
+
+@asynccontextmanager
+async def watched(path: Path) -> AsyncIterator[Callable[[], asyncio.Future[Keyring]]]:
+    """What waits for the next keyring."""
+    told = asyncio.Queue[Keyring]()
+    task = asyncio.create_task(KeyFile(path).watch(told.put_nowait))
+    yield lambda: asyncio.ensure_future(asyncio.wait_for(told.get(), 60))
+    assert told.empty()
+    task.cancel()
+
+
+async def until_logged(caplog: pytest.LogCaptureFixture, words: str) -> str:
+    while not (found := [each.getMessage() for each in caplog.records if words in each.getMessage()]):  # noqa: ASYNC110
+        await asyncio.sleep(0.005)
+    caplog.clear()
+    [line] = found
+    return line
+
+
+def test_each_way_of_changing_a_file_is_seen(tmp_path: Path) -> None:
+    path, folders = tmp_path / "keys.yaml", [tmp_path / name for name in "ab"]
+    path.write_text(text("k0"))
+
+    async def main() -> None:
+        async with watched(path) as next_one:
+            path.write_text(text("k0", "k1"))  # in its place
+            assert set((await next_one()).keys) == {"k0", "k1"}
+            beside = tmp_path / "beside"
+            beside.write_text(text("k1"))
+            beside.replace(path)  # by another file
+            assert set((await next_one()).keys) == {"k1"}
+            stamp = path.stat()
+            path.write_text(text("k2"))  # of the same size, and back-dated
+            os.utime(path, ns=(stamp.st_atime_ns, stamp.st_mtime_ns))
+            assert set((await next_one()).keys) == {"k2"}
+            for number, folder in enumerate(folders):  # as a mounted ConfigMap changes
+                folder.mkdir()
+                (folder / "keys.yaml").write_text(text(f"l{number}"))
+                link = tmp_path / "link"
+                link.symlink_to(folder)
+                link.replace(tmp_path / "data")
+                if not number:
+                    through = tmp_path / "through"
+                    through.symlink_to(tmp_path / "data" / "keys.yaml")
+                    through.replace(path)
+                assert set((await next_one()).keys) == {f"l{number}"}
+            path.unlink()
+            path.write_text("")
+            assert not (await next_one()).keys
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"a: [", b"\xff\xfe\x00", b"a: 1\na: 2", b"[" * 100_000, b"\x00", b"a: !!python/name:os", None, "folder"],
+)
+def test_what_cannot_be_read_changes_nothing_and_is_said_once(
+    content: bytes | str | None, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "stoker_gateway")
+    path = tmp_path / "keys.yaml"
+    path.write_text(text("k"))
+
+    async def main() -> None:
+        async with watched(path) as next_one:
+            before = path.read_bytes()
+            path.unlink()
+            if content == "folder":
+                path.mkdir()
+            elif isinstance(content, bytes):
+                path.write_bytes(content)
+            line = await until_logged(caplog, "the keys stay as they were")
+            assert str(path) in line and "\n" not in line and len(line) < 300
+            await asyncio.sleep(0.05)
+            assert not caplog.records
+            path.rmdir() if path.is_dir() else path.unlink(missing_ok=True)
+            path.write_bytes(before)
+            await until_logged(caplog, "can be read again")
+            path.write_text(text("new"))
+            assert set((await next_one()).keys) == {"new"}
+
+    asyncio.run(main())
+
+
+def test_what_has_changed_is_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "stoker_gateway")
+    path = tmp_path / "keys.yaml"
+    path.write_text(text("a", "b"))
+
+    async def main() -> None:
+        async with watched(path) as next_one:
+            assert [each.getMessage() for each in caplog.records] == [f"{path}: 2 keys are in force"]
+            for content, lines in [
+                (text("a", "c"), ["keys that are new: c", "keys that are gone: b"]),
+                (text("a", "c", priority="5"), ["keys that are changed: a, c"]),
+                (
+                    text("c", priority="5") + text("a", priority="high"),
+                    [
+                        "this key is not in force: Secret stoker-key-a: priority: 'high' is no whole number from -1000"
+                        " to 1000",
+                        "keys that are gone: a",
+                    ],
+                ),
+                (text("c") + text("a", priority="high"), ["keys that are changed: c"]),
+                ("", ["keys that are gone: c", "no key is in force, so every request is refused until there is one"]),
+            ]:
+                caplog.clear()
+                path.write_text(content)
+                await next_one()
+                assert [each.getMessage() for each in caplog.records] == [f"{path}: {line}" for line in lines]
+
+    asyncio.run(main())
+
+
+def test_a_file_that_cannot_be_read_at_first_is_refused(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    for path, says in [
+        (tmp_path / "none", "does not exist"),
+        (tmp_path, "is no file"),
+        (pipe, "is no file"),
+        (Path("/dev/zero"), "is no file"),
+        (Path("a\0b"), "cannot be read"),
+        (Path("a" * 5000), "cannot be read"),
+    ]:
+        with pytest.raises(KeyManifestError, match=says):
+            KeyFile(path)
+    large = tmp_path / "large"
+    large.write_bytes(b"#" * (key_file.MOST_BYTES + 1))
+    with pytest.raises(KeyManifestError, match="larger than 16 MiB"):
+        KeyFile(large)
