@@ -3,7 +3,8 @@
     python benchmarks/gateway_routing.py [--servers 1000] [--requests 60000] [--seed 0]
 
 The real `EndpointPicker` deals seeded conversations among simulated servers; it hears of their load only when it asks,
-at the period that asking so many stretches to. Others know each server's load at each moment.
+at the period that asking so many stretches to, and when a request ends that it dealt itself (not with
+``--ends-unknown``). Others know each server's load at each moment.
 
 Conversations are drawn so that their means are published ones; the shapes of distributions (turns geometric, lengths
 and pauses lognormal, a Zipf law for system prompts) are ours:
@@ -162,7 +163,13 @@ class World:
         """Requests at a server."""
         return self.servers[number].waiting + self.servers[number].running
 
-    def run(self, choose: Choose, requests: int, on_poll: Callable[[int, float], None] | None) -> Outcome:
+    def run(
+        self,
+        choose: Choose,
+        requests: int,
+        on_poll: Callable[[int, float], None] | None = None,
+        on_end: Callable[[Conversation, int, float], None] | None = None,
+    ) -> Outcome:
         """Deals conversations until so many requests were made."""
         chance, kind = random.Random(self.seed), self.kind
         numbers, order = count(), count()
@@ -216,6 +223,8 @@ class World:
             elif what == "end":
                 talk, number = whom  # type: ignore[misc]
                 self.servers[number].running -= 1
+                if on_end is not None:
+                    on_end(talk, number, now)
                 talk.turns -= 1
                 if talk.turns > 0:
                     talk.said += length(kind.question)
@@ -227,18 +236,31 @@ class World:
         return Outcome(hits / prompts, sorted(ttft), statistics.median(peaks), 1e6 * statistics.median(took), self.whys)
 
 
-def with_picker(world: World, replicas: int) -> tuple[Choose, Callable[[int, float], None], list[EndpointPicker]]:
-    """The gateway's picker, in so many replicas that know nothing of each other."""
+@dataclass(frozen=True)
+class Replicas:
+    """The gateway's picker, in replicas that know nothing of each other."""
+
+    choose: Choose
+    poll: Callable[[int, float], None]
+    end: Callable[[Conversation, int, float], None]
+    pickers: list[EndpointPicker]
+
+
+def with_picker(world: World, replicas: int) -> Replicas:
+    """So many replicas before the servers of a world."""
     pickers = [EndpointPicker() for _ in range(replicas)]
     for picker in pickers:
         picker.set_servers(world.names, 0.0)
     places = {name: number for number, name in enumerate(world.names)}
     chance = random.Random(world.seed + 1)
+    under_way: dict[int, tuple[EndpointPicker, int]] = {}
 
     def choose(talk: Conversation, now: float) -> int:
-        pick = chance.choice(pickers).pick(talk.ask(), now)
+        picker = chance.choice(pickers)
+        pick = picker.pick(talk.ask(), now)
         assert isinstance(pick, Pick), "saturated: fewer requests, or more servers"
         world.whys[pick.why] += 1
+        under_way[talk.number] = picker, pick.number
         return places[pick.servers[0]]
 
     def poll(number: int, now: float) -> None:
@@ -246,7 +268,11 @@ def with_picker(world: World, replicas: int) -> tuple[Choose, Callable[[int, flo
         for picker in pickers:
             picker.observe(world.names[number], ServerLoad(server.running, server.waiting, 0.5), now, now)
 
-    return choose, poll, pickers
+    def end(talk: Conversation, server: int, now: float) -> None:
+        picker, number = under_way.pop(talk.number)
+        picker.ended(number, [world.names[server]], now)
+
+    return Replicas(choose, poll, end, pickers)
 
 
 def others(world: World) -> dict[str, Choose]:
@@ -294,6 +320,7 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=60_000)
     parser.add_argument("--kinds", nargs="+", choices=list(KINDS), default=list(KINDS))
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--ends-unknown", action="store_true", help="pickers are not told when requests end")
     args = parser.parse_args()
     print(f"index: {index_memory():.0f} bytes a block\n")
     for name in args.kinds:
@@ -310,12 +337,14 @@ def main() -> None:
 
         for replicas in (1, 2, 4):
             world = World(KINDS[name], args.servers, args.seed)
-            choose, poll, pickers = with_picker(world, replicas)
-            show(f"picker, {replicas} replica{'s' * (replicas > 1)}", world.run(choose, args.requests, poll))
-            print(f"{'':24}{max(picker.num_blocks for picker in pickers)} blocks at most in an index")
+            made = with_picker(world, replicas)
+            on_end = None if args.ends_unknown else made.end
+            outcome = world.run(made.choose, args.requests, made.poll, on_end)
+            show(f"picker, {replicas} replica{'s' * (replicas > 1)}", outcome)
+            print(f"{'':24}{max(picker.num_blocks for picker in made.pickers)} blocks at most in an index")
         for way in others(World(KINDS[name], 1, 0)):
             world = World(KINDS[name], args.servers, args.seed)
-            show(way, world.run(others(world)[way], args.requests, None))
+            show(way, world.run(others(world)[way], args.requests))
         print()
 
 

@@ -1,4 +1,4 @@
-"""What a server has to do: what it last said, and what it was sent since.
+"""What a server has to do: what it last said, what it was sent since, and what has ended since.
 
 Work is counted in bytes of prompt text, since no tokenizer is here:
 
@@ -48,24 +48,26 @@ class ServerLoad:
 
 @dataclass
 class Load:
-    """What is known of one server's load.
+    """What is known of one server's load. Requests are told apart by numbers, which grow.
 
     Attributes:
         said: its last word.
-        sent: what was sent since, as (when, bytes of prompt to compute), oldest first.
-        prompts: the part of `sent` whose prompts count as not computed yet: that many of the newest.
-        prompt_bytes: their bytes.
+        sent: when what was sent since was sent, by number, oldest first.
+        prompts: of these, the bytes of those prompts that count as not computed yet: a number of the newest.
+        prompt_bytes: of all of them.
+        ended: when requests that are in its last word ended, oldest first.
     """
 
     said: ServerLoad = ServerLoad()
-    sent: deque[tuple[float, int]] = field(default_factory=deque)
-    prompts: int = 0
+    sent: dict[int, float] = field(default_factory=dict)
+    prompts: dict[int, int] = field(default_factory=dict)
     prompt_bytes: int = 0
+    ended: deque[float] = field(default_factory=deque)
 
     @property
     def sequences(self) -> float:
         """Requests there."""
-        return self.said.running + self.said.waiting + len(self.sent)
+        return max(0.0, self.said.running + self.said.waiting - len(self.ended)) + len(self.sent)
 
     def work(self, usual: float) -> float:
         """Bytes it has to compute, or what takes as long. `usual` is how many a request has."""
@@ -76,31 +78,43 @@ class Load:
         said = self.said
         return said.waiting > 0 and (said.kv_usage >= FULL or said.waiting + len(self.sent) >= most_waiting)
 
-    def send(self, size: int, now: float) -> None:
+    def send(self, number: int, size: int, now: float) -> None:
         """It is sent a request, of whose prompt it has to compute `size` bytes."""
-        self.sent.append((now, size))
-        self.prompts += 1
+        self.sent[number] = now
+        self.prompts[number] = size
         self.prompt_bytes += size
 
+    def end(self, number: int, now: float) -> None:
+        """A request that it was given has ended."""
+        if number in self.sent:
+            self._drop(number)
+        elif self.said.counted and len(self.ended) < self.said.running + self.said.waiting:
+            self.ended.append(now)
+
+    def take_back(self, number: int) -> None:
+        """A request that it was sent went elsewhere."""
+        if number in self.sent:
+            self._drop(number)
+
     def say(self, said: ServerLoad, sent_at: float) -> None:
-        """It was asked at `sent_at`, and says this: what it was sent before is in it."""
+        """It was asked at `sent_at`, and says this: what it was sent, and what ended, before is in it."""
         self.said = said
         if said.counted:
             self._forget(sent_at)
+            while self.ended and self.ended[0] <= sent_at:
+                self.ended.popleft()
 
     def pass_time(self, now: float) -> None:
         """Prompts have been computed by now, and requests have ended."""
-        sent = self.sent
-        while self.prompts and sent[-self.prompts][0] <= now - PROMPT_S:
-            self.prompt_bytes -= sent[-self.prompts][1]
-            self.prompts -= 1
+        while self.prompts and self.sent[number := next(iter(self.prompts))] <= now - PROMPT_S:
+            self.prompt_bytes -= self.prompts.pop(number)
         self._forget(now - SEQUENCE_S)
 
     def _forget(self, until: float) -> None:
         """Drops what was sent until then."""
-        sent = self.sent
-        while sent and sent[0][0] <= until:
-            if len(sent) == self.prompts:
-                self.prompt_bytes -= sent[0][1]
-                self.prompts -= 1
-            sent.popleft()
+        while self.sent and self.sent[number := next(iter(self.sent))] <= until:
+            self._drop(number)
+
+    def _drop(self, number: int) -> None:
+        del self.sent[number]
+        self.prompt_bytes -= self.prompts.pop(number, 0)

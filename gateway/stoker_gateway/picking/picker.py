@@ -13,13 +13,13 @@ Two pickers find the same home, so they agree about a conversation of which each
 conversations share does not draw them all to where it is: it is brought to their homes, a long one rarely at first and
 the oftener the more servers have it, so that a new conversation costs some `HOME_BYTES` for each of those on average.
 
-What is ready, full or failing is known from `observe` and `failed`; nothing here has a clock or does any I/O.
+What is ready, full or failing is known from `observe`, `ended` and `failed`; nothing here has a clock or does any I/O.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from itertools import count
@@ -84,11 +84,13 @@ class Pick:
         servers: the best first; the others, if any, are for a retry.
         why: ``held``, ``session``, ``prefix``, ``home`` or ``load``.
         cached_share: part of its prompt that the first server was given before, as far as is known.
+        number: tells it from others of its picker: when it was made, in microseconds, or a little later.
     """
 
     servers: tuple[str, ...]
     why: Literal["held", "session", "prefix", "home", "load"]
     cached_share: float
+    number: int = 0
 
 
 @dataclass(frozen=True)
@@ -140,6 +142,7 @@ class EndpointPicker:
         self._num_ready = 0
         self._usual = 1024.0  # bytes of a prompt that are to be computed, a moving mean
         self._all_full = False  # when last looked at, and nothing was heard since
+        self._last_number = 0
         place = blake2b(identity.encode(), digest_size=7).digest()  # a byte of the key's eight is left to count on
         self._unknown = count(int.from_bytes(place, "little"))
 
@@ -179,10 +182,30 @@ class EndpointPicker:
         elif was_ready:
             self._sequences += known.load.sequences - before
 
+    def ended(self, number: int, tried: Sequence[str], now: float) -> None:
+        """The request of a pick has ended.
+
+        Args:
+            tried: servers that it was sent to, in order. Only the last can have answered; unknown ones are ignored.
+        """
+        for server in dict.fromkeys(tried):
+            known = self._servers.get(server)
+            if known is None:
+                continue
+            before = known.load.sequences
+            # Its last word knows of the request only if it came before: a retry's server may have spoken earlier.
+            if server == tried[-1] and (number in known.load.sent or number <= known.asked_at * 1e6):
+                known.load.end(number, now)
+            else:
+                known.load.take_back(number)
+            if known.load.said.ready:
+                self._sequences += known.load.sequences - before
+
     def failed(self, server: str, now: float) -> None:
-        """A server did not answer: it gets nothing for a while, unless all have failed. Unknown ones are ignored."""
+        """A server did not answer: it gets nothing for a while, unless all have failed. Unknown ones are ignored, and
+        what it has said something since."""
         known = self._servers.get(server)
-        if known is not None:
+        if known is not None and now >= known.asked_at:
             known.failed_at = now
             known.failed_until = now + min(LONGEST_FAILED_S, FAILED_S * 2 ** min(known.failures, 10))
             known.failures += 1
@@ -293,10 +316,11 @@ class EndpointPicker:
         known = min(ask.size, self._known(server, masks))
         to_compute = ask.size - known
         self._usual += USUAL_GAIN * (to_compute - self._usual)
-        self._servers[server].load.send(to_compute, now)
+        number = self._last_number = max(self._last_number + 1, int(now * 1e6))
+        self._servers[server].load.send(number, to_compute, now)
         self._sequences += 1
         self._index.remember(ask.chain, server)
-        return Pick(servers, why, known / ask.size if ask.size else 0.0)
+        return Pick(servers, why, known / ask.size if ask.size else 0.0, number)
 
     def _known(self, server: str, masks: list[int]) -> int:
         """Bytes of a prompt's beginning that a server was given before."""
