@@ -28,6 +28,7 @@ SUMMARIES = {
     "crd": "print the InferenceEndpoint CustomResourceDefinition",
     "operator": "run the Kubernetes operator",
     "gateway": "put one address before the servers of many models",
+    "keys": "make, show and revoke the keys of a gateway's clients",
 }
 
 

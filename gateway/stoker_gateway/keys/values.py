@@ -20,7 +20,7 @@ def key_id(text: str) -> str:
     """What a key is called."""
     if not KEY_ID.fullmatch(text):
         raise ValueError(
-            f"{_shown(text)} cannot be a key's id; write up to 40 of a-z, 0-9 and -, with no - first or last"
+            f"{shown(text)} cannot be a key's id; write up to 40 of a-z, 0-9 and -, with no - first or last"
         )
     return text
 
@@ -28,7 +28,7 @@ def key_id(text: str) -> str:
 def model(text: str) -> str:
     """A served name, in which ``*`` stands for any characters."""
     if not text or not text.isprintable() or text != text.strip():
-        raise ValueError(f"{_shown(text)} is no model's name; write it as clients do, with * for any characters")
+        raise ValueError(f"{shown(text)} is no model's name; write it as clients do, with * for any characters")
     return text
 
 
@@ -36,7 +36,7 @@ def limit(text: str) -> int:
     """A limit."""
     number = _integer(text)
     if number is None or not 1 <= number <= MOST:
-        raise ValueError(f"{_shown(text)} is no whole number from 1 to {MOST}; leave it out for no limit")
+        raise ValueError(f"{shown(text)} is no whole number from 1 to {MOST}; leave it out for no limit")
     return number
 
 
@@ -44,7 +44,7 @@ def priority(text: str) -> int:
     """A priority."""
     number = _integer(text)
     if number is None or abs(number) > MOST_PRIORITY:
-        raise ValueError(f"{_shown(text)} is no whole number from -{MOST_PRIORITY} to {MOST_PRIORITY}")
+        raise ValueError(f"{shown(text)} is no whole number from -{MOST_PRIORITY} to {MOST_PRIORITY}")
     return number
 
 
@@ -55,7 +55,7 @@ def moment(text: str) -> float:
             return datetime.fromisoformat(text).astimezone(UTC).timestamp()
     except (ValueError, OverflowError):
         pass
-    raise ValueError(f"{_shown(text)} is no moment by RFC 3339; write it like 2030-01-31T12:00:00Z")
+    raise ValueError(f"{shown(text)} is no moment by RFC 3339; write it like 2030-01-31T12:00:00Z")
 
 
 def moment_text(seconds: float) -> str:
@@ -67,5 +67,6 @@ def _integer(text: str) -> int | None:
     return int(text) if _INTEGER.fullmatch(text) else None
 
 
-def _shown(text: str) -> str:
+def shown(text: str) -> str:
+    """A wrong value as a message repeats it."""
     return repr(text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…")

@@ -1,0 +1,100 @@
+"""Keys as Secrets in a namespace of a cluster: the one that the kubeconfig points at, or that this runs in."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator
+from typing import cast
+
+import urllib3
+from kubernetes import client, config
+
+from stoker_gateway.keys import manifests
+from stoker_gateway.keys.errors import KeyStoreError, absent, taken
+from stoker_gateway.keys.manifests import Manifest
+
+_TIMEOUT_S = (5, 30)
+
+
+class ClusterStore:
+    """The keys of a namespace.
+
+    Args:
+        namespace: the gateway's.
+
+    Raises:
+        KeyStoreError: there is no cluster.
+    """
+
+    def __init__(self, namespace: str) -> None:
+        self._namespace = namespace
+        configuration = client.Configuration()
+        try:
+            with contextlib.redirect_stdout(None):  # it prints where there is no kubeconfig
+                config.load_config(client_configuration=configuration)  # type: ignore[no-untyped-call]
+        except config.ConfigException as error:
+            raise KeyStoreError(f"no cluster: {error}; set KUBECONFIG, or use --file") from None
+        configuration.retries = urllib3.Retry(2, respect_retry_after_header=False)
+        self._secrets = client.CoreV1Api(client.ApiClient(configuration))
+
+    def read(self) -> list[Manifest]:
+        """As `KeyStore`."""
+        with self._said():
+            found = self._secrets.list_namespaced_secret(
+                self._namespace, label_selector=f"{manifests.LABEL}=true", _request_timeout=_TIMEOUT_S
+            )
+        return [self._secrets.api_client.sanitize_for_serialization(each) for each in found.items]
+
+    def create(self, manifest: Manifest) -> None:
+        """As `KeyStore`."""
+        name, body = manifest["metadata"]["name"], cast(client.V1Secret, manifest)  # it takes plain values too
+        with self._said():
+            try:
+                self._secrets.create_namespaced_secret(self._namespace, body, _request_timeout=_TIMEOUT_S)
+            except client.ApiException as error:
+                if error.status == 409 and _reason(error) == "AlreadyExists":
+                    raise taken(name.removeprefix(manifests.name_of(""))) from None
+                raise
+
+    def delete(self, key_id: str) -> None:
+        """As `KeyStore`. A Secret of this name that is no key's stays."""
+        name = manifests.name_of(key_id)
+        with self._said():
+            try:
+                found = self._secrets.read_namespaced_secret(name, self._namespace, _request_timeout=_TIMEOUT_S)
+                if found.type != manifests.TYPE or found.metadata is None:
+                    raise absent(key_id)
+                only_this = client.V1DeleteOptions(preconditions=client.V1Preconditions(uid=found.metadata.uid))
+                self._secrets.delete_namespaced_secret(
+                    name, self._namespace, body=only_this, _request_timeout=_TIMEOUT_S
+                )
+            except client.ApiException as error:
+                if error.status == 404:
+                    raise absent(key_id) from None
+                raise
+
+    @contextlib.contextmanager
+    def _said(self) -> Iterator[None]:
+        try:
+            yield
+        except client.ApiException as error:
+            raise KeyStoreError(f"the API server refused: {_message(error)}") from None
+        except (urllib3.exceptions.HTTPError, OSError) as error:
+            raise KeyStoreError(f"no answer from the API server: {error}") from None
+
+
+def _status(error: client.ApiException) -> dict[str, object]:
+    with contextlib.suppress(ValueError, TypeError):
+        status = json.loads(error.body or "")
+        if isinstance(status, dict):
+            return status
+    return {}
+
+
+def _reason(error: client.ApiException) -> object:
+    return _status(error).get("reason")
+
+
+def _message(error: client.ApiException) -> object:
+    return _status(error).get("message") or f"{error.status} {error.reason}"
