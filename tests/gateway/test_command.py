@@ -54,6 +54,9 @@ SERVER = "--endpoint=a=http://127.0.0.1:1"
         ([SERVER, "--session-header", "X-Gateway-Session"], "--session-header"),
         ([SERVER, "--session-header", ""], "--session-header"),
         ([SERVER, "--log-format", "xml"], "--log-format"),
+        ([SERVER, "--keys", "/nonexistent"], "--keys"),
+        ([SERVER, "--keys", "/dev/null"], "--keys"),
+        ([SERVER, "--keys", __file__], "--keys"),
         ([SERVER, "--api-key", "secret"], "--api-key"),
         ([SERVER, "serve"], "serve"),
         *(

@@ -113,7 +113,7 @@ def test_what_is_wrong_is_named_and_touches_no_other_key(manifest: Any, named: s
     assert list(keyring.keys) == ["other"] and faults == [message]
 
 
-@settings(max_examples=300)
+@settings(max_examples=100)
 @given(st.lists(ANY | ANY.map(lambda any: FULL | {"metadata": any}) | ANY.map(lambda any: FULL | {"stringData": any})))
 def test_nonsense_makes_faults_and_no_keys(read: list[Any]) -> None:
     keyring, faults = manifests.read_all(read)
