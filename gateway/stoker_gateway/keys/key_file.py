@@ -96,11 +96,13 @@ def documents(content: bytes, path: Path) -> list[Any]:
     try:
         _check_depth(content)
         return [each for each in yaml.load_all(content, _Loader) if each is not None]
-    except (yaml.YAMLError, ValueError) as error:
-        place = getattr(error, "problem_mark", None)
-        where = "" if place is None else f" in line {place.line + 1}"
-        what = getattr(error, "problem", None) or (str(error).splitlines() or [type(error).__name__])[0]
-        raise KeyManifestError(f"{path} is not YAML{where}: {what}") from None
+    except yaml.MarkedYAMLError as error:
+        where = "" if error.problem_mark is None else f" in line {error.problem_mark.line + 1}"
+        raise KeyManifestError(f"{path} is not YAML{where}: {error.problem or error.context}") from None
+    except yaml.YAMLError as error:
+        raise KeyManifestError(f"{path} is not YAML: {str(error).splitlines()[0]}") from None
+    except Exception:  # a value that is not what its tag says: PyYAML raises whatever it stumbles over
+        raise KeyManifestError(f"{path} has a value that is not what it looks like; put it in quotes") from None
 
 
 def _check_depth(content: bytes) -> None:
@@ -109,7 +111,7 @@ def _check_depth(content: bytes) -> None:
     for event in yaml.parse(content, _BASE):
         depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
         if depth > _DEEPEST:
-            raise ValueError("it is nested too deeply")
+            raise yaml.YAMLError("it is nested too deeply")
 
 
 _BASE: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)

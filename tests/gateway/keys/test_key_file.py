@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import random
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -113,6 +114,72 @@ def test_what_cannot_be_read_changes_nothing_and_is_said_once(
             assert set((await next_one()).keys) == {"new"}
 
     asyncio.run(main())
+
+
+PIECES = [
+    *(
+        "&a ",
+        "*a",
+        "<<: *a\n",
+        "{",
+        "}",
+        "[",
+        "]",
+        "? ",
+        "- ",
+        ": ",
+        "!!set ",
+        "!!omap ",
+        "!!int ",
+        "!!binary ",
+        "!!bool ",
+    ),
+    *(
+        "!!timestamp ",
+        "!!float ",
+        "!!python/object:os.system ",
+        "!x ",
+        "2020-99-99",
+        "2020-01-01",
+        "1:60:99",
+        "9" * 5000,
+    ),
+    *(
+        "\n",
+        "  ",
+        "\t",
+        "---\n",
+        "...\n",
+        "%YAML 9.9\n",
+        "|",
+        "'",
+        '"',
+        "\\x",
+        "\0",
+        "\x85",
+        "\ufeff",
+        "\ud800",
+        "&a [*a]",
+    ),
+]
+
+
+@pytest.mark.parametrize("seed", range(0, 1500, 250))
+def test_whatever_a_file_holds_keys_come_of_it_or_a_sentence(seed: int) -> None:
+    valid, refused = text("a", "b", "c"), 0
+    for number in range(seed, seed + 250):
+        rng, content = random.Random(number), valid
+        for _ in range(rng.randint(1, 6)):
+            at = rng.randrange(len(content) + 1)
+            content = content[:at] + rng.choice(PIECES) + content[at + rng.choice([0, 0, 1, 30]) :]
+        try:
+            found = key_file.documents(content.encode("utf-8", "surrogatepass"), Path("keys.yaml"))
+        except KeyManifestError as error:
+            refused += 1
+            assert str(error).startswith("keys.yaml ") and str(error).isprintable() and len(str(error)) < 400
+        else:
+            assert manifests.read_all(found)[0].keys.keys() <= {"a", "b", "c"}
+    assert 0 < refused < 250
 
 
 def test_what_has_changed_is_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
