@@ -222,7 +222,8 @@ class Decider:
         now = self._clock()
         self._metrics.decision_seconds.observe(now - began)
         if choice is None:
-            choice = await line.turn(ask, _whose(asked, key), 0 if key is None else key.priority)
+            priority = 0 if key is None else key.priority
+            choice = await line.turn(ask, _whose(asked, key), priority, lambda: self._key(asked))
             self._metrics.queue_seconds.labels(endpoint.name).observe(self._clock() - now)
         if isinstance(choice, Refusal):
             if choice.kind == "saturated":
@@ -236,7 +237,7 @@ class Decider:
         metrics.picks.labels(name, choice.why).inc()
         metrics.prompt_bytes.labels(name).inc(ask.size)
         metrics.cached_prompt_bytes.labels(name).inc(ask.size * choice.cached_share)
-        if key is None:
+        if key is None and self._keyring is None:  # there may be one by now
             return Route(endpoint.cluster, choice.servers)
         return Route(endpoint.cluster, choice.servers, *credentials.swapped(endpoint.authorization))
 

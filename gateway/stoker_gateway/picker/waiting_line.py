@@ -12,6 +12,7 @@ import math
 from collections.abc import Callable
 from typing import Final
 
+from stoker_engine.contract.errors import RequestError
 from stoker_gateway.picking.ask import Ask
 from stoker_gateway.picking.fair_queue import FairQueue
 from stoker_gateway.picking.picker import EndpointPicker, Pick, Refusal
@@ -50,16 +51,19 @@ class WaitingLine:
         choice = self._picker.pick(ask, self._clock())
         return None if isinstance(choice, Refusal) and choice.kind == "saturated" else choice
 
-    async def turn(self, ask: Ask, key: str, priority: int = 0) -> Pick | Refusal:
+    async def turn(
+        self, ask: Ask, key: str, priority: int = 0, check: Callable[[], object] = lambda: None
+    ) -> Pick | Refusal:
         """Waits for the choice.
 
         Args:
             key: whose request it is.
+            check: called when its turn comes, before anything is chosen; what it raises is raised here.
 
         Returns:
             a refusal, if nothing may take it, too many wait, or it has waited for too long.
         """
-        waiting = _Waiting(ask)
+        waiting = _Waiting(ask, check)
         if (gone := self._queue.push(key, priority, waiting, self._clock())) is not None:
             gone.end(gone.refusal)
         self.wake()
@@ -81,6 +85,11 @@ class WaitingLine:
             wants = waiting.ask.subset, waiting.ask.held_by
             if wants in full or _ANY in full:
                 return False
+            try:
+                waiting.check()
+            except RequestError as error:
+                waiting.choice.set_exception(error)
+                return True
             choice = self._picker.pick(waiting.ask, now)
             if isinstance(choice, Refusal) and choice.kind == "saturated":
                 waiting.refusal = choice
@@ -110,10 +119,12 @@ class _Waiting:
 
     Args:
         ask: for what.
+        check: whether it may go on; see `WaitingLine.turn`.
     """
 
-    def __init__(self, ask: Ask) -> None:
+    def __init__(self, ask: Ask, check: Callable[[], object]) -> None:
         self.ask = ask
+        self.check = check
         self.choice: asyncio.Future[Pick | Refusal] = asyncio.get_running_loop().create_future()
         self.refusal = Refusal("saturated", RETRY_AFTER_S)
 

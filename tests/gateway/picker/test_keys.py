@@ -206,3 +206,37 @@ def test_those_who_wait_are_let_in_by_the_key_s_priority() -> None:
             assert order == ["high", "high", "usual", "usual", "low", "low"]
 
     asyncio.run(main())
+
+
+def test_a_key_that_is_revoked_while_its_request_waits_gets_nothing() -> None:
+    async def main() -> None:
+        async with picking(MODELS, keyring=KEYS) as picker:
+            picker.say(ServerLoad(waiting=64))
+            waiting = [
+                asyncio.create_task(picker.proxy.post(CHAT, chat("b", "x"), headers=bearer(name)))
+                for name in ("b", "all", "b")
+            ]
+            await picker.until_waiting("b", 3)
+            picker.server.set_keyring(Keyring([key("all")]))
+            picker.say(ServerLoad())
+            picker.server.wake("b")
+            said = await asyncio.gather(*waiting)
+            assert [each.status or each.servers for each in said] == [401, list(MODELS["b"]), 401]
+            assert sum(picker.count("picks_total", model="b", why=why) for why in ("home", "prefix", "load")) == 1
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("at_first", [True, False])
+def test_no_key_slips_through_while_keys_come_into_force_or_go(at_first: bool) -> None:
+    async def main() -> None:
+        async with picking(MODELS, keyring=KEYS if at_first else None) as picker:
+            picker.say(ServerLoad(waiting=64))
+            waiting = asyncio.create_task(picker.proxy.post(CHAT, chat("b", "x"), headers=bearer("b")))
+            await picker.until_waiting("b", 1)
+            picker.server.set_keyring(None if at_first else KEYS)
+            picker.say(ServerLoad())
+            picker.server.wake("b")
+            assert set((await waiting).removed) == {"authorization", "x-api-key"}
+
+    asyncio.run(main())
