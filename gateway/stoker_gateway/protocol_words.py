@@ -17,3 +17,12 @@ SUBSET_METADATA: Final = "envoy.lb.subset_hint"
 CLUSTER: Final = "x-stoker-cluster"
 #: How the details of an answer of the picker's own begin (``ImmediateResponse.details``).
 PICKER_DETAILS: Final = "picker"
+#: The dynamic metadata by which the picker says what it knows of a request that it routed. In it: who asked,
+#: for which model, and the pick's number.
+METADATA: Final = "stoker"
+KEY: Final = "key"
+MODEL: Final = "model"
+PICK: Final = "pick"
+#: What limits reserved for it, and how many tokens its prompt may have.
+GRANT: Final = "grant"
+ESTIMATE: Final = "estimate"

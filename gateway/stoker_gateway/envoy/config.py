@@ -16,8 +16,9 @@ from typing import Any, Final
 from stoker_gateway.directory import Directory, Endpoint
 from stoker_gateway.envoy import access_log_lines, local_replies
 from stoker_gateway.envoy.settings import EnvoySettings
+from stoker_gateway.limits import standing
 from stoker_gateway.logs import ENVOY_JSON
-from stoker_gateway.protocol_words import CLUSTER, DESTINATION, DESTINATION_METADATA, SUBSET_METADATA
+from stoker_gateway.protocol_words import CLUSTER, DESTINATION, DESTINATION_METADATA, METADATA, SUBSET_METADATA
 
 Config = dict[str, Any]
 
@@ -314,7 +315,7 @@ def _filters(settings: EnvoySettings) -> list[Config]:
                     "response_trailer_mode": "SKIP",
                 },
                 "metadata_options": {
-                    "receiving_namespaces": {"untyped": [DESTINATION_METADATA]},
+                    "receiving_namespaces": {"untyped": [DESTINATION_METADATA, METADATA]},
                     "forwarding_namespaces": {"untyped": [SUBSET_METADATA]},
                 },
             },
@@ -336,13 +337,20 @@ def _routes(settings: EnvoySettings) -> Config:
     routes: list[Config] = [
         {"name": "health", "match": {"path": "/health"}, "direct_response": {"status": 200}, **unasked}
     ]
+    limits = {"response_headers_to_add": [_as_the_picker_said(name) for name in standing.HEADERS]}
     for match in [{"prefix": ALLOWED_PREFIX}, *({"path": path} for path in ALLOWED_PATHS)]:
-        routes.append({"name": "asked", "match": match, "route": _to_server(settings)})
+        routes.append({"name": "asked", "match": match, "route": _to_server(settings), **limits})
     routes.append({"name": "none", "match": {"prefix": "/"}, "direct_response": {"status": 404}, **unasked})
     host: Config = {"name": LISTENER, "domains": ["*"], "routes": routes}
     host["request_body_buffer_limit"] = settings.max_body_bytes
     host["request_headers_to_remove"] = ["x-envoy-external-address", "x-envoy-internal"]  # Envoy's own, of each request
     return {"name": LISTENER, "virtual_hosts": [host]}
+
+
+def _as_the_picker_said(header: str) -> Config:
+    """A header of the answer, unless the picker said nothing of it: then its value is empty, and it is left out."""
+    value = f"%DYNAMIC_METADATA({METADATA}:{header})%"
+    return {"header": {"key": header, "value": value}, "append_action": "OVERWRITE_IF_EXISTS_OR_ADD"}
 
 
 def _to_server(settings: EnvoySettings) -> Config:

@@ -12,7 +12,7 @@ from typing import Any, Final
 from stoker_engine.contract.errors import RequestError
 from stoker_gateway.directory import Endpoint
 from stoker_gateway.keys.errors import UnauthorizedError
-from stoker_gateway.picker.errors import MethodError, RetryableError
+from stoker_gateway.picker.errors import MethodError, RateLimitError, RetryableError
 
 #: What an engine takes as a request's id.
 REQUEST_ID: Final = re.compile(r"[!-~]{1,128}")
@@ -48,7 +48,11 @@ def error_answer(error: RequestError, path: str, request_id: str | None = None) 
     request_id = request_id if request_id is not None and REQUEST_ID.fullmatch(request_id) else None
     headers = [] if request_id is None else [("x-request-id", request_id)]
     if isinstance(error, RetryableError):
-        headers.append(("retry-after", str(max(1, math.ceil(error.retry_after_s)))))
+        headers.append(_again(error.retry_after_s))
+    if isinstance(error, RateLimitError):
+        again = error.denial.retry_after_s
+        headers.append(("x-should-retry", "false") if again is None else _again(again))  # OpenAI's clients heed it
+        headers.extend(error.denial.standing.headers().items())
     if isinstance(error, MethodError):
         headers.append(("allow", "POST"))
     if isinstance(error, UnauthorizedError):
@@ -73,6 +77,10 @@ def model_answer(endpoint: Endpoint) -> Answer:
 
 def _card(endpoint: Endpoint) -> dict[str, Any]:
     return {"id": endpoint.name, "object": "model", "created": endpoint.created, "owned_by": "stoker"}
+
+
+def _again(seconds: float) -> tuple[str, str]:
+    return "retry-after", str(max(1, math.ceil(seconds)))
 
 
 def _is_anthropic(path: str) -> bool:

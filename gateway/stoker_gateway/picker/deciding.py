@@ -2,7 +2,7 @@
 
 key ─► path and method ─► /v1/models?              answered from the directory
                        ─► /v1/responses/ID …?      to the server that holds it
-                       ─► body: model, prompt ─► its endpoint's line ─► servers
+                       ─► body: model, prompt ─► its key's limits ─► its endpoint's line ─► servers
 
 Where there are keys, a request without one is refused before its body is read, and models that its key is not for are
 as if they were not there.
@@ -20,7 +20,8 @@ from stoker_engine.contract.errors import NotFoundError, RequestError
 from stoker_gateway.directory import Directory, Endpoint
 from stoker_gateway.keys.key import Key
 from stoker_gateway.keys.keyring import Keyring
-from stoker_gateway.picker import credentials
+from stoker_gateway.limits.limiter import Limiter, LocalLimiter
+from stoker_gateway.picker import credentials, reserving
 from stoker_gateway.picker.answers import REQUEST_ID, Answer, model_answer, models_answer
 from stoker_gateway.picker.body_reader import BodyReader
 from stoker_gateway.picker.errors import MethodError, SaturatedError, TooLargeError, UnavailableError
@@ -30,7 +31,8 @@ from stoker_gateway.picker.request import ModelRequest
 from stoker_gateway.picker.response_holders import Holder, ResponseHolders
 from stoker_gateway.picker.waiting_line import WaitingLine
 from stoker_gateway.picking.ask import Ask
-from stoker_gateway.picking.picker import EndpointPicker, Refusal
+from stoker_gateway.picking.picker import EndpointPicker, Pick, Refusal
+from stoker_gateway.protocol_words import ESTIMATE, GRANT, KEY, MODEL, PICK
 
 _MODELS: Final = "/v1/models"
 _RESPONSES: Final = "/v1/responses"
@@ -88,6 +90,7 @@ class Decider:
         clock: seconds.
         keyring: the keys there are; None: anyone may use all models, and credentials pass through.
         wall: the clock that keys expire by: seconds since 1970.
+        limiter: keeps keys to their limits.
     """
 
     def __init__(
@@ -99,12 +102,14 @@ class Decider:
         clock: Callable[[], float] = time.monotonic,
         keyring: Keyring | None = None,
         wall: Callable[[], float] = time.time,
+        limiter: Limiter | None = None,
     ) -> None:
         self._limits = limits
         self._metrics = metrics
         self._clock = clock
         self._keyring = keyring
         self._wall = wall
+        self._limiter = limiter or LocalLimiter()
         self._reader = BodyReader()
         self._holders = ResponseHolders()
         self._directory = Directory()
@@ -176,6 +181,11 @@ class Decider:
         request = await self._reader.read(asked.path, body)
         return request.model, await self._to_server(asked, request, key, began)
 
+    def undo(self, route: Route) -> None:
+        """The proxy did not hear of this route, so the request ends here."""
+        if isinstance(grant := route.metadata.get(GRANT), str):
+            self._limiter.settle(grant, 0, self._clock())
+
     def too_large(self) -> RequestError:
         """Why a body is refused."""
         return TooLargeError(f"the request body is larger than {self._limits.max_body_bytes} bytes")
@@ -199,7 +209,8 @@ class Decider:
         if holder is None:
             raise NotFoundError(f"no response {response_id[:200]!r} is known here", "response_id")
         ask = Ask(held_by=holder.server, subset=asked.subset)
-        return holder.model, await self._pick(asked, self._endpoint(holder.model, key), ask, key, self._clock())
+        began, request = self._clock(), ModelRequest(holder.model)
+        return holder.model, await self._route(asked, self._endpoint(holder.model, key), request, ask, key, began)
 
     async def _to_server(self, asked: Asked, request: ModelRequest, key: Key | None, began: float) -> Route:
         endpoint = self._endpoint(request.model, key)
@@ -210,13 +221,27 @@ class Decider:
             holder = self._holders.of(_whose(asked, key), request.previous_response_id)
             held_by = holder.server if holder is not None and holder.model == request.model else None
         ask = Ask(request.chain, request.size, session, held_by, asked.subset)
-        route = await self._pick(asked, endpoint, ask, key, began)
+        route = await self._route(asked, endpoint, request, ask, key, began)
         if asked.path == _RESPONSES:
             holder = Holder(request.model, route.servers[0])
             self._holders.sent(_whose(asked, key), holder, asked.request_id, request.request_id)
         return route
 
-    async def _pick(self, asked: Asked, endpoint: Endpoint, ask: Ask, key: Key | None, began: float) -> Route:
+    async def _route(
+        self, asked: Asked, endpoint: Endpoint, request: ModelRequest, ask: Ask, key: Key | None, began: float
+    ) -> Route:
+        known: dict[str, str | int] = {MODEL: endpoint.name, ESTIMATE: request.prompt_tokens}
+        if key is None:
+            pick = await self._pick(asked, endpoint, ask, key, began)
+            # There may be a keyring by now.
+            swapped = () if self._keyring is None else credentials.swapped(endpoint.authorization)
+            return Route(endpoint.cluster, pick.servers, *swapped, metadata=known | {PICK: pick.number})
+        async with reserving.reserved(self._limiter, key, request, self._clock) as grant:
+            pick = await self._pick(asked, endpoint, ask, key, began)
+            known |= {PICK: pick.number, KEY: key.id, GRANT: grant.id, **grant.standing.headers()}
+            return Route(endpoint.cluster, pick.servers, *credentials.swapped(endpoint.authorization), known)
+
+    async def _pick(self, asked: Asked, endpoint: Endpoint, ask: Ask, key: Key | None, began: float) -> Pick:
         line = self._lines[endpoint.name]
         choice = line.at_once(ask)
         now = self._clock()
@@ -237,9 +262,7 @@ class Decider:
         metrics.picks.labels(name, choice.why).inc()
         metrics.prompt_bytes.labels(name).inc(ask.size)
         metrics.cached_prompt_bytes.labels(name).inc(ask.size * choice.cached_share)
-        if key is None and self._keyring is None:  # there may be one by now
-            return Route(endpoint.cluster, choice.servers)
-        return Route(endpoint.cluster, choice.servers, *credentials.swapped(endpoint.authorization))
+        return choice
 
 
 def _whose(asked: Asked, key: Key | None) -> str:

@@ -7,12 +7,16 @@ RequestError
 ├── TooLargeError       the body is larger than the gateway takes           HTTP 413
 ├── UnavailableError    no server can take it now                           HTTP 503
 ├── SaturatedError      all servers are busy, and it has waited             HTTP 429
+├── RateLimitError      its key has no room for it                          HTTP 429
 └── PickerError         our mistake, or the proxy's configuration           HTTP 500
 """
 
 from __future__ import annotations
 
+from typing import Final
+
 from stoker_engine.contract.errors import RequestError
+from stoker_gateway.limits.standing import Denial, duration
 
 
 class MethodError(RequestError):
@@ -58,3 +62,38 @@ class SaturatedError(RetryableError):
 
     status = 429
     type = "rate_limit_error"
+
+
+class RateLimitError(RequestError):
+    """A request would exceed a limit of its key. In OpenAI's words, which clients know.
+
+    Args:
+        key_id: the key's.
+        denial: why.
+    """
+
+    status = 429
+
+    def __init__(self, key_id: str, denial: Denial) -> None:
+        kind, unit = _LIMITS[denial.what]
+        again = denial.retry_after_s
+        head = "Request too large for" if again is None else "Rate limit reached for"
+        used = "" if again is None else f" Used {denial.used},"
+        message = f"{head} the key {key_id!r} on {unit}: Limit {denial.limit},{used} Requested {denial.requested}."
+        if again is not None:
+            message += f" Please try again in {duration(again)}."
+        elif denial.what == "tokens":
+            message += " The input or output tokens must be reduced in order to run successfully."
+        else:
+            message += " With this key nothing can run; ask who runs this gateway for another."
+        super().__init__(message, code="rate_limit_exceeded")
+        self.type = kind
+        self.denial = denial
+
+
+#: A limit → the error's type, and what is counted.
+_LIMITS: Final = {
+    "requests": ("requests", "requests per min (RPM)"),
+    "tokens": ("tokens", "tokens per min (TPM)"),
+    "concurrency": ("requests", "requests at once"),
+}

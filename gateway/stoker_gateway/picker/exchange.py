@@ -15,7 +15,7 @@ Where to is said twice, by a header and by metadata, in the same words. Nothing 
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, Final, Literal
@@ -30,6 +30,7 @@ from stoker_gateway.protocol_words import (
     CLUSTER,
     DESTINATION,
     DESTINATION_METADATA,
+    METADATA,
     PICKER_DETAILS,
     SUBSET_METADATA,
 )
@@ -71,12 +72,14 @@ class Route:
         servers: ``IP:PORT``, best first; the others are for another try.
         headers: of the request that are set, by name in lower case, in place of the client's. They may be secret.
         without: headers that are removed.
+        metadata: what the proxy's log of ended requests says of it, and headers of the answer: `limits/standing.py`.
     """
 
     cluster: str
     servers: tuple[str, ...]
     headers: tuple[tuple[str, str], ...] = field(default=(), repr=False)
     without: tuple[str, ...] = ()
+    metadata: Mapping[str, str | int] = field(default_factory=dict)
 
 
 class Exchange:
@@ -201,17 +204,31 @@ class Exchange:
             yield _GO_ON_TRAILERS
 
 
-@lru_cache(maxsize=4096)
 def _routed(part: Literal["request_headers", "request_body"], route: Route) -> ext_proc.ProcessingResponse:
-    destination = ",".join(route.servers)
+    response = ext_proc.ProcessingResponse()
+    response.CopyFrom(_sent_on(part, route.cluster, route.servers, route.headers, route.without))
+    if route.metadata:
+        response.dynamic_metadata.update({METADATA: route.metadata})
+    return response
+
+
+@lru_cache(maxsize=4096)
+def _sent_on(
+    part: Literal["request_headers", "request_body"],
+    cluster: str,
+    servers: tuple[str, ...],
+    headers: tuple[tuple[str, str], ...],
+    without: tuple[str, ...],
+) -> ext_proc.ProcessingResponse:
+    destination = ",".join(servers)
     common = ext_proc.CommonResponse(
         header_mutation=ext_proc.HeaderMutation(
             set_headers=[
                 _header(DESTINATION, destination),
-                _header(CLUSTER, route.cluster),
-                *(_header(*each) for each in route.headers),
+                _header(CLUSTER, cluster),
+                *(_header(*each) for each in headers),
             ],
-            remove_headers=route.without,
+            remove_headers=without,
         ),
         clear_route_cache=True,
     )

@@ -20,7 +20,7 @@ class PickerMetrics:
 
     def __init__(self, registry: CollectorRegistry) -> None:
         #: By served name (empty where none is known) and what became of them: routed, answered, invalid, unauthorized,
-        #: not_found, too_large, unavailable, saturated, cancelled, failed.
+        #: not_found, too_large, unavailable, saturated, limited, cancelled, failed.
         self.requests = Counter(
             "stoker:gateway_requests", "Requests, by what became of them.", ["model", "outcome"], registry=registry
         )

@@ -18,6 +18,7 @@ import orjson
 
 from stoker_engine.contract.errors import RequestError
 from stoker_engine.contract.text_chain import text_chain
+from stoker_gateway.picker.reservation import answer_tokens, prompt_tokens
 
 #: Paths whose requests compute a prompt, and so leave a prefix behind.
 _GENERATING: Final = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"})
@@ -41,6 +42,9 @@ class ModelRequest:
         session: what the body says that keeps requests together.
         previous_response_id: the answer that is gone on with, which one server has.
         request_id: what the answer is to be called.
+        prompt_tokens: of the prompt, estimated.
+        answer_tokens: that the answers may have.
+        says_answer_tokens: whether the body says how many these are; else they are a default.
     """
 
     model: str
@@ -49,6 +53,9 @@ class ModelRequest:
     session: str | None = None
     previous_response_id: str | None = None
     request_id: str | None = None
+    prompt_tokens: int = 0
+    answer_tokens: int = 0
+    says_answer_tokens: bool = True
 
 
 def read_request(path: str, body: bytes) -> ModelRequest:
@@ -59,7 +66,9 @@ def read_request(path: str, body: bytes) -> ModelRequest:
     """
     fields = _fields(body)
     model, previous = _model(fields), _string(fields, "previous_response_id")
-    text = prompt_text(fields) if path in _GENERATING else b""
+    generates = path in _GENERATING
+    text = prompt_text(fields) if generates else b""
+    answers, says = answer_tokens(fields, path) if generates else (0, True)
     return ModelRequest(
         model=model,
         chain=text_chain(text, model, _string(fields, "cache_salt") or "") if previous is None else (),
@@ -67,6 +76,9 @@ def read_request(path: str, body: bytes) -> ModelRequest:
         session=_session(fields),
         previous_response_id=previous,
         request_id=_string(fields, "request_id"),
+        prompt_tokens=prompt_tokens(fields, path, len(text) if generates else len(body)),
+        answer_tokens=answers,
+        says_answer_tokens=says,
     )
 
 

@@ -22,9 +22,10 @@ from stoker_engine.contract.errors import NotFoundError, OverloadedError, Reques
 from stoker_gateway.directory import Directory
 from stoker_gateway.keys.errors import UnauthorizedError
 from stoker_gateway.keys.keyring import Keyring
+from stoker_gateway.limits.limiter import Limiter
 from stoker_gateway.picker.answers import error_answer
 from stoker_gateway.picker.deciding import Asked, Decider, RequestLimits
-from stoker_gateway.picker.errors import PickerError, SaturatedError, TooLargeError, UnavailableError
+from stoker_gateway.picker.errors import PickerError, RateLimitError, SaturatedError, TooLargeError, UnavailableError
 from stoker_gateway.picker.exchange import Exchange, Progress, ProtocolError
 from stoker_gateway.picker.metrics import PickerMetrics
 from stoker_gateway.picking.picker import EndpointPicker
@@ -57,6 +58,7 @@ class PickerServer:
         registry: for metrics.
         clock: seconds.
         keyring: the keys there are; None: anyone may use all models.
+        limiter: keeps keys to their limits; None: by itself.
     """
 
     def __init__(
@@ -67,10 +69,11 @@ class PickerServer:
         registry: CollectorRegistry | None = None,
         clock: Callable[[], float] = time.monotonic,
         keyring: Keyring | None = None,
+        limiter: Limiter | None = None,
     ) -> None:
         self._limits = limits or RequestLimits()
         self._metrics = PickerMetrics(registry or CollectorRegistry())
-        self._decider = Decider(directory, pickers, self._limits, self._metrics, clock, keyring)
+        self._decider = Decider(directory, pickers, self._limits, self._metrics, clock, keyring, limiter=limiter)
         self._health = health.HealthServicer()
         limit = self._limits.max_body_bytes + _MESSAGE_OVERHEAD
         options = [
@@ -188,8 +191,12 @@ class Processor(external_processor_pb2_grpc.ExternalProcessorServicer):  # type:
                 continue
             outcome.model, route = await self._decider.decide(asked, exchange.body)
             outcome.word = "routed"
-            for response in exchange.route(route):
-                await context.write(response)
+            try:
+                for response in exchange.route(route):
+                    await context.write(response)
+            except BaseException:
+                self._decider.undo(route)
+                raise
             return
 
 
@@ -215,6 +222,8 @@ def _word(error: RequestError) -> str:
             return "unavailable"
         case SaturatedError() | OverloadedError():
             return "saturated"
+        case RateLimitError():
+            return "limited"
         case PickerError():
             return "failed"
     return "invalid"

@@ -36,6 +36,7 @@ class Outcome:
     status: int = 0
     headers: dict[str, str] = field(default_factory=dict)
     text: bytes = b""
+    metadata: dict[str, Any] = field(default_factory=dict)
 
     @property
     def json(self) -> Any:
@@ -168,7 +169,10 @@ def _routed(said: ext_proc.ProcessingResponse, common: ext_proc.CommonResponse) 
     cluster = headers.pop("x-stoker-cluster")
     removed = tuple(common.header_mutation.remove_headers)
     assert not headers.keys() & set(removed)
-    return Outcome(destination.split(","), removed, cluster, headers=headers)
+    spaces = dict(said.dynamic_metadata)
+    known = dict(spaces.pop("stoker"))
+    assert list(spaces) == ["envoy.lb"]
+    return Outcome(destination.split(","), removed, cluster, headers=headers, metadata=known)
 
 
 @dataclass

@@ -7,6 +7,7 @@ import json
 import os
 import random
 import signal
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -106,7 +107,8 @@ def test_what_else_counts_for_a_pick() -> None:
     assert (gone_on.previous_response_id, list(gone_on.chain)) == ("resp_1", [])
     assert gone_on.size >= 9000
     for path in ("/tokenize", "/detokenize", "/v1/messages/count_tokens", "/v1/embeddings"):
-        assert _read(path, prompt=long, messages=[], input=long) == ModelRequest("m", [])
+        read = _read(path, prompt=long, messages=[], input=long)
+        assert replace(read, prompt_tokens=0) == ModelRequest("m", [])
 
 
 _FIELDS = ("tools", "system", "instructions", "messages", "input", "prompt", "user", "metadata", "cache_salt",
