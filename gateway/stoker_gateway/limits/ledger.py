@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
@@ -48,9 +48,9 @@ class Ledger:
         """How many requests have not ended."""
         return len(self._granted)
 
-    def keys(self) -> list[str]:
+    def __iter__(self) -> Iterator[str]:
         """The ids of all keys in use."""
-        return list(self._uses)
+        return iter(tuple(self._uses))
 
     def use(self, key_id: str, now: float) -> Use:
         """What is in use of a key; it is nobody's to change."""

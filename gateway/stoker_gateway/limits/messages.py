@@ -1,0 +1,115 @@
+"""What replicas say to each other, as JSON.
+
+to an owner:  who says it, a number that grows, statements of use, and asks
+from it:      who it is, and for each ask a verdict
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from typing import Any
+
+import orjson
+
+from stoker_gateway.keys.key import Limits
+from stoker_gateway.limits.standing import Allowance, Denial, Standing
+from stoker_gateway.limits.told import Statement
+
+Verdict = Standing | Denial
+
+
+class MessageError(Exception):
+    """That is not what replicas say: another version of them, perhaps."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """Whether a request may begin.
+
+    Attributes:
+        limits: of its key, as the replica that asks knows them.
+        tokens: that it reserves.
+    """
+
+    key_id: str
+    limits: Limits
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """What a replica says to another.
+
+    Attributes:
+        sender: its identity.
+        number: grows with each message of a sender.
+        uses: what its clients use, by key.
+    """
+
+    sender: str
+    number: int
+    uses: dict[str, Statement] = field(default_factory=dict)
+    asks: tuple[Ask, ...] = ()
+
+    def encode(self) -> bytes:
+        """As it is sent."""
+        return orjson.dumps(self)
+
+    @classmethod
+    def decode(cls, data: bytes) -> Message:
+        """As it was sent.
+
+        Raises:
+            MessageError: it is none.
+        """
+        try:
+            said = orjson.loads(data)
+            asks = (Ask(ask["key_id"], Limits(**ask["limits"]), ask["tokens"]) for ask in said["asks"])
+            return cls(said["sender"], said["number"], said["uses"], tuple(asks))
+        except (ValueError, TypeError, KeyError) as error:
+            raise MessageError(f"not a message of a replica: {error!r}") from None
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """What is replied.
+
+    Attributes:
+        sender: the identity of who replies.
+        verdicts: in the order of the asks.
+    """
+
+    sender: str
+    verdicts: tuple[Verdict, ...] = ()
+
+    def encode(self) -> bytes:
+        """As it is sent."""
+        return orjson.dumps({"sender": self.sender, "verdicts": [_plain(each) for each in self.verdicts]})
+
+    @classmethod
+    def decode(cls, data: bytes) -> Reply:
+        """As it was sent.
+
+        Raises:
+            MessageError: it is none.
+        """
+        try:
+            said = orjson.loads(data)
+            return cls(said["sender"], tuple(_verdict(each) for each in said["verdicts"]))
+        except (ValueError, TypeError, KeyError) as error:
+            raise MessageError(f"not a reply of a replica: {error!r}") from None
+
+
+def _plain(verdict: Verdict) -> dict[str, Any]:
+    return dataclasses.asdict(verdict)
+
+
+def _verdict(said: dict[str, Any]) -> Verdict:
+    if "what" not in said:
+        return _standing(said)
+    return Denial(**said | {"standing": _standing(said["standing"])})
+
+
+def _standing(said: dict[str, Any]) -> Standing:
+    return Standing(**{name: None if each is None else Allowance(**each) for name, each in said.items()})

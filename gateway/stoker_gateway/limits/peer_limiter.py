@@ -1,0 +1,178 @@
+"""Keeps keys to their limits together with other replicas of the gateway.
+
+A key's owner decides by what the clients of all replicas use. The others ask it, and with each ask say again what their
+own clients use. An owner that does not answer in time is not waited for: then a replica gives its own part.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable
+from typing import Final
+
+from stoker_gateway.keys.key import Key, Limits
+from stoker_gateway.limits.judge import Share, judge
+from stoker_gateway.limits.ledger import Ledger
+from stoker_gateway.limits.limiter import grant_ids
+from stoker_gateway.limits.messages import Ask, Message, MessageError, Reply, Verdict
+from stoker_gateway.limits.peer_client import Peer
+from stoker_gateway.limits.replicas import View
+from stoker_gateway.limits.standing import Denial, Grant, Standing
+from stoker_gateway.limits.told import Told, statement
+
+#: For how long an owner is waited for.
+LONGEST_ASK_S: Final = 0.1
+#: After how many seconds of silence another replica counts as not reached.
+SILENT_S: Final = 2.0
+#: Seconds between statements of all that is in use.
+_RESTATE_S: Final = 10.0
+
+
+class PeerLimiter:
+    """A `Limiter` that shares keys with other replicas. Lives in one event loop.
+
+    Args:
+        token: that all replicas know.
+        clock: seconds; what `reserve` and `settle` are told is by the same.
+    """
+
+    def __init__(self, token: str, clock: Callable[[], float] = time.monotonic) -> None:
+        self._token = token
+        self._clock = clock
+        self._ids = grant_ids()
+        #: Who this replica is; another one after each start.
+        self.identity = next(self._ids)
+        self._ledger = Ledger(self._tell)
+        self._told = Told()
+        self._peers: dict[str, Peer] = {}
+        self._heard: dict[str, tuple[int, float]] = {}  # identity → number of its last message, and when that came
+        self._number = 0
+        self._restated_at = 0.0
+        #: Which replicas there are, as this one sees it.
+        self.view = View(self.identity)
+
+    async def set_peers(self, addresses: Iterable[str]) -> None:
+        """These are all other replicas' addresses, ``HOST:PORT``, from now on. This one's own may be among them."""
+        wanted = set(addresses)
+        gone = [self._peers.pop(address) for address in self._peers.keys() - wanted]
+        for address in sorted(wanted - self._peers.keys()):
+            self._peers[address] = Peer(address, self._token, self._message, self._look)
+        self._look()
+        await asyncio.gather(*(peer.close() for peer in gone))
+
+    async def close(self) -> None:
+        """Ends what was started."""
+        await self.set_peers(())
+
+    async def reserve(self, key: Key, tokens: int, now: float) -> Grant | Denial:
+        """See `Limiter`."""
+        tokens = max(0, tokens)
+        ask, peer = Ask(key.id, key.limits, tokens), self._owner(key.id)
+        if peer is None or key.limits == Limits():
+            grant = self._begin(ask, self._judge(ask, self.identity, now))
+            self._tell(key.id)
+            return grant
+        if not peer.doubtful and (answer := await self._asked(peer, ask)) is not None:
+            return answer
+        now = self._clock()
+        return self._begin(ask, judge(key.limits, [self._ledger.use(key.id, now)], tokens, now, self.view.share_alone))
+
+    def settle(self, grant_id: str, tokens: int | None, now: float) -> None:
+        """See `Limiter`."""
+        self._ledger.end(grant_id, tokens, now)
+
+    def hear(self, message: Message) -> Reply:
+        """What another replica says, and what it is replied.
+
+        Raises:
+            MessageError: it says something that replicas do not.
+        """
+        now, sender = self._clock(), message.sender
+        if sender != self.identity:
+            if message.number <= self._heard.get(sender, (-1, 0.0))[0]:
+                return Reply(self.identity)  # it has said more since, and waits for this no longer
+            try:
+                for key_id, said in message.uses.items():
+                    self._told.hear(sender, key_id, said, now)
+            except (KeyError, TypeError, ValueError, AttributeError) as error:
+                raise MessageError(f"not a statement of use: {error!r}") from None
+            self._heard[sender] = message.number, now
+            self._look()
+        verdicts = []
+        for ask in message.asks:
+            verdict = self._judge(ask, sender, now)
+            if isinstance(verdict, Standing):
+                self._told.begin(sender, ask.key_id, ask.tokens, now)
+            verdicts.append(verdict)
+        return Reply(self.identity, tuple(verdicts))
+
+    def _judge(self, ask: Ask, sender: str, now: float) -> Verdict:
+        """Decides as the key's owner."""
+        # Those that are not reached have a part of their own.
+        apart = {each.identity for each in self._peers.values() if each.identity} - self.view.reached - {sender}
+        uses = [self._ledger.use(ask.key_id, now), *self._told.uses(ask.key_id, now, apart)]
+        share = Share() if ask.limits == Limits() else self.view.share
+        return judge(ask.limits, uses, ask.tokens, now, share)
+
+    def _begin(self, ask: Ask, verdict: Verdict) -> Grant | Denial:
+        if isinstance(verdict, Denial):
+            return verdict
+        grant = Grant(next(self._ids), verdict)
+        self._ledger.begin(grant.id, ask.key_id, ask.tokens, self._clock())
+        return grant
+
+    async def _asked(self, peer: Peer, ask: Ask) -> Grant | Denial | None:
+        """What another replica says; None if it does not in time."""
+        answer = peer.ask(ask, lambda verdict: self._begin(ask, verdict))
+        try:
+            await asyncio.wait({answer}, timeout=LONGEST_ASK_S)
+        except asyncio.CancelledError:
+            if answer.done() and isinstance(grant := answer.result(), Grant):
+                self.settle(grant.id, 0, self._clock())
+            raise
+        finally:
+            # What is granted to nobody, or too late, is put right by the next statement.
+            if answer.cancel():
+                peer.tell(ask.key_id, soon=True)
+        if answer.cancelled():
+            peer.doubtful = True
+            return None
+        return answer.result()
+
+    def _owner(self, key_id: str) -> Peer | None:
+        """Who decides about a key; None: this replica."""
+        return self._peer(self.view.owner(key_id))
+
+    def _peer(self, identity: str) -> Peer | None:
+        if identity == self.identity:
+            return None
+        return next((peer for peer in self._peers.values() if peer.identity == identity), None)
+
+    def _tell(self, key_id: str) -> None:
+        """There is news of a key's use, for its owner; of an owner's, for who would come next."""
+        for identity in self.view.order(key_id):
+            if (peer := self._peer(identity)) is not None:
+                peer.tell(key_id, soon=identity == self.view.owner(key_id))
+                return
+
+    def _message(self, key_ids: Iterable[str], asks: tuple[Ask, ...]) -> Message:
+        now = self._clock()
+        self._number += 1
+        uses = {key_id: statement(self._ledger.use(key_id, now), now) for key_id in key_ids}
+        return Message(self.identity, self._number, uses, asks)
+
+    def _look(self) -> None:
+        """Looks which replicas there are; when others are reached than before, keys' new owners are told of them."""
+        now = self._clock()
+        self._heard = {each: last for each, last in self._heard.items() if now - last[1] < SILENT_S}
+        others = {peer.identity or peer.address: peer for peer in self._peers.values()}
+        others.pop(self.identity, None)
+        reached = frozenset(each for each, peer in others.items() if peer.reached and each in self._heard)
+        changed = (reached, len(others) + 1) != (self.view.reached, self.view.number)
+        if changed:
+            self.view = View(self.identity, reached, len(others) + 1)
+        if changed or now - self._restated_at > _RESTATE_S:
+            self._restated_at = now
+            for key_id in self._ledger:
+                self._tell(key_id)

@@ -1,0 +1,350 @@
+"""Limits that replicas keep together: real ones over loopback, each with a clock of its own; seeded."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+
+import grpc
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stoker_gateway.keys.key import Key, Limits
+from stoker_gateway.limits.messages import Ask, Message, MessageError, Reply
+from stoker_gateway.limits.peer_limiter import PeerLimiter
+from stoker_gateway.limits.peer_server import METHOD, SERVICE, PeerServer, credentials
+from stoker_gateway.limits.replicas import View
+from stoker_gateway.limits.standing import Allowance, Denial, Grant, Standing
+from stoker_gateway.limits.told import Told, statement
+from stoker_gateway.limits.use import Use
+
+SKEWS = (0.0, 86_400.25, 7.75)
+
+
+class Relay:
+    """A network between two replicas, which can be cut: nothing passes then, and nobody is told."""
+
+    def __init__(self) -> None:
+        self.whole = asyncio.Event()
+        self.whole.set()
+        self.port = 0
+        self.to = 0
+        self._server: asyncio.Server | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def start(self, to: int) -> None:
+        self.to = to
+        self._server = await asyncio.start_server(self._relay, "127.0.0.1", 0)
+        self.port = self._server.sockets[0].getsockname()[1]
+
+    async def stop(self) -> None:
+        assert self._server is not None
+        self._server.close()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _relay(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(OSError):
+            there, back = await asyncio.open_connection("127.0.0.1", self.to)
+            for each in (self._pump(reader, back), self._pump(there, writer)):
+                task = asyncio.create_task(each)
+                self._tasks.add(task)
+                task.add_done_callback(self._tasks.discard)
+            return
+        writer.close()
+
+    async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(OSError):
+            while data := await reader.read(1 << 16):
+                await self.whole.wait()
+                writer.write(data)
+                await writer.drain()
+        writer.close()
+
+
+class Replica:
+    """A replica that runs."""
+
+    def __init__(self, skew: float, token: str) -> None:
+        self.clock: Callable[[], float] = lambda: time.monotonic() + skew
+        self.limiter = PeerLimiter(token, self.clock)
+        self.server = PeerServer(token, self.limiter.hear)
+        self.port = self.server.listen("127.0.0.1:0")
+        self.granted: list[str] = []
+
+    async def reserve(self, key: Key, tokens: int = 1) -> Grant | Denial:
+        verdict = await self.limiter.reserve(key, tokens, self.clock())
+        if isinstance(verdict, Grant):
+            self.granted.append(verdict.id)
+        return verdict
+
+    async def granted_at_last(self, key: Key, tokens: int) -> Grant:
+        """A grant, as soon as there is one."""
+        while isinstance(verdict := await self.reserve(key, tokens), Denial):  # noqa: ASYNC110 - nobody is told
+            await asyncio.sleep(0.02)
+        return verdict
+
+    async def flood(self, key: Key, number: int, together: int = 10) -> int:
+        """So many requests, some together; how many were granted."""
+        before = len(self.granted)
+        for _ in range(number // together):
+            await asyncio.gather(*(self.reserve(key) for _ in range(together)))
+        return len(self.granted) - before
+
+    def settle(self, grant_id: str, tokens: int) -> None:
+        self.limiter.settle(grant_id, tokens, self.clock())
+
+    async def end(self) -> None:
+        await self.limiter.close()
+        await self.server.stop()
+
+
+class Replicas(list[Replica]):
+    """Some replicas, and the networks between them."""
+
+    def __init__(self, replicas: list[Replica]) -> None:
+        super().__init__(replicas)
+        self.relays: list[Relay] = []
+
+    def owner(self, key: Key) -> Replica:
+        owner = self[0].limiter.view.owner(key.id)
+        return next(each for each in self if each.limiter.identity == owner)
+
+    def other(self, key: Key) -> Replica:
+        return next(each for each in self if each is not self.owner(key))
+
+    async def until_reached(self, number: int) -> None:
+        """Until each reaches so many others."""
+        while any(len(each.limiter.view.reached) != number for each in self):  # noqa: ASYNC110 - it tells nobody
+            await asyncio.sleep(0.02)
+
+    @property
+    def granted(self) -> int:
+        return sum(len(each.granted) for each in self)
+
+
+@asynccontextmanager
+async def replicas(number: int = 2, tokens: tuple[str, ...] = ("t", "t", "t")) -> AsyncIterator[Replicas]:
+    made = Replicas([Replica(SKEWS[each], tokens[each]) for each in range(number)])
+    try:
+        for replica in made:
+            await replica.server.start()
+        for replica in made:
+            ports = []
+            for other in made:
+                if other is not replica:
+                    relay = Relay()
+                    await relay.start(other.port)
+                    made.relays.append(relay)
+                    ports.append(relay.port)
+            # Its own address may be among them, as where all of a Service's are listed.
+            await replica.limiter.set_peers([f"127.0.0.1:{port}" for port in [*ports, replica.port]])
+        if len(set(tokens[:number])) == 1:
+            async with asyncio.timeout(60):
+                await made.until_reached(number - 1)
+        yield made
+    finally:
+        for relay in made.relays:
+            relay.whole.set()
+        for replica in made:
+            await replica.end()
+        for relay in made.relays:
+            await relay.stop()
+
+
+def key(name: str, **limits: int) -> Key:
+    return Key(name, "", limits=Limits(**limits))
+
+
+@pytest.mark.parametrize("number", [2, 3])
+def test_a_limit_is_for_all_replicas_together(number: int) -> None:
+    async def main() -> None:
+        async with replicas(number) as all_:
+            spread = key("spread", requests_per_minute=300)
+            began = time.monotonic()
+            granted = sum(await asyncio.gather(*(each.flood(spread, 450 // number) for each in all_)))
+            assert 270 <= granted <= 330
+            for one in (all_.owner, all_.other):
+                at_one = key(f"all at one {one}", requests_per_minute=300)
+                assert 270 <= await one(at_one).flood(at_one, 400) <= 330
+            assert time.monotonic() - began < 60, "this machine is too slow to tell"
+
+    asyncio.run(main())
+
+
+def test_what_was_used_and_given_back_is_known_everywhere() -> None:
+    async def main() -> None:
+        async with replicas() as all_:
+            for number in range(6):  # owned by either
+                of = key(f"k{number}", tokens_per_minute=1000, concurrency=1)
+                for first, second in (all_, all_[::-1]):
+                    async with asyncio.timeout(60):
+                        held = await first.granted_at_last(of, 450)  # the end of the last may be under way
+                        denied = await second.reserve(of, 1)
+                        assert isinstance(denied, Denial) and denied.what == "concurrency"
+                        first.settle(held.id, 100)
+                        verdict = await second.granted_at_last(of, 0)
+                    left = verdict.standing.tokens
+                    assert left is not None and left.remaining == (900 if first is all_[0] else 800)
+                    second.settle(verdict.id, 0)
+
+    asyncio.run(main())
+
+
+def test_an_owner_that_dies_leaves_its_knowledge() -> None:
+    async def main() -> None:
+        async with replicas() as all_:
+            of = key("k", requests_per_minute=300)
+            owner, other = all_.owner(of), all_.other(of)
+            assert await owner.flood(of, 60) == 60
+            assert await other.flood(of, 40) == 40
+            await asyncio.sleep(1.5)  # news goes with the next beat
+            await owner.end()
+            # It may be that it still serves: who remains has half of the limit.
+            granted = await other.flood(of, 300, 50)
+            assert 80 <= granted <= 110
+            await other.limiter.set_peers([])  # it does not: all of it
+            granted += await other.flood(of, 300, 50)
+            assert 180 <= granted <= 200
+
+    asyncio.run(main())
+
+
+def test_cut_off_each_has_its_part_and_back_together_no_more_than_all() -> None:
+    async def main() -> None:
+        async with replicas() as all_:
+            of, late = key("k", requests_per_minute=300), key("late", requests_per_minute=300)
+            await asyncio.gather(*(each.flood(of, 50) for each in all_))
+            assert all_.granted == 100
+            for relay in all_.relays:
+                relay.whole.clear()
+            assert await asyncio.gather(*(each.flood(of, 20) for each in all_)) == [20, 20]  # nobody knows it yet
+            async with asyncio.timeout(60):
+                await all_.until_reached(0)
+            await asyncio.gather(*(each.flood(of, 300, 50) for each in all_))
+            assert [len(each.granted) for each in all_] == [150, 150]
+            alone = [await each.flood(late, 120) for each in all_]
+            assert alone == [120, 120]
+            for relay in all_.relays:
+                relay.whole.set()
+            async with asyncio.timeout(60):
+                await all_.until_reached(1)
+            await asyncio.sleep(1)  # news goes with the next beat
+            assert sum(await asyncio.gather(*(each.flood(late, 200) for each in all_))) in range(45, 76)
+            assert sum(await asyncio.gather(*(each.flood(of, 100) for each in all_))) <= 15
+
+    asyncio.run(main())
+
+
+def test_who_asks_and_leaves_keeps_no_place() -> None:
+    async def main() -> None:
+        async with replicas() as all_:
+            of = key("k", concurrency=2)
+            random_ = random.Random(5)
+            for each in all_:
+                for _ in range(100):
+                    asking = asyncio.create_task(each.limiter.reserve(of, 1, each.clock()))
+                    await asyncio.sleep(random_.choice([0, 0, 0.001, 0.002, 0.003]))
+                    if asking.cancel():
+                        with suppress(asyncio.CancelledError):
+                            await asking
+                    elif isinstance(grant := asking.result(), Grant):
+                        each.settle(grant.id, 0)
+            async with asyncio.timeout(60):
+                for each in all_:
+                    await each.granted_at_last(of, 1)
+            assert isinstance(await all_[0].reserve(of), Denial)
+
+    asyncio.run(main())
+
+
+def test_who_does_not_know_the_token_is_no_replica(caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        async with replicas(tokens=("right", "wrong")) as all_:
+            of = key("k", requests_per_minute=10)
+            async with asyncio.timeout(60):
+                while "the same peer token" not in caplog.text:  # noqa: ASYNC110 - a log tells nobody
+                    await asyncio.sleep(0.02)
+            for each in all_:
+                assert await each.flood(of, 20) == 5
+            assert not any(each.limiter.view.reached for each in all_)
+
+    with caplog.at_level("WARNING"):
+        asyncio.run(main())
+
+
+def test_hostile_messages_are_refused_and_the_next_is_heard() -> None:
+    async def main() -> None:
+        random_ = random.Random(18)
+        replica = Replica(0, "t")
+        await replica.server.start()
+        good = Message("other", 5, {"k": statement(Use(), 0.0)}, (Ask("k", Limits(1), 1),)).encode()
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{replica.port}") as channel:
+            call = channel.unary_unary(f"/{SERVICE}/{METHOD}")
+            metadata = (("authorization", credentials("t")),)
+            for _ in range(300):
+                data = bytearray(good)
+                for _ in range(random_.randint(1, 4)):
+                    at = random_.randrange(len(data))
+                    data[at : at + random_.randint(0, 6)] = random_.choice([b"", b"null", b"{}", b"[", b"1e9", b"\xff"])
+                try:
+                    await call(bytes(data), metadata=metadata)
+                except grpc.aio.AioRpcError as error:
+                    assert error.code() == grpc.StatusCode.INVALID_ARGUMENT, data
+            reply = Reply.decode(await call(Message("new", 1, {}, ()).encode(), metadata=metadata))
+            assert reply == Reply(replica.limiter.identity)
+        await replica.end()
+
+    asyncio.run(main())
+
+
+@settings(deadline=None, max_examples=100)
+@given(
+    st.lists(st.tuples(st.floats(0, 130), st.integers(0, 9)), max_size=30),
+    st.floats(0, 1),
+    st.floats(0, 1e6),
+    st.floats(0, 62),
+)
+def test_what_is_told_counts_for_a_minute_by_any_clock(
+    past: list[tuple[float, int]], delay: float, skew: float, later: float
+) -> None:
+    use, told = Use(), Told()
+    for at, tokens in sorted(past):
+        use.begin(tokens, 1000 + at)
+    now = 1131.0
+    use.expire(now)
+    told.hear("r", "k", statement(use, now), now + delay + skew)
+    heard = told.uses("k", now + delay + skew + later)
+    ages = [(now + delay + later - 1000 - at, tokens) for at, tokens in past]
+    assert sum(each.tokens.total for each in heard) >= sum(tokens for age, tokens in ages if age < 60)
+    assert sum(each.requests.total for each in heard) <= sum(age <= 64 for age, _ in ages)
+    assert sum(each.open for each in heard) == (0 if later > 30 else use.open)
+
+
+@given(st.lists(st.text("abcdef", min_size=1), min_size=1, max_size=5, unique=True), st.integers(0, 9))
+def test_all_who_reach_each_other_agree_on_owners(names: list[str], more: int) -> None:
+    views = [View(name, names, len(names) + more) for name in names]
+    for number in range(20):
+        assert len({view.order(f"key{number}") for view in views}) == 1
+    share = views[0].share
+    assert (share.parts, share.of) == (len(names), len(names) + more)
+    assert all(share.part(limit) <= limit for limit in (0, 1, 5, 300))
+
+
+def test_messages_come_out_as_they_went_in() -> None:
+    ask = Ask("k", Limits(1, None, 3), 7)
+    message = Message("me", 3, {"k": statement(Use(), 0.0)}, (ask,))
+    assert Message.decode(message.encode()) == message
+    standing = Standing(Allowance(3, 1, 0.5), None)
+    reply = Reply("me", (standing, Denial("tokens", 5, 4, 9, None, standing)))
+    assert Reply.decode(reply.encode()) == reply
+    for data in (b"", b"[]", b"{}", b"7", b'{"sender": 1}'):
+        with pytest.raises(MessageError):
+            Message.decode(data)
+        with pytest.raises(MessageError):
+            Reply.decode(data)
