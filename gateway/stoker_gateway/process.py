@@ -21,6 +21,7 @@ from stoker_gateway.envoy.process import EnvoyProcess
 from stoker_gateway.envoy.settings import EnvoySettings
 from stoker_gateway.hearing import listener
 from stoker_gateway.keys.key_file import KeyFile
+from stoker_gateway.limits.peers import Peers, PeerSettings
 from stoker_gateway.metrics_server import MetricsServer
 from stoker_gateway.picker.deciding import RequestLimits
 from stoker_gateway.picker.server import PickerServer
@@ -39,6 +40,7 @@ async def run(
     drain_s: float,
     *,
     keys: KeyFile | None = None,
+    peers: PeerSettings | None = None,
     metrics_port: int | None = None,
     access_log: bool = False,
     json_log: bool = False,
@@ -50,6 +52,7 @@ async def run(
         max_body_bytes: of a request.
         drain_s: how long requests under way may take in the end.
         keys: of clients; None: anyone may use all models.
+        peers: the other replicas, with which the keys' limits are shared; None: there are none.
         metrics_port: of /metrics, on the same host; None: nowhere.
         access_log: whether each request is told on standard output.
         json_log: whether Envoy's log is JSON.
@@ -74,7 +77,15 @@ async def run(
             host, port, Path(folder), limits.max_wait_s, max_body_bytes, access_log=access_log, json_log=json_log
         )
         EnvoyFiles(settings).write(directory)
-        picker = PickerServer(directory, pickers, limits, registry, keyring=None if keys is None else keys.keyring)
+        shared = None if peers is None else Peers(peers)
+        picker = PickerServer(
+            directory,
+            pickers,
+            limits,
+            registry,
+            keyring=None if keys is None else keys.keyring,
+            limiter=None if shared is None else shared.limiter,
+        )
         picker.listen(f"unix:{settings.picker_socket}")
         tell = listener(directory, pickers, picker.wake)
 
@@ -93,6 +104,8 @@ async def run(
             await envoy.drain(drain_s)
 
         try:
+            if shared is not None:
+                await shared.start()
             if metrics is not None:
                 check_free(host, metrics_port or 0)
                 logger.info("metrics at http://%s/metrics", netloc(host, await metrics.start()))
@@ -110,6 +123,8 @@ async def run(
                 await metrics.stop()
             await poller.stop()
             await picker.stop()
+            if shared is not None:
+                await shared.stop()
 
 
 def check_free(host: str, port: int) -> None:

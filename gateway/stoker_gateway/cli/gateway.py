@@ -15,6 +15,7 @@ from typing import Final
 from urllib.parse import urlsplit
 
 from stoker_gateway import logs
+from stoker_gateway.cli import peer_flags
 from stoker_gateway.directory import Directory, Endpoint
 
 _ENDPOINT: Final = "NAME=http://HOST:PORT"
@@ -39,6 +40,9 @@ def main(argv: list[str]) -> int:
         keys = None if options.keys is None else KeyFile(options.keys)
     except KeyManifestError as error:
         parser.error(f"argument --keys: {error}")
+    peers = peer_flags.settings_of(parser, options)
+    if peers is not None and keys is None:
+        parser.error("--peer-listen and the like share the limits of keys; add --keys")
     work = process.run(
         _directory(options.endpoint, options.session_header),
         options.host,
@@ -46,6 +50,7 @@ def main(argv: list[str]) -> int:
         options.max_body_size,
         options.drain_timeout,
         keys=keys,
+        peers=peers,
         metrics_port=options.metrics_port,
         access_log=options.access_log,
         json_log=options.log_format == "json",
@@ -103,6 +108,7 @@ def parser_of() -> argparse.ArgumentParser:
         metavar="SECONDS",
         help="how long requests under way may take after SIGTERM (default: %(default)s)",
     )
+    peer_flags.add_to(parser)
     told = parser.add_argument_group("what it tells")
     told.add_argument(
         "--metrics-port",

@@ -131,9 +131,7 @@ class Peer:
             self._news |= about
             return None
         self.doubtful = False
-        if not self.reached or reply.sender != self.identity:
-            self.reached, self.identity = True, reply.sender
-            logger.info("the replica at %s is reached", self.address)
+        self.reached, self.identity = True, reply.sender
         self._changed()
         return reply
 

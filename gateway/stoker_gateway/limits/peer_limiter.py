@@ -7,6 +7,7 @@ own clients use. An owner that does not answer in time is not waited for: then a
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable, Iterable
 from typing import Final
@@ -20,6 +21,8 @@ from stoker_gateway.limits.peer_client import Peer
 from stoker_gateway.limits.replicas import View
 from stoker_gateway.limits.standing import Denial, Grant, Standing
 from stoker_gateway.limits.told import Told, statement
+
+logger = logging.getLogger(__name__)
 
 #: For how long an owner is waited for.
 LONGEST_ASK_S: Final = 0.1
@@ -172,6 +175,8 @@ class PeerLimiter:
         changed = (reached, len(others) + 1) != (self.view.reached, self.view.number)
         if changed:
             self.view = View(self.identity, reached, len(others) + 1)
+            share = self.view.share
+            logger.info("%d of %d replicas reach each other, and share the limits of keys", share.parts, share.of)
         if changed or now - self._restated_at > _RESTATE_S:
             self._restated_at = now
             for key_id in self._ledger:

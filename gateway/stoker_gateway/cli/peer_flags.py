@@ -1,0 +1,75 @@
+"""Flags by which replicas of the gateway know each other."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from stoker_gateway.limits.peers import PeerSettings
+
+#: A token is as hard to guess as this many characters can be.
+_LEAST_TOKEN: Final = 16
+
+
+def add_to(parser: argparse.ArgumentParser) -> None:
+    """Adds the flags."""
+    peers = parser.add_argument_group("other replicas, with which the keys' limits are shared")
+    peers.add_argument(
+        "--peer",
+        action="append",
+        default=[],
+        type=_address,
+        metavar="HOST:PORT",
+        help="where another replica listens for replicas; repeatable (default: there is none)",
+    )
+    peers.add_argument(
+        "--peer-listen", type=_address, metavar="HOST:PORT", help="where this one listens for them (default: nowhere)"
+    )
+    peers.add_argument(
+        "--peer-token-file", type=Path, metavar="FILE", help="a secret in a file, the same for all replicas"
+    )
+
+
+def settings_of(parser: argparse.ArgumentParser, options: argparse.Namespace) -> PeerSettings | None:
+    """What the flags say; None without them. A wrong command line ends the process."""
+    given: dict[str, object] = {
+        "--peer": options.peer,
+        "--peer-listen": options.peer_listen,
+        "--peer-token-file": options.peer_token_file,
+    }
+    if not any(given.values()):
+        return None
+    for flag in ("--peer-listen", "--peer-token-file"):
+        if not given[flag]:
+            parser.error(f"{flag} is missing: replicas need --peer-listen and --peer-token-file, beside --peer")
+    from stoker_gateway.limits.peers import PeerSettings
+
+    return PeerSettings(
+        options.peer_listen, _token(parser, options.peer_token_file), tuple(dict.fromkeys(options.peer))
+    )
+
+
+def _token(parser: argparse.ArgumentParser, path: Path) -> str:
+    try:
+        token = path.read_text().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        parser.error(f"argument --peer-token-file: {path} cannot be read: {error}")
+    if len(token) < _LEAST_TOKEN or not token.isascii() or not token.isprintable() or " " in token:
+        parser.error(
+            f"argument --peer-token-file: {path} must have one word of at least {_LEAST_TOKEN} ASCII characters, "
+            "as `openssl rand -hex 32` writes it"
+        )
+    return token
+
+
+def _address(text: str) -> str:
+    host, colon, port = text.rpartition(":")
+    if not colon or not host or any(each.isspace() or each in "/@," for each in host):
+        raise argparse.ArgumentTypeError(f"{text!r} is not HOST:PORT")
+    if ":" in host and not (host.startswith("[") and host.endswith("]")):
+        raise argparse.ArgumentTypeError(f"{text!r}: write the IPv6 address as [ADDRESS]:PORT")
+    if not port.isascii() or not port.isdecimal() or len(port) > 5 or not 1 <= int(port) <= 65535:
+        raise argparse.ArgumentTypeError(f"{text!r} has no port from 1 to 65535")
+    return text
