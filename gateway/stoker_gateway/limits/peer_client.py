@@ -126,7 +126,7 @@ class Peer:
             reply = Reply.decode(await self._call(message.encode(), timeout=_LOST_S, metadata=self._metadata))
             if len(reply.verdicts) != len(asks):
                 raise MessageError(f"{len(reply.verdicts)} verdicts for {len(asks)} asks")
-        except (grpc.aio.AioRpcError, MessageError) as error:
+        except Exception as error:  # whatever it is, this replica goes on, and tries again
             self._lost(error)
             self._news |= about
             return None

@@ -241,6 +241,58 @@ def test_cut_off_each_has_its_part_and_back_together_no_more_than_all() -> None:
     asyncio.run(main())
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(3))
+def test_whatever_happened_in_between_all_know_in_the_end_what_was_used(seed: int) -> None:
+    async def main() -> None:
+        random_ = random.Random(seed)
+        keys = [key(f"k{number}", tokens_per_minute=10**9, concurrency=10**6) for number in range(6)]
+        used, under_way = dict.fromkeys(keys, 0), list[tuple[Replica, Key, str, int]]()
+
+        async def live(replica: Replica, all_: Replicas) -> None:
+            for _ in range(80):
+                of, tokens = random_.choice(keys), random_.randint(0, 1000)
+                asking = asyncio.create_task(replica.reserve(of, tokens))
+                if random_.random() < 0.2:
+                    await asyncio.sleep(random_.choice([0, 0.001, 0.01]))
+                    asking.cancel()
+                with suppress(asyncio.CancelledError):
+                    grant = await asking
+                    assert isinstance(grant, Grant)
+                    used[of] += tokens
+                    under_way.append((replica, of, grant.id, tokens))
+                while random_.random() < 0.4 and under_way:
+                    where, of, grant_id, reserved = under_way.pop(random_.randrange(len(under_way)))
+                    tokens = random_.randint(0, 1200)
+                    where.settle(grant_id, tokens)
+                    used[of] += tokens - reserved
+                if random_.random() < 0.05:
+                    relay = random_.choice(all_.relays)
+                    (relay.whole.clear if relay.whole.is_set() else relay.whole.set)()
+                await asyncio.sleep(random_.choice([0, 0.01, 0.05]))
+
+        async with replicas(3) as all_:
+            began = time.monotonic()
+            await asyncio.gather(*(live(each, all_) for each in all_))
+            for relay in all_.relays:
+                relay.whole.set()
+            async with asyncio.timeout(60):
+                await all_.until_reached(2)
+            for of in keys:
+                for replica in all_:
+                    left = -1
+                    async with asyncio.timeout(30):  # statements are on their way
+                        while left != 10**9 - used[of]:
+                            grant = await replica.granted_at_last(of, 0)
+                            assert grant.standing.tokens is not None
+                            left = grant.standing.tokens.remaining
+                            replica.settle(grant.id, 0)
+                            await asyncio.sleep(0.05)
+            assert time.monotonic() - began < 60, "this machine is too slow to tell"
+
+    asyncio.run(main())
+
+
 def test_who_asks_and_leaves_keeps_no_place() -> None:
     async def main() -> None:
         async with replicas() as all_:
