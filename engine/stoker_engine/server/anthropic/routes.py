@@ -48,7 +48,8 @@ def routes(service: Service) -> APIRouter:
         writer = _Writer(body, turn, service.model_name)
         headers = {request_id.HEADER: name, errors.HEADER: name}
         if body.stream:
-            return EventStream(writer.events(), headers, Framing(named=True, last=b"", error=partial(_error, name)))
+            framing = Framing(named=True, last=b"", error=partial(_error, name))
+            return EventStream(writer.events(), headers, turn.usage, framing)
         message = await until_disconnect(request.receive, writer.whole())
         return Response(message.model_dump_json(), headers=headers, media_type="application/json")
 

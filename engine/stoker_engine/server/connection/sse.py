@@ -4,6 +4,10 @@
 The status and the headers wait for the first event, so that a request the engine refuses still gets its 400.
 After that an error can only be sent as an event; the stream then ends without ``[DONE]``, which nobody can
 take for a complete answer.
+
+Whoever asks with the header ``X-Stoker-Usage: 1`` is told in the events what was counted so far, by a field of its own,
+so that a stream that breaks off has its count: ``"stoker_usage": {"prompt_tokens", "completion_tokens",
+"cached_tokens"}``.
 """
 
 from __future__ import annotations
@@ -13,11 +17,16 @@ from contextlib import aclosing
 from dataclasses import dataclass
 
 from pydantic import BaseModel
+from starlette.datastructures import Headers
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from stoker_engine.server.connection.disconnect import ClientGoneError, until_disconnect
 from stoker_engine.server.openai import errors
+from stoker_engine.server.openai.responses import Usage
+
+#: The request header that asks for usage in events.
+USAGE_HEADER = "x-stoker-usage"
 
 
 @dataclass(frozen=True)
@@ -40,7 +49,11 @@ def _openai_error(error: Exception) -> bytes:
 
 
 class EventStream(Response):
-    """Sends `events` as they come, those that come together in one piece; closes them when the client hangs up."""
+    """Sends `events` as they come, those that come together in one piece; closes them when the client hangs up.
+
+    Args:
+        usage: the tokens so far, over all choices.
+    """
 
     media_type = "text/event-stream"
 
@@ -48,21 +61,24 @@ class EventStream(Response):
         self,
         events: AsyncGenerator[Sequence[BaseModel], None],
         headers: Mapping[str, str],
+        usage: Callable[[], Usage],
         framing: Framing | None = None,
     ) -> None:
         self._framing = framing or Framing(named=False, last=event(b"[DONE]"), error=_openai_error)
         super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no", **headers})
         del self.headers["content-length"]  # it grows while it is sent
         self._events = events
+        self._usage = usage
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answers the request."""
         try:
-            await until_disconnect(receive, self._send_all(send))
+            tells_usage = Headers(scope=scope).get(USAGE_HEADER) == "1"
+            await until_disconnect(receive, self._send_all(send, tells_usage=tells_usage))
         except ClientGoneError:
             return
 
-    async def _send_all(self, send: Send) -> None:
+    async def _send_all(self, send: Send, *, tells_usage: bool) -> None:
         started = False
         end = self._framing.last
         try:
@@ -75,8 +91,11 @@ class EventStream(Response):
                         await send(
                             {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
                         )
-                    data = b"".join(self._framed(each) for each in some)
-                    await _send_body(send, data, more=True)
+                    data = [each.model_dump_json().encode() for each in some]
+                    if tells_usage:  # once for those that come together
+                        data[-1] = data[-1][:-1] + self._counted()
+                    framed = map(self._framed, some, data)
+                    await _send_body(send, b"".join(framed), more=True)
         except Exception as error:
             if not started:
                 raise
@@ -84,9 +103,16 @@ class EventStream(Response):
             end = self._framing.error(error)
         await _send_body(send, end, more=False)
 
-    def _framed(self, each: BaseModel) -> bytes:
-        name = each.type if self._framing.named else ""  # type: ignore[attr-defined]
-        return event(each.model_dump_json().encode(), name)
+    def _framed(self, each: BaseModel, data: bytes) -> bytes:
+        return event(data, each.type if self._framing.named else "")  # type: ignore[attr-defined]
+
+    def _counted(self) -> bytes:
+        """The end of an event that tells the usage."""
+        usage = self._usage()
+        details = usage.prompt_tokens_details
+        cached = b"" if details is None else b',"cached_tokens":%d' % details.cached_tokens
+        counts = usage.prompt_tokens, usage.completion_tokens, cached
+        return b',"stoker_usage":{"prompt_tokens":%d,"completion_tokens":%d%b}}' % counts
 
 
 def event(data: bytes, name: str = "") -> bytes:

@@ -49,7 +49,7 @@ def routes(service: Service) -> APIRouter:
         writer = _Writer(body, turn, service.model_name, service.logprobs(body, body.num_logprobs))
         headers = {HEADER: base_id}
         if body.stream:
-            return EventStream(writer.events(service.include_usage(body)), headers)
+            return EventStream(writer.events(service.include_usage(body)), headers, turn.usage)
         completion = await until_disconnect(request.receive, writer.whole())
         return Response(completion.model_dump_json(), headers=headers, media_type="application/json")
 

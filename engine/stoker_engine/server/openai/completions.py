@@ -54,7 +54,7 @@ def routes(service: Service) -> APIRouter:
         writer = _Writer(body, generation, service.model_name, echo, service.logprobs(body, body.logprobs))
         headers = {HEADER: base_id}
         if body.stream:
-            return EventStream(writer.events(service.include_usage(body)), headers)
+            return EventStream(writer.events(service.include_usage(body)), headers, generation.usage)
         completion = await until_disconnect(request.receive, writer.whole())
         return Response(completion.model_dump_json(), headers=headers, media_type="application/json")
 

@@ -48,7 +48,7 @@ def routes(service: Service) -> APIRouter:
         headers = {HEADER: base_id}
         if body.stream:
             framing = Framing(named=True, last=b"", error=answering.error_event)
-            return EventStream(answering.events(), headers, framing)
+            return EventStream(answering.events(), headers, turn.usage, framing)
         answer = await until_disconnect(request.receive, answering.whole())
         return HTTPResponse(answer, headers=headers, media_type="application/json")
 
