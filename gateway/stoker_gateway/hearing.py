@@ -1,4 +1,4 @@
-"""Who is told what a server answers to the poller: the pickers of the endpoints that have it."""
+"""What pickers are told: by servers, who answer the poller, and by Envoy, whose requests have ended."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from stoker_gateway.directory import Directory
 from stoker_gateway.picking.picker import EndpointPicker
 from stoker_gateway.polling import Heard
+from stoker_gateway.usage.ended import Ended
 
 
 def listener(
@@ -31,5 +32,29 @@ def listener(
             else:
                 pickers[name].observe(heard.server, heard.load, heard.sent_at, time.monotonic())
             wake(name)
+
+    return hear
+
+
+def ended_listener(
+    pickers: Mapping[str, EndpointPicker], wake: Callable[[str], None], clock: Callable[[], float] = time.monotonic
+) -> Callable[[Ended], None]:
+    """What counts requests out that have ended, and tells of servers that could not be reached.
+
+    Args:
+        pickers: by served name.
+        wake: told the served name of each that may have room now.
+        clock: the pickers', in seconds.
+    """
+
+    def hear(ended: Ended) -> None:
+        picker = pickers.get(ended.model)
+        if picker is None:
+            return
+        now = clock()
+        picker.ended(ended.pick, ended.servers, now)
+        for server in ended.servers if ended.unreachable else ended.servers[:-1]:
+            picker.failed(server, now - ended.duration_s)
+        wake(ended.model)
 
     return hear

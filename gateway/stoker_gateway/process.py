@@ -19,7 +19,7 @@ from stoker_gateway.directory import Directory
 from stoker_gateway.envoy.files import EnvoyFiles
 from stoker_gateway.envoy.process import EnvoyProcess
 from stoker_gateway.envoy.settings import EnvoySettings
-from stoker_gateway.hearing import listener
+from stoker_gateway.hearing import ended_listener, listener
 from stoker_gateway.keys.key_file import KeyFile
 from stoker_gateway.limits.peers import Peers, PeerSettings
 from stoker_gateway.metrics_server import MetricsServer
@@ -28,6 +28,7 @@ from stoker_gateway.picker.server import PickerServer
 from stoker_gateway.picking.picker import EndpointPicker
 from stoker_gateway.polling import Heard, PollerThread
 from stoker_gateway.server_watch import ServerWatch
+from stoker_gateway.usage.access_log_service import AccessLogService
 
 logger = logging.getLogger(__name__)
 
@@ -87,6 +88,8 @@ async def run(
             limiter=None if shared is None else shared.limiter,
         )
         picker.listen(f"unix:{settings.picker_socket}")
+        ends = AccessLogService([ended_listener(pickers, picker.wake)])
+        picker.serve_also(ends.register)
         tell = listener(directory, pickers, picker.wake)
 
         def hear(heard: Heard) -> None:

@@ -26,3 +26,9 @@ PICK: Final = "pick"
 #: What limits reserved for it, and how many tokens its prompt may have.
 GRANT: Final = "grant"
 ESTIMATE: Final = "estimate"
+#: The request header by which an engine is asked to say what it has counted so far in each event of a stream.
+USAGE_HEADER: Final = "x-stoker-usage"
+#: The dynamic metadata where Envoy keeps what answers say of their tokens (``envoy/usage.lua``): objects as text. Whose
+#: they are: our engine's so far; OpenAI's and Anthropic's; of OpenAI's responses; of Anthropic's first event.
+USAGE_METADATA: Final = "stoker.usage"
+USAGES: Final = ("stoker_usage", "usage", "response", "message")

@@ -14,11 +14,18 @@ from collections.abc import Iterable
 from typing import Any, Final
 
 from stoker_gateway.directory import Directory, Endpoint
-from stoker_gateway.envoy import access_log_lines, local_replies
+from stoker_gateway.envoy import access_log_lines, ended_log, local_replies, usage_filter
 from stoker_gateway.envoy.settings import EnvoySettings
 from stoker_gateway.limits import standing
 from stoker_gateway.logs import ENVOY_JSON
-from stoker_gateway.protocol_words import CLUSTER, DESTINATION, DESTINATION_METADATA, METADATA, SUBSET_METADATA
+from stoker_gateway.protocol_words import (
+    CLUSTER,
+    DESTINATION,
+    DESTINATION_METADATA,
+    METADATA,
+    SUBSET_METADATA,
+    USAGE_HEADER,
+)
 
 Config = dict[str, Any]
 
@@ -274,7 +281,7 @@ def _connections(settings: EnvoySettings) -> Config:
         "stream_idle_timeout": _seconds(settings.idle_s),
         "http2_protocol_options": {"max_concurrent_streams": 2048},
         "local_reply_config": local_replies.config(),
-        "access_log": [access_log_lines.config()] if settings.access_log else [],
+        "access_log": [ended_log.config(PICKER), *([access_log_lines.config()] if settings.access_log else [])],
         "route_config": _routes(settings),
         "http_filters": _filters(settings),
     }
@@ -320,6 +327,7 @@ def _filters(settings: EnvoySettings) -> list[Config]:
                 },
             },
         },
+        usage_filter.config(),
         {
             "name": "router",
             "typed_config": {"@type": f"{_TYPE}{filters}.router.v3.Router", "suppress_envoy_headers": True},
@@ -343,6 +351,9 @@ def _routes(settings: EnvoySettings) -> Config:
     routes.append({"name": "none", "match": {"prefix": "/"}, "direct_response": {"status": 404}, **unasked})
     host: Config = {"name": LISTENER, "domains": ["*"], "routes": routes}
     host["request_body_buffer_limit"] = settings.max_body_bytes
+    host["request_headers_to_add"] = [
+        {"header": {"key": USAGE_HEADER, "value": "1"}, "append_action": "OVERWRITE_IF_EXISTS_OR_ADD"}
+    ]
     host["request_headers_to_remove"] = ["x-envoy-external-address", "x-envoy-internal"]  # Envoy's own, of each request
     return {"name": LISTENER, "virtual_hosts": [host]}
 
@@ -382,6 +393,7 @@ def _statistics() -> list[Config]:
         r"listener_manager\.(workers_started|total_listeners_active)",
         r"listener\..*\.(downstream_cx_active|downstream_cx_total|downstream_global_cx_overflow)",
         rf"http\.{LISTENER}\.(downstream_(cx|rq)_.*|ext_proc\..*|no_route|.*_timeout)",
+        r"access_logs\.grpc_access_log\..*",
         r"cluster_manager\.(active_clusters|cluster_removed|warming_clusters|cds\.update_rejected|cds\.update_success)",
         r"cluster\..*\.(upstream_(rq|cx)_(active|total|[0-9].*|retry.*|connect_fail|rx_reset|tx_reset|timeout|time)"
         r"|membership_.*|update_rejected|health_check\..*)",

@@ -234,8 +234,8 @@ class Decider:
         if key is None:
             pick = await self._pick(asked, endpoint, ask, key, began)
             # There may be a keyring by now.
-            swapped = () if self._keyring is None else credentials.swapped(endpoint.authorization)
-            return Route(endpoint.cluster, pick.servers, *swapped, metadata=known | {PICK: pick.number})
+            swapped = ((), ()) if self._keyring is None else credentials.swapped(endpoint.authorization)
+            return Route(endpoint.cluster, pick.servers, *swapped, known | {PICK: pick.number})
         async with reserving.reserved(self._limiter, key, request, self._clock) as grant:
             pick = await self._pick(asked, endpoint, ask, key, began)
             known |= {PICK: pick.number, KEY: key.id, GRANT: grant.id, **grant.standing.headers()}

@@ -88,6 +88,10 @@ class PickerServer:
         )
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
 
+    def serve_also(self, register: Callable[[Any], None]) -> None:
+        """Has another service answer by the same socket; before `start`."""
+        register(self._server)
+
     def listen(self, address: str, tls: TLSFiles | None = None) -> int:
         """Takes connections there, once started.
 

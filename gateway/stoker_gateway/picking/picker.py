@@ -151,6 +151,11 @@ class EndpointPicker:
         """Blocks of prompts that are remembered."""
         return len(self._index)
 
+    @property
+    def sequences(self) -> float:
+        """Requests at all servers that are ready, as far as is known."""
+        return self._sequences
+
     def set_servers(self, addresses: Iterable[str], now: float) -> None:
         """These are all servers there are. New ones count as ready and idle until they say otherwise."""
         wanted = dict.fromkeys(addresses)

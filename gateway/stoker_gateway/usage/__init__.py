@@ -1,0 +1,1 @@
+"""What became of requests, and what they used."""

@@ -1,0 +1,55 @@
+"""Envoy's log of ended requests, taken in by gRPC and told to whoever listens."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from envoy.service.accesslog.v3 import als_pb2, als_pb2_grpc
+
+from stoker_gateway.usage.ended import Ended
+
+logger = logging.getLogger(__name__)
+
+#: Told of each request that has ended, in the event loop.
+EndedListener = Callable[[Ended], None]
+
+
+class AccessLogService(als_pb2_grpc.AccessLogServiceServicer):  # type: ignore[misc]
+    """Envoy's service.
+
+    Args:
+        listeners: told in this order. One that fails keeps nothing from the others.
+    """
+
+    def __init__(self, listeners: Sequence[EndedListener]) -> None:
+        self._listeners = listeners
+        #: Entries that came.
+        self.received = 0
+
+    def register(self, server: Any) -> None:
+        """Has a gRPC server serve it."""
+        als_pb2_grpc.add_AccessLogServiceServicer_to_server(self, server)
+
+    async def StreamAccessLogs(self, messages: Any, context: Any) -> Any:  # noqa: N802, gRPC's name
+        """Takes in entries as long as Envoy has any."""
+        async for message in messages:
+            for entry in message.http_logs.log_entry:
+                self.received += 1
+                self._tell(entry)
+        return als_pb2.StreamAccessLogsResponse()
+
+    def _tell(self, entry: Any) -> None:
+        try:
+            ended = Ended.of(entry)
+        except Exception:
+            logger.exception("an entry of Envoy's log cannot be read")
+            return
+        if ended is None:
+            return
+        for listener in self._listeners:
+            try:
+                listener(ended)
+            except Exception:
+                logger.exception("a request that has ended could not be accounted for")

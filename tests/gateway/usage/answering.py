@@ -1,0 +1,83 @@
+"""A server that answers as a test says, behind Envoy and the picker with the command's configuration."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from aiohttp import web
+
+from stoker_gateway.directory import Directory, Endpoint
+from stoker_gateway.envoy.files import EnvoyFiles
+from stoker_gateway.envoy.process import EnvoyProcess
+from stoker_gateway.envoy.settings import EnvoySettings
+from stoker_gateway.hearing import ended_listener
+from stoker_gateway.picker.server import PickerServer
+from stoker_gateway.picking.picker import EndpointPicker
+from stoker_gateway.usage.access_log_service import AccessLogService
+from stoker_gateway.usage.ended import Ended
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+@dataclass
+class Behind:
+    """What runs.
+
+    Attributes:
+        handler: answers the requests that reach a server.
+        ended: requests that have.
+    """
+
+    handler: Handler
+    url: str = ""
+    servers: tuple[str, ...] = ()
+    picker: EndpointPicker = field(default_factory=EndpointPicker)
+    ended: list[Ended] = field(default_factory=list)
+
+    async def next_end(self) -> Ended:
+        """The oldest that nobody has asked for."""
+        async with asyncio.timeout(60):
+            while not self.ended:  # noqa: ASYNC110 - a list tells nobody
+                await asyncio.sleep(0.01)
+        return self.ended.pop(0)
+
+
+@asynccontextmanager
+async def behind(handler: Handler, addresses: tuple[str, ...] = ()) -> AsyncIterator[Behind]:
+    """One server, and others at these addresses before it, of the model m."""
+    made = Behind(handler)
+    app = web.Application(client_max_size=64 << 20)
+
+    async def handle(request: web.Request) -> web.StreamResponse:
+        return await made.handler(request)
+
+    app.router.add_route("*", "/{path:.*}", handle)
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=0)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    made.servers = (*addresses, f"127.0.0.1:{runner.addresses[0][1]}")
+    directory = Directory({"m": Endpoint("m", "cluster-m", made.servers)})
+    made.picker.set_servers(made.servers, time.monotonic())
+    with tempfile.TemporaryDirectory(prefix="stoker-") as folder:
+        settings = EnvoySettings("127.0.0.1", 0, Path(folder), hold_s=5, threads=1)
+        EnvoyFiles(settings).write(directory)
+        server, envoy = PickerServer(directory, {"m": made.picker}), EnvoyProcess(settings)
+        server.serve_also(
+            AccessLogService([ended_listener({"m": made.picker}, server.wake), made.ended.append]).register
+        )
+        server.listen(f"unix:{settings.picker_socket}")
+        await server.start()
+        try:
+            await envoy.start()
+            made.url = f"http://127.0.0.1:{await envoy.port()}"
+            yield made
+        finally:
+            await envoy.end()
+            await server.stop(0)
+            await runner.cleanup()

@@ -1,0 +1,66 @@
+"""What answers say of their tokens, in the words of all who say it."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stoker_gateway.usage.tokens import Tokens, estimated, said
+
+COUNTS = st.tuples(st.integers(0, 10**6), st.integers(0, 10**6), st.integers(0, 10**6), st.integers(0, 10**6))
+#: What no answer should say, and hostile ones may.
+ODD = st.one_of(
+    st.none(), st.booleans(), st.text(max_size=5), st.just(1e300), st.integers(-(1 << 62), -1),
+    st.integers(1 << 31, 1 << 62), st.lists(st.integers(), max_size=2), st.dictionaries(st.text(max_size=3), st.none()),
+)  # fmt: skip
+NAMES = (
+    "prompt_tokens",
+    "completion_tokens",
+    "cached_tokens",
+    "input_tokens",
+    "output_tokens",
+    "prompt_tokens_details",
+)
+
+
+def metadata(**objects: Any) -> dict[str, str]:
+    return {name: json.dumps(value) for name, value in objects.items()}
+
+
+@given(COUNTS)
+def test_each_api_is_read_in_its_words(counts: tuple[int, int, int, int]) -> None:
+    new, cached, created, output = counts
+    openai = {"completion_tokens": output, "prompt_tokens": new + cached, "prompt_tokens_details": None}
+    told = Tokens(new + cached, cached, output)
+    assert said(metadata(usage=openai)) == Tokens(new + cached, 0, output)
+    assert said(metadata(usage=openai | {"prompt_tokens_details": {"cached_tokens": cached}})) == told
+    responses = {
+        "input_tokens": new + cached,
+        "output_tokens": output,
+        "input_tokens_details": {"cached_tokens": cached},
+    }
+    assert said(metadata(response=responses)) == said(metadata(usage=responses)) == told
+    first = {"input_tokens": new, "cache_read_input_tokens": cached, "cache_creation_input_tokens": created}
+    whole = Tokens(new + cached + created, cached, output)
+    assert said(metadata(usage=first | {"output_tokens": output})) == whole
+    assert said(metadata(message=first | {"output_tokens": 1}, usage={"output_tokens": output})) == whole
+    ours = {"prompt_tokens": new + cached, "completion_tokens": output, "cached_tokens": cached}
+    one_of_many = {"prompt_tokens": 1, "completion_tokens": 1}
+    assert said(metadata(stoker_usage=ours, usage=one_of_many)) == told
+
+
+@given(st.dictionaries(st.sampled_from(NAMES), ODD), st.text(max_size=20))
+def test_what_makes_no_sense_is_as_if_it_were_not_there(usage: dict[str, Any], text: str) -> None:
+    assert said({}) is None
+    for objects in (metadata(usage=usage), {"usage": text}, {"usage": "[" * 5000}, {"stoker_usage": 3.0}):
+        assert said(objects) is None
+    tokens = said(metadata(usage=usage | {"prompt_tokens": 5}))
+    assert tokens == Tokens(5, 0, 0)
+
+
+def test_an_estimate_grows_with_the_sizes_and_says_that_it_is_one() -> None:
+    assert estimated(4001, 2200, streamed=True) == Tokens(1001, 0, 10, estimated=True)
+    assert estimated(0, 2200, streamed=False) == Tokens(0, 0, 550, estimated=True)
