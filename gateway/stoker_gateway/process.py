@@ -11,16 +11,18 @@ import tempfile
 import time
 from collections.abc import Coroutine
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from prometheus_client import CollectorRegistry
 
 from stoker_gateway.directory import Directory
+from stoker_gateway.envoy.ended_log import FLUSH_S, WRITTEN
 from stoker_gateway.envoy.files import EnvoyFiles
 from stoker_gateway.envoy.process import EnvoyProcess
 from stoker_gateway.envoy.settings import EnvoySettings
 from stoker_gateway.hearing import ended_listener, listener
 from stoker_gateway.keys.key_file import KeyFile
+from stoker_gateway.keys.keyring import Keyring
 from stoker_gateway.limits.peers import Peers, PeerSettings
 from stoker_gateway.metrics_server import MetricsServer
 from stoker_gateway.picker.deciding import RequestLimits
@@ -29,8 +31,13 @@ from stoker_gateway.picking.picker import EndpointPicker
 from stoker_gateway.polling import Heard, PollerThread
 from stoker_gateway.server_watch import ServerWatch
 from stoker_gateway.usage.access_log_service import AccessLogService
+from stoker_gateway.usage.billing import STDOUT, BillingLog
+from stoker_gateway.usage.metrics import UsageMetrics
 
 logger = logging.getLogger(__name__)
+
+#: For how many seconds in the end Envoy may tell of requests that ended.
+_TOLD_S: Final = 10.0
 
 
 async def run(
@@ -44,6 +51,7 @@ async def run(
     peers: PeerSettings | None = None,
     metrics_port: int | None = None,
     access_log: bool = False,
+    billing_log: str | None = None,
     json_log: bool = False,
 ) -> None:
     """Serves until SIGTERM or SIGINT, then lets requests under way end; a second signal ends them.
@@ -56,6 +64,7 @@ async def run(
         peers: the other replicas, with which the keys' limits are shared; None: there are none.
         metrics_port: of /metrics, on the same host; None: nowhere.
         access_log: whether each request is told on standard output.
+        billing_log: the file for lines about the tokens of requests; ``-``: standard output; None: nowhere.
         json_log: whether Envoy's log is JSON.
 
     Raises:
@@ -88,7 +97,10 @@ async def run(
             limiter=None if shared is None else shared.limiter,
         )
         picker.listen(f"unix:{settings.picker_socket}")
-        ends = AccessLogService([ended_listener(pickers, picker.wake)])
+        usage = UsageMetrics(registry, () if keys is None else keys.keyring.keys)
+        billing = None if billing_log is None else BillingLog(billing_log)
+        listeners = [ended_listener(pickers, picker.wake), usage.ended, *([] if billing is None else [billing.ended])]
+        ends = AccessLogService(listeners)
         picker.serve_also(ends.register)
         tell = listener(directory, pickers, picker.wake)
 
@@ -105,6 +117,11 @@ async def run(
         async def serve() -> None:
             await stop.wait()
             await envoy.drain(drain_s)
+            await _all_told(envoy, ends)
+
+        def set_keyring(keyring: Keyring) -> None:
+            picker.set_keyring(keyring)
+            usage.set_keys(keyring.keys)
 
         try:
             if shared is not None:
@@ -115,11 +132,11 @@ async def run(
             await _first(envoy.start(), stop_now.wait())
             if not stop_now.is_set():
                 at = netloc(host, await envoy.port())
-                if not access_log:  # else nothing but that is on standard output
+                if not access_log and billing_log != STDOUT:  # else nothing but that is on standard output
                     print(f"stoker gateway: http://{at}", flush=True)  # noqa: T201
                 logger.info("http://%s serves %s", at, _said(directory))
                 works = [envoy.watch(), poller.watch(), serve(), stop_now.wait()]
-                await _first(*works, *([] if keys is None else [keys.watch(picker.set_keyring)]))
+                await _first(*works, *([] if keys is None else [keys.watch(set_keyring)]))
         finally:
             await envoy.end()
             if metrics is not None:
@@ -128,6 +145,8 @@ async def run(
             await picker.stop()
             if shared is not None:
                 await shared.stop()
+            if billing is not None:
+                await asyncio.to_thread(billing.close)
 
 
 def check_free(host: str, port: int) -> None:
@@ -147,6 +166,14 @@ def check_free(host: str, port: int) -> None:
 def netloc(host: str, port: int) -> str:
     """Host and port as a URL has them."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+async def _all_told(envoy: EnvoyProcess, ends: AccessLogService) -> None:
+    """Waits until Envoy has told of all requests that ended: it sends them a little later, and would forget them."""
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + _TOLD_S
+    while ends.received < await envoy.statistic(WRITTEN) and loop.time() < deadline:  # noqa: ASYNC110
+        await asyncio.sleep(FLUSH_S)
 
 
 def _said(directory: Directory) -> str:

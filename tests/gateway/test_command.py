@@ -29,6 +29,7 @@ from stoker_gateway.picker.metrics import PickerMetrics
 from stoker_gateway.picking.load import ServerLoad
 from stoker_gateway.polling import Heard, Poller
 from stoker_gateway.server_watch import ServerWatch
+from stoker_gateway.usage.metrics import UsageMetrics
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "gateway.md"
 SERVER = "--endpoint=a=http://127.0.0.1:1"
@@ -57,6 +58,8 @@ SERVER = "--endpoint=a=http://127.0.0.1:1"
         ([SERVER, "--keys", "/nonexistent"], "--keys"),
         ([SERVER, "--keys", "/dev/null"], "--keys"),
         ([SERVER, "--keys", __file__], "--keys"),
+        ([SERVER, "--billing-log", ""], "--billing-log"),
+        ([SERVER, "--billing-log", "-", "--access-log"], "--billing-log"),
         ([SERVER, "--api-key", "secret"], "--api-key"),
         ([SERVER, "serve"], "serve"),
         *(
@@ -191,6 +194,7 @@ def test_the_page_lists_the_flags_the_metrics_and_the_access_log() -> None:
     assert json.loads(line).keys() == FIELDS.keys()
     registry = CollectorRegistry()
     PickerMetrics(registry)
+    UsageMetrics(registry)
     counted = {sample.removesuffix("_total") for sample in re.findall(r"stoker:gateway_\w+", page)}
     assert counted == {family.name for family in registry.collect()}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import sys
@@ -81,6 +82,36 @@ def test_a_signal_lets_streams_end_and_the_next_request_comes_nowhere() -> None:
             assert code == 0 and b"Traceback" not in said
 
     asyncio.run(main())
+
+
+def test_a_signal_loses_no_line_for_billing(tmp_path: Path) -> None:
+    log = tmp_path / "billing"
+
+    async def main() -> None:
+        async with command("--billing-log", str(log)) as run, aiohttp.ClientSession() as client:
+            run.server.does = "stream"
+            headers = {"X-Request-Id": "stream"}
+            async with client.post(run.url + CHAT, data=_BODY, headers=headers) as under_way:
+                assert await under_way.content.readuntil(b"\n\n") == b"data: 1\n\n"
+                run.server.does = "answer"
+
+                async def ask(number: int) -> None:
+                    headers = {"X-Request-Id": f"r{number}"}
+                    async with client.post(run.url + CHAT, data=_BODY, headers=headers) as answer:
+                        assert (await answer.json())["server"] == "a"
+
+                await asyncio.gather(*map(ask, range(50)))
+                run.process.send_signal(signal.SIGTERM)
+                run.server.last = True
+                run.server.more.set()
+                await under_way.read()
+            code, said = await run.ended()
+            assert code == 0 and b"Traceback" not in said
+
+    asyncio.run(main())
+    lines = [json.loads(line) for line in log.read_text().splitlines()]
+    assert sorted(each["request_id"] for each in lines) == sorted(["stream", *(f"r{number}" for number in range(50))])
+    assert not any(each["aborted"] for each in lines)
 
 
 @pytest.mark.slow

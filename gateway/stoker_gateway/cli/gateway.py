@@ -30,6 +30,10 @@ def main(argv: list[str]) -> int:
     options = parser.parse_args(argv)
     if options.metrics_port is not None and options.metrics_port == options.port != 0:
         parser.error(f"--metrics-port and --port are both {options.port}; choose another for one of them")
+    if options.access_log and options.billing_log == "-":
+        parser.error("--access-log and --billing-log are both on standard output; give --billing-log a file")
+    if options.billing_log == "":
+        parser.error("--billing-log is empty; give it a file, or - for standard output")
     logs.configure(options.log_format)
     from stoker_gateway import process
     from stoker_gateway.errors import GatewayError
@@ -53,6 +57,7 @@ def main(argv: list[str]) -> int:
         peers=peers,
         metrics_port=options.metrics_port,
         access_log=options.access_log,
+        billing_log=options.billing_log,
         json_log=options.log_format == "json",
     )
     try:
@@ -118,6 +123,11 @@ def parser_of() -> argparse.ArgumentParser:
     )
     told.add_argument(
         "--access-log", action="store_true", help="a line of JSON on standard output for each request that has ended"
+    )
+    told.add_argument(
+        "--billing-log",
+        metavar="FILE|-",
+        help="where a line of JSON is added for each request that used tokens; -: standard output (default: nowhere)",
     )
     told.add_argument(
         "--log-format",

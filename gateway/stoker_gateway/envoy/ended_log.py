@@ -11,6 +11,8 @@ Config = dict[str, Any]
 #: The longest that an entry waits for others, and bytes of entries that are sent together.
 FLUSH_S: Final = 0.05
 BUFFER_BYTES: Final = 16384
+#: Envoy's count of entries, of those too that wait.
+WRITTEN: Final = "access_logs.grpc_access_log.logs_written"
 #: Response headers that an entry has.
 HEADERS: Final = ("content-type", "content-encoding")
 

@@ -1,0 +1,75 @@
+"""The log for billing: no line lost, none twice, whatever happens to the file."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from stoker_gateway.usage import billing
+from stoker_gateway.usage.billing import BillingLog
+from stoker_gateway.usage.ended import Ended
+from stoker_gateway.usage.tokens import Tokens
+
+ENDED = Ended("m", "team", "", 1, ("10.0.0.1:80",), False, 200, Tokens(3, 1, 2), 10, False, 1795420800.25, 1.0, "r")
+
+
+def ids(*files: Path) -> list[str]:
+    return [json.loads(line)["request_id"] for file in files for line in file.read_text().splitlines()]
+
+
+def test_a_line_says_what_was_used(tmp_path: Path) -> None:
+    log = BillingLog(str(tmp_path / "log"))
+    hostile = '"\n{}\u2028' + "x" * 500
+    log.ended(replace(ENDED, request_id=hostile, status=0, key="", aborted=True))
+    log.ended(replace(ENDED, tokens=Tokens()))
+    log.close()
+    [line] = (tmp_path / "log").read_bytes().splitlines()
+    assert json.loads(line) == {
+        "time": "2026-11-23T08:00:00.250Z", "key": None, "model": "m", "prompt_tokens": 3, "cached_tokens": 1,
+        "output_tokens": 2, "estimated": False, "aborted": True, "request_id": hostile[:128], "status": None,
+    }  # fmt: skip
+    assert (tmp_path / "log").stat().st_mode & 0o777 == 0o640
+
+
+def test_renamed_files_and_writes_in_part_lose_and_repeat_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chance, write = random.Random(0), os.write
+    failed = threading.Event()
+
+    def in_part(file: int, data: bytes) -> int:
+        if chance.random() < 0.02:
+            failed.set()
+            raise OSError("No space left on device")
+        return write(file, data[: chance.randrange(1, len(data) + 1)] if chance.random() < 0.3 else data)
+
+    monkeypatch.setattr(billing.os, "write", in_part)
+    monkeypatch.setattr(billing, "_AGAIN_S", 0.001)
+    place = tmp_path / "log"
+    place.write_text(json.dumps({"request_id": "before"}) + "\n")
+    log = BillingLog(str(place))
+    names = [f"r{number}" for number in range(500)]
+    for number, name in enumerate(names):
+        log.ended(replace(ENDED, request_id=name))
+        if number % 100 == 50:
+            while not place.exists():
+                time.sleep(0.001)
+            place.rename(tmp_path / f"log.{number // 100}")
+    monkeypatch.setattr(billing.os, "write", write)
+    log.close()
+    assert failed.is_set()
+    files = [tmp_path / f"log.{number}" for number in range(5)]
+    assert ids(*files, place) == ["before", *names]
+
+
+def test_a_place_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
+    for place in (tmp_path, tmp_path / "no" / "log"):
+        with pytest.raises(OSError, match=str(tmp_path)):
+            BillingLog(str(place))
