@@ -48,10 +48,14 @@ class Behind:
         return self.ended.pop(0)
 
 
+async def _none(_: web.Request) -> web.StreamResponse:
+    raise web.HTTPNotFound
+
+
 @asynccontextmanager
-async def behind(handler: Handler, addresses: tuple[str, ...] = ()) -> AsyncIterator[Behind]:
-    """One server, and others at these addresses before it, of the model m."""
-    made = Behind(handler)
+async def behind(handler: Handler | None, addresses: tuple[str, ...] = ()) -> AsyncIterator[Behind]:
+    """A server that answers so, and others at these addresses before it, of the model m."""
+    made = Behind(handler or _none)
     app = web.Application(client_max_size=64 << 20)
 
     async def handle(request: web.Request) -> web.StreamResponse:
@@ -61,7 +65,7 @@ async def behind(handler: Handler, addresses: tuple[str, ...] = ()) -> AsyncIter
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=0)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
-    made.servers = (*addresses, f"127.0.0.1:{runner.addresses[0][1]}")
+    made.servers = (*addresses, *([f"127.0.0.1:{runner.addresses[0][1]}"] if handler else []))
     directory = Directory({"m": Endpoint("m", "cluster-m", made.servers)})
     made.picker.set_servers(made.servers, time.monotonic())
     with tempfile.TemporaryDirectory(prefix="stoker-") as folder:

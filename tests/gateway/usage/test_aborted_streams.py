@@ -1,0 +1,68 @@
+"""Streams of a real engine whose clients leave: they are charged what was generated, by the engine's own count."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from pathlib import Path
+
+import aiohttp
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from ...engine.conftest import save_model, tiny_llama_model
+from ...engine.server.test_serve_command import serving
+from .answering import behind
+
+PROMPT = "a prompt of some words"
+ASKED = {
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": PROMPT}], "max_tokens": 400},
+    "/v1/completions": {"prompt": PROMPT, "max_tokens": 200, "n": 2, "ignore_eos": True},
+    "/v1/responses": {"input": PROMPT, "max_output_tokens": 400, "store": False},
+    "/v1/messages": {"messages": [{"role": "user", "content": PROMPT}], "max_tokens": 400},
+}
+#: Part of what was generated that may not be charged; and how many tokens so small a model makes, thousands a second,
+#: until it hears that the client has left. Over all, most is charged.
+SHARE, UNDER_WAY, MOST = 0.1, 100, 0.7
+
+
+@pytest.mark.slow
+def test_who_leaves_is_charged_what_was_generated(tmp_path: Path) -> None:
+    chance = random.Random(0)
+
+    async def main(url: str) -> None:
+        async with behind(None, (url.removeprefix("http://"),)) as at, aiohttp.ClientSession() as client:
+
+            async def counted(name: str) -> float:
+                async with client.get(f"{url}/metrics") as answer:
+                    families = text_string_to_metric_families(await answer.text())
+                return sum(sample.value for each in families for sample in each.samples if sample.name == name)
+
+            aborted, charged, made = 0, 0, 0.0
+            for number in range(16):
+                path = list(ASKED)[number % 4]
+                before = await counted("vllm:generation_tokens_total"), await counted("vllm:prompt_tokens_total")
+                body = {"model": "m", "stream": True, **ASKED[path]}
+                async with client.post(at.url + path, json=body) as answer:
+                    assert answer.status == 200, await answer.text()
+                    for _ in range(chance.choice((1, 3, 10, 40))):
+                        await answer.content.readuntil(b"\n\n")
+                    answer.close()
+                ended = await at.next_end()
+                async with asyncio.timeout(60):
+                    while await counted("vllm:num_requests_running"):  # noqa: ASYNC110 - it tells nobody
+                        await asyncio.sleep(0.01)
+                generated = await counted("vllm:generation_tokens_total") - before[0]
+                aborted += ended.aborted  # else it had ended, and was still on its way
+                assert not ended.tokens.estimated
+                assert 0 <= generated - ended.tokens.output <= SHARE * generated + UNDER_WAY
+                assert ended.tokens.prompt == await counted("vllm:prompt_tokens_total") - before[1]
+                charged, made = charged + ended.tokens.output, made + generated
+            assert aborted >= 4
+            assert charged >= MOST * made
+
+    model = save_model(tmp_path / "tiny", tiny_llama_model())
+    template = tmp_path / "template"
+    template.write_text("{% for message in messages %}{{ message.content }}{% endfor %}")
+    with serving(model, "--served-model-name=m", f"--chat-template={template}") as (_, url):
+        asyncio.run(main(url))
