@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Mapping
 
 from stoker_gateway.directory import Directory
+from stoker_gateway.limits.limiter import Limiter
 from stoker_gateway.picking.picker import EndpointPicker
 from stoker_gateway.polling import Heard
 from stoker_gateway.usage.ended import Ended
@@ -56,5 +57,15 @@ def ended_listener(
         for server in ended.servers if ended.unreachable else ended.servers[:-1]:
             picker.failed(server, now - ended.duration_s)
         wake(ended.model)
+
+    return hear
+
+
+def settler(limiter: Limiter, clock: Callable[[], float] = time.monotonic) -> Callable[[Ended], None]:
+    """What tells limits how many tokens a request used, in place of those that were reserved for it."""
+
+    def hear(ended: Ended) -> None:
+        if ended.grant:
+            limiter.settle(ended.grant, ended.tokens.prompt + ended.tokens.output, clock())
 
     return hear

@@ -20,9 +20,10 @@ from stoker_gateway.envoy.ended_log import FLUSH_S, WRITTEN
 from stoker_gateway.envoy.files import EnvoyFiles
 from stoker_gateway.envoy.process import EnvoyProcess
 from stoker_gateway.envoy.settings import EnvoySettings
-from stoker_gateway.hearing import ended_listener, listener
+from stoker_gateway.hearing import ended_listener, listener, settler
 from stoker_gateway.keys.key_file import KeyFile
 from stoker_gateway.keys.keyring import Keyring
+from stoker_gateway.limits.limiter import LocalLimiter
 from stoker_gateway.limits.peers import Peers, PeerSettings
 from stoker_gateway.metrics_server import MetricsServer
 from stoker_gateway.picker.deciding import RequestLimits
@@ -88,19 +89,20 @@ async def run(
         )
         EnvoyFiles(settings).write(directory)
         shared = None if peers is None else Peers(peers)
+        limiter = LocalLimiter() if shared is None else shared.limiter
         picker = PickerServer(
             directory,
             pickers,
             limits,
             registry,
             keyring=None if keys is None else keys.keyring,
-            limiter=None if shared is None else shared.limiter,
+            limiter=limiter,
         )
         picker.listen(f"unix:{settings.picker_socket}")
         usage = UsageMetrics(registry, () if keys is None else keys.keyring.keys)
         billing = None if billing_log is None else BillingLog(billing_log)
-        listeners = [ended_listener(pickers, picker.wake), usage.ended, *([] if billing is None else [billing.ended])]
-        ends = AccessLogService(listeners)
+        hearers = [ended_listener(pickers, picker.wake), settler(limiter), usage.ended]
+        ends = AccessLogService([*hearers, *([] if billing is None else [billing.ended])])
         picker.serve_also(ends.register)
         tell = listener(directory, pickers, picker.wake)
 
