@@ -9,10 +9,12 @@ at the period that asking so many stretches to, and when a request ends that it 
 Conversations are drawn so that their means are published ones; the shapes of distributions (turns geometric, lengths
 and pauses lognormal, a Zipf law for system prompts) are ours:
 
-- ``chat``: 2.0 turns, 69.5 prompt and 214.5 answer tokens a turn (Zheng et al., "LMSYS-Chat-1M", 2023, table 1),
-  after one of 50 system prompts of 400 tokens.
+- ``chat``: 2.0 turns, 69.5 prompt and 214.5 answer tokens a turn (Zheng et al., "LMSYS-Chat-1M: A Large-Scale
+  Real-World LLM Conversation Dataset", ICLR 2024, arXiv 2309.11998), after one of 50 system prompts of 400 tokens.
 - ``agents``: prompts of some 8,600 tokens of which some 59% were seen before, and answers of 182 (Qin et al.,
-  "Mooncake", FAST 2025, tool and agent trace): 4 turns that add 1,900 tokens each, after one of 20 prompts of 4,000.
+  "Mooncake: Trading More Storage for Less Computation — A KVCache-centric Architecture for Serving LLM Chatbot",
+  FAST 2025, tool and agent trace; figures from memory): 4 turns that add
+  1,900 tokens each, after one of 20 prompts of 4,000.
 
 A server is a queue of prompts, computed one after another at `PREFILL` tokens/s and slower the more sequences it
 decodes, and a prefix cache of `CACHE` tokens that forgets whole conversations. It is a model: figures compare ways to
