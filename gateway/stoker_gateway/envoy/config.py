@@ -274,7 +274,10 @@ def _connections(settings: EnvoySettings) -> Config:
         "generate_request_id": True,
         "preserve_external_request_id": True,
         "server_header_transformation": "PASS_THROUGH",
-        "common_http_protocol_options": {"max_headers_count": 100},
+        "common_http_protocol_options": {
+            "max_headers_count": 100,
+            "headers_with_underscores_action": "DROP_HEADER",  # some servers read X_Stoker_Y as X-Stoker-Y
+        },
         "max_request_headers_kb": 32,
         "request_headers_timeout": _seconds(settings.headers_s),
         "request_timeout": _seconds(settings.upload_s),

@@ -1,0 +1,124 @@
+"""Mutated requests at the whole gateway: nothing is smuggled, no 5xx of its own, bounded memory, and it lives on."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import re
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from . import test_gateway
+from .behind_envoy import CHAT, Server
+from .http_fuzz import requests
+from .test_gateway import command
+
+_MODEL = b'{"model": "m"}'
+_JSON = (
+    _MODEL,
+    b'{"model": "m", "model": "n"}',
+    b'\xef\xbb\xbf{"model": "m"}',
+    '{"model": "m"}'.encode("utf-16"),
+    b'{"model": "m", "x": 1e400}',
+    b'{"model": "\\ud800"}',
+    b'{"model": "m", "x": ' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+    b'{"model": "m", "x": "\\u0000"}',
+    b'{"model": ["m"]}',
+    b'{"model": "m"',
+    b"\x1f\x8b\x08\x00",
+    b"null",
+    b"",
+)
+_INTERNAL = re.compile(
+    rb"\n(x-stoker-(?!cluster: m-)|x_stoker_|x-envoy-(?!expected-rq-timeout-ms|attempt-count))", re.IGNORECASE
+)
+
+
+class _Recording(Server):
+    """Keeps the head of each request that Envoy passed on: those of the picker's poll have no X-Request-Id."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.heads: list[bytes] = []
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        readuntil = reader.readuntil
+
+        async def recorded(separator: bytes = b"\n") -> bytes:
+            head = await readuntil(separator)
+            if separator == b"\r\n\r\n" and b"\r\nx-request-id:" in head.lower():
+                self.heads.append(head)
+            return head
+
+        reader.readuntil = recorded  # type: ignore[method-assign, assignment]
+        await super()._serve(reader, writer)
+
+
+def _mutated(count: int, seed: int) -> Iterator[bytes]:
+    """So many, half of them wrong in HTTP and half in JSON; each says its number in the field X-Number."""
+    draw = random.Random(seed)
+    wrong = requests(count, seed)
+    for number in range(count):
+        text = next(wrong).replace(b"content-length: 2", b"content-length: 14")
+        text = re.sub(rb"\n2(?=[\r\n;])", b"\ne", text).replace(b"{}", _MODEL)
+        if draw.random() < 0.5:
+            body = draw.choice(_JSON)
+            line = b"POST " + CHAT.encode() + b" HTTP/1.1\r\nhost: x\r\nconnection: close\r\n"
+            text = line + b"X_Stoker_Cluster: z\r\nX-Stoker-Usage: 1\r\ncontent-length: %d\r\n\r\n" % len(body) + body
+        head, end, rest = text.partition(b"\n")
+        yield head + end + b"x-number: %d\r\n" % number + rest
+
+
+def _memory(pid: int) -> int:
+    """Resident memory of a process, in KiB."""
+    found = re.search(r"VmRSS:\s+(\d+)", Path(f"/proc/{pid}/status").read_text())
+    assert found
+    return int(found[1])
+
+
+@pytest.mark.parametrize("count", [200])
+def test_mutated_requests_smuggle_nothing_and_harm_nothing(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(test_gateway, "Server", _Recording)
+
+    async def main() -> None:
+        async with command() as run, aiohttp.ClientSession() as client:
+            port = int(run.url.rsplit(":", 1)[1])
+            at_once = asyncio.Semaphore(100)
+            refused: list[tuple[bytes, bytes]] = []
+
+            async def ask(text: bytes) -> None:
+                async with at_once:
+                    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+                    said = b""
+                    with suppress(ConnectionError, TimeoutError):  # of those that wait for more of a body: gone
+                        writer.write(text)
+                        said = await asyncio.wait_for(reader.read(1 << 20), 5)
+                    writer.close()
+                    if re.search(rb"HTTP/1\.[01] 5", said):
+                        refused.append((text[:2000], said[:500]))
+
+            everything = list(_mutated(count, seed=11))
+            await asyncio.gather(*map(ask, everything[: count // 5]))
+            before = [_memory(pid) for pid in (run.process.pid, run.envoy)]
+            await asyncio.gather(*map(ask, everything[count // 5 :]))
+            after = [_memory(pid) for pid in (run.process.pid, run.envoy)]
+            assert not refused, refused[:3]
+            assert all(new < old + 128 * 1024 for old, new in zip(before, after, strict=True)), (before, after)
+            heads = run.server.heads  # type: ignore[attr-defined]
+            assert len(heads) > count / 20
+            numbers: Counter[bytes] = Counter()
+            for head in heads:
+                line = head.split(b"\r\n", 1)[0]
+                assert re.fullmatch(rb"[A-Za-z]+ /(v1/\S*|tokenize|detokenize) HTTP/1\.1", line), head
+                assert b"/metrics" not in line.partition(b"?")[0] and not _INTERNAL.search(head), head
+                numbers.update(re.findall(rb"\r\nx-number: (\d+)", head))
+            assert sum(numbers.values()) == len(heads) and set(numbers.values()) == {1}
+            async with client.post(run.url + CHAT, data=_MODEL) as answer:
+                assert answer.status == 200
+
+    asyncio.run(main())
