@@ -31,8 +31,8 @@ from stoker_operator.manifests.owner import GENERATION, Manifest, made_of
 
 ANNOTATION: Final = "stoker.dev/rendered"
 
-#: What of a spec no pod shows, in records of releases that compared specs as they were written.
-_NOT_OF_PODS: Final = ("replicas", "service", "networkPolicy", "monitoring")
+#: What of a spec no pod shows, in records of releases that compared specs as they were written; routing came after.
+_NOT_OF_PODS: Final = ("replicas", "service", "networkPolicy", "monitoring", "routing")
 _NOT_OF_PODS_IN_ROLLOUT: Final = ("maxSurge", "maxUnavailable", "imageUpdates")
 
 

@@ -162,7 +162,7 @@ def test_every_field_is_known_to_show_in_pods_or_not() -> None:
     def fields(part: type[Part], marked: bool) -> set[str]:
         return {name for name, each in part.model_fields.items() if (NOT_IN_PODS in each.metadata) is marked}
 
-    assert fields(Spec, True) == {"replicas", "service", "network_policy", "monitoring"}
+    assert fields(Spec, True) == {"replicas", "service", "network_policy", "monitoring", "routing"}
     assert fields(Spec, False) == {
         "hardware", "parallelism", "engine", "template", "model", "auth", "storage", "rollout",
     }  # fmt: skip
@@ -179,6 +179,8 @@ def test_a_record_of_the_spec_as_it_was_written_still_holds(document: Any) -> No
     live["metadata"]["annotations"] = {ANNOTATION: json.dumps(record)}
     upgraded = pinned(rendered("engine:2"), live, facts(document(replicas=3))).deployment
     assert image(upgraded) == "engine:1"
+    routed = pinned(rendered("engine:2"), live, facts(document(routing={"sessionHeader": "X-Session-Id"}))).deployment
+    assert image(routed) == "engine:1"
     assert json.loads(upgraded["metadata"]["annotations"][ANNOTATION])["spec"] == digest(spec_of(document()))
     changed = facts(document(engine={"maxNumSeqs": 4}))
     assert image(pinned(rendered("engine:2"), live, changed).deployment) == "engine:2"

@@ -42,7 +42,9 @@ CLUSTER_FIELDS = (
     "rollout.max_unavailable",
     "rollout.startup_timeout_seconds",
     "rollout.image_updates",
+    "network_policy",
     "monitoring",
+    "routing",
 )
 
 

@@ -227,6 +227,7 @@ RIGHT: dict[str, Spec] = {
         }
     ),
     "monitoring": spec(monitoring={"podMonitor": "Disabled"}),
+    "routing": spec(routing={"gateway": "Enabled", "sessionHeader": "X-Session-Id"}),
 }
 
 _FOUR = "use tensor 4, data 1 or tensor 2, data 2 or tensor 1, data 4"
@@ -499,6 +500,15 @@ RULE_BREAKERS = (
         spec(service={"type": "NodePort"}, networkPolicy={"mode": "Namespace"}),
         "spec.networkPolicy",
         "a Service of type NodePort or LoadBalancer is for clients that mode Namespace keeps out; set networkPolicy.",
+    ),
+    *(
+        Wrong(
+            f"no session: {header}",
+            spec(routing={"sessionHeader": header}),
+            "spec.routing.sessionHeader",
+            "this header cannot name a session: it is taken off requests, or is about the connection; use another one",
+        )
+        for header in ("x-stoker-session", "X-Gateway-A", "x-Envoy-retry", "HOST", "Connection", "te")
     ),
     Wrong(
         "everyone, and some",

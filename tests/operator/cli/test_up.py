@@ -60,12 +60,13 @@ def test_what_has_no_meaning_here_is_named(run: Any) -> None:
     engine = {"image": "x", "imagePullPolicy": "Always", "dtype": "float32"}
     rollout = {"maxSurge": 2, "drainSeconds": 9}
     unused = {"replicas": 2, "service": {"port": 80}, "rollout": rollout, "storage": {}, "parallelism": {"tensor": 4}}
-    unused |= {"template": {"spec": {}}, "monitoring": {"podMonitor": "Auto"}}
+    unused |= {"template": {"spec": {}}, "monitoring": {"podMonitor": "Auto"}, "networkPolicy": {"mode": "Open"}}
+    unused |= {"routing": {"sessionHeader": "X-Session-Id"}}
     _, words, _, output = run("--accelerator=cpu", hardware=hardware, engine=engine, **unused)
     assert output.out.splitlines()[0] == (
         "Not used on one machine: spec.replicas, spec.hardware.resources, spec.engine.image, "
         "spec.engine.imagePullPolicy, spec.template, spec.storage, spec.service, spec.rollout.maxSurge, "
-        "spec.monitoring, spec.hardware.count, spec.parallelism"
+        "spec.networkPolicy, spec.monitoring, spec.routing, spec.hardware.count, spec.parallelism"
     )
     assert "--shutdown-timeout=9" in words
     assert "--device=cpu" in words

@@ -13,6 +13,7 @@ from stoker_operator.api.v1alpha1.model import Model
 from stoker_operator.api.v1alpha1.monitoring import Monitoring
 from stoker_operator.api.v1alpha1.network_policy import NetworkPolicy
 from stoker_operator.api.v1alpha1.rollout import Rollout
+from stoker_operator.api.v1alpha1.routing import Routing
 from stoker_operator.api.v1alpha1.storage import Storage
 from stoker_operator.api.v1alpha1.workload import Workload
 
@@ -44,6 +45,8 @@ class Spec(Workload):
     """How pods are replaced when the spec changes."""
     monitoring: Annotated[Monitoring, NOT_IN_PODS] = Monitoring()
     """How metrics are collected."""
+    routing: Annotated[Routing, NOT_IN_PODS] = Routing()
+    """How requests come through the gateway, one address for all models."""
 
     RULES: ClassVar[tuple[Rule, ...]] = (
         *Workload.RULES,
