@@ -38,7 +38,7 @@ def file(request: pytest.FixtureRequest) -> Path:
 
 
 def test_there_are_dockerfiles() -> None:
-    assert len(DOCKERFILES) == 3
+    assert len(DOCKERFILES) == 4
 
 
 def test_every_stage_comes_from_the_base_or_an_earlier_stage(file: Path) -> None:
@@ -72,7 +72,7 @@ def test_the_last_stage_installs_nothing(file: Path) -> None:
     assert set(ran) <= {"mkdir"}
 
 
-@pytest.mark.parametrize("name", ["operator", "engine"])
+@pytest.mark.parametrize("name", ["operator", "gateway", "engine"])
 def test_images_say_what_they_are(name: str) -> None:
     last = dict(stages(ROOT / "images" / name / "Dockerfile")[-1])
     labels = dict(part.split("=", 1) for part in shlex.split(last["LABEL"]))
