@@ -138,7 +138,9 @@ async def run(
                     print(f"stoker gateway: http://{at}", flush=True)  # noqa: T201
                 logger.info("http://%s serves %s", at, _said(directory))
                 works = [envoy.watch(), poller.watch(), serve(), stop_now.wait()]
-                await _first(*works, *([] if keys is None else [keys.watch(set_keyring)]))
+                works += [] if keys is None else [keys.watch(set_keyring)]
+                works += [] if shared is None else [shared.watch()]
+                await _first(*works)
         finally:
             await envoy.end()
             if metrics is not None:

@@ -35,6 +35,11 @@ SERVER = "--endpoint=a=http://127.0.0.1:1"
         (["--peer", "a:٣"], "no port from 1 to 65535"),
         (["--peer", "a:80"], "--peer-listen is missing"),
         (["--peer-listen", "a:80"], "--peer-token-file is missing"),
+        (["--peer-service", "a:80"], "--peer-listen is missing"),
+        (
+            ["--peer", "a:80", "--peer-service", "a:80", "--peer-listen", "a:80", "--peer-token-file", "good"],
+            "--peer-service",
+        ),
         (["--peer-listen", "a:80", "--peer-token-file", "none"], "--peer-token-file: none cannot be read"),
         (["--peer-listen", "a:80", "--peer-token-file", "short"], "one word of at least 16"),
         (["--peer-listen", "a:80", "--peer-token-file", "words"], "one word of at least 16"),

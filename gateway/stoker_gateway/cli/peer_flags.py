@@ -25,6 +25,12 @@ def add_to(parser: argparse.ArgumentParser) -> None:
         help="where another replica listens for replicas; repeatable (default: there is none)",
     )
     peers.add_argument(
+        "--peer-service",
+        type=_address,
+        metavar="HOST:PORT",
+        help="a name whose addresses are all replicas', as that of a headless Service; looked up every second",
+    )
+    peers.add_argument(
         "--peer-listen", type=_address, metavar="HOST:PORT", help="where this one listens for them (default: nowhere)"
     )
     peers.add_argument(
@@ -36,6 +42,7 @@ def settings_of(parser: argparse.ArgumentParser, options: argparse.Namespace) ->
     """What the flags say; None without them. A wrong command line ends the process."""
     given: dict[str, object] = {
         "--peer": options.peer,
+        "--peer-service": options.peer_service,
         "--peer-listen": options.peer_listen,
         "--peer-token-file": options.peer_token_file,
     }
@@ -44,11 +51,12 @@ def settings_of(parser: argparse.ArgumentParser, options: argparse.Namespace) ->
     for flag in ("--peer-listen", "--peer-token-file"):
         if not given[flag]:
             parser.error(f"{flag} is missing: replicas need --peer-listen and --peer-token-file, beside --peer")
+    if options.peer and options.peer_service:
+        parser.error("argument --peer-service: it finds all replicas; leave out --peer")
     from stoker_gateway.limits.peers import PeerSettings
 
-    return PeerSettings(
-        options.peer_listen, _token(parser, options.peer_token_file), tuple(dict.fromkeys(options.peer))
-    )
+    token = _token(parser, options.peer_token_file)
+    return PeerSettings(options.peer_listen, token, tuple(dict.fromkeys(options.peer)), options.peer_service)
 
 
 def _token(parser: argparse.ArgumentParser, path: Path) -> str:

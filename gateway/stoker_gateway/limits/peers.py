@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import socket
 from dataclasses import dataclass, field
+from typing import Final, NoReturn
 
 from stoker_gateway.limits.peer_limiter import PeerLimiter
 from stoker_gateway.limits.peer_server import PeerServer
 
 logger = logging.getLogger(__name__)
+
+#: Seconds between lookups of the others' addresses.
+_LOOK_UP_S: Final = 1.0
 
 
 @dataclass(frozen=True)
@@ -19,11 +25,13 @@ class PeerSettings:
         listen: where they reach this one, ``HOST:PORT``.
         token: that all replicas know.
         addresses: of the others, ``HOST:PORT``.
+        service: a name whose addresses are all replicas', this one's own too, ``HOST:PORT``; None: `addresses` are all.
     """
 
     listen: str
     token: str = field(repr=False)
     addresses: tuple[str, ...] = ()
+    service: str | None = None
 
 
 class Peers:
@@ -47,7 +55,32 @@ class Peers:
         others = ", ".join(self._settings.addresses) or "nobody yet"
         logger.info("limits are kept together with %s; other replicas are heard at port %d", others, port)
 
+    async def watch(self) -> NoReturn:
+        """Looks up who the others are, again and again. One that no name stands for is gone; where names are not
+        answered for, all stay who were there."""
+        while True:
+            if self._settings.service is not None:
+                try:
+                    await self.limiter.set_peers(await _addresses(self._settings.service))
+                except OSError as error:
+                    logger.debug("%s cannot be looked up: %s", self._settings.service, error)
+            await asyncio.sleep(_LOOK_UP_S)
+
     async def stop(self) -> None:
         """Ends."""
         await self.limiter.close()
         await self._server.stop()
+
+
+async def _addresses(service: str) -> set[str]:
+    """``IP:PORT`` of all that a name stands for.
+
+    Raises:
+        OSError: nobody knows the name, or answers for names.
+    """
+    host, _, port = service.rpartition(":")
+    found = await asyncio.get_running_loop().getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
+    return {
+        f"[{address[0]}]:{port}" if family == socket.AF_INET6 else f"{address[0]}:{port}"
+        for family, _, _, _, address in found
+    }
