@@ -1,11 +1,13 @@
 """Which models there are, and who serves them.
 
-A directory is a value: whoever learns something new (a command line today, the API server's watches later) makes
-another one, and hands it to Envoy's configuration and to the picker.
+A directory is a value: whoever learns something new (from a command line, from the API server's watches) makes another
+one, which goes to Envoy's configuration and to the picker.
 """
 
 from __future__ import annotations
 
+import hashlib
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -22,6 +24,7 @@ class Endpoint:
         authorization: what its servers are told in ``Authorization`` where the gateway's own keys are in force; None:
             nothing. A secret.
         created: when it came to be, as far as clients are told: seconds since 1970.
+        refusal: why none of its servers gets requests though it has some, in words for clients; None: they get them.
     """
 
     name: str
@@ -30,6 +33,7 @@ class Endpoint:
     session_header: str | None = None
     authorization: str | None = field(default=None, repr=False)
     created: int = 0
+    refusal: str | None = None
 
 
 @dataclass(frozen=True)
@@ -37,3 +41,8 @@ class Directory:
     """All endpoints, by the served name of their model."""
 
     endpoints: Mapping[str, Endpoint] = field(default_factory=dict)
+
+
+def cluster_name(text: str) -> str:
+    """What Envoy calls the servers that this text names: safe in file names and metrics, and another for each text."""
+    return f"{re.sub('[^a-z0-9]+', '-', text.lower())[:40]}-{hashlib.sha256(text.encode()).hexdigest()[:12]}"

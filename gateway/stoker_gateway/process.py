@@ -8,8 +8,8 @@ import os
 import signal
 import socket
 import tempfile
-import time
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,17 +20,18 @@ from stoker_gateway.envoy.ended_log import FLUSH_S, WRITTEN
 from stoker_gateway.envoy.files import EnvoyFiles
 from stoker_gateway.envoy.process import EnvoyProcess
 from stoker_gateway.envoy.settings import EnvoySettings
-from stoker_gateway.hearing import ended_listener, listener, settler
+from stoker_gateway.hearing import ended_listener, settler
 from stoker_gateway.keys.key_file import KeyFile
 from stoker_gateway.keys.keyring import Keyring
+from stoker_gateway.kubernetes.cluster_watch import ClusterWatch
 from stoker_gateway.limits.limiter import LocalLimiter
-from stoker_gateway.limits.peers import Peers, PeerSettings
+from stoker_gateway.limits.peers import Peers
 from stoker_gateway.metrics_server import MetricsServer
 from stoker_gateway.picker.deciding import RequestLimits
 from stoker_gateway.picker.server import PickerServer
-from stoker_gateway.picking.picker import EndpointPicker
-from stoker_gateway.polling import Heard, PollerThread
-from stoker_gateway.server_watch import ServerWatch
+from stoker_gateway.polling import PollerThread
+from stoker_gateway.serving import Serving, said
+from stoker_gateway.settings import GatewaySettings
 from stoker_gateway.usage.access_log_service import AccessLogService
 from stoker_gateway.usage.billing import STDOUT, BillingLog
 from stoker_gateway.usage.metrics import UsageMetrics
@@ -40,117 +41,156 @@ logger = logging.getLogger(__name__)
 #: For how many seconds in the end Envoy may tell of requests that ended.
 _TOLD_S: Final = 10.0
 
+#: Makes what tells of a cluster's models and keys as they change, with its metrics.
+MakeClusterWatch = Callable[[CollectorRegistry], ClusterWatch]
+
 
 async def run(
-    directory: Directory,
-    host: str,
-    port: int,
-    max_body_bytes: int,
-    drain_s: float,
-    *,
+    settings: GatewaySettings,
+    directory: Directory | None = None,
     keys: KeyFile | None = None,
-    peers: PeerSettings | None = None,
-    metrics_port: int | None = None,
-    access_log: bool = False,
-    billing_log: str | None = None,
-    json_log: bool = False,
+    cluster: MakeClusterWatch | None = None,
 ) -> None:
     """Serves until SIGTERM or SIGINT, then lets requests under way end; a second signal ends them.
 
     Args:
-        host, port: where clients are served; an IP address, and port 0 is one that is free.
-        max_body_bytes: of a request.
-        drain_s: how long requests under way may take in the end.
-        keys: of clients; None: anyone may use all models.
-        peers: the other replicas, with which the keys' limits are shared; None: there are none.
-        metrics_port: of /metrics, on the same host; None: nowhere.
-        access_log: whether each request is told on standard output.
-        billing_log: the file for lines about the tokens of requests; ``-``: standard output; None: nowhere.
-        json_log: whether Envoy's log is JSON.
+        directory: what is served; None: `cluster` says it.
+        keys: of clients; None: anyone may use all models, or `cluster` says them.
 
     Raises:
         GatewayError: a part cannot serve, or has ended by itself.
         OSError: a file cannot be written, or a socket not made.
     """
-    check_free(host, port)
-    stop, stop_now = asyncio.Event(), asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, lambda: (stop_now if stop.is_set() else stop).set())
-    limits = RequestLimits(max_body_bytes=max_body_bytes)
-    identity = f"{socket.gethostname()} {os.getpid()}"
-    pickers = {name: EndpointPicker(identity=identity) for name in directory.endpoints}
-    for name, endpoint in directory.endpoints.items():
-        pickers[name].set_servers(endpoint.servers, time.monotonic())
-
-    watch, registry = ServerWatch(directory), CollectorRegistry()
+    check_free(settings.host, settings.port)
     with tempfile.TemporaryDirectory(prefix="stoker-") as folder:
-        settings = EnvoySettings(
-            host, port, Path(folder), limits.max_wait_s, max_body_bytes, access_log=access_log, json_log=json_log
-        )
-        EnvoyFiles(settings).write(directory)
-        shared = None if peers is None else Peers(peers)
-        limiter = LocalLimiter() if shared is None else shared.limiter
-        picker = PickerServer(
-            directory,
-            pickers,
-            limits,
-            registry,
-            keyring=None if keys is None else keys.keyring,
-            limiter=limiter,
-        )
-        picker.listen(f"unix:{settings.picker_socket}")
-        usage = UsageMetrics(registry, () if keys is None else keys.keyring.keys)
-        billing = None if billing_log is None else BillingLog(billing_log)
-        hearers = [ended_listener(pickers, picker.wake), settler(limiter), usage.ended]
-        ends = AccessLogService([*hearers, *([] if billing is None else [billing.ended])])
-        picker.serve_also(ends.register)
-        tell = listener(directory, pickers, picker.wake)
+        await _Gateway(settings, Path(folder), directory, keys, cluster).run()
 
-        def hear(heard: Heard) -> None:
-            watch.heard(heard)
-            tell(heard)
 
-        envoy, poller = EnvoyProcess(settings), PollerThread(hear)
-        poller.poller.set_servers(server for endpoint in directory.endpoints.values() for server in endpoint.servers)
-        metrics = None if metrics_port is None else MetricsServer(registry, envoy.prometheus, host, metrics_port)
-        await picker.start()
-        poller.start()
+class _Gateway:
+    """All parts, put together."""
 
-        async def serve() -> None:
-            await stop.wait()
-            await envoy.drain(drain_s)
-            await _all_told(envoy, ends)
+    def __init__(
+        self,
+        settings: GatewaySettings,
+        folder: Path,
+        directory: Directory | None,
+        keys: KeyFile | None,
+        cluster: MakeClusterWatch | None,
+    ) -> None:
+        self._settings = settings
+        self._keys = keys
+        self._stop, self._stop_now = asyncio.Event(), asyncio.Event()
+        self._begun = asyncio.Event()  # what is served is known
+        limits, registry = RequestLimits(max_body_bytes=settings.max_body_bytes), CollectorRegistry()
+        self._cluster = None if cluster is None else cluster(registry)
+        envoy = _envoy_settings(settings, folder, limits)
+        self._envoy = EnvoyProcess(envoy)
+        self._peers = None if settings.peers is None else Peers(settings.peers)
+        limiter = LocalLimiter() if self._peers is None else self._peers.limiter
+        keyring = keys.keyring if keys is not None else None if cluster is None else Keyring()
+        self._picker = PickerServer(Directory(), {}, limits, registry, keyring=keyring, limiter=limiter)
+        self._picker.listen(f"unix:{envoy.picker_socket}")
+        identity = f"{socket.gethostname()} {os.getpid()}"
+        self._serving = Serving(EnvoyFiles(envoy), self._envoy, self._picker, identity)
+        self._serving.begin(directory or Directory())
+        self._poller = PollerThread(self._serving.hear)
+        self._serving.ask_through(self._poller.poller.set_servers)
+        self._usage = UsageMetrics(registry, () if keyring is None else keyring.keys)
+        self._billing = None if settings.billing_log is None else BillingLog(settings.billing_log)
+        hearers = [ended_listener(self._serving.pickers, self._picker.wake), settler(limiter), self._usage.ended]
+        self._ends = AccessLogService(hearers if self._billing is None else [*hearers, self._billing.ended])
+        self._picker.serve_also(self._ends.register)
+        port = settings.metrics_port
+        self._metrics = None if port is None else MetricsServer(registry, self._envoy.prometheus, settings.host, port)
 
-        def set_keyring(keyring: Keyring) -> None:
-            picker.set_keyring(keyring)
-            usage.set_keys(keyring.keys)
+    async def run(self) -> None:
+        """See `run`."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, self._signalled)
+        async with AsyncExitStack() as ending:  # the last first
+            if self._billing is not None:
+                ending.push_async_callback(asyncio.to_thread, self._billing.close)
+            if self._peers is not None:
+                ending.push_async_callback(self._peers.stop)
+                await self._peers.start()
+            ending.push_async_callback(self._picker.stop)
+            await self._picker.start(ready=self._cluster is None)
+            ending.push_async_callback(self._poller.stop)
+            self._poller.start()
+            if self._metrics is not None:
+                ending.push_async_callback(self._metrics.stop)
+                check_free(self._settings.host, self._settings.metrics_port or 0)
+                at = netloc(self._settings.host, await self._metrics.start())
+                logger.info("metrics at http://%s/metrics", at)
+            ending.push_async_callback(self._envoy.end)
+            await _first(self._envoy.start(), self._stop_now.wait())
+            if not self._stop_now.is_set():
+                await self._serve()
 
-        try:
-            if shared is not None:
-                await shared.start()
-            if metrics is not None:
-                check_free(host, metrics_port or 0)
-                logger.info("metrics at http://%s/metrics", netloc(host, await metrics.start()))
-            await _first(envoy.start(), stop_now.wait())
-            if not stop_now.is_set():
-                at = netloc(host, await envoy.port())
-                if not access_log and billing_log != STDOUT:  # else nothing but that is on standard output
-                    print(f"stoker gateway: http://{at}", flush=True)  # noqa: T201
-                logger.info("http://%s serves %s", at, _said(directory))
-                works = [envoy.watch(), poller.watch(), serve(), stop_now.wait()]
-                works += [] if keys is None else [keys.watch(set_keyring)]
-                works += [] if shared is None else [shared.watch()]
-                await _first(*works)
-        finally:
-            await envoy.end()
-            if metrics is not None:
-                await metrics.stop()
-            await poller.stop()
-            await picker.stop()
-            if shared is not None:
-                await shared.stop()
-            if billing is not None:
-                await asyncio.to_thread(billing.close)
+    async def _serve(self) -> None:
+        url = f"http{'s' * (self._settings.tls is not None)}://{netloc(self._settings.host, await self._envoy.port())}"
+        if not self._settings.access_log and self._settings.billing_log != STDOUT:  # else nothing but that is there
+            print(f"stoker gateway: {url}", flush=True)  # noqa: T201
+        works = [self._watch_envoy(), self._poller.watch(), self._until_drained(url), self._stop_now.wait()]
+        if self._keys is not None:
+            works.append(self._keys.watch(self._set_keyring))
+        if self._cluster is not None:
+            works.append(self._cluster.watch(self._change, self._set_keyring))
+        if self._peers is not None:
+            works.append(self._peers.watch())
+        await _first(*works)
+
+    async def _until_drained(self, url: str) -> None:
+        if self._cluster is not None:
+            await _first(self._begun.wait(), self._stop.wait())
+        if not self._stop.is_set():
+            self._begun.set()
+            logger.info("%s serves %s", url, said(self._serving.directory))
+        await self._stop.wait()
+        await self._envoy.withdraw()
+        await asyncio.sleep(self._settings.drain_delay_s)
+        await self._envoy.drain(self._settings.drain_s)
+        await self._all_told()
+
+    async def _all_told(self) -> None:
+        """Waits until Envoy has told of all requests that ended, which it does a little later; it would forget them."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + _TOLD_S
+        while self._ends.received < await self._envoy.statistic(WRITTEN) and loop.time() < deadline:  # noqa: ASYNC110
+            await asyncio.sleep(FLUSH_S)
+
+    async def _watch_envoy(self) -> None:
+        await _first(self._begun.wait(), self._envoy.watch_process())  # until then it is told that there is no picker
+        await self._envoy.watch()
+
+    async def _change(self, news: Directory) -> None:
+        before = self._serving.directory.endpoints.keys()
+        await self._serving.change(news)
+        for name in before - news.endpoints.keys():
+            self._usage.forget_model(name)
+        if not self._begun.is_set():
+            await self._picker.set_ready()
+            self._begun.set()
+
+    def _set_keyring(self, keyring: Keyring) -> None:
+        self._picker.set_keyring(keyring)
+        self._usage.set_keys(keyring.keys)
+
+    def _signalled(self) -> None:
+        (self._stop_now if self._stop.is_set() else self._stop).set()
+
+
+def _envoy_settings(settings: GatewaySettings, folder: Path, limits: RequestLimits) -> EnvoySettings:
+    return EnvoySettings(
+        settings.host,
+        settings.port,
+        folder,
+        limits.max_wait_s,
+        settings.max_body_bytes,
+        tls=settings.tls,
+        access_log=settings.access_log,
+        json_log=settings.json_log,
+    )
 
 
 def check_free(host: str, port: int) -> None:
@@ -170,19 +210,6 @@ def check_free(host: str, port: int) -> None:
 def netloc(host: str, port: int) -> str:
     """Host and port as a URL has them."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
-async def _all_told(envoy: EnvoyProcess, ends: AccessLogService) -> None:
-    """Waits until Envoy has told of all requests that ended: it sends them a little later, and would forget them."""
-    loop = asyncio.get_running_loop()
-    deadline = loop.time() + _TOLD_S
-    while ends.received < await envoy.statistic(WRITTEN) and loop.time() < deadline:  # noqa: ASYNC110
-        await asyncio.sleep(FLUSH_S)
-
-
-def _said(directory: Directory) -> str:
-    counts = {name: len(endpoint.servers) for name, endpoint in directory.endpoints.items()}
-    return ", ".join(f"{name} by {count} server{'s' * (count != 1)}" for name, count in counts.items())
 
 
 async def _first(*works: Coroutine[Any, Any, object]) -> None:

@@ -20,17 +20,24 @@ class ServerWatch:
         directory: which servers there are.
     """
 
-    def __init__(self, directory: Directory) -> None:
+    def __init__(self, directory: Directory | None = None) -> None:
         self._models: dict[str, list[str]] = {}
+        self._states: dict[str, State] = {}
+        self.set_directory(directory or Directory())
+
+    def set_directory(self, directory: Directory) -> None:
+        """These are all servers there are, from now on."""
+        self._models = {}
         for name, endpoint in directory.endpoints.items():
             for server in endpoint.servers:
                 self._models.setdefault(server, []).append(name)
-        self._states: dict[str, State] = {}
+        for gone in self._states.keys() - self._models.keys():
+            del self._states[gone]
 
     def heard(self, heard: Heard) -> None:
         """A server was asked."""
-        if heard.load is None:
-            return  # a single time says little
+        if heard.load is None or heard.server not in self._models:
+            return  # a single time says little; or it is gone
         state: State = "serves"
         if not heard.load.ready:
             state = "is not ready" if heard.answered else "does not answer"
@@ -40,7 +47,7 @@ class ServerWatch:
         self._states[heard.server] = state
         if state == before:
             return
-        about = f"{heard.server} ({', '.join(self._models.get(heard.server, ()))})"
+        about = f"{heard.server} ({', '.join(self._models[heard.server])})"
         if state == "is not ready" or state == "does not answer":
             logger.warning("%s %s: it gets no requests until it does", about, state)
         elif before == "is not ready" or before == "does not answer":

@@ -25,6 +25,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from stoker_gateway.cli.gateway import main, parser_of
 from stoker_gateway.directory import Directory, Endpoint
 from stoker_gateway.envoy.access_log_lines import FIELDS
+from stoker_gateway.kubernetes.cluster_watch import age_gauge
 from stoker_gateway.picker.metrics import PickerMetrics
 from stoker_gateway.picking.load import ServerLoad
 from stoker_gateway.polling import Heard, Poller
@@ -195,6 +196,7 @@ def test_the_page_lists_the_flags_the_metrics_and_the_access_log() -> None:
     registry = CollectorRegistry()
     PickerMetrics(registry)
     UsageMetrics(registry)
+    age_gauge(registry)
     counted = {sample.removesuffix("_total") for sample in re.findall(r"stoker:gateway_\w+", page)}
     assert counted == {family.name for family in registry.collect()}
 

@@ -4,21 +4,29 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import hashlib
 import ipaddress
 import re
 import socket
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
 from stoker_gateway import logs
-from stoker_gateway.cli import peer_flags
-from stoker_gateway.directory import Directory, Endpoint
+from stoker_gateway.cli import peer_flags, tls_flags
+from stoker_gateway.directory import Directory, Endpoint, cluster_name
+
+if TYPE_CHECKING:
+    from prometheus_client import CollectorRegistry
+
+    from stoker_gateway.kubernetes.cluster_watch import ClusterWatch
 
 _ENDPOINT: Final = "NAME=http://HOST:PORT"
+_NAMESPACE: Final = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
+#: Where Kubernetes tells a pod its own.
+_OWN_NAMESPACE: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 _HEADER_NAME: Final = re.compile(r"[!#$%&'*+.^_`|~0-9a-z-]+")
 #: Taken off each request before anyone reads it, or about the connection and not the session.
 _NO_SESSION: Final = re.compile(r"x-(stoker|gateway|envoy)-.*|host|connection|content-length|transfer-encoding|te")
@@ -34,32 +42,42 @@ def main(argv: list[str]) -> int:
         parser.error("--access-log and --billing-log are both on standard output; give --billing-log a file")
     if options.billing_log == "":
         parser.error("--billing-log is empty; give it a file, or - for standard output")
+    _check_source(parser, options)
     logs.configure(options.log_format)
     from stoker_gateway import process
     from stoker_gateway.errors import GatewayError
     from stoker_gateway.keys.errors import KeyManifestError
     from stoker_gateway.keys.key_file import KeyFile
+    from stoker_gateway.settings import GatewaySettings
 
     try:
         keys = None if options.keys is None else KeyFile(options.keys)
     except KeyManifestError as error:
         parser.error(f"argument --keys: {error}")
     peers = peer_flags.settings_of(parser, options)
-    if peers is not None and keys is None:
+    if peers is not None and keys is None and not options.kubernetes:
         parser.error("--peer-listen and the like share the limits of keys; add --keys")
-    work = process.run(
-        _directory(options.endpoint, options.session_header),
+    tls = tls_flags.files_of(parser, options)
+    try:
+        cluster = _cluster(options.namespace) if options.kubernetes else None
+    except GatewayError as error:
+        print(f"stoker gateway: {error}", file=sys.stderr)
+        return 1
+    settings = GatewaySettings(
         options.host,
         options.port,
         options.max_body_size,
+        tls,
+        options.drain_delay,
         options.drain_timeout,
-        keys=keys,
-        peers=peers,
+        peers,
         metrics_port=options.metrics_port,
         access_log=options.access_log,
         billing_log=options.billing_log,
         json_log=options.log_format == "json",
     )
+    directory = _directory(options.endpoint, options.session_header) if cluster is None else None
+    work = process.run(settings, directory, keys, cluster)
     try:
         asyncio.run(work)
     except (GatewayError, OSError) as error:
@@ -75,13 +93,23 @@ def parser_of() -> argparse.ArgumentParser:
         description="One address before the servers of many models. Requests go by prefix and load; Envoy moves them.",
         epilog="example: stoker gateway --endpoint gemma=http://10.0.0.5:8000 --endpoint gemma=http://10.0.0.6:8000",
     )
-    parser.add_argument(
+    source = parser.add_mutually_exclusive_group(required=True)
+    source.add_argument(
         "--endpoint",
         action="append",
-        required=True,
         type=_endpoint,
         metavar=_ENDPOINT,
         help="a server of the model that requests call NAME; repeatable, with the same name for further servers",
+    )
+    source.add_argument(
+        "--kubernetes",
+        action="store_true",
+        help="serve the cluster's InferenceEndpoints that the operator admits, to clients with keys of the namespace",
+    )
+    parser.add_argument(
+        "--namespace",
+        metavar="NAME",
+        help="with --kubernetes: the namespace of clients' keys (default: the one that this runs in)",
     )
     parser.add_argument(
         "--host", type=_host, default="127.0.0.1", help="address to listen on, 0.0.0.0 for all (default: %(default)s)"
@@ -107,12 +135,20 @@ def parser_of() -> argparse.ArgumentParser:
         help="longest body of a request; longer ones are refused (default: %(default)s)",
     )
     parser.add_argument(
+        "--drain-delay",
+        type=_seconds,
+        default=0,
+        metavar="SECONDS",
+        help="how long connections are still taken after SIGTERM, while /ready says no (default: %(default)s)",
+    )
+    parser.add_argument(
         "--drain-timeout",
         type=_seconds,
         default=600,
         metavar="SECONDS",
         help="how long requests under way may take after SIGTERM (default: %(default)s)",
     )
+    tls_flags.add_to(parser)
     peer_flags.add_to(parser)
     told = parser.add_argument_group("what it tells")
     told.add_argument(
@@ -138,20 +174,45 @@ def parser_of() -> argparse.ArgumentParser:
     return parser
 
 
+def _check_source(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
+    """Ends with a message where flags are for another source of what is served."""
+    if not options.kubernetes:
+        if options.namespace is not None:
+            parser.error("argument --namespace: it is for --kubernetes only")
+        return
+    if options.keys is not None:
+        parser.error("argument --keys: with --kubernetes, keys are Secrets; make them by stoker keys --namespace")
+    if options.session_header is not None:
+        parser.error(
+            "argument --session-header: with --kubernetes, each endpoint says it in spec.routing.sessionHeader"
+        )
+    if options.namespace is None:
+        try:
+            options.namespace = _OWN_NAMESPACE.read_text(encoding="utf-8").strip()
+        except (OSError, ValueError):
+            parser.error("argument --namespace: this runs in no pod; name the namespace of clients' keys")
+    if not _NAMESPACE.fullmatch(options.namespace):
+        parser.error(f"argument --namespace: {options.namespace!r} is no name of a namespace")
+
+
+def _cluster(namespace: str) -> Callable[[CollectorRegistry], ClusterWatch]:
+    from stoker_gateway.kubernetes.api import Api
+    from stoker_gateway.kubernetes.cluster_watch import ClusterWatch
+
+    api = Api.connect()
+    return lambda registry: ClusterWatch(api, namespace, registry)
+
+
 def _directory(endpoints: list[tuple[str, str]], session_header: str | None) -> Directory:
     servers: dict[str, dict[str, None]] = {}
     for name, server in endpoints:
         servers.setdefault(name, {})[server] = None
     return Directory(
         {
-            name: Endpoint(name, _cluster(name), tuple(known), session_header, created=int(time.time()))
+            name: Endpoint(name, cluster_name(name), tuple(known), session_header, created=int(time.time()))
             for name, known in servers.items()
         }
     )
-
-
-def _cluster(name: str) -> str:
-    return f"{re.sub('[^a-z0-9]+', '-', name.lower())[:40]}-{hashlib.sha256(name.encode()).hexdigest()[:12]}"
 
 
 def _number(text: str, least: int, most: int) -> int:

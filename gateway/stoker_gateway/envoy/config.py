@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from stoker_gateway.directory import Directory, Endpoint
 from stoker_gateway.envoy import access_log_lines, ended_log, local_replies, usage_filter
-from stoker_gateway.envoy.settings import EnvoySettings
+from stoker_gateway.envoy.settings import EnvoySettings, TLSFiles
 from stoker_gateway.limits import standing
 from stoker_gateway.logs import ENVOY_JSON
 from stoker_gateway.protocol_words import (
@@ -39,6 +39,8 @@ ALLOWED_PATHS: Final = ("/tokenize", "/detokenize")
 #: As its metrics call it.
 LISTENER: Final = "gateway"
 PICKER: Final = "picker"
+#: As Envoy calls its own.
+CERTIFICATE: Final = "gateway"
 
 _TYPE: Final = "type.googleapis.com/envoy."
 #: Servers close idle connections too (ours after 75 s, uvicorn after 5): Envoy must be first, since a request that
@@ -247,8 +249,44 @@ def _listener(settings: EnvoySettings) -> Config:
         "name": LISTENER,
         "address": _socket_address(settings.host, settings.port),
         "per_connection_buffer_limit_bytes": _CONNECTION_BUFFER_BYTES,
-        "filter_chains": [{"filters": [{"name": "http", "typed_config": _connections(settings)}]}],
+        "filter_chains": [
+            {**_transport(settings), "filters": [{"name": "http", "typed_config": _connections(settings)}]}
+        ],
     }
+
+
+def _transport(settings: EnvoySettings) -> Config:
+    if settings.tls is None:
+        return {}
+    path = {"path_config_source": {"path": str(settings.certificate_file)}, "resource_api_version": "V3"}
+    context = {
+        "@type": f"{_TYPE}extensions.transport_sockets.tls.v3.DownstreamTlsContext",
+        "common_tls_context": {
+            "alpn_protocols": ["h2", "http/1.1"],
+            "tls_params": {"tls_minimum_protocol_version": "TLSv1_2"},
+            "tls_certificate_sds_secret_configs": [{"name": CERTIFICATE, "sds_config": path}],
+        },
+    }
+    return {"transport_socket": {"name": "envoy.transport_sockets.tls", "typed_config": context}}
+
+
+def certificate(tls: TLSFiles) -> Config:
+    """The file that says where the certificate is. Envoy reads it again when the files' folder gets others: Kubernetes
+    replaces all files of a Secret at once, by a link.
+    """
+    return _resources(
+        [
+            {
+                "@type": f"{_TYPE}extensions.transport_sockets.tls.v3.Secret",
+                "name": CERTIFICATE,
+                "tls_certificate": {
+                    "certificate_chain": {"filename": str(tls.certificate)},
+                    "private_key": {"filename": str(tls.key)},
+                    "watched_directory": {"path": str(tls.certificate.parent)},
+                },
+            }
+        ]
+    )
 
 
 def _connections(settings: EnvoySettings) -> Config:
@@ -397,8 +435,9 @@ def _statistics() -> list[Config]:
         r"listener\..*\.(downstream_cx_active|downstream_cx_total|downstream_global_cx_overflow)",
         rf"http\.{LISTENER}\.(downstream_(cx|rq)_.*|ext_proc\..*|no_route|.*_timeout)",
         r"access_logs\.grpc_access_log\..*",
-        r"cluster_manager\.(active_clusters|cluster_removed|warming_clusters|cds\.update_rejected|cds\.update_success)",
+        r"cluster_manager\.(active_clusters|cluster_removed|warming_clusters|cds\.update_rejected|cds\.update_success"
+        r"|cds\.version_text)",
         r"cluster\..*\.(upstream_(rq|cx)_(active|total|[0-9].*|retry.*|connect_fail|rx_reset|tx_reset|timeout|time)"
-        r"|membership_.*|update_rejected|health_check\..*)",
+        r"|membership_.*|update_rejected|version_text|health_check\..*)",
     )
     return [{"safe_regex": {"regex": pattern}} for pattern in wanted]

@@ -1,46 +1,93 @@
 """The files that Envoy watches, always whole: it sees a file that was moved into its place.
 
-Clusters come after the file of their servers, and go before it: at any time each cluster that Envoy knows has one.
+Clusters come after the file of their servers, and go before it: at any time each cluster that Envoy knows has one. Each
+file has a version, a digest of what it says, and Envoy says which versions it has read.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from stoker_gateway.directory import Directory
 from stoker_gateway.envoy import config
 from stoker_gateway.envoy.settings import EnvoySettings
 
+_CLUSTERS: Final = "cluster_manager.cds.version_text"
+
 
 class EnvoyFiles:
     """Writes what changes."""
 
+    #: What Envoy's administration is asked, to learn which versions it has read.
+    question: Final = "/stats?type=TextReadouts&filter=version_text$"
+
     def __init__(self, settings: EnvoySettings) -> None:
         self._settings = settings
         self._written: dict[Path, Any] = {}
+        self._versions: dict[str, str] = {}
         (settings.folder / "servers").mkdir(exist_ok=True)
+        if settings.tls is not None:
+            _replace(settings.certificate_file, config.certificate(settings.tls))
 
-    def write(self, directory: Directory) -> None:
-        """Has Envoy know this directory, and nothing of an earlier one.
+    def write(self, directory: Directory, *earlier: Directory) -> None:
+        """Has Envoy know this directory, and nothing else.
+
+        Args:
+            earlier: but for these, whose clusters and servers it is to know as well.
 
         Raises:
-            OSError: a file cannot be written; what Envoy knows is one of the two directories, or between them.
+            OSError: a file cannot be written; what Envoy knows is between what it knew and this.
         """
         settings = self._settings
-        named = {settings.servers_file(endpoint.cluster): endpoint for endpoint in directory.endpoints.values()}
+        known = _all(directory, *earlier)
+        named = {settings.servers_file(endpoint.cluster): endpoint for endpoint in known.endpoints.values()}
         for path, endpoint in named.items():
-            self._replace(path, config.servers(endpoint))
-        self._replace(settings.clusters_file, config.clusters(directory, settings))
+            if self._written.get(path) != endpoint.servers:
+                self._versions[_servers_version(endpoint.cluster)] = _replace(path, config.servers(endpoint))
+                self._written[path] = endpoint.servers
+        clusters = {name: endpoint.cluster for name, endpoint in known.endpoints.items()}
+        if self._written.get(settings.clusters_file) != clusters:
+            self._versions[_CLUSTERS] = _replace(settings.clusters_file, config.clusters(known, settings))
+            self._written[settings.clusters_file] = clusters
         for path in self._written.keys() - named.keys() - {settings.clusters_file}:
             path.unlink(missing_ok=True)
             del self._written[path]
+            self._versions.pop(_servers_version(path.stem), None)
 
-    def _replace(self, path: Path, content: Any) -> None:
-        if self._written.get(path) == content:
-            return
-        beside = path.with_name(f"{path.name}.new")
-        beside.write_text(json.dumps(content), encoding="utf-8")
-        beside.replace(path)
-        self._written[path] = content
+    def unread(self, answer: str) -> set[str]:
+        """What was written and Envoy has not read yet, by the names of its statistics.
+
+        Args:
+            answer: its administration's, to `question`.
+        """
+        lines = (line.partition(": ") for line in answer.splitlines())
+        read = {name: version.strip().strip('"') for name, _, version in lines}
+        return {name for name, version in self._versions.items() if read.get(name) != version}
+
+
+def _all(directory: Directory, *earlier: Directory) -> Directory:
+    """All models and servers of some directories."""
+    known = dict(directory.endpoints)
+    for each in earlier:
+        for name, endpoint in each.endpoints.items():
+            before = known.setdefault(name, endpoint)
+            if before.servers != endpoint.servers:
+                known[name] = replace(before, servers=tuple(dict.fromkeys((*before.servers, *endpoint.servers))))
+    return Directory(known)
+
+
+def _servers_version(cluster: str) -> str:
+    return f"cluster.{cluster}.version_text"
+
+
+def _replace(path: Path, content: Any) -> str:
+    """Puts a file in its place; returns its version."""
+    version = hashlib.sha256(json.dumps(content).encode()).hexdigest()[:16]
+    beside = path.with_name(f"{path.name}.new")
+    beside.write_text(json.dumps({"version_info": version, **content}), encoding="utf-8")
+    beside.replace(path)
+    return version

@@ -137,6 +137,14 @@ class EnvoyProcess:
             looking.cancel()
             ending.cancel()
 
+    async def watch_process(self) -> NoReturn:
+        """Waits, from its start on, until it ends.
+
+        Raises:
+            EnvoyError: it has.
+        """
+        raise EnvoyError(await self.ended())
+
     async def _look(self) -> str:
         times, trouble = 0, ""
         while times < _LOOKS:
@@ -149,13 +157,22 @@ class EnvoyProcess:
             times = times + 1 if trouble else 0
         return trouble
 
+    async def withdraw(self) -> None:
+        """Says at ``/ready`` that it wants no requests, and closes each connection with its next answer. It goes on
+        taking new ones.
+
+        Raises:
+            EnvoyError: it does not answer.
+        """
+        await self.ask("POST", "/healthcheck/fail")
+
     async def drain(self, timeout_s: float) -> int:
         """Takes no new connections, and waits for requests under way; returns how many are left.
 
         Raises:
             EnvoyError: it does not answer.
         """
-        await self.ask("POST", "/healthcheck/fail")
+        await self.withdraw()
         await self.ask("POST", "/drain_listeners")
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout_s

@@ -7,6 +7,14 @@ from pathlib import Path
 
 
 @dataclass(frozen=True)
+class TLSFiles:
+    """A certificate and its key, in PEM. They are read again when they are replaced, as a Secret's are in a pod."""
+
+    certificate: Path
+    key: Path
+
+
+@dataclass(frozen=True)
 class EnvoySettings:
     """What can be chosen about Envoy.
 
@@ -21,6 +29,7 @@ class EnvoySettings:
         idle_s: the longest that a stream may be silent, in either direction. A prompt's first token comes within it.
         max_connections: of clients at once; more are closed as they come.
         threads: that move bytes.
+        tls: what proves to clients who it is; None: connections are not encrypted.
         access_log: whether each request is told on standard output.
         json_log: whether its own log, on standard error, is JSON.
     """
@@ -35,6 +44,7 @@ class EnvoySettings:
     idle_s: float = 3600
     max_connections: int = 20_000
     threads: int = 2
+    tls: TLSFiles | None = None
     access_log: bool = False
     json_log: bool = False
 
@@ -52,6 +62,11 @@ class EnvoySettings:
     def clusters_file(self) -> Path:
         """Which clusters there are."""
         return self.folder / "clusters.json"
+
+    @property
+    def certificate_file(self) -> Path:
+        """Where its certificate is said to be."""
+        return self.folder / "certificate.json"
 
     def servers_file(self, cluster: str) -> Path:
         """Which servers a cluster has."""

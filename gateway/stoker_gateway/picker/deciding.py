@@ -37,6 +37,9 @@ from stoker_gateway.protocol_words import ESTIMATE, GRANT, KEY, MODEL, PICK
 _MODELS: Final = "/v1/models"
 _RESPONSES: Final = "/v1/responses"
 
+#: When who was refused for what somebody must mend had better come again, in seconds.
+_REFUSED_S: Final = 5.0
+
 
 @dataclass(frozen=True)
 class RequestLimits:
@@ -230,6 +233,8 @@ class Decider:
     async def _route(
         self, asked: Asked, endpoint: Endpoint, request: ModelRequest, ask: Ask, key: Key | None, began: float
     ) -> Route:
+        if endpoint.refusal is not None:
+            raise UnavailableError(f"the model {endpoint.name!r} gets no requests: {endpoint.refusal}", _REFUSED_S)
         known: dict[str, str | int] = {MODEL: endpoint.name, ESTIMATE: request.prompt_tokens}
         if key is None:
             pick = await self._pick(asked, endpoint, ask, key, began)

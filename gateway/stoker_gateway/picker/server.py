@@ -83,9 +83,8 @@ class PickerServer:
             ("grpc.http2.bdp_probe", 0),
         ]
         self._server = grpc.aio.server(options=options)
-        external_processor_pb2_grpc.add_ExternalProcessorServicer_to_server(
-            Processor(self._decider, self._limits, self._metrics), self._server
-        )
+        self._processor = Processor(self._decider, self._limits, self._metrics)
+        external_processor_pb2_grpc.add_ExternalProcessorServicer_to_server(self._processor, self._server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
 
     def serve_also(self, register: Callable[[Any], None]) -> None:
@@ -112,15 +111,26 @@ class PickerServer:
         except RuntimeError as error:
             raise OSError(f"cannot listen at {address}: {error}") from error
 
-    async def start(self) -> None:
-        """Begins to answer."""
+    async def start(self, *, ready: bool = True) -> None:
+        """Begins to answer.
+
+        Args:
+            ready: whether it knows what is served. If not, requests are refused, as those that may come again, until
+                `set_ready`.
+        """
         await self._health.set(LIVENESS, health_pb2.HealthCheckResponse.SERVING)
-        await self._set_ready(health_pb2.HealthCheckResponse.SERVING)
+        self._processor.ready = ready
+        await self._set_ready(ready)
         await self._server.start()
+
+    async def set_ready(self) -> None:
+        """It knows what is served now."""
+        self._processor.ready = True
+        await self._set_ready(True)
 
     async def drain(self) -> None:
         """Says that it is about to end, so that proxies ask another one. It goes on answering."""
-        await self._set_ready(health_pb2.HealthCheckResponse.NOT_SERVING)
+        await self._set_ready(False)
 
     async def stop(self, grace_s: float = 1.0) -> None:
         """Ends. Streams that are being decided have so many seconds."""
@@ -140,9 +150,10 @@ class PickerServer:
         """There is news of a model's servers: some may have room for requests that wait."""
         self._decider.wake(model)
 
-    async def _set_ready(self, status: Any) -> None:
+    async def _set_ready(self, ready: bool) -> None:
+        states = health_pb2.HealthCheckResponse
         for name in READINESS:
-            await self._health.set(name, status)
+            await self._health.set(name, states.SERVING if ready else states.NOT_SERVING)
 
 
 class Processor(external_processor_pb2_grpc.ExternalProcessorServicer):  # type: ignore[misc]
@@ -152,6 +163,7 @@ class Processor(external_processor_pb2_grpc.ExternalProcessorServicer):  # type:
         self._decider = decider
         self._limits = limits
         self._metrics = metrics
+        self.ready = True
 
     async def Process(self, _messages: Any, context: Any) -> None:  # noqa: N802, gRPC's name
         """Decides about one HTTP request."""
@@ -183,6 +195,8 @@ class Processor(external_processor_pb2_grpc.ExternalProcessorServicer):  # type:
             if asked is None:
                 asked = Asked.of(exchange)
                 outcome.path, outcome.request_id = asked.path, asked.request_id
+                if not self.ready:
+                    raise UnavailableError("the gateway does not know yet which models there are; try again")
                 if (answer := self._decider.at_once(asked)) is not None:
                     outcome.word = "answered"
                     await context.write(exchange.answer(answer))

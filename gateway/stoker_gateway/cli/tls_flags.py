@@ -1,0 +1,46 @@
+"""Flags by which clients' connections are encrypted."""
+
+from __future__ import annotations
+
+import argparse
+import ssl
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from stoker_gateway.envoy.settings import TLSFiles
+
+
+def add_to(parser: argparse.ArgumentParser) -> None:
+    """Adds the flags."""
+    tls = parser.add_argument_group("TLS; without it, connections are not encrypted")
+    tls.add_argument(
+        "--tls-cert", type=Path, metavar="FILE", help="certificate in PEM, with those between it and the authority's"
+    )
+    tls.add_argument(
+        "--tls-key", type=Path, metavar="FILE", help="its key in PEM; both are read again when they are replaced"
+    )
+
+
+def files_of(parser: argparse.ArgumentParser, options: argparse.Namespace) -> TLSFiles | None:
+    """What the flags say; None without them. A wrong command line ends the process."""
+    if options.tls_cert is None and options.tls_key is None:
+        return None
+    for flag, given in (("--tls-cert", options.tls_cert), ("--tls-key", options.tls_key)):
+        if given is None:
+            parser.error(f"{flag} is missing: TLS needs --tls-cert and --tls-key")
+        try:
+            given.read_bytes()
+        except OSError as error:
+            parser.error(f"argument {flag}: {given} cannot be read: {error.strerror}")
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(options.tls_cert, options.tls_key, password="")
+    except (ssl.SSLError, ValueError) as error:
+        reason = getattr(error, "reason", None) or str(error)
+        parser.error(
+            f"argument --tls-key: {options.tls_cert} and {options.tls_key} are no certificate and its key, in PEM and "
+            f"without a password: {reason}"
+        )
+    from stoker_gateway.envoy.settings import TLSFiles
+
+    return TLSFiles(options.tls_cert.absolute(), options.tls_key.absolute())

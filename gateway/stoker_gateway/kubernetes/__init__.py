@@ -1,0 +1,1 @@
+"""Who is where, and whose keys are in force, as the API server says."""

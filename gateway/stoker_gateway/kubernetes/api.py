@@ -1,0 +1,153 @@
+"""The API server, as far as the gateway reads it. It changes nothing there.
+
+Objects are plain dictionaries, as the API server writes them. Calls block.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+import urllib3
+from kubernetes import client, config
+
+from stoker_gateway.errors import GatewayError
+
+Object = dict[str, Any]
+
+_CONNECT_S: Final = 5
+_READ_S: Final = 30
+#: A connection whose other end is silently gone is noticed within 25 s, as its kernel does not answer.
+_KEEP_ALIVE: Final = [
+    *urllib3.connection.HTTPConnection.default_socket_options,
+    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 10),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3),
+]
+
+
+class ApiError(Exception):
+    """The API server did not answer as was hoped.
+
+    Args:
+        status: of HTTP; 0 where there was no answer, or none that makes sense.
+        retry_after_s: how long it wants to be left alone; 0 where it does not say.
+    """
+
+    def __init__(self, status: int, message: str, retry_after_s: float = 0) -> None:
+        super().__init__(message)
+        self.status = status
+        self.retry_after_s = retry_after_s
+
+
+class Api:
+    """An API server. May be used by several threads.
+
+    Args:
+        api: the client that knows where it is, and what to say there.
+    """
+
+    def __init__(self, api: client.ApiClient) -> None:
+        self._api = api
+
+    @classmethod
+    def connect(cls) -> Api:
+        """The cluster that this runs in, or the one that the kubeconfig points at.
+
+        Raises:
+            GatewayError: there is neither.
+        """
+        configuration = client.Configuration()
+        if "KUBERNETES_SERVICE_HOST" in os.environ:
+            configuration.proxy = None  # in a pod, HTTPS_PROXY is the way out of the cluster
+        try:
+            with contextlib.redirect_stdout(None):  # it prints where there is no kubeconfig
+                config.load_config(client_configuration=configuration)  # type: ignore[no-untyped-call]
+        except (config.ConfigException, OSError) as error:
+            raise GatewayError(f"no cluster: {error}; set KUBECONFIG, or run in a pod with a service account") from None
+        configuration.retries = urllib3.Retry(1, respect_retry_after_header=False)
+        configuration.socket_options = _KEEP_ALIVE
+        return cls(client.ApiClient(configuration))
+
+    def get(self, path: str, query: Mapping[str, str] | None = None) -> Object:
+        """What is there.
+
+        Raises:
+            ApiError: nothing, or it cannot be read.
+        """
+        with self._asked(path, query or {}, _READ_S) as answer:
+            try:
+                found = json.loads(answer.data)
+            except ValueError:
+                found = None
+        if not isinstance(found, dict):
+            raise ApiError(0, f"the API server's answer to GET {path} is no object")
+        return found
+
+    @contextlib.contextmanager
+    def lines(self, path: str, query: Mapping[str, str], silent_s: float) -> Iterator[Iterator[Object]]:
+        """The events of a watch, until it ends.
+
+        Args:
+            silent_s: for how long it may say nothing.
+
+        Raises:
+            ApiError: it cannot be watched, or the connection broke.
+        """
+        with self._asked(path, query, silent_s) as answer:
+            yield _objects(answer)
+
+    @contextlib.contextmanager
+    def _asked(self, path: str, query: Mapping[str, str], silent_s: float) -> Iterator[urllib3.BaseHTTPResponse]:
+        request = self._api.param_serialize(
+            "GET",
+            path,
+            query_params=list(query.items()),
+            header_params={"Accept": "application/json"},
+            auth_settings=["BearerToken"],
+        )
+        answer: urllib3.BaseHTTPResponse | None = None
+        try:
+            answer = self._api.call_api(*request, _request_timeout=(_CONNECT_S, silent_s)).response
+            if not 200 <= answer.status < 300:
+                said = _message(answer.data) or f"{answer.status} {answer.reason}"
+                raise ApiError(answer.status, said, _retry_after_s(answer.headers.get("Retry-After")))
+            yield answer
+        except client.ApiException as error:
+            raise ApiError(error.status or 0, _message(error.body) or str(error.reason)) from None
+        except (urllib3.exceptions.HTTPError, OSError) as error:
+            raise ApiError(0, f"no answer from the API server: {error}") from None
+        finally:
+            if answer is not None:
+                answer.close()
+
+
+def _objects(answer: urllib3.BaseHTTPResponse) -> Iterator[Object]:
+    rest = b""
+    for part in answer.stream(1 << 16, decode_content=True):
+        *lines, rest = (rest + part).split(b"\n")
+        for line in filter(None, lines):
+            try:
+                event = json.loads(line)
+            except ValueError:
+                event = None
+            if not isinstance(event, dict) or not isinstance(event.get("object"), dict):
+                raise ApiError(0, "the API server sent an event that is none")
+            yield event
+
+
+def _message(body: str | bytes | None) -> str:
+    """The sentence in the API server's Status object."""
+    try:
+        return str(json.loads(body or "")["message"])
+    except (ValueError, TypeError, KeyError):
+        return ""
+
+
+def _retry_after_s(header: str | None) -> float:
+    return float(header) if header and header.isascii() and header.isdecimal() and len(header) < 6 else 0.0

@@ -1,0 +1,144 @@
+"""The directory and the keys of a cluster, told as they change.
+
+InferenceEndpoints, EndpointSlices, Secrets of clients' keys ─ a watch each ─┐
+Secrets that endpoints name ───────────────────────────── read one by one ───┴─► at most five times a second: tell
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Awaitable, Callable
+from typing import Final, NoReturn
+
+from prometheus_client import CollectorRegistry, Gauge
+
+from stoker_gateway.directory import Directory
+from stoker_gateway.errors import GatewayError
+from stoker_gateway.keys.key_watch import KeyWatch
+from stoker_gateway.keys.keyring import Keyring
+from stoker_gateway.keys.manifests import LABEL
+from stoker_gateway.kubernetes import directory_maker, facts
+from stoker_gateway.kubernetes.api import Api
+from stoker_gateway.kubernetes.credentials import Credentials
+from stoker_gateway.kubernetes.watch import Kind, Name, Watch
+
+#: Seconds between two times that changes are told, at least.
+PERIOD_S: Final = 0.2
+
+_ENDPOINTS: Final = Kind(
+    "InferenceEndpoints",
+    "/apis/stoker.dev/v1alpha1/inferenceendpoints",
+    remedy="; install Stoker's chart, which has it",
+)
+#: Those of the operator's Services, made by the controller that looks whether pods are ready.
+_SLICES: Final = Kind(
+    "EndpointSlices",
+    "/apis/discovery.k8s.io/v1/endpointslices",
+    "app.kubernetes.io/managed-by=stoker,endpointslice.kubernetes.io/managed-by=endpointslice-controller.k8s.io",
+)
+
+
+class ClusterWatch:
+    """Tells what a cluster has. Lives in one event loop.
+
+    Args:
+        namespace: the gateway's own, where clients' keys are.
+        registry: for metrics.
+    """
+
+    def __init__(self, api: Api, namespace: str, registry: CollectorRegistry) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._news = asyncio.Event()
+        self._failure: asyncio.Future[NoReturn] = self._loop.create_future()
+        self._stop = threading.Event()
+        secrets = Kind("Secrets of keys", f"/api/v1/namespaces/{namespace}/secrets", f"{LABEL}=true")
+        self._endpoints = Watch(api, _ENDPOINTS, facts.read_endpoint, self._changed)
+        self._slices = Watch(api, _SLICES, facts.read_slice, self._changed)
+        self._secrets = Watch(api, secrets, facts.read_key, self._changed)
+        self._credentials = Credentials(api, self._changed)
+        self._key_watch = KeyWatch(f"namespace {namespace}")
+        watches = self._endpoints, self._slices, self._secrets
+        works: list[Callable[[], None]] = [lambda each=each: each.run(self._stop) for each in watches]  # type: ignore[misc]
+        self._threads = [
+            threading.Thread(target=self._work, args=(work,), name="watching", daemon=True)
+            for work in (*works, self._credentials.run)
+        ]
+        age_gauge(registry).set_function(lambda: max(each.age_s() for each in watches))
+
+    async def watch(
+        self, tell_directory: Callable[[Directory], Awaitable[None]], tell_keyring: Callable[[Keyring], None]
+    ) -> NoReturn:
+        """Watches for ever. Tells first when everything has been listed once: keys, and then the directory.
+
+        Raises:
+            GatewayError: it cannot go on, by a fault of its own.
+        """
+        for thread in self._threads:
+            thread.start()
+        telling = asyncio.ensure_future(self._tell(tell_directory, tell_keyring))
+        try:
+            done, _ = await asyncio.wait({telling, self._failure}, return_when=asyncio.FIRST_COMPLETED)
+            for each in done:
+                each.result()
+            raise AssertionError("neither has a result")
+        finally:
+            telling.cancel()
+            self._stop.set()
+            self._credentials.stop()
+
+    async def _tell(
+        self, tell_directory: Callable[[Directory], Awaitable[None]], tell_keyring: Callable[[Keyring], None]
+    ) -> NoReturn:
+        directory: Directory | None = None
+        manifests: dict[Name, object] | None = None
+        while True:
+            await self._news.wait()
+            self._news.clear()
+            if not (self._endpoints.listed and self._slices.listed and self._secrets.listed):
+                continue
+            if (found := self._secrets.items()) != manifests:
+                manifests = dict(found)
+                tell_keyring(await asyncio.to_thread(self._key_watch.keyring, [found[name] for name in sorted(found)]))
+            made = await asyncio.to_thread(self._made)
+            if made != directory:
+                directory = made
+                await tell_directory(made)
+            await asyncio.sleep(PERIOD_S)
+
+    def _made(self) -> Directory:
+        endpoints = self._endpoints.items().values()
+        wanted: dict[Name, frozenset[tuple[str, int]]] = {}
+        for each in endpoints:
+            if each.secret is not None:
+                name = (each.namespace, each.secret)
+                wanted[name] = wanted.get(name, frozenset()) | {(each.name, each.generation)}
+        self._credentials.want(wanted)
+        return directory_maker.make(endpoints, self._slices.items().values(), self._credentials.keys())
+
+    def _changed(self) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop has ended
+            self._loop.call_soon_threadsafe(self._news.set)
+
+    def _work(self, work: Callable[[], None]) -> None:
+        try:
+            work()
+        except Exception as error:
+            failure = GatewayError(f"the cluster is no longer watched: {error!r}")
+            failure.__cause__ = error
+            with contextlib.suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(self._fail, failure)
+
+    def _fail(self, failure: GatewayError) -> None:
+        if not self._failure.done():
+            self._failure.set_exception(failure)
+
+
+def age_gauge(registry: CollectorRegistry) -> Gauge:
+    """The metric that says whether the directory is current."""
+    return Gauge(
+        "stoker:gateway_directory_age_seconds",
+        "For how long changes of the cluster may have been missed; 0 while it is watched.",
+        registry=registry,
+    )

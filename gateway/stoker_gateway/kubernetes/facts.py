@@ -1,0 +1,146 @@
+"""What the gateway keeps of the API server's objects: frozen, small, and alike when nothing that matters here changed.
+
+Status and slices are written by others, so nothing here takes it for granted that a field is there.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from stoker_engine.contract.errors import ArgumentError
+from stoker_engine.contract.sources import ModelSource
+
+#: The entry of ``status.addresses`` by which the operator says that the gateway serves an endpoint.
+ADDRESS: Final = "gateway"
+#: The port of an endpoint's Service that answers requests.
+PORT: Final = "http"
+#: The label that says which Service a slice is of.
+SERVICE: Final = "kubernetes.io/service-name"
+
+
+@dataclass(frozen=True, slots=True)
+class EndpointFacts:
+    """An InferenceEndpoint that the gateway serves.
+
+    Attributes:
+        generation: of its spec.
+        created: seconds since 1970.
+        served_names: of its model.
+        session_header: in lower case.
+        secret: the name of the Secret with the keys that its pods want; None: they want none.
+        speaks_tls: whether its pods serve HTTPS.
+    """
+
+    namespace: str
+    name: str
+    generation: int
+    created: float
+    served_names: tuple[str, ...]
+    session_header: str | None = None
+    secret: str | None = None
+    speaks_tls: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class SliceFacts:
+    """An EndpointSlice.
+
+    Attributes:
+        namespace, service: whose pods these are.
+        servers: pods that take requests, each by what tells it from others, and its ``IP:PORT``.
+    """
+
+    namespace: str
+    service: str
+    servers: tuple[tuple[str, str], ...]
+
+
+def read_endpoint(seen: Mapping[str, Any]) -> EndpointFacts | None:
+    """An InferenceEndpoint; None where the operator has not said that the gateway serves it."""
+    metadata, spec, status = (_mapping(seen.get(part)) for part in ("metadata", "spec", "status"))
+    if not any(address.get("name") == ADDRESS for address in _mappings(status.get("addresses"))):
+        return None
+    names = _served_names(_mapping(spec.get("model")))
+    if not names:
+        return None
+    header = _mapping(spec.get("routing")).get("sessionHeader")
+    secret = _mapping(_mapping(spec.get("auth")).get("apiKeysSecretRef")).get("name")
+    generation = metadata.get("generation")
+    return EndpointFacts(
+        namespace=str(metadata.get("namespace", "")),
+        name=str(metadata.get("name", "")),
+        generation=generation if isinstance(generation, int) else 0,
+        created=_moment(metadata.get("creationTimestamp")),
+        served_names=names,
+        session_header=header.lower() if isinstance(header, str) and header else None,
+        secret=secret if isinstance(secret, str) and secret else None,
+        speaks_tls=str(status.get("url", "")).startswith("https:"),
+    )
+
+
+def read_slice(seen: Mapping[str, Any]) -> SliceFacts | None:
+    """An EndpointSlice; None where it is of no Service, or has no pod to send requests to."""
+    metadata = _mapping(seen.get("metadata"))
+    service = _mapping(metadata.get("labels")).get(SERVICE)
+    port = next((each.get("port") for each in _mappings(seen.get("ports")) if each.get("name") == PORT), None)
+    if not isinstance(service, str) or not isinstance(port, int) or not 0 < port < 65536:
+        return None
+    servers = list[tuple[str, str]]()
+    for each in _mappings(seen.get("endpoints")):
+        conditions = _mapping(each.get("conditions"))
+        if conditions.get("ready") is False or conditions.get("terminating") is True:
+            continue
+        addresses = each.get("addresses")
+        host = _ip(addresses[0]) if isinstance(addresses, list) and addresses else None  # the others say the same
+        if host is not None:
+            pod = _mapping(each.get("targetRef")).get("uid")
+            servers.append(
+                (pod if isinstance(pod, str) else host, f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
+            )
+    return SliceFacts(str(metadata.get("namespace", "")), service, tuple(sorted(servers))) if servers else None
+
+
+def read_key(seen: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """The Secret of a client's key, without what says nothing of the key."""
+    metadata = _mapping(seen.get("metadata"))
+    kept = {part: metadata[part] for part in ("name", "labels", "deletionTimestamp") if part in metadata}
+    return {"metadata": kept, "type": seen.get("type"), "data": seen.get("data")}
+
+
+def _served_names(model: Mapping[str, Any]) -> tuple[str, ...]:
+    names = model.get("servedNames")
+    if isinstance(names, list) and names:
+        return tuple(dict.fromkeys(each for each in names if isinstance(each, str) and each))
+    try:
+        return (ModelSource.parse(str(model.get("source", ""))).served_name,)
+    except ArgumentError:
+        return ()
+
+
+def _moment(text: object) -> float:
+    """Seconds since 1970; what says none is younger than all that do."""
+    try:
+        moment = datetime.fromisoformat(str(text))
+    except ValueError:
+        return float("inf")
+    return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
+
+
+def _ip(address: object) -> str | None:
+    try:
+        found = ipaddress.ip_address(str(address))
+    except ValueError:
+        return None
+    return None if found.is_unspecified or found.is_multicast or "%" in str(found) else str(found)
+
+
+def _mapping(value: object) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
+
+
+def _mappings(value: object) -> Iterator[Mapping[str, Any]]:
+    return (each for each in value if isinstance(each, Mapping)) if isinstance(value, list) else iter(())

@@ -1,0 +1,200 @@
+"""All objects of one kind, listed and then watched, for ever.
+
+A thread does it, with the Kubernetes project's synchronous client as everywhere here: it knows how clusters are reached
+and tokens renewed, and reading a long list does not hold up the event loop that decides about requests.
+
+Whatever ends a watch, but for its time, ends in a list: what was deleted meanwhile is never told. A watch is listed
+anew now and then besides, as versions may go back, when etcd is restored. What is known stays until the next list is
+whole.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final, Generic, TypeVar
+
+from stoker_gateway.kubernetes.api import Api, ApiError, Object
+
+logger = logging.getLogger(__name__)
+
+Item = TypeVar("Item")
+#: Namespace and name.
+Name = tuple[str, str]
+
+#: Objects of one answer to a list.
+_PAGE: Final = 500
+#: Seconds that a watch is asked to last, and that it may be silent beyond.
+_WATCH_S: Final = (60, 120)
+_SILENT_S: Final = 15
+#: Seconds between lists, where nothing asks for one.
+_RELIST_S: Final = 600
+#: Seconds until the next attempt, after the first failure and at most; and what is obeyed of Retry-After.
+_FIRST_WAIT_S: Final = 0.25
+_LONGEST_WAIT_S: Final = 5.0
+_LONGEST_OBEYED_S: Final = 30.0
+#: A watch that lasted for so many seconds was none that fails at once.
+_LASTED_S: Final = 5.0
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What is watched.
+
+    Attributes:
+        plural: what it is called in log lines.
+        path: of the API.
+        labels: a selector; empty: all.
+        remedy: what to do where the API server has no such kind.
+    """
+
+    plural: str
+    path: str
+    labels: str = ""
+    remedy: str = ""
+
+
+class Watch(Generic[Item]):
+    """Keeps what is known of a kind. `run` is a thread's; the rest may be called by others.
+
+    Args:
+        read: what is kept of an object; None: nothing, it is as if it were not there.
+        changed: told, in the thread, that something may have.
+        clock: seconds.
+        draw: from 0 to 1, so that replicas do not come at once.
+    """
+
+    def __init__(
+        self,
+        api: Api,
+        kind: Kind,
+        read: Callable[[Object], Item | None],
+        changed: Callable[[], None],
+        clock: Callable[[], float] = time.monotonic,
+        draw: Callable[[], float] = random.random,
+    ) -> None:
+        self._api = api
+        self._kind = kind
+        self._read = read
+        self._changed = changed
+        self._clock = clock
+        self._draw = draw
+        self._lock = threading.Lock()
+        self._items: dict[Name, Item] = {}
+        self._current_until: float | None = clock()
+        self._complaint = ""
+        self.listed = False
+
+    def items(self) -> dict[Name, Item]:
+        """What is known, at this moment."""
+        with self._lock:
+            return dict(self._items)
+
+    def age_s(self) -> float:
+        """For how many seconds news may have been missed; 0 while it is watched."""
+        until = self._current_until
+        return 0.0 if until is None else self._clock() - until
+
+    def run(self, stop: threading.Event) -> None:
+        """Lists and watches until `stop`."""
+        failures = 0
+        while not stop.is_set():
+            began = self._clock()
+            wait_s = 0.0
+            try:
+                version = self._list()
+                self._watch_on(version, began + _RELIST_S * (0.8 + 0.4 * self._draw()), stop)
+            except ApiError as error:
+                if error.status != 410:  # too old a version, which is nobody's fault
+                    self._complain(error)
+                wait_s = min(_LONGEST_OBEYED_S, error.retry_after_s)
+            if self._current_until is None:
+                self._current_until = self._clock()
+            failures = 0 if self._clock() - began >= _LASTED_S else failures + 1
+            if failures:
+                backoff_s = min(_LONGEST_WAIT_S, _FIRST_WAIT_S * 2.0 ** min(failures, 10))
+                wait_s = max(wait_s, backoff_s * (0.5 + 0.5 * self._draw()))
+            if wait_s:
+                stop.wait(wait_s)
+
+    def _list(self) -> str:
+        """Takes in all there are; returns their version."""
+        query = {"limit": str(_PAGE)} | ({"labelSelector": self._kind.labels} if self._kind.labels else {})
+        found: dict[Name, Item] = {}
+        while True:
+            page = self._api.get(self._kind.path, query)
+            for each in page.get("items") or ():
+                if (item := self._read(each)) is not None:
+                    found[_name(each)] = item
+            metadata = page.get("metadata") or {}
+            if not metadata.get("continue"):
+                break
+            query["continue"] = metadata["continue"]
+        with self._lock:
+            news = not self.listed or self._items != found
+            self._items, self.listed = found, True
+        if self._complaint:
+            logger.info("%s can be watched again", self._kind.plural)
+            self._complaint = ""
+        if news:
+            self._changed()
+        return str(metadata.get("resourceVersion", ""))
+
+    def _watch_on(self, version: str, until: float, stop: threading.Event) -> None:
+        """Takes in what happens after a version, as long as watches end by their time only."""
+        while not stop.is_set() and (began := self._clock()) < until:
+            seconds = int(_WATCH_S[0] + (_WATCH_S[1] - _WATCH_S[0]) * self._draw())
+            query = {
+                "watch": "1",
+                "resourceVersion": version,
+                "allowWatchBookmarks": "true",
+                "timeoutSeconds": str(seconds),
+            } | ({"labelSelector": self._kind.labels} if self._kind.labels else {})
+            with self._api.lines(self._kind.path, query, seconds + _SILENT_S) as events:
+                self._current_until = None
+                for event in events:
+                    version = self._take(event) or version
+                    if stop.is_set():
+                        return
+            if self._clock() - began < _LASTED_S:
+                return
+
+    def _take(self, event: Object) -> str | None:
+        """Takes in an event; returns the version after it."""
+        kind, seen = event.get("type"), event["object"]
+        if kind == "ERROR":
+            code = seen.get("code")
+            raise ApiError(code if isinstance(code, int) else 0, str(seen.get("message") or "the watch was ended"))
+        if kind in ("ADDED", "MODIFIED", "DELETED"):
+            name = _name(seen)
+            item = None if kind == "DELETED" else self._read(seen)
+            with self._lock:
+                before = self._items.pop(name, None)
+                if item is not None:
+                    self._items[name] = item
+            if item != before:
+                self._changed()
+        version = (seen.get("metadata") or {}).get("resourceVersion")
+        return version if isinstance(version, str) else None
+
+    def _complain(self, error: ApiError) -> None:
+        """Says once what is wrong, until it is something else."""
+        remedy = ""
+        if error.status == 404:
+            remedy = self._kind.remedy
+        elif error.status in (401, 403):
+            remedy = "; let the gateway's service account list and watch them"
+        complaint = f"{error}{remedy}"
+        if complaint != self._complaint:
+            self._complaint = complaint
+            known = "what is known of them stays in force" if self.listed else "the gateway is not ready until they are"
+            logger.warning("%s cannot be watched: %s; %s", self._kind.plural, complaint, known)
+
+
+def _name(seen: Any) -> Name:
+    metadata = seen.get("metadata") or {}
+    return str(metadata.get("namespace", "")), str(metadata.get("name", ""))

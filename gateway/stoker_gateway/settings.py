@@ -1,0 +1,38 @@
+"""What can be chosen about the gateway."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from stoker_gateway.envoy.settings import TLSFiles
+from stoker_gateway.limits.peers import PeerSettings
+
+
+@dataclass(frozen=True)
+class GatewaySettings:
+    """What can be chosen about the gateway.
+
+    Attributes:
+        host, port: where clients are served; an IP address, and port 0 is one that is free.
+        max_body_bytes: of a request.
+        tls: what proves to clients who the gateway is; None: connections are not encrypted.
+        drain_delay_s: how long connections are still taken in the end, while ``/ready`` says no.
+        drain_s: how long requests under way may take then.
+        peers: the other replicas, with which the keys' limits are shared; None: there are none.
+        metrics_port: of /metrics, on the same host; None: nowhere.
+        access_log: whether each request is told on standard output.
+        billing_log: the file for lines about the tokens of requests; ``-``: standard output; None: nowhere.
+        json_log: whether Envoy's log is JSON.
+    """
+
+    host: str
+    port: int
+    max_body_bytes: int = 32 << 20
+    tls: TLSFiles | None = None
+    drain_delay_s: float = 0
+    drain_s: float = 600
+    peers: PeerSettings | None = None
+    metrics_port: int | None = None
+    access_log: bool = False
+    billing_log: str | None = None
+    json_log: bool = False

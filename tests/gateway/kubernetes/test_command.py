@@ -1,0 +1,224 @@
+"""``stoker gateway --kubernetes`` with real Envoy, before an API server that a test governs."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from stoker_gateway.cli.gateway import main
+from stoker_gateway.keys import manifests
+from stoker_gateway.keys.key import Key, digest_of
+
+from ..behind_envoy import CHAT, Server
+from .stand_in_api import ENDPOINTS, KEYS, SLICES, Object, StandInApi, endpoint, secret, slice_of
+
+_MAIN = "import sys; from stoker_gateway.cli.gateway import main; sys.exit(main(sys.argv[1:]))"
+
+
+class Command:
+    """The command, and how it is asked."""
+
+    def __init__(self, url: str, client: aiohttp.ClientSession, process: asyncio.subprocess.Process) -> None:
+        self.url, self.client, self.process = url, client, process
+
+    async def status(self, model: str, key: str = "one") -> int:
+        """What a request gets."""
+        return (await self.ask(model, key))[0]
+
+    async def ask(self, model: str, key: str = "one") -> tuple[int, Object]:
+        """What a request gets, and the body."""
+        headers = {"Authorization": f"Bearer {text(key)}"}
+        data = json.dumps({"model": model}).encode()
+        async with self.client.post(self.url + CHAT, data=data, headers=headers) as answer:
+            return answer.status, await answer.json()
+
+    async def ready(self) -> int:
+        """Whether it wants requests."""
+        async with self.client.get(f"{self.url}/ready") as answer:
+            return answer.status
+
+
+def text(key: str) -> str:
+    return f"sk-stoker-{key}-{'0' * 48}"
+
+
+def key_secret(key: str) -> Object:
+    made = manifests.write(Key(key, digest_of(text(key))))
+    data = secret("-", **made["stringData"])["data"]
+    return {"metadata": {**made["metadata"], "namespace": "gate"}, "type": made["type"], "data": data}
+
+
+async def until(holds: Callable[[], Awaitable[bool]]) -> None:
+    async with asyncio.timeout(90):
+        while not await holds():  # noqa: ASYNC110 - nobody tells
+            await asyncio.sleep(0.02)
+
+
+@asynccontextmanager
+async def command(api: StandInApi, folder: Path) -> AsyncIterator[Command]:
+    env = {**os.environ, "KUBECONFIG": str(api.kubeconfig(folder))}
+    words = ("--kubernetes", "--namespace", "gate", "--port", "0")
+    with (folder / "log").open("wb") as log:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-c", _MAIN, *words, stdout=asyncio.subprocess.PIPE, stderr=log, env=env
+        )
+    try:
+        assert process.stdout is not None
+        url = (await asyncio.wait_for(process.stdout.readline(), 60)).decode().split()[-1]
+        async with aiohttp.ClientSession() as client:
+            yield Command(url, client, process)
+    finally:
+        with suppress(ProcessLookupError):
+            process.kill()
+        await process.wait()
+        with suppress(Exception):
+            api.stop()
+
+
+@asynccontextmanager
+async def servers(number: int) -> AsyncIterator[list[Server]]:
+    made = [Server("abcdefgh"[each]) for each in range(number)]
+    for each in made:
+        await each.start()
+    try:
+        yield made
+    finally:
+        for each in made:
+            await each.stop()
+
+
+def test_it_follows_the_cluster_and_breaks_nothing_that_is_under_way(tmp_path: Path) -> None:
+    async def run() -> None:
+        api = StandInApi()
+        api.refused[SLICES] = 403
+        async with servers(2) as (a, b):
+            api.put(ENDPOINTS, endpoint("a"))
+            api.put(SLICES, slice_of("a", a.address))
+            api.put(KEYS, key_secret("one"))
+            api.start()
+            async with command(api, tmp_path) as gateway:
+                while (SLICES, False) not in api.asked:  # noqa: ASYNC110 - nobody tells
+                    await asyncio.sleep(0.02)
+                assert await gateway.ready() == 503
+                assert await gateway.status("org/a") == 503
+                del api.refused[SLICES]
+                await until(lambda: _is(gateway.ready(), 200))
+                assert await gateway.ask("org/a") == (200, {"server": "a", "size": 18})
+                assert b"authorization" not in a.asked[-1].lower()
+                assert [await gateway.status("org/b"), await gateway.status("org/a", "two")] == [404, 401]
+
+                api.put(ENDPOINTS, endpoint("b", "two", auth={"apiKeysSecretRef": {"name": "s"}}))
+                api.put(SLICES, slice_of("b", b.address, namespace="two"))
+                api.put(KEYS, key_secret("two"))
+                await until(lambda: _is(gateway.status("org/a", "two"), 200))
+                await until(lambda: _is(gateway.status("org/b"), 503))
+                assert "key that its servers want" in str(await gateway.ask("org/b"))
+                assert not b.asked
+                api.put("secrets", secret("s", "two", api_key="k1"))
+                api.put(ENDPOINTS, api.kinds[ENDPOINTS][("two", "b")] | {"metadata": _next(api, "two", "b")})
+                await until(lambda: _is(gateway.status("org/b"), 200))
+                assert b"authorization: Bearer k1\r\n" in b.asked[-1]
+
+                a.does = "stream"
+                headers, body = {"Authorization": f"Bearer {text('two')}"}, b'{"model": "org/a"}'
+                async with gateway.client.post(gateway.url + CHAT, data=body, headers=headers) as under_way:
+                    a.does = "answer"
+                    api.delete(KEYS, "gate", "stoker-key-two")
+                    api.delete(SLICES, "one", "a-x")
+                    await until(lambda: _is(gateway.status("org/a"), 503))
+                    api.delete(ENDPOINTS, "one", "a")
+                    await until(lambda: _is(gateway.status("org/a"), 404))
+                    await until(lambda: _is(gateway.status("org/b", "two"), 401))
+                    api.stop()
+                    assert await gateway.status("org/b") == 200
+                    a.last = True
+                    a.more.set()
+                    assert await under_way.read() == b"data: 1\n\ndata: [DONE]\n\n"
+                api.delete(ENDPOINTS, "two", "b")
+                api.put(ENDPOINTS, endpoint("c", served="c"))
+                api.put(SLICES, slice_of("c", b.address))
+                api.start()
+                await until(lambda: _is(gateway.status("c"), 200))
+                assert await gateway.status("org/b") == 404
+                gateway.process.terminate()
+                assert await asyncio.wait_for(gateway.process.wait(), 60) == 0
+        log = (tmp_path / "log").read_text()
+        assert log.count("EndpointSlices cannot be watched") >= 1 and "Traceback" not in log, log
+
+    asyncio.run(run())
+
+
+def test_no_request_fails_while_servers_come_and_go(tmp_path: Path) -> None:
+    async def run() -> None:
+        api = StandInApi()
+        async with servers(4) as every:
+            api.put(ENDPOINTS, endpoint("a"))
+            api.put(SLICES, slice_of("a", every[0].address))
+            api.put(KEYS, key_secret("one"))
+            api.start()
+            async with command(api, tmp_path) as gateway:
+                await until(lambda: _is(gateway.ready(), 200))
+                statuses, going = list[int](), True
+
+                async def ask() -> None:
+                    while going:
+                        statuses.append(await gateway.status("org/a"))
+
+                asking = [asyncio.create_task(ask()) for _ in range(4)]
+                for number in range(1, 13):  # one and only one is there at any time
+                    at = every[number % 4]
+                    before, seen = len(at.asked), slice_of("a", at.address)
+                    api.put(SLICES, seen)
+                    await asyncio.wait_for(at.until_asked(before + 2), 60)
+                going = False
+                await asyncio.gather(*asking)
+                assert set(statuses) == {200}
+
+    asyncio.run(run())
+
+
+async def _is(asked: Awaitable[int], status: int) -> bool:
+    return await asked == status
+
+
+def _next(api: StandInApi, namespace: str, name: str) -> Object:
+    metadata = api.kinds[ENDPOINTS][(namespace, name)]["metadata"]
+    return {**metadata, "generation": metadata["generation"] + 1}
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (["--endpoint", "a=http://127.0.0.1:1"], "--endpoint"),
+        (["--keys", "keys.yaml"], "--keys"),
+        (["--session-header", "x-session"], "--session-header"),
+        (["--namespace", "Ünfug"], "--namespace"),
+        (["--namespace", "../x"], "--namespace"),
+        (["--namespace", ""], "--namespace"),
+        ([], "--namespace"),
+    ],
+)
+def test_what_does_not_go_with_a_cluster_is_refused(
+    words: list[str], named: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("stoker_gateway.cli.gateway._OWN_NAMESPACE", Path("/nowhere"))
+    with pytest.raises(SystemExit) as ended:
+        main(["--kubernetes", *words])
+    assert ended.value.code == 2 and named in capsys.readouterr().err
+
+
+def test_without_a_cluster_it_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+    assert main(["--kubernetes", "--namespace", "gate"]) == 1
+    assert "no cluster" in capsys.readouterr().err

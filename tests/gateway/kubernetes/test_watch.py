@@ -1,0 +1,115 @@
+"""Whatever becomes of watches, what is known comes to be what there is."""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import pytest
+from kubernetes import client
+
+from stoker_gateway.kubernetes.api import Api
+from stoker_gateway.kubernetes.watch import Kind, Watch
+
+from .stand_in_api import ENDPOINTS, StandInApi, endpoint
+
+
+def until(holds: Callable[[], Any], what: str = "") -> None:
+    """Waits until something holds."""
+    deadline = time.monotonic() + 60
+    while not holds():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.01)
+
+
+@contextmanager
+def watching(api: StandInApi) -> Iterator[Watch[tuple[str, str]]]:
+    configuration = client.Configuration()
+    configuration.host = f"http://127.0.0.1:{api.port}"
+    stop = threading.Event()
+
+    def read(seen: dict[str, Any]) -> tuple[str, str] | None:
+        model = seen["spec"]["model"]["source"]
+        return None if model == "hf://org/hidden" else (seen["metadata"]["name"], model)
+
+    watch = Watch(Api(client.ApiClient(configuration)), Kind("endpoints", ENDPOINTS), read, lambda: None)
+    thread = threading.Thread(target=watch.run, args=(stop,), daemon=True)
+    thread.start()
+    try:
+        yield watch
+    finally:
+        stop.set()
+        with suppress(Exception):
+            api.stop()
+        thread.join(30)
+        assert not thread.is_alive()
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_what_is_known_comes_to_be_what_there_is(seed: int) -> None:
+    rng = random.Random(seed)
+    api = StandInApi()
+    for number in range(rng.randrange(6)):
+        api.put(ENDPOINTS, endpoint(f"e{number}"))
+    api.start()
+    with watching(api) as watch:
+        for step in range(25):
+            there = sorted(api.kinds[ENDPOINTS])
+            match rng.randrange(8):
+                case 0 | 1 | 2:
+                    name = f"e{rng.randrange(8)}"
+                    source = rng.choice(["hidden", "other", f"of-step-{step}"])
+                    api.put(ENDPOINTS, {**endpoint(name), "spec": {"model": {"source": f"hf://org/{source}"}}})
+                case 3 if there:
+                    api.delete(ENDPOINTS, *rng.choice(there))
+                case 4:
+                    api.break_off()
+                case 5:
+                    api.expire()
+                    if rng.random() < 0.5:
+                        api.break_off()
+                case 6:
+                    api.stop()
+                    if there:
+                        api.delete(ENDPOINTS, *rng.choice(there))
+                    api.start()
+                case 7:
+                    until(lambda: api.watchers(ENDPOINTS))
+                    answer = {"kind": "Status", "code": rng.choice([410, 500, 504, "x"]), "message": "ended"}
+                    broken = {"type": rng.choice(["ERROR", "BOOKMARK"]), "object": rng.choice([answer, {}])}
+                    api.say(ENDPOINTS, rng.choice([broken, {"type": "ADDED"}]))
+            time.sleep(rng.choice([0, 0, 0.01]))
+
+        def same() -> bool:
+            sources = {at: each["spec"]["model"]["source"] for at, each in api.kinds[ENDPOINTS].items()}
+            return watch.items() == {
+                at: (at[1], source) for at, source in sources.items() if source != "hf://org/hidden"
+            }
+
+        until(same, f"{watch.items()} is not {sorted(api.kinds[ENDPOINTS])}")
+        until(lambda: watch.age_s() == 0)
+
+
+def test_a_right_that_is_missing_is_said_once_and_tried_again(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    api = StandInApi()
+    api.refused[ENDPOINTS] = 403
+    api.put(ENDPOINTS, endpoint("a"))
+    api.start()
+    with watching(api) as watch:
+        until(lambda: len(api.asked) >= 3)
+        assert not watch.listed and watch.age_s() > 0
+        del api.refused[ENDPOINTS]
+        until(lambda: watch.listed)
+        assert list(watch.items()) == [("one", "a")]
+        said = [record.getMessage() for record in caplog.records]
+        assert said == [
+            "endpoints cannot be watched: refused with 403; let the gateway's service account list and watch them; the"
+            " gateway is not ready until they are",
+            "endpoints can be watched again",
+        ]
