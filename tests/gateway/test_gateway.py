@@ -84,6 +84,27 @@ def test_a_signal_lets_streams_end_and_the_next_request_comes_nowhere() -> None:
     asyncio.run(main())
 
 
+def test_until_load_balancers_have_noticed_connections_are_taken() -> None:
+    async def main() -> None:
+        async with command("--drain-delay", "600") as run:
+
+            async def ready() -> int:
+                async with aiohttp.ClientSession() as new, new.get(f"{run.url}/ready") as answer:
+                    return answer.status
+
+            assert await ready() == 200
+            run.process.send_signal(signal.SIGTERM)
+            while await ready() != 503:  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
+            async with aiohttp.ClientSession() as new, new.post(f"{run.url}/v1/completions", data=_BODY) as answer:
+                assert ((await answer.json())["server"], answer.headers["connection"]) == ("a", "close")
+            run.process.send_signal(signal.SIGTERM)
+            code, said = await run.ended()
+            assert code == 0 and b"Traceback" not in said
+
+    asyncio.run(main())
+
+
 def test_a_signal_loses_no_line_for_billing(tmp_path: Path) -> None:
     log = tmp_path / "billing"
 
