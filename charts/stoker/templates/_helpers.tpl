@@ -32,6 +32,40 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{ include "stoker.image" (dict "root" . "image" (.Values.images.operator | default (printf "stoker/operator:%s" $tag))) }}
 {{- end }}
 
+{{- /* The gateway: its objects' name, its labels, its image, and where clients of the cluster reach it. */ -}}
+{{- define "stoker.gateway" -}}
+{{ include "stoker.name" . }}-gateway
+{{- end }}
+
+{{- define "stoker.gatewaySelector" -}}
+app.kubernetes.io/name: stoker-gateway
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end }}
+
+{{- define "stoker.gatewayLabels" -}}
+{{ include "stoker.gatewaySelector" . }}
+app.kubernetes.io/component: gateway
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
+{{- end }}
+
+{{- define "stoker.gatewayImage" -}}
+{{- $tag := .Values.images.tag | default .Chart.AppVersion -}}
+{{ include "stoker.image" (dict "root" . "image" (.Values.images.gateway | default (printf "stoker/gateway:%s" $tag))) }}
+{{- end }}
+
+{{- define "stoker.gatewayPort" -}}
+{{ .Values.gateway.service.port | default (ternary 443 80 .Values.gateway.tls.enabled) }}
+{{- end }}
+
+{{- define "stoker.gatewayURL" -}}
+{{- $port := include "stoker.gatewayPort" . -}}
+{{- $usual := ternary "443" "80" .Values.gateway.tls.enabled -}}
+{{- $at := printf "%s.%s.svc%s" (include "stoker.gateway" .) .Release.Namespace (ternary "" (printf ":%s" $port) (eq $port $usual)) -}}
+{{ .Values.gateway.url | default (printf "%s://%s" (ternary "https" "http" .Values.gateway.tls.enabled) $at) | trimSuffix "/" }}
+{{- end }}
+
 {{- /* What is laid over the operator's built-in catalogue. */ -}}
 {{- define "stoker.catalogue" -}}
 {{- $images := dict -}}
