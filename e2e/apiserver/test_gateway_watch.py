@@ -1,0 +1,211 @@
+"""What the gateway knows of a cluster, against a real API server: that it expires versions, restarts, and that its
+controllers make the slices."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import urllib3
+import yaml
+from apiserver import ApiServer
+from kubernetes import client, config
+from prometheus_client import CollectorRegistry
+
+from stoker_gateway.directory import Directory
+from stoker_gateway.keys import manifests
+from stoker_gateway.keys.key import Key, digest_of
+from stoker_gateway.keys.keyring import Keyring
+from stoker_gateway.kubernetes.api import Api
+from stoker_gateway.kubernetes.cluster_watch import ClusterWatch
+
+ROOT = Path(__file__).parents[2]
+GROUP, VERSION, PLURAL = "stoker.dev", "v1alpha1", "inferenceendpoints"
+NAMESPACE, KEYS = "models", "gate"
+LABELS = {"app.kubernetes.io/managed-by": "stoker", "app.kubernetes.io/instance": "a"}
+
+Object = dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def own() -> Iterator[ApiServer]:
+    """An API server that may be restarted, with the resource."""
+    with ApiServer() as server:
+        api = config.new_client_from_config(str(server.kubeconfig))
+        definition = yaml.safe_load((ROOT / "crds" / f"{PLURAL}.{GROUP}.yaml").read_text())
+        client.ApiextensionsV1Api(api).create_custom_resource_definition(definition)
+        for name in (NAMESPACE, KEYS):
+            client.CoreV1Api(api).create_namespace({"metadata": {"name": name}})
+        client.CoreV1Api(api).create_node({"metadata": {"name": "node"}})  # slices leave out pods without one
+        yield server
+
+
+class Admin:
+    """Whoever changes the cluster."""
+
+    def __init__(self, server: ApiServer) -> None:
+        api = config.new_client_from_config(str(server.kubeconfig))
+        self.core, self.custom = client.CoreV1Api(api), client.CustomObjectsApi(api)
+
+    def endpoint(self, name: str, **spec: Any) -> None:
+        """Creates an endpoint that the operator admits."""
+        deadline = time.monotonic() + 60
+        body = {
+            "apiVersion": f"{GROUP}/{VERSION}",
+            "kind": "InferenceEndpoint",
+            "metadata": {"name": name},
+            "spec": {"model": {"source": f"hf://org/{name}"}, "hardware": {"accelerator": "cpu"}, **spec},
+        }
+        while True:
+            try:
+                self.custom.create_namespaced_custom_object(GROUP, VERSION, NAMESPACE, PLURAL, body)
+                break
+            except client.ApiException as error:
+                if error.status != 404 or time.monotonic() > deadline:  # just defined
+                    raise
+                time.sleep(0.2)
+        self.status(name, [{"name": "gateway", "url": "http://gateway/v1"}])
+
+    def status(self, name: str, addresses: list[Object]) -> None:
+        """Says which addresses an endpoint has."""
+        self.custom.patch_namespaced_custom_object_status(
+            GROUP,
+            VERSION,
+            NAMESPACE,
+            PLURAL,
+            name,
+            {"status": {"addresses": addresses}},
+            _content_type="application/merge-patch+json",
+        )
+
+    def pod(self, name: str, ip: str, *, ready: bool = True) -> None:
+        """Creates a pod of the endpoint a, or says whether it is ready."""
+        if not any(each.metadata.name == name for each in self.core.list_namespaced_pod(NAMESPACE).items):
+            container = {"name": "engine", "image": "none", "ports": [{"name": "http", "containerPort": 8000}]}
+            spec = {"nodeName": "node", "automountServiceAccountToken": False, "containers": [container]}
+            self.core.create_namespaced_pod(NAMESPACE, {"metadata": {"name": name, "labels": LABELS}, "spec": spec})
+        condition = {"type": "Ready", "status": str(ready)}
+        status = {"phase": "Running", "podIP": ip, "podIPs": [{"ip": ip}], "conditions": [condition]}
+        self.core.patch_namespaced_pod_status(name, NAMESPACE, {"status": status})
+
+    def key(self, name: str) -> None:
+        """Creates a client's key."""
+        self.core.create_namespaced_secret(KEYS, manifests.write(Key(name, digest_of(name))))
+
+
+class Told:
+    """What the gateway was told last."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.directory, self.keyring, self.registry = Directory(), Keyring(), registry
+
+    async def take(self, directory: Directory) -> None:
+        """A new directory."""
+        self.directory = directory
+
+    def set_keyring(self, keyring: Keyring) -> None:
+        """New keys."""
+        self.keyring = keyring
+
+    def servers(self, name: str) -> tuple[str, ...] | None:
+        """Of a model; None where there is none."""
+        endpoint = self.directory.endpoints.get(name)
+        return None if endpoint is None else endpoint.servers
+
+    @property
+    def age_s(self) -> float:
+        """As the metric says it."""
+        age = self.registry.get_sample_value("stoker:gateway_directory_age_seconds")
+        assert age is not None
+        return age
+
+
+def killed(server: ApiServer) -> Callable[[], None]:
+    """Kills the API server, and not what it keeps; returns what starts it again."""
+    process = server.processes["kube-apiserver"]
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+    def start_again() -> None:
+        quiet = subprocess.DEVNULL
+        again = subprocess.Popen(process.args, stdout=quiet, stderr=quiet, start_new_session=True)
+        server.processes["kube-apiserver"] = again
+        reached = config.new_client_from_config(str(server.kubeconfig))
+        deadline = time.monotonic() + 60
+        while True:
+            try:
+                client.VersionApi(reached).get_code()
+                return
+            except (client.ApiException, urllib3.exceptions.HTTPError):
+                assert time.monotonic() < deadline, "the API server does not come back"
+                time.sleep(0.2)
+
+    return start_again
+
+
+@asynccontextmanager
+async def watching(server: ApiServer) -> AsyncIterator[Told]:
+    told = Told(CollectorRegistry())
+    watch = ClusterWatch(Api(config.new_client_from_config(str(server.kubeconfig))), KEYS, told.registry)
+    task = asyncio.create_task(watch.watch(told.take, told.set_keyring))
+    try:
+        yield told
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def until(holds: Callable[[], bool], what: str, timeout_s: float = 60) -> None:
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + timeout_s
+    while not holds():
+        assert loop.time() < deadline, what
+        await asyncio.sleep(0.02)
+
+
+def test_it_knows_what_there_is_whatever_becomes_of_the_api_server(own: ApiServer) -> None:
+    admin = Admin(own)
+
+    async def run() -> None:
+        async with watching(own) as told:
+            await asyncio.to_thread(admin.endpoint, "a", auth={"apiKeysSecretRef": {"name": "s"}})
+            await until(lambda: told.servers("org/a") == (), "the endpoint is known")
+            assert told.directory.endpoints["org/a"].refusal is not None
+            secret = {"metadata": {"name": "s"}, "stringData": {"alice": "k1\nk2"}}
+            await asyncio.to_thread(admin.core.create_namespaced_secret, NAMESPACE, secret)
+            ports = [{"name": "http", "port": 80, "targetPort": "http"}]
+            body = {"metadata": {"name": "a", "labels": LABELS}, "spec": {"selector": LABELS, "ports": ports}}
+            await asyncio.to_thread(admin.core.create_namespaced_service, NAMESPACE, body)
+            await asyncio.to_thread(admin.pod, "p1", "10.1.0.1")
+            await asyncio.to_thread(admin.pod, "p2", "10.1.0.2", ready=False)
+            await until(lambda: told.servers("org/a") == ("10.1.0.1:8000",), "a pod that is ready")
+            await until(lambda: told.directory.endpoints["org/a"].authorization == "Bearer k1", "its servers' key")
+            assert told.directory.endpoints["org/a"].refusal is None
+
+            await asyncio.to_thread(admin.key, "one")
+            await until(lambda: list(told.keyring.keys) == ["one"], "a key in force", 5)
+            await asyncio.to_thread(admin.pod, "p2", "10.1.0.2")
+            await until(lambda: told.servers("org/a") == ("10.1.0.1:8000", "10.1.0.2:8000"), "both pods")
+
+            start_again = await asyncio.to_thread(killed, own)
+            await until(lambda: told.age_s > 0, "the loss of the API server")
+            assert told.servers("org/a") == ("10.1.0.1:8000", "10.1.0.2:8000")
+            await asyncio.to_thread(start_again)
+            await until(lambda: told.age_s == 0, "the API server is watched again")
+            await asyncio.to_thread(admin.core.delete_namespaced_secret, "stoker-key-one", KEYS)
+            await until(lambda: not told.keyring.keys, "a key revoked", 5)
+            await asyncio.to_thread(admin.endpoint, "b", routing={"sessionHeader": "X-Session"})
+            await until(lambda: told.servers("org/b") == (), "another endpoint")
+            assert told.directory.endpoints["org/b"].session_header == "x-session"
+            await asyncio.to_thread(admin.status, "a", [])
+            await until(lambda: told.servers("org/a") is None, "an endpoint that is no longer admitted")
+
+    asyncio.run(run())
