@@ -9,24 +9,15 @@ import re
 import socket
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 from urllib.parse import urlsplit
 
 from stoker_gateway import logs
-from stoker_gateway.cli import peer_flags, tls_flags
+from stoker_gateway.cli import cluster_flags, peer_flags, tls_flags
 from stoker_gateway.directory import Directory, Endpoint, cluster_name
 
-if TYPE_CHECKING:
-    from prometheus_client import CollectorRegistry
-
-    from stoker_gateway.kubernetes.cluster_watch import ClusterWatch
-
 _ENDPOINT: Final = "NAME=http://HOST:PORT"
-_NAMESPACE: Final = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
-#: Where Kubernetes tells a pod its own.
-_OWN_NAMESPACE: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 _HEADER_NAME: Final = re.compile(r"[!#$%&'*+.^_`|~0-9a-z-]+")
 #: Taken off each request before anyone reads it, or about the connection and not the session.
 _NO_SESSION: Final = re.compile(r"x-(stoker|gateway|envoy)-.*|host|connection|content-length|transfer-encoding|te")
@@ -42,7 +33,7 @@ def main(argv: list[str]) -> int:
         parser.error("--access-log and --billing-log are both on standard output; give --billing-log a file")
     if options.billing_log == "":
         parser.error("--billing-log is empty; give it a file, or - for standard output")
-    _check_source(parser, options)
+    cluster_flags.check(parser, options)
     logs.configure(options.log_format)
     from stoker_gateway import process
     from stoker_gateway.errors import GatewayError
@@ -59,7 +50,7 @@ def main(argv: list[str]) -> int:
         parser.error("--peer-listen and the like share the limits of keys; add --keys")
     tls = tls_flags.files_of(parser, options)
     try:
-        cluster = _cluster(options.namespace) if options.kubernetes else None
+        cluster = cluster_flags.cluster(options.namespace) if options.kubernetes else None
     except GatewayError as error:
         print(f"stoker gateway: {error}", file=sys.stderr)
         return 1
@@ -101,16 +92,7 @@ def parser_of() -> argparse.ArgumentParser:
         metavar=_ENDPOINT,
         help="a server of the model that requests call NAME; repeatable, with the same name for further servers",
     )
-    source.add_argument(
-        "--kubernetes",
-        action="store_true",
-        help="serve the cluster's InferenceEndpoints that the operator admits, to clients with keys of the namespace",
-    )
-    parser.add_argument(
-        "--namespace",
-        metavar="NAME",
-        help="with --kubernetes: the namespace of clients' keys (default: the one that this runs in)",
-    )
+    cluster_flags.add_to(parser, source)
     parser.add_argument(
         "--host", type=_host, default="127.0.0.1", help="address to listen on, 0.0.0.0 for all (default: %(default)s)"
     )
@@ -172,35 +154,6 @@ def parser_of() -> argparse.ArgumentParser:
         help="how log lines are written, on standard error (default: %(default)s)",
     )
     return parser
-
-
-def _check_source(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
-    """Ends with a message where flags are for another source of what is served."""
-    if not options.kubernetes:
-        if options.namespace is not None:
-            parser.error("argument --namespace: it is for --kubernetes only")
-        return
-    if options.keys is not None:
-        parser.error("argument --keys: with --kubernetes, keys are Secrets; make them by stoker keys --namespace")
-    if options.session_header is not None:
-        parser.error(
-            "argument --session-header: with --kubernetes, each endpoint says it in spec.routing.sessionHeader"
-        )
-    if options.namespace is None:
-        try:
-            options.namespace = _OWN_NAMESPACE.read_text(encoding="utf-8").strip()
-        except (OSError, ValueError):
-            parser.error("argument --namespace: this runs in no pod; name the namespace of clients' keys")
-    if not _NAMESPACE.fullmatch(options.namespace):
-        parser.error(f"argument --namespace: {options.namespace!r} is no name of a namespace")
-
-
-def _cluster(namespace: str) -> Callable[[CollectorRegistry], ClusterWatch]:
-    from stoker_gateway.kubernetes.api import Api
-    from stoker_gateway.kubernetes.cluster_watch import ClusterWatch
-
-    api = Api.connect()
-    return lambda registry: ClusterWatch(api, namespace, registry)
 
 
 def _directory(endpoints: list[tuple[str, str]], session_header: str | None) -> Directory:

@@ -210,7 +210,7 @@ def _next(api: StandInApi, namespace: str, name: str) -> Object:
 def test_what_does_not_go_with_a_cluster_is_refused(
     words: list[str], named: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("stoker_gateway.cli.gateway._OWN_NAMESPACE", Path("/nowhere"))
+    monkeypatch.setattr("stoker_gateway.cli.cluster_flags._OWN_NAMESPACE", Path("/nowhere"))
     with pytest.raises(SystemExit) as ended:
         main(["--kubernetes", *words])
     assert ended.value.code == 2 and named in capsys.readouterr().err

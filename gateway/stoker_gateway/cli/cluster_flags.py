@@ -1,0 +1,70 @@
+"""Flags of ``stoker gateway`` in a cluster."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from prometheus_client import CollectorRegistry
+
+    from stoker_gateway.kubernetes.cluster_watch import ClusterWatch
+
+_NAMESPACE: Final = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
+#: Where Kubernetes tells a pod its own.
+_OWN_NAMESPACE: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
+
+
+def add_to(parser: argparse.ArgumentParser, source: Any) -> None:
+    """Adds the flags.
+
+    Args:
+        source: the group of flags of which one says what is served.
+    """
+    source.add_argument(
+        "--kubernetes",
+        action="store_true",
+        help="serve the cluster's InferenceEndpoints that the operator admits, to clients with keys of the namespace",
+    )
+    parser.add_argument(
+        "--namespace",
+        metavar="NAME",
+        help="with --kubernetes: the namespace of clients' keys (default: the one that this runs in)",
+    )
+
+
+def check(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
+    """Ends with a message where flags are for another source of what is served."""
+    if not options.kubernetes:
+        if options.namespace is not None:
+            parser.error("argument --namespace: it is for --kubernetes only")
+        return
+    if options.keys is not None:
+        parser.error("argument --keys: with --kubernetes, keys are Secrets; make them by stoker keys --namespace")
+    if options.session_header is not None:
+        parser.error(
+            "argument --session-header: with --kubernetes, each endpoint says it in spec.routing.sessionHeader"
+        )
+    if options.namespace is None:
+        try:
+            options.namespace = _OWN_NAMESPACE.read_text(encoding="utf-8").strip()
+        except (OSError, ValueError):
+            parser.error("argument --namespace: this runs in no pod; name the namespace of clients' keys")
+    if not _NAMESPACE.fullmatch(options.namespace):
+        parser.error(f"argument --namespace: {options.namespace!r} is no name of a namespace")
+
+
+def cluster(namespace: str) -> Callable[[CollectorRegistry], ClusterWatch]:
+    """What tells of the cluster that this runs in, or that the kubeconfig points at.
+
+    Raises:
+        GatewayError: there is none.
+    """
+    from stoker_gateway.kubernetes.api import Api
+    from stoker_gateway.kubernetes.cluster_watch import ClusterWatch
+
+    api = Api.connect()
+    return lambda registry: ClusterWatch(api, namespace, registry)
