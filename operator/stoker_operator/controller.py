@@ -28,6 +28,8 @@ from stoker_operator.copy_watch import CopyWatch
 from stoker_operator.endpoint_tasks import EndpointTasks
 from stoker_operator.engine_facts import EngineFacts
 from stoker_operator.facts import Key
+from stoker_operator.granting import KINDS as GRANTS
+from stoker_operator.granting import grant, namespaces
 from stoker_operator.holders import Holders
 from stoker_operator.hub_configs import HubConfigs, Model
 from stoker_operator.informer import Informer, Watched
@@ -40,6 +42,7 @@ from stoker_operator.plan.catalogue import Catalogue
 from stoker_operator.policy import PERMISSIVE, Policy
 from stoker_operator.process import Process
 from stoker_operator.reconcile import Cluster, Outcome, reconcile
+from stoker_operator.routing import Routes
 from stoker_operator.settings import Settings
 from stoker_operator.store import Store
 
@@ -76,10 +79,12 @@ class Controller:
         self._catalogue = catalogue
         self._policy = policy
         self._store = Store(MANAGER, INSTANCE)
-        self._informer = Informer(kube, self._store, settings.namespaces)
+        self._informer = Informer(kube, self._store, settings.namespaces, gateway=settings.gateway is not None)
+        self._routes = Routes(settings.gateway)
         self._metrics = Metrics()
         self._metrics.ask_endpoints(self._conditions)
         self._tasks = EndpointTasks(self._reconcile, settings)
+        self._grants = EndpointTasks(self._grant, settings)
         self._configs = HubConfigs(self._looked_at_hub)
         self._looked = asyncio.Event()
         self._engines = EngineFacts(self._engine_told)
@@ -121,7 +126,7 @@ class Controller:
         """
         self._loop = asyncio.get_running_loop()
         await asyncio.to_thread(self._informer.relist)
-        self._informer.news()  # a replica that begins to lead looks at all
+        self._notice(self._informer.news())  # a replica that begins to lead looks at all
         await self._process.start()
         self._watch_optional()
         self._resync = asyncio.create_task(self._relist(), name="resync")
@@ -133,14 +138,15 @@ class Controller:
         for task in ending:
             task.cancel()
         await asyncio.gather(*ending, return_exceptions=True)
-        await self._tasks.stop()
+        await self._end_tasks()
         await self._process.stop()
 
     def saw(self, kind: str, change: str | None, seen: Object) -> None:
         """Takes in an event of a watch."""
-        key = self._informer.saw(kind, change, seen)
-        if key:
+        for key in self._notice(self._informer.saw(kind, change, seen)):
             self._wake(key)
+        if kind in GRANTS:
+            self._wake_grant(seen["metadata"]["namespace"])
         if self._informer.doubtful:
             self._doubt.set()
 
@@ -162,6 +168,15 @@ class Controller:
             self._copies.forget(key)
             self._configs.forget(key)
         return outcome
+
+    async def _grant(self, key: Key) -> Outcome:
+        """Lets the gateway read what it needs in a namespace, and no more."""
+        gateway, epoch = self._settings.gateway, self._process.epoch()
+        if gateway is None:
+            return Outcome.GONE
+        writer = Writer(self._kube, self._store, lambda: epoch is not None and self._process.epoch() == epoch)
+        secrets = self._routes.secrets(key.namespace)
+        return await asyncio.to_thread(grant, self._kube, self._store, writer, key.namespace, secrets, gateway)
 
     async def _relist(self) -> None:
         """Lists everything now and then, and looks at every endpoint for which that found something new."""
@@ -196,8 +211,9 @@ class Controller:
                 return False
             finally:
                 # What a list reports first is not new any more when the watch reports it.
-                for key in self._informer.news():
+                for key in self._notice(self._informer.news()):
                     self._wake(key)
+                self._wake_grants()
         self._watch_optional()
         return True
 
@@ -241,6 +257,29 @@ class Controller:
     def _wake_all(self) -> None:
         for key in self._informer.endpoints():
             self._wake(key)
+        self._wake_grants()
+
+    def _wake_grants(self) -> None:
+        for namespace in {key.namespace for key in self._informer.endpoints()} | namespaces(self._store):
+            self._wake_grant(namespace)
+
+    def _wake_grant(self, namespace: str) -> None:
+        if self._settings.gateway and self._working is not None and self._working == self._process.epoch():
+            self._grants.wake(Key(namespace, ""))
+
+    def _notice(self, keys: Set[Key]) -> set[Key]:
+        """Looks anew at who of these the gateway serves; returns them, with the others for which that changes
+        something."""
+        changed: set[Key] = set()
+        for key in keys:
+            document, namespace = self._store.get(KIND, *key), self._store.get("Namespace", "", key.namespace)
+            changed |= self._routes.learn(key, document, namespace)
+        for namespace_name in {key.namespace for key in changed}:
+            self._wake_grant(namespace_name)
+        return {*keys, *changed}
+
+    async def _end_tasks(self) -> None:
+        await asyncio.gather(self._tasks.stop(), self._grants.stop())
 
     def _let_go(self) -> None:
         """The tasks end; what a thread is still at cannot write any more."""
@@ -250,7 +289,7 @@ class Controller:
         self._configs.forget_all()
         self._copies.forget_all()
         # Kept, since the event loop itself does not keep a task alive.
-        self._letting_go = asyncio.create_task(self._tasks.stop(), name="stop")
+        self._letting_go = asyncio.create_task(self._end_tasks(), name="stop")
 
     def _looked_at_hub(self, _model: Model, users: Set[Key]) -> None:
         """A description that endpoints wait for has come, or will not come soon; may be called from any thread."""
@@ -276,7 +315,12 @@ class Controller:
     def _knowledge(self, user: Key | None = None) -> Knowledge:
         configs = functools.partial(self._configs.get, user=user)
         return Knowledge(
-            self._catalogue, configs, self._informer.pod_monitors, self._policy, pending=self._configs.pending
+            self._catalogue,
+            configs,
+            self._informer.pod_monitors,
+            self._policy,
+            pending=self._configs.pending,
+            route=self._routes.of(user) if user else None,
         )
 
     async def _learn(self, document: Object) -> None:

@@ -19,15 +19,20 @@ from stoker_operator.api.quantity import amount
 _ITEM_KEYS: Final = ("mountPath", "name", "uid")
 #: What the API server does not store: its absence means the same.
 _ZERO: Final[tuple[object, ...]] = ("", 0, False, None, [], {})
-#: Kinds in whose spec more is another thing: a rule without `from` lets everyone in. The API server adds nothing to it.
-_EXACT: Final = ("NetworkPolicy",)
+#: By kind, the parts in which more is another thing: a rule without `from` lets everyone in. The API server adds
+#: nothing to them.
+_EXACT: Final[Mapping[str, tuple[str, ...]]] = {
+    "NetworkPolicy": ("spec",),
+    "Role": ("rules",),
+    "RoleBinding": ("roleRef", "subjects"),
+}
 #: Where amounts stand, which the API server rewrites: 1000m becomes 1.
 _AMOUNTS: Final = ("limits", "requests", "sizeLimit")
 
 
 def differs(desired: Mapping[str, Any], live: Mapping[str, Any], manager: str) -> bool:
     """Whether `live` has to be changed for `desired` to hold."""
-    if desired.get("kind") in _EXACT and live.get("spec") != desired["spec"]:
+    if any(live.get(part) != desired[part] for part in _EXACT.get(desired.get("kind", ""), ())):
         return True
     return not _contains(live, desired) or _is_stale(_owned(live, manager), desired)
 

@@ -24,6 +24,7 @@ class Watched(NamedTuple):
         ours: only those that carry the label of our objects.
         optional: it comes with something else that a cluster may not have.
         clusterwide: it has no namespace, so that an operator confined to some may not see it.
+        gateway: it matters only where there is a gateway.
     """
 
     kind: str
@@ -33,6 +34,7 @@ class Watched(NamedTuple):
     ours: bool = True
     optional: bool = False
     clusterwide: bool = False
+    gateway: bool = False
 
 
 WATCHED: Final = (
@@ -46,6 +48,9 @@ WATCHED: Final = (
     Watched("PodMonitor", "monitoring.coreos.com", "v1", "podmonitors", optional=True),
     Watched("Pod", "", "v1", "pods"),
     Watched("Node", "", "v1", "nodes", ours=False, clusterwide=True),
+    Watched("Namespace", "", "v1", "namespaces", ours=False, clusterwide=True, gateway=True),
+    Watched("Role", "rbac.authorization.k8s.io", "v1", "roles", gateway=True),
+    Watched("RoleBinding", "rbac.authorization.k8s.io", "v1", "rolebindings", gateway=True),
 )
 
 
@@ -56,6 +61,7 @@ class Informer:
         kube: the cluster.
         store: what is kept.
         namespaces: those to look into; none means all.
+        gateway: whether there is a gateway, for which more is looked at.
 
     Attributes:
         filled: everything has been listed once.
@@ -63,7 +69,8 @@ class Informer:
         doubtful: an event is impossible unless versions went back, as by a backup of etcd; a list will settle it.
     """
 
-    def __init__(self, kube: Kube, store: Store, namespaces: tuple[str, ...] = ()) -> None:
+    def __init__(self, kube: Kube, store: Store, namespaces: tuple[str, ...] = (), *, gateway: bool = False) -> None:
+        self._gateway = gateway
         self._kube = kube
         self._store = store
         self._namespaces = namespaces
@@ -94,7 +101,7 @@ class Informer:
                 since = self._store.newest(watched.kind, namespace)
                 items, version = self._kube.list(watched.kind, namespace, labels)
                 news = self._store.replace(watched.kind, namespace, items, version, since)
-                self._news |= {key for key in map(_concerned, news) if key}
+                self._news |= {key for each in news for key in self._concerned(each)}
         self.filled = True
 
     def news(self) -> set[Key]:
@@ -105,11 +112,13 @@ class Informer:
     def watched(self) -> Iterator[Watched]:
         """The kinds there are to watch."""
         for watched in WATCHED:
+            if watched.gateway and not self._gateway:
+                continue
             if not (watched.optional and not self.pod_monitors) and not (watched.clusterwide and self._namespaces):
                 yield watched
 
-    def saw(self, kind: str, change: str | None, seen: Object) -> Key | None:
-        """Takes in an event of a watch; returns the endpoint that it changes something for.
+    def saw(self, kind: str, change: str | None, seen: Object) -> set[Key]:
+        """Takes in an event of a watch; returns the endpoints that it may change something for.
 
         Args:
             kind: the kind of object.
@@ -122,18 +131,19 @@ class Informer:
         if change == "DELETED":
             self._store.remove(live)
         elif not self._store.put(live):
-            return None
-        return _concerned(live)
+            return set()
+        return self._concerned(live)
 
     def endpoints(self) -> list[Key]:
         """All endpoints there are."""
         return [Key(each["metadata"]["namespace"], each["metadata"]["name"]) for each in self._store.all(KIND)]
 
-
-def _concerned(seen: Object) -> Key | None:
-    """The endpoint that an object is, or belongs to."""
-    metadata = seen["metadata"]
-    if seen["kind"] == KIND:
-        return Key(metadata["namespace"], metadata["name"])
-    instance = (metadata.get("labels") or {}).get(INSTANCE)
-    return Key(metadata["namespace"], instance) if instance and "namespace" in metadata else None
+    def _concerned(self, seen: Object) -> set[Key]:
+        """The endpoint that an object is, or belongs to, or those of a namespace."""
+        metadata = seen["metadata"]
+        if seen["kind"] == KIND:
+            return {Key(metadata["namespace"], metadata["name"])}
+        if seen["kind"] == "Namespace":
+            return {key for key in self.endpoints() if key.namespace == metadata["name"]}
+        instance = (metadata.get("labels") or {}).get(INSTANCE)
+        return {Key(metadata["namespace"], instance)} if instance and "namespace" in metadata else set()

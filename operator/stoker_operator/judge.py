@@ -20,6 +20,7 @@ from stoker_operator.manifests.owner import Manifest, Owner
 from stoker_operator.plan.catalogue import Catalogue
 from stoker_operator.plan.planner import Plan, Unplannable, plan
 from stoker_operator.policy import PERMISSIVE, Policy
+from stoker_operator.routing import Route
 from stoker_operator.template_policy import forbidden
 
 #: Hub id and revision → the model's config.json, where it has been fetched.
@@ -36,6 +37,7 @@ class Knowledge:
         pod_monitors: the cluster has PodMonitors.
         policy: what the administrator permits and adds.
         pending: whether a hub model's description is being fetched for the first time.
+        route: whether the gateway serves the endpoint, where there is something to say.
     """
 
     catalogue: Catalogue
@@ -43,6 +45,7 @@ class Knowledge:
     pod_monitors: bool = False
     policy: Policy = PERMISSIVE
     pending: Callable[[str, str | None], bool] = lambda _id, _revision: False
+    route: Route | None = None
 
 
 @dataclass(frozen=True)
@@ -92,8 +95,10 @@ def judge(owner: Owner, document: Object, knowledge: Knowledge, before: Object |
         return Judgement(parsed, unplannable=refused.violations)
     except Refused as refused:
         return Judgement(parsed, refused=refused.violations)
+    gateway = knowledge.route.gateway if knowledge.route else None
+    monitors, policy = knowledge.pod_monitors, knowledge.policy
     try:
-        objects = children(owner, spec, planned, pod_monitors=knowledge.pod_monitors, policy=knowledge.policy)
+        objects = children(owner, spec, planned, pod_monitors=monitors, policy=policy, gateway=gateway)
     except Refused as refused:
         return Judgement(parsed, planned, refused=refused.violations)
     return Judgement(parsed, planned, objects, awaited=awaited)

@@ -107,7 +107,8 @@ def reconcile(cluster: Cluster, knowledge: Knowledge, key: Key, now: datetime) -
         for child, each in applied.live.items()
         if child.kind == "Deployment" and is_ours(owner, each)
     }
-    told = status(endpoint, decision, Seen(applied.live, applied.refusal, workloads), now)
+    seen = Seen(applied.live, applied.refusal, workloads, knowledge.route)
+    told = status(endpoint, decision, seen, now)
     if not cluster.writer.apply_status(endpoint, told, now):
         return Outcome.CHANGED
     if applied.refusal:

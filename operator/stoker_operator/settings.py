@@ -39,6 +39,20 @@ class WebhookSettings:
 
 
 @dataclass(frozen=True)
+class GatewaySettings:
+    """The gateway that serves endpoints.
+
+    Attributes:
+        url: where clients reach it, without a path.
+        namespace, service_account: who it is.
+    """
+
+    url: str
+    namespace: str
+    service_account: str
+
+
+@dataclass(frozen=True)
 class Settings:
     """How the operator runs.
 
@@ -53,6 +67,7 @@ class Settings:
         health_address: where ``/healthz``, ``/readyz`` and ``/metrics`` answer, as HOST:PORT.
         lease: how replicas agree on the one that writes; None: there is one replica.
         webhook: how endpoints are judged before they are stored; None: they are not.
+        gateway: the gateway that serves endpoints; None: there is none.
     """
 
     namespaces: tuple[str, ...] = ()
@@ -64,3 +79,4 @@ class Settings:
     health_address: str = "0.0.0.0:8080"
     lease: LeaseSettings | None = None
     webhook: WebhookSettings | None = None
+    gateway: GatewaySettings | None = None

@@ -5,6 +5,7 @@
     Available     at least one pod serves, whatever its spec
     Progressing   pods are being created or replaced
     Stalled       something is in the way that does not pass by itself
+    Routed        the gateway serves it; only where there is a gateway, or it asks for one
     Degraded      a copy of the model does not serve, and others of its pod do; only where pods have several
     Ready         every replica serves, from the newest spec; its reason and message are the ones to read
 
@@ -26,11 +27,15 @@ from stoker_operator.facts import MAIN, Child, Copies, Endpoint, Object, Reporte
 from stoker_operator.manifests.service import url
 from stoker_operator.pinning import engine, image
 from stoker_operator.plan.planner import Plan
+from stoker_operator.routing import Route
+from stoker_operator.settings import GatewaySettings
 
 _NONE: Final = Rollout(current=False, desired=0, total=0, updated=0, ready=0, available=0)
 #: The most characters the schema of a condition takes is more than anyone reads.
 _MESSAGE: Final = 2048
 _HELD: Final = "pods of the newest spec are made as soon as the model's config.json has been fetched, or does not come"
+#: Ways to reach the API that are listed.
+_ADDRESSES: Final = 16
 #: Pods that are named which lack a copy.
 _PODS: Final = 3
 #: Of each of them, copies of which it is told why.
@@ -76,11 +81,13 @@ class Seen:
         live: the objects that have the names of the endpoint's.
         refusal: what the API server said of one that it would not take.
         workloads: those whose Deployment there is, by name.
+        route: whether the gateway serves the endpoint, where there is something to say.
     """
 
     live: Mapping[Child, Object]
     refusal: str = ""
     workloads: Mapping[str, SeenWorkload] = field(default_factory=dict)
+    route: Route | None = None
 
     @property
     def rollout(self) -> Rollout | None:
@@ -115,6 +122,7 @@ def status(endpoint: Endpoint, decision: Decision, seen: Seen, now: datetime) ->
         "Available": _available(rollout),
         "Progressing": _progressing(decision, seen, trouble),
         "Stalled": _stalled(trouble),
+        **_routed(decision, seen),
         **_degraded(seen),
         "Ready": ready,
     }
@@ -127,14 +135,18 @@ def status(endpoint: Endpoint, decision: Decision, seen: Seen, now: datetime) ->
         "selector": ",".join(f"{name}={value}" for name, value in decision.owner.selector().items()),
         "conditions": _conditions(endpoint, verdicts, now),
     }
-    return reported | _where(decision, seen.live) | _workloads(endpoint, decision, seen)
+    return reported | _where(decision, seen) | _workloads(endpoint, decision, seen)
 
 
-def _where(decision: Decision, live: Mapping[Child, Object]) -> dict[str, Any]:
+def _where(decision: Decision, seen: Seen) -> dict[str, Any]:
     """Where clients reach the endpoint."""
-    parsed, service = decision.judgement.parsed, live.get(Child("Service"))
-    if parsed is None or service is None or not is_ours(decision.owner, service):
+    parsed, service = decision.judgement.parsed, _service(decision, seen)
+    gateway = _gateway(decision, seen)
+    routed = [{"name": "gateway", "url": f"{gateway.url}/v1"}] if gateway else []
+    if service is None:
         return {}
+    if parsed is None:
+        return {"addresses": routed} if routed else {}
     internal = url(decision.owner, parsed.spec)
     addresses = [{"name": "cluster", "url": internal}]
     scheme, _, rest = internal.partition("://")
@@ -146,7 +158,27 @@ def _where(decision: Decision, live: Mapping[Child, Object]) -> dict[str, Any]:
             host = f"[{host}]" if ":" in host else host
             name = "loadBalancer" if len(addresses) == 1 else f"loadBalancer-{len(addresses)}"
             addresses.append({"name": name, "url": f"{scheme}://{host}:{port}/v1"})
-    return {"url": internal, "addresses": addresses}
+    return {"url": internal, "addresses": addresses[: _ADDRESSES - len(routed)] + routed}
+
+
+def _service(decision: Decision, seen: Seen) -> Object | None:
+    """The endpoint's own Service."""
+    service = seen.live.get(Child("Service"))
+    return service if service is not None and is_ours(decision.owner, service) else None
+
+
+def _gateway(decision: Decision, seen: Seen) -> GatewaySettings | None:
+    """The gateway that serves the endpoint: it finds the pods by the endpoint's own Service."""
+    return seen.route.gateway if seen.route and _service(decision, seen) is not None else None
+
+
+def _routed(decision: Decision, seen: Seen) -> dict[str, Verdict]:
+    route = seen.route
+    if route is None:
+        return {}
+    if route.gateway and _gateway(decision, seen) is None:
+        return {"Routed": Verdict("False", "NoService", "the endpoint has no Service of its own; Ready says why")}
+    return {"Routed": Verdict("True" if route.gateway else "False", route.reason, route.message)}
 
 
 def _workloads(endpoint: Endpoint, decision: Decision, seen: Seen) -> dict[str, Any]:

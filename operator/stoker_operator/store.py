@@ -197,6 +197,8 @@ class Store:
         if seen["kind"] == "Node":
             status = seen.get("status", {})
             slim["status"] = {name: status.get(name, {}) for name in ("allocatable", "conditions")}
+        if seen["kind"] == "Namespace":
+            slim = {"kind": seen["kind"], "metadata": metadata}
         return slim
 
 

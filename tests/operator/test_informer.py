@@ -42,11 +42,11 @@ def informer(*objects: Any, **options: Any) -> tuple[Informer, Store, FakeKube]:
 def test_news_is_told_once() -> None:
     watching, _, _ = informer()
     label = {INSTANCE: "demo"}
-    assert watching.saw(KIND, None, seen(KIND, 1)) == Key("ns", "demo")
-    assert watching.saw(KIND, "MODIFIED", seen(KIND, 1)) is None  # the echo of what we wrote ourselves
-    assert watching.saw("Pod", "ADDED", seen("Pod", 2, "demo-abc", **label)) == Key("ns", "demo")
-    assert watching.saw("Pod", "DELETED", seen("Pod", 3, "demo-abc", **label)) == Key("ns", "demo")
-    assert watching.saw("Service", "ADDED", seen("Service", 4, "other")) is None  # nobody's
+    assert watching.saw(KIND, None, seen(KIND, 1)) == {Key("ns", "demo")}
+    assert watching.saw(KIND, "MODIFIED", seen(KIND, 1)) == set()  # the echo of what we wrote ourselves
+    assert watching.saw("Pod", "ADDED", seen("Pod", 2, "demo-abc", **label)) == {Key("ns", "demo")}
+    assert watching.saw("Pod", "DELETED", seen("Pod", 3, "demo-abc", **label)) == {Key("ns", "demo")}
+    assert watching.saw("Service", "ADDED", seen("Service", 4, "other")) == set()  # nobody's
 
 
 def test_a_list_finds_what_a_watch_missed() -> None:
@@ -71,3 +71,19 @@ def test_an_operator_of_some_namespaces_asks_for_nothing_else() -> None:
     watching.relist()
     assert {namespace for _, namespace in kube.asked} == {"one", "two"}
     assert "Node" not in {kind for kind, _ in kube.asked}
+
+
+def test_what_a_gateway_needs_is_looked_at_where_there_is_one() -> None:
+    namespace = {"kind": "Namespace", "metadata": {"name": "ns", "resourceVersion": "1", "labels": {}}}
+    needed = {"Namespace", "Role", "RoleBinding"}
+    watching, _, kube = informer(namespace)
+    watching.relist()
+    assert not needed & {kind for kind, _ in kube.asked}
+    watching, store, kube = informer(namespace, seen(KIND, 1), seen(KIND, 1, "other"), gateway=True)
+    watching.relist()
+    assert needed <= {kind for kind, _ in kube.asked}
+    both = {Key("ns", "demo"), Key("ns", "other")}
+    assert watching.news() == both
+    labelled = {**namespace, "metadata": {**namespace["metadata"], "resourceVersion": "60", "annotations": {"a": "b"}}}
+    assert watching.saw("Namespace", "MODIFIED", {**labelled, "spec": {"finalizers": ["kubernetes"]}}) == both
+    assert "spec" not in (store.get("Namespace", "", "ns") or {})

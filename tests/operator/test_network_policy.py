@@ -11,9 +11,12 @@ from stoker_operator.api.manifest import parse
 from stoker_operator.cli.render import render
 from stoker_operator.drift import differs
 from stoker_operator.facts import Endpoint, Key
+from stoker_operator.manifests.network_policy import network_policy
+from stoker_operator.manifests.owner import Owner
 from stoker_operator.pinning import pin
 from stoker_operator.plan.catalogue import Catalogue
 from stoker_operator.policy import Policy
+from stoker_operator.settings import GatewaySettings
 
 
 class Sender(NamedTuple):
@@ -105,6 +108,21 @@ def test_who_may_send_requests(document: Any, said: Any, let_in: set[Any]) -> No
     assert [each for each in everyone if admits(policy, each, 8000)] == [each for each in everyone if each in let_in]
     for port in (9000, 8443, 22):  # a sidecar's, declared or not, is nobody's
         assert not any(admits(policy, each, port) for each in everyone), port
+
+
+def test_the_gateway_comes_to_whom_it_serves(document: Any) -> None:
+    settings = GatewaySettings("https://models.example.com", "stoker-system", "gateway")
+    labels = (("app.kubernetes.io/name", "stoker-gateway"), ("app.kubernetes.io/component", "gateway"))
+    gateway = Sender("stoker-system", labels)
+    others = [STRANGER, IMPOSTOR, OUTSIDE, Sender("other", labels), Sender("stoker-system", labels[:1])]
+    owner = Owner("demo", "default", "u")
+    for served_by, let_in in ((settings, True), (None, False)):
+        policy = network_policy(owner, parse(document()).spec, POLICY, served_by)
+        assert admits(policy, gateway, 8000) is let_in
+        assert not any(admits(policy, each, 8000) for each in others)
+        assert not admits(policy, gateway, 9000)
+    closed = document(networkPolicy={"mode": "None"})
+    assert network_policy(owner, parse(closed).spec, POLICY, settings) is None
 
 
 def test_none_is_none(document: Any) -> None:

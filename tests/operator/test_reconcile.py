@@ -25,6 +25,8 @@ from stoker_operator.plan.catalogue import Catalogue
 from stoker_operator.plan.model_shapes import table
 from stoker_operator.policy import Policy
 from stoker_operator.reconcile import Cluster, Outcome, reconcile
+from stoker_operator.routing import Route
+from stoker_operator.settings import GatewaySettings
 from stoker_operator.store import Store
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
@@ -607,3 +609,14 @@ def test_an_endpoint_on_its_way_out_is_left_to_its_owner_references(world: World
     live["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
     world.change(KIND)
     assert world.reconcile() == (Outcome.GONE, [])
+
+
+def test_a_route_opens_the_network_and_replaces_no_pod(document: Any) -> None:
+    world = World(document())
+    world.reconcile()
+    gateway = GatewaySettings("https://models.example.com", "system", "gateway")
+    world.knowledge = dataclasses.replace(world.knowledge, route=Route("Routed", "the gateway serves it", gateway))
+    assert world.reconcile()[1] == ["apply NetworkPolicy", "apply InferenceEndpoint/status"]
+    assert world.reconcile()[1] == []
+    world.knowledge = dataclasses.replace(world.knowledge, route=Route("NameTaken", "it is taken"))
+    assert world.reconcile()[1] == ["apply NetworkPolicy", "apply InferenceEndpoint/status"]

@@ -15,6 +15,8 @@ from stoker_operator.judge import Knowledge, judge
 from stoker_operator.manifests.owner import Owner
 from stoker_operator.observe import rollout as observe_rollout
 from stoker_operator.plan.catalogue import Catalogue
+from stoker_operator.routing import Route
+from stoker_operator.settings import GatewaySettings
 from stoker_operator.status import Seen, SeenWorkload, status
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
@@ -52,12 +54,13 @@ def report(
     told: Reported | None = None,
     access_modes: Any = None,
     copies: Any = None,
+    route: Route | None = None,
 ) -> dict[str, Any]:
     endpoint = facts(document, **(before or {}))
     live = {Child("Service"): ours("Service")} if live is None else live
     decision = decided(endpoint, live, catalogue, access_modes)
     workloads = {MAIN: SeenWorkload(rollout, trouble, told, copies=copies or {})} if rollout else {}
-    return status(endpoint, decision, Seen(live, refusal, workloads), now)
+    return status(endpoint, decision, Seen(live, refusal, workloads, route), now)
 
 
 def condition(reported: dict[str, Any], kind: str) -> tuple[str, str]:
@@ -386,3 +389,34 @@ def test_what_is_no_longer_wanted_goes(document: Any, catalogue: Catalogue) -> N
     decision = decided(facts(document()), live, catalogue)
     assert decision.unwanted == (Child("PodDisruptionBudget"),)  # and no claim with data in it
     assert decided(facts(document(surprise=1)), live, catalogue).unwanted == ()
+
+
+SERVED = Route("Routed", "the gateway serves it", GatewaySettings("https://models.example.com", "system", "gateway"))
+
+
+def test_who_is_served_by_the_gateway_has_its_address(document: Any, catalogue: Catalogue) -> None:
+    reported = report(document(), catalogue, route=SERVED)
+    assert condition(reported, "Routed") == ("True", "Routed")
+    gateway = {"name": "gateway", "url": "https://models.example.com/v1"}
+    assert reported["addresses"] == [{"name": "cluster", "url": reported["url"]}, gateway]
+    assert reported["url"] == "http://demo.default.svc:8000/v1"
+    refused = report(document(model={"source": "nonsense"}), catalogue, route=SERVED)
+    assert refused["addresses"] == [gateway], "what runs is served on"
+
+
+def test_who_is_not_has_the_reason(document: Any, catalogue: Catalogue) -> None:
+    taken = report(document(), catalogue, route=Route("NameTaken", "the name a belongs to an older endpoint"))
+    assert condition(taken, "Routed") == ("False", "NameTaken")
+    assert [each["name"] for each in taken["addresses"]] == ["cluster"]
+    foreign = {Child("Service"): {"kind": "Service", "metadata": {"name": "demo"}}}
+    stolen = report(document(), catalogue, route=SERVED, live=foreign)
+    assert condition(stolen, "Routed") == ("False", "NoService")
+    assert "addresses" not in stolen
+
+
+def test_so_many_addresses_as_the_schema_takes(document: Any, catalogue: Catalogue) -> None:
+    service = {**ours("Service"), "status": {"loadBalancer": {"ingress": [{"ip": f"10.0.0.{n}"} for n in range(40)]}}}
+    manifest = document(service={"type": "LoadBalancer"}, networkPolicy={"mode": "Open"})
+    reported = report(manifest, catalogue, route=SERVED, live={Child("Service"): service})
+    assert len(reported["addresses"]) == 16
+    assert reported["addresses"][-1]["name"] == "gateway"

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import signal
 import sys
 from pathlib import Path
 from typing import NamedTuple
+from urllib.parse import urlsplit
 
 from stoker_operator import logs
-from stoker_operator.settings import LeaseSettings, Settings, WebhookSettings
+from stoker_operator.settings import GatewaySettings, LeaseSettings, Settings, WebhookSettings
 
 CRD_MISSING = (
     "InferenceEndpoint is not known to this cluster; install it with the Helm chart, or with "
@@ -88,6 +90,7 @@ def parse(argv: list[str]) -> tuple[Settings, Logging]:
         health_address=options.health_address,
         lease=LeaseSettings(namespace, options.lease_name) if options.leader_elect else None,
         webhook=_webhook(parser, options, namespace),
+        gateway=_gateway(parser, options),
     )
     return settings, Logging(options.log_format, options.log_level)
 
@@ -116,6 +119,27 @@ def _webhook(parser: argparse.ArgumentParser, options: argparse.Namespace, names
         configuration=options.webhook_configuration,
         external=external,
     )
+
+
+def _gateway(parser: argparse.ArgumentParser, options: argparse.Namespace) -> GatewaySettings | None:
+    """The gateway's settings: all of them, or none."""
+    given = {
+        "--gateway-url": options.gateway_url,
+        "--gateway-namespace": options.gateway_namespace,
+        "--gateway-service-account": options.gateway_service_account,
+    }
+    missing = [flag for flag, value in given.items() if not value]
+    if len(missing) == len(given):
+        return None
+    if missing:
+        first = next(flag for flag, value in given.items() if value)
+        parser.error(f"{first} needs {' and '.join(missing)}")
+    if options.namespace:
+        parser.error(
+            "--gateway-url cannot be used with --namespace: a model's name may be taken in a namespace that this "
+            "operator does not see; leave one of them out"
+        )
+    return GatewaySettings(options.gateway_url, options.gateway_namespace, options.gateway_service_account)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -188,6 +212,20 @@ def _parser() -> argparse.ArgumentParser:
         metavar="NAME",
         help="the ValidatingWebhookConfiguration whose caBundle names the certificate's authority",
     )
+
+    gateway = parser.add_argument_group(
+        "gateway", "Serves the endpoints of namespaces that have the label stoker.dev/gateway: enabled."
+    )
+    gateway.add_argument(
+        "--gateway-url", type=_url, metavar="URL", help="where clients reach it (default: there is none)"
+    )
+    gateway.add_argument("--gateway-namespace", type=_label, metavar="NAME", help="the namespace of its pods")
+    gateway.add_argument(
+        "--gateway-service-account",
+        type=_account,
+        metavar="NAME",
+        help="the service account of its pods, which may read the keys of endpoints' engines",
+    )
     return parser
 
 
@@ -203,6 +241,31 @@ def _address(text: str) -> str:
     if not colon or not port.isdecimal() or int(port) > 65535:
         raise argparse.ArgumentTypeError(f"{text!r} is not HOST:PORT")
     return f"{host}:{port}"
+
+
+def _url(text: str) -> str:
+    try:
+        url = urlsplit(text)
+        right = url.scheme in ("http", "https") and bool(url.hostname) and url.port != 0
+    except ValueError:  # its port, or its IPv6 address
+        right = False
+    if not right or not text.isprintable() or " " in text or url.path.strip("/") or url.query or url.fragment:
+        raise argparse.ArgumentTypeError(f"{text!r} is no http:// or https:// URL without a path")
+    if url.username is not None:
+        raise argparse.ArgumentTypeError("a URL with credentials would be shown in every endpoint's status")
+    return text.rstrip("/?#")
+
+
+def _label(text: str) -> str:
+    if not re.fullmatch("[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?", text):
+        raise argparse.ArgumentTypeError(f"{text!r} is no namespace's name")
+    return text
+
+
+def _account(text: str) -> str:
+    if not re.fullmatch("[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?", text):
+        raise argparse.ArgumentTypeError(f"{text!r} is no service account's name")
+    return text
 
 
 def _seconds(text: str) -> float:

@@ -13,10 +13,17 @@ from stoker_operator.manifests.service_account import service_account
 from stoker_operator.manifests.storage import claim
 from stoker_operator.plan.planner import Plan
 from stoker_operator.policy import PERMISSIVE, Policy
+from stoker_operator.settings import GatewaySettings
 
 
 def children(
-    owner: Owner, spec: Spec, plan: Plan, *, pod_monitors: bool = False, policy: Policy = PERMISSIVE
+    owner: Owner,
+    spec: Spec,
+    plan: Plan,
+    *,
+    pod_monitors: bool = False,
+    policy: Policy = PERMISSIVE,
+    gateway: GatewaySettings | None = None,
 ) -> tuple[Manifest, ...]:
     """The objects that should exist for `spec`; what pods need comes before them.
 
@@ -26,6 +33,7 @@ def children(
         plan: what was decided about it.
         pod_monitors: whether the cluster has PodMonitors.
         policy: what the administrator permits and adds.
+        gateway: the one that serves the endpoint; None: none does.
 
     Raises:
         Refused: ``spec.engine.args``, ``spec.template`` or ``spec.monitoring`` cannot be honoured.
@@ -35,7 +43,7 @@ def children(
         service_account(owner),
         claim(owner, spec),
         service(owner, spec),
-        network_policy(owner, spec, policy),
+        network_policy(owner, spec, policy, gateway),
         disruption_budget(owner, spec),
         pods,
         pod_monitor(owner, spec, pod_monitors, policy),

@@ -14,17 +14,19 @@ from stoker_operator.api.v1alpha1.network_policy import NetworkPolicyPeer
 from stoker_operator.manifests.owner import Manifest, Owner
 from stoker_operator.policy import Policy
 from stoker_operator.runtimes.runtime import PORT
+from stoker_operator.settings import GatewaySettings
 
 
-def network_policy(owner: Owner, spec: Spec, policy: Policy) -> Manifest | None:
-    """The endpoint's NetworkPolicy; None where there is to be none."""
+def network_policy(owner: Owner, spec: Spec, policy: Policy, gateway: GatewaySettings | None = None) -> Manifest | None:
+    """The endpoint's NetworkPolicy; None where there is to be none. `gateway` is the one that serves the endpoint."""
     mode = spec.network_policy.resolved
     if mode == "None":
         return None
     rule: dict[str, Any] = {"ports": [{"protocol": "TCP", "port": PORT}]}
     if mode == "Namespace":
         peers = [*(policy.network_policy_from or ()), *(spec.network_policy.from_ or ())]
-        rule["from"] = [{"podSelector": {}}, *map(_peer, peers)]
+        gateways = [gateway_pods(gateway)] if gateway else []
+        rule["from"] = [{"podSelector": {}}, *map(_peer, peers), *gateways]
     return {
         "apiVersion": "networking.k8s.io/v1",
         "kind": "NetworkPolicy",
@@ -34,6 +36,15 @@ def network_policy(owner: Owner, spec: Spec, policy: Policy) -> Manifest | None:
             "policyTypes": ["Ingress"],
             "ingress": [rule],
         },
+    }
+
+
+def gateway_pods(gateway: GatewaySettings) -> Manifest:
+    """The gateway's pods, as a peer. Whoever may make pods in its namespace may read its keys as well."""
+    labels = {"app.kubernetes.io/name": "stoker-gateway", "app.kubernetes.io/component": "gateway"}
+    return {
+        "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": gateway.namespace}},
+        "podSelector": {"matchLabels": labels},
     }
 
 

@@ -14,10 +14,16 @@ import pytest
 
 from stoker_operator.cli import operator
 from stoker_operator.cli.operator import parse
-from stoker_operator.settings import LeaseSettings, Settings, WebhookSettings
+from stoker_operator.settings import GatewaySettings, LeaseSettings, Settings, WebhookSettings
 
 HERE = ("--operator-namespace=stoker-system",)
 WEBHOOK = ("--webhook-address=:9443", "--webhook-secret=stoker-webhook")
+GATEWAY = (
+    "--gateway-url=https://[2001:db8::1]:8443/",
+    "--gateway-namespace=stoker-system",
+    "--gateway-service-account=stoker-gateway",
+)
+NO_URLS = ("", "a", "ftp://a", "https://", "https://a/v1", "http://a:x", "http://[::1", "http://a?b", "http://a b")
 OWN = ("--webhook-host=stoker-webhook.stoker-system.svc", "--webhook-configuration=stoker")
 
 
@@ -46,6 +52,11 @@ def test_as_the_chart_says_it() -> None:
     assert logging.format == "json"
 
 
+def test_with_a_gateway() -> None:
+    settings, _ = parse([*GATEWAY])
+    assert settings.gateway == GatewaySettings("https://[2001:db8::1]:8443", "stoker-system", "stoker-gateway")
+
+
 def test_with_a_certificate_of_somebody_else() -> None:
     settings, _ = parse([*HERE, *WEBHOOK, "--webhook-certificate=external"])
     assert settings.webhook == WebhookSettings(":9443", "stoker-system", "stoker-webhook", external=True)
@@ -72,6 +83,13 @@ def test_a_pod_knows_its_namespace() -> None:
         (["--health-address=:99999"], "':99999' is not HOST:PORT"),
         (["--resync-seconds=0"], "'0' is no number of seconds"),
         (["--resync-seconds=nan"], "'nan' is no number of seconds"),
+        (GATEWAY[:1], "--gateway-url needs --gateway-namespace and --gateway-service-account"),
+        (GATEWAY[1:], "--gateway-namespace needs --gateway-url"),
+        ([*GATEWAY, "--namespace=a"], "--gateway-url cannot be used with --namespace"),
+        ([*GATEWAY, "--gateway-namespace=A"], "'A' is no namespace's name"),
+        ([*GATEWAY, "--gateway-service-account=a b"], "'a b' is no service account's name"),
+        ([*GATEWAY, "--gateway-url=https://a:b@c"], "a URL with credentials would be shown"),
+        *(([*GATEWAY, f"--gateway-url={url}"], "URL without a path") for url in NO_URLS),
     ],
 )
 def test_what_makes_no_sense_is_refused(argv: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:

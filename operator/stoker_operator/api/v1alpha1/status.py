@@ -20,8 +20,9 @@ class Condition(Part):
     type: Annotated[str, Field(max_length=316)]
     """Accepted: the spec obeys the rules. Planned: it is decided how the model is spread; Unknown where the model's
     shape is, and then the engine judges. Available: at least one pod serves. Progressing: pods are being created or
-    replaced. Stalled: something is wrong that waiting cannot heal. Degraded, where pods have several copies of
-    the model: one does not serve, and others of its pod do. Ready: every replica serves, from the newest spec."""
+    replaced. Stalled: something is wrong that waiting cannot heal. Routed, where there is a gateway or one is asked
+    for: it serves the endpoint. Degraded, where pods have several copies of the model: one does not serve, and others
+    of its pod do. Ready: every replica serves, from the newest spec."""
     status: Literal["True", "False", "Unknown"]
     """Whether it holds."""
     observed_generation: Annotated[int, Field(ge=0)] | None = None
@@ -121,7 +122,8 @@ class Address(Part):
     """A way to reach the API."""
 
     name: Annotated[str, Field(max_length=63)]
-    """Who it is for. cluster: clients in the cluster; loadBalancer: those who reach the Service's own address."""
+    """Who it is for. cluster: clients in the cluster; loadBalancer: those who reach the Service's own address;
+    gateway: those who reach the gateway, which serves all models."""
     url: str
     """Base URL of the OpenAI-compatible API."""
 
@@ -157,4 +159,5 @@ class Status(Part):
         ]
         | None
     ) = None
-    """Accepted, Planned, Available, Progressing, Stalled and Ready; Degraded where pods have several copies."""
+    """Accepted, Planned, Available, Progressing, Stalled and Ready; Routed where there is a gateway, or one is asked
+    for; Degraded where pods have several copies."""
