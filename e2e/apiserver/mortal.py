@@ -35,11 +35,11 @@ class Death(NamedTuple):
 
 
 class Life:
-    """An operator that looks after one namespace, from its start to its death.
+    """An operator that looks after one namespace, or all, from its start to its death.
 
     Args:
         kubeconfig: the cluster, and who it is there. The same one for all lives of a test run.
-        namespace: what it looks after.
+        namespace: what it looks after; empty: all.
         log: what it says is added to this file; what it wrote is in the same file with ``.writes``.
         death: when it dies; None: when it is stopped.
         options: more words of its command line.
@@ -51,7 +51,7 @@ class Life:
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(_LOADED)
         self.log, self.death = log, death
-        words = ["--health-address=127.0.0.1:0", f"--namespace={namespace}", *options]
+        words = ["--health-address=127.0.0.1:0", *([f"--namespace={namespace}"] if namespace else []), *options]
         self.process: BaseProcess = context.Process(target=_live, args=(kubeconfig, words, log, death), daemon=True)
         self.process.start()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,7 +17,11 @@ from kubernetes import client, config
 
 from stoker_operator.kube import Kube, KubeError
 
-from .conftest import Operator
+from .conftest import Operator, check_log
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from mortal import Death, Life
 
 CHART = Path(__file__).parents[2] / "charts/stoker"
 NAME = "routed-stoker"
@@ -167,6 +172,47 @@ def test_who_is_served_and_what_may_be_read(
         eventually(lambda: reason(kube, blue, "second") == "Routed", "the name has passed on")
         eventually(lambda: readable(kube, red) is None and readable(kube, blue) == ["blue-keys"], "and the right")
     assert sorted(used(kube, f"system:serviceaccount:{system}:{NAME}")) == sorted(granted(helm) - UNSEEN)
+
+
+@pytest.mark.timeout(600)
+def test_an_operator_that_dies_at_a_write_leaves_it_to_the_next(
+    kube: Any, routed: Routed, document: Any, eventually: Callable[..., Any], tmp_path: Path
+) -> None:
+    operator, _, (red, _) = routed
+    kube.create(red, document("first", auth=keys("red-keys"), routing={"gateway": "Disabled"}))
+
+    def live(number: int, death: Death | None) -> Life:
+        return Life(operator.kubeconfig, "", tmp_path / f"{number}.log", death, operator.options)
+
+    def bound() -> bool:
+        found = client.RbacAuthorizationV1Api(kube.api).list_namespaced_role_binding(red).items
+        return ROLE in {each.metadata.name for each in found}
+
+    opened, closed = ("apply Role", "apply RoleBinding"), ("delete RoleBinding", "delete Role")
+    deaths = [
+        Death(moment, writes[number])
+        for moment in ("before", "after")
+        for number in (0, 1)
+        for writes in (opened, closed)
+    ]
+    for number, death in enumerate(deaths):
+        is_open = death.write in opened
+        kube.patch(red, "first", {"routing": {"gateway": "Enabled" if is_open else "Disabled"}})
+        mortal = live(2 * number, death)
+        try:
+            assert mortal.died(120), f"alive, though it was to die {death}:\n{mortal.log.read_text()}"
+        finally:
+            mortal.kill()
+        heir = live(2 * number + 1, None)
+        try:
+            wanted = (["red-keys"], True) if is_open else (None, False)
+            eventually(lambda wanted=wanted: (readable(kube, red), bound()) == wanted, f"all is well, {death}")
+            told = "Routed" if is_open else "Disabled"
+            eventually(lambda told=told: reason(kube, red, "first") == told, f"it is told, {death}")
+        finally:
+            heir.kill()
+        for life in (mortal, heir):
+            check_log(life.log)
 
 
 def used(kube: Any, account: str) -> set[tuple[str, str, str]]:
