@@ -35,7 +35,8 @@ _JSON = (
     b"",
 )
 _INTERNAL = re.compile(
-    rb"\n(x-stoker-(?!cluster: m-)|x_stoker_|x-envoy-(?!expected-rq-timeout-ms|attempt-count))", re.IGNORECASE
+    rb"\n(x-stoker-(?!cluster: m-|usage: 1\r)|x_stoker_|x-envoy-(?!expected-rq-timeout-ms|attempt-count))",
+    re.IGNORECASE,
 )
 
 
