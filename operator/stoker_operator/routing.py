@@ -9,6 +9,7 @@ What somebody else's endpoint is called, and where it is, is not said: tenants s
 
 from __future__ import annotations
 
+import bisect
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -77,7 +78,7 @@ class Routes:
     def __init__(self, gateway: GatewaySettings | None) -> None:
         self._gateway = gateway
         self._claims: dict[Key, Claim] = {}
-        self._by_name: dict[str, set[Key]] = defaultdict(set)
+        self._by_name: dict[str, list[tuple[str, Key]]] = defaultdict(list)  # the oldest first
         self._in_namespace: dict[str, set[Key]] = defaultdict(set)
 
     def learn(self, key: Key, document: Object | None, namespace: Object | None) -> set[Key]:
@@ -94,14 +95,9 @@ class Routes:
             return set()
         names = {name for claim in (before, now) if claim and claim.holds for name in claim.names}
         owners = {name: self._owner(name) for name in names}
-        concerned = {key}
-        for name in names:
-            concerned |= self._by_name.get(name, set())
         self._put(key, before, now)
-        moved = {name for name, owner in owners.items() if self._owner(name) != owner}
-        if not moved:
-            return {key}
-        return {each for each in concerned if each == key or moved & set(self._claims[each].names)}
+        moved = [name for name in names if self._owner(name) != owners[name]]
+        return {key}.union(*([each for _, each in self._by_name.get(name, ())] for name in moved))
 
     def of(self, key: Key) -> Route | None:
         """The endpoint's route; None where there is nothing to say."""
@@ -136,21 +132,26 @@ class Routes:
         return sorted({claim.secret for claim in served})
 
     def _owner(self, name: str) -> Key | None:
-        claims = (self._claims[key] for key in self._by_name.get(name, ()))
-        oldest = min(claims, key=lambda claim: (claim.created, claim.key), default=None)
-        return oldest.key if oldest else None
+        claimants = self._by_name.get(name)
+        return claimants[0][1] if claimants else None
 
     def _put(self, key: Key, before: Claim | None, now: Claim | None) -> None:
-        if before:
-            _discard(self._in_namespace, key.namespace, key)
+        if before and before.holds:
             for name in before.names:
-                _discard(self._by_name, name, key)
-        self._claims.pop(key, None)
+                self._by_name[name].remove((before.created, key))
+                if not self._by_name[name]:
+                    del self._by_name[name]
+        if now and now.holds:
+            for name in now.names:
+                bisect.insort(self._by_name[name], (now.created, key))
         if now:
             self._claims[key] = now
             self._in_namespace[key.namespace].add(key)
-            for name in now.names if now.holds else ():
-                self._by_name[name].add(key)
+        elif before:
+            del self._claims[key]
+            self._in_namespace[key.namespace].discard(key)
+            if not self._in_namespace[key.namespace]:
+                del self._in_namespace[key.namespace]
 
 
 def _claim(key: Key, document: Object, opted_in: bool) -> Claim:
@@ -203,9 +204,3 @@ def _whose(owner: Key | None, key: Key) -> str:
     if owner is not None and owner.namespace == key.namespace:
         return f"the older endpoint {owner.name}"
     return "an older endpoint"
-
-
-def _discard(index: dict[str, set[Key]], at: str, key: Key) -> None:
-    index[at].discard(key)
-    if not index[at]:
-        del index[at]
