@@ -18,7 +18,7 @@ from stoker_operator.hub_configs import Model
 from stoker_operator.kube import KubeError, Listing
 from stoker_operator.plan.catalogue import Catalogue
 from stoker_operator.reconcile import Cluster, Outcome
-from stoker_operator.settings import LeaseSettings, Settings
+from stoker_operator.settings import GatewaySettings, LeaseSettings, Settings
 
 ENDPOINT: dict[str, Any] = {
     "kind": KIND,
@@ -243,3 +243,49 @@ def test_a_watch_that_contradicts_a_list_has_all_listed_soon(
         listing.cancel()
 
     virtual_time(main)
+
+
+def test_what_a_namespace_says_concerns_all_who_claim_its_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        gateway = GatewaySettings("https://models.example.com", "system", "gateway")
+        settings = Settings(health_address="127.0.0.1:0", gateway=gateway)
+        kube: Any = Kube()
+        controller = Controller(settings, kube, Catalogue.load())
+        woken: list[Key] = []
+        granted: list[Key] = []
+        monkeypatch.setattr(controller._tasks, "wake", woken.append)
+        monkeypatch.setattr(controller._grants, "wake", granted.append)
+        await controller.start()
+
+        def says(version: int, name: str, label: str) -> None:
+            woken.clear()
+            granted.clear()
+            metadata = {"name": name, "resourceVersion": str(version), "labels": {"stoker.dev/gateway": label}}
+            controller.saw("Namespace", "MODIFIED", {"kind": "Namespace", "metadata": metadata})
+
+        def route(namespace: str) -> str:
+            found = controller._knowledge(Key(namespace, "demo")).route
+            return found.reason if found else ""
+
+        spec = {"model": {"source": "demo://gemma-3-270m"}}
+        for version, namespace, created in ((100, "ns", 1), (101, "younger", 2)):
+            metadata = {"name": "demo", "namespace": namespace, "resourceVersion": str(version)}
+            metadata["creationTimestamp"] = f"2026-01-01T00:00:0{created}Z"
+            controller.saw(KIND, "ADDED", {"kind": KIND, "metadata": metadata, "spec": spec})
+        says(102, "younger", "enabled")
+        assert route("younger") == "Routed"
+        says(103, "ns", "enabled")
+        assert set(woken) == {Key("ns", "demo"), Key("younger", "demo")}
+        assert set(granted) == {Key("ns", ""), Key("younger", "")}
+        assert (route("ns"), route("younger")) == ("Routed", "NameTaken")
+        says(104, "ns", "enabled")
+        assert granted == [], "nothing is new"
+        says(105, "ns", "disabled")
+        assert (route("ns"), route("younger")) == ("Disabled", "Routed")
+        granted.clear()
+        role = {"name": "stoker-gateway", "namespace": "ns", "resourceVersion": "106"}
+        controller.saw("Role", "DELETED", {"kind": "Role", "metadata": role})
+        assert granted == [Key("ns", "")]
+        await controller.stop()
+
+    asyncio.run(main())
