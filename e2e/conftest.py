@@ -68,10 +68,12 @@ def images(cluster: Cluster) -> Images:
     """Built from this checkout and on the nodes; for a cluster of your own, only their names."""
     tag = os.environ.setdefault("TAG", "dev")
     where = os.environ.get("E2E_IMAGES", "stoker")
-    images = Images(*(f"{where}/{name}:{tag}" for name in ("operator", "engine-cpu", "e2e-client")))
+    images = Images(*(f"{where}/{name}:{tag}" for name in ("operator", "engine-cpu", "gateway", "e2e-client")))
     if not {"E2E_KUBECONFIG", "NOBUILD"} & set(os.environ):
-        subprocess.run([HERE.parent / "images" / "build", "operator", "engine-cpu", "e2e-client"], check=True)
-        for image in (images.operator, images.engine):
+        subprocess.run(
+            [HERE.parent / "images" / "build", "operator", "engine-cpu", "gateway", "e2e-client"], check=True
+        )
+        for image in (images.operator, images.engine, images.gateway):
             subprocess.run([HERE / "cluster" / "load", image], check=True)
         subprocess.run([HERE / "cluster" / "load", "--all", images.client], check=True)
     return images

@@ -22,6 +22,7 @@ class Images:
 
     operator: str
     engine: str
+    gateway: str
     client: str
 
 

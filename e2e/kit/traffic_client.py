@@ -32,6 +32,8 @@ _REQUESTS_A_CONNECTION = 8
 #: The server holds a request for up to 55 s while a killed engine is loaded again.
 _TIMEOUT_S = 120
 _TOKENS = 8
+#: What every model takes, where nobody says more, as a gateway does not.
+_LEAST = 2048
 #: Lengths of prompts are log-normal: half are below 48 tokens, 1 in 10 is beyond 500, 1 in 50 beyond 2,000.
 _LENGTHS = NormalDist(math.log(48), 1.8)
 #: Ids that every model has, and that are no special tokens.
@@ -56,7 +58,7 @@ def completion(client: OpenAI, model: Any) -> Iterator[tuple[str, str | None]]:
     """Text and, at the end, why it ended."""
     stream = client.completions.create(
         model=model.id,
-        prompt=prompt(model.max_model_len - _TOKENS),
+        prompt=prompt(getattr(model, "max_model_len", _LEAST) - _TOKENS),
         max_tokens=_TOKENS,
         stream=True,
         extra_body={"ignore_eos": True},

@@ -141,7 +141,7 @@ def next_release(cluster: Cluster, images: Images, tmp_path: Path) -> Iterator[I
     """The images of a next release: the engine's under another name, and an operator that builds pods differently."""
     if "E2E_KUBECONFIG" in os.environ:
         pytest.skip("needs a kind cluster, whose nodes are ours")
-    later = Images(f"{images.operator}-next", f"{images.engine}-next", images.client)
+    later = Images(f"{images.operator}-next", f"{images.engine}-next", images.gateway, images.client)
     cluster.tag(images.engine, later.engine)
     subprocess.run(
         [release.CHART.parents[1] / "e2e/cluster/next-operator", images.operator, later.operator], check=True
