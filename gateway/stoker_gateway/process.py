@@ -1,4 +1,7 @@
-"""The gateway's process: the picker, the poller, and Envoy as a child."""
+"""The picker's process: what decides, whoever asks servers how they do, and what hears of requests' ends.
+
+Envoy is another process, which outlives this one (`supervising`).
+"""
 
 from __future__ import annotations
 
@@ -7,19 +10,18 @@ import logging
 import os
 import signal
 import socket
-import tempfile
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from prometheus_client import CollectorRegistry
 
+from stoker_gateway.addresses import check_free, netloc
 from stoker_gateway.directory import Directory
+from stoker_gateway.envoy.admin import EnvoyAdmin
 from stoker_gateway.envoy.ended_log import FLUSH_S, WRITTEN
 from stoker_gateway.envoy.files import EnvoyFiles
-from stoker_gateway.envoy.process import EnvoyProcess
-from stoker_gateway.envoy.settings import EnvoySettings
 from stoker_gateway.hearing import ended_listener, settler
 from stoker_gateway.keys.key_file import KeyFile
 from stoker_gateway.keys.keyring import Keyring
@@ -27,11 +29,11 @@ from stoker_gateway.kubernetes.cluster_watch import ClusterWatch
 from stoker_gateway.limits.limiter import LocalLimiter
 from stoker_gateway.limits.peers import Peers
 from stoker_gateway.metrics_server import MetricsServer
-from stoker_gateway.picker.deciding import RequestLimits
 from stoker_gateway.picker.server import PickerServer
 from stoker_gateway.polling import PollerThread
 from stoker_gateway.serving import Serving, said
 from stoker_gateway.settings import GatewaySettings
+from stoker_gateway.tasks import first_of
 from stoker_gateway.usage.access_log_service import AccessLogService
 from stoker_gateway.usage.billing import STDOUT, BillingLog
 from stoker_gateway.usage.metrics import UsageMetrics
@@ -47,26 +49,28 @@ MakeClusterWatch = Callable[[CollectorRegistry], ClusterWatch]
 
 async def run(
     settings: GatewaySettings,
+    folder: Path,
     directory: Directory | None = None,
     keys: KeyFile | None = None,
     cluster: MakeClusterWatch | None = None,
+    again: bool = False,
 ) -> None:
-    """Serves until SIGTERM or SIGINT, then lets requests under way end; a second signal ends them.
+    """Serves until SIGTERM or SIGINT, then lets requests under way end; a second signal ends this at once.
 
     Args:
+        folder: Envoy's.
         directory: what is served; None: `cluster` says it.
         keys: of clients; None: anyone may use all models, or `cluster` says them.
+        again: an earlier picker of this Envoy's was killed.
 
     Raises:
-        GatewayError: a part cannot serve, or has ended by itself.
+        GatewayError: a part cannot serve, or Envoy does not do its work.
         OSError: a file cannot be written, or a socket not made.
     """
-    check_free(settings.host, settings.port)
-    with tempfile.TemporaryDirectory(prefix="stoker-") as folder:
-        await _Gateway(settings, Path(folder), directory, keys, cluster).run()
+    await _Picker(settings, folder, directory, keys, cluster, again).run()
 
 
-class _Gateway:
+class _Picker:
     """All parts, put together."""
 
     def __init__(
@@ -76,23 +80,27 @@ class _Gateway:
         directory: Directory | None,
         keys: KeyFile | None,
         cluster: MakeClusterWatch | None,
+        again: bool,
     ) -> None:
         self._settings = settings
+        self._again = again
         self._keys = keys
         self._stop, self._stop_now = asyncio.Event(), asyncio.Event()
         self._begun = asyncio.Event()  # what is served is known
-        limits, registry = RequestLimits(max_body_bytes=settings.max_body_bytes), CollectorRegistry()
+        self._told_before = 0  # ends of requests that Envoy told an earlier picker of, or nobody
+        registry = CollectorRegistry()
         self._cluster = None if cluster is None else cluster(registry)
-        envoy = _envoy_settings(settings, folder, limits)
-        self._envoy = EnvoyProcess(envoy)
+        envoy = settings.envoy(folder)
+        self._envoy = EnvoyAdmin(envoy)
         self._peers = None if settings.peers is None else Peers(settings.peers)
         limiter = LocalLimiter() if self._peers is None else self._peers.limiter
         keyring = keys.keyring if keys is not None else None if cluster is None else Keyring()
-        self._picker = PickerServer(Directory(), {}, limits, registry, keyring=keyring, limiter=limiter)
+        self._picker = PickerServer(Directory(), {}, settings.limits, registry, keyring=keyring, limiter=limiter)
         self._picker.listen(f"unix:{envoy.picker_socket}")
         identity = f"{socket.gethostname()} {os.getpid()}"
         self._serving = Serving(EnvoyFiles(envoy), self._envoy, self._picker, identity)
-        self._serving.begin(directory or Directory())
+        if directory is not None:
+            self._serving.begin(directory)
         self._poller = PollerThread(self._serving.hear)
         self._serving.ask_through(self._poller.poller.set_servers)
         self._usage = UsageMetrics(registry, () if keyring is None else keyring.keys)
@@ -114,6 +122,7 @@ class _Gateway:
                 ending.push_async_callback(self._peers.stop)
                 await self._peers.start()
             ending.push_async_callback(self._picker.stop)
+            ending.callback(self._ends.close)
             await self._picker.start(ready=self._cluster is None)
             ending.push_async_callback(self._poller.stop)
             self._poller.start()
@@ -122,14 +131,18 @@ class _Gateway:
                 check_free(self._settings.host, self._settings.metrics_port or 0)
                 at = netloc(self._settings.host, await self._metrics.start())
                 logger.info("metrics at http://%s/metrics", at)
-            ending.push_async_callback(self._envoy.end)
-            await _first(self._envoy.start(), self._stop_now.wait())
+            await first_of(self._envoy.until_live(), self._stop_now.wait())
             if not self._stop_now.is_set():
                 await self._serve()
 
     async def _serve(self) -> None:
+        if self._again:
+            self._told_before = await self._envoy.statistic(WRITTEN) - self._ends.received
+        if self._cluster is None:
+            await first_of(self._envoy.until_it_reaches_the_picker(), self._stop.wait())
         url = f"http{'s' * (self._settings.tls is not None)}://{netloc(self._settings.host, await self._envoy.port())}"
-        if not self._settings.access_log and self._settings.billing_log != STDOUT:  # else nothing but that is there
+        # Where lines for machines are on standard output, nothing else is.
+        if not self._again and not self._settings.access_log and self._settings.billing_log != STDOUT:
             print(f"stoker gateway: {url}", flush=True)  # noqa: T201
         works = [self._watch_envoy(), self._poller.watch(), self._until_drained(url), self._stop_now.wait()]
         if self._keys is not None:
@@ -138,11 +151,11 @@ class _Gateway:
             works.append(self._cluster.watch(self._change, self._set_keyring))
         if self._peers is not None:
             works.append(self._peers.watch())
-        await _first(*works)
+        await first_of(*works)
 
     async def _until_drained(self, url: str) -> None:
         if self._cluster is not None:
-            await _first(self._begun.wait(), self._stop.wait())
+            await first_of(self._begun.wait(), self._stop.wait())
         if not self._stop.is_set():
             self._begun.set()
             logger.info("%s serves %s", url, said(self._serving.directory))
@@ -156,11 +169,13 @@ class _Gateway:
         """Waits until Envoy has told of all requests that ended, which it does a little later; it would forget them."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + _TOLD_S
-        while self._ends.received < await self._envoy.statistic(WRITTEN) and loop.time() < deadline:  # noqa: ASYNC110
+        while loop.time() < deadline:
+            if self._ends.received >= await self._envoy.statistic(WRITTEN) - self._told_before:
+                return
             await asyncio.sleep(FLUSH_S)
 
     async def _watch_envoy(self) -> None:
-        await _first(self._begun.wait(), self._envoy.watch_process())  # until then it is told that there is no picker
+        await self._begun.wait()  # until then it is told that there is no picker
         await self._envoy.watch()
 
     async def _change(self, news: Directory) -> None:
@@ -178,49 +193,3 @@ class _Gateway:
 
     def _signalled(self) -> None:
         (self._stop_now if self._stop.is_set() else self._stop).set()
-
-
-def _envoy_settings(settings: GatewaySettings, folder: Path, limits: RequestLimits) -> EnvoySettings:
-    return EnvoySettings(
-        settings.host,
-        settings.port,
-        folder,
-        limits.max_wait_s,
-        settings.max_body_bytes,
-        tls=settings.tls,
-        access_log=settings.access_log,
-        json_log=settings.json_log,
-    )
-
-
-def check_free(host: str, port: int) -> None:
-    """Envoy would share a port with another Envoy, and requests would go to either.
-
-    Raises:
-        OSError: nothing can listen there, as where something does.
-    """
-    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as trial:
-        trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            trial.bind((host, port))
-        except OSError as error:
-            raise OSError(f"cannot listen at {netloc(host, port)}: {error.strerror}") from None
-
-
-def netloc(host: str, port: int) -> str:
-    """Host and port as a URL has them."""
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
-async def _first(*works: Coroutine[Any, Any, object]) -> None:
-    """Waits for the first that ends, ends the others, and raises what it raised."""
-    tasks = [asyncio.ensure_future(work) for work in works]
-    try:
-        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        for task in tasks:
-            if task.done():
-                task.result()
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)

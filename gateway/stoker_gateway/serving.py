@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterable
 from typing import Final
 
 from stoker_gateway.directory import Directory
+from stoker_gateway.envoy.admin import EnvoyAdmin
 from stoker_gateway.envoy.files import EnvoyFiles
-from stoker_gateway.envoy.process import EnvoyProcess
 from stoker_gateway.errors import GatewayError
 from stoker_gateway.hearing import listener
 from stoker_gateway.picker.server import PickerServer
@@ -41,7 +41,7 @@ class Serving:
         identity: what tells this gateway's pickers from others'.
     """
 
-    def __init__(self, files: EnvoyFiles, envoy: EnvoyProcess, picker: PickerServer, identity: str) -> None:
+    def __init__(self, files: EnvoyFiles, envoy: EnvoyAdmin, picker: PickerServer, identity: str) -> None:
         self._files = files
         self._envoy = envoy
         self._picker = picker
@@ -65,7 +65,7 @@ class Serving:
         self._tell(heard)
 
     def begin(self, directory: Directory) -> None:
-        """Has this be served. Envoy must not have started yet.
+        """Has this be served, which Envoy was started with.
 
         Raises:
             OSError: a file cannot be written.

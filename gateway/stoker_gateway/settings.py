@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
-from stoker_gateway.envoy.settings import TLSFiles
-from stoker_gateway.limits.peers import PeerSettings
+from stoker_gateway.envoy.settings import EnvoySettings, TLSFiles
+from stoker_gateway.limits.peer_settings import PeerSettings
+from stoker_gateway.picker.request_limits import RequestLimits
 
 
 @dataclass(frozen=True)
@@ -36,3 +38,21 @@ class GatewaySettings:
     access_log: bool = False
     billing_log: str | None = None
     json_log: bool = False
+
+    @property
+    def limits(self) -> RequestLimits:
+        """What the picker takes in."""
+        return RequestLimits(max_body_bytes=self.max_body_bytes)
+
+    def envoy(self, folder: Path) -> EnvoySettings:
+        """Envoy's, with this folder for its sockets and files."""
+        return EnvoySettings(
+            self.host,
+            self.port,
+            folder,
+            self.limits.max_wait_s,
+            self.max_body_bytes,
+            tls=self.tls,
+            access_log=self.access_log,
+            json_log=self.json_log,
+        )

@@ -11,9 +11,9 @@ import grpc
 import pytest
 
 from stoker_gateway.directory import Directory, Endpoint
-from stoker_gateway.envoy import process
+from stoker_gateway.envoy import admin
+from stoker_gateway.envoy.admin import EnvoyError
 from stoker_gateway.envoy.config import LISTENER
-from stoker_gateway.envoy.process import EnvoyError
 
 from .behind_envoy import CHAT, Gateway, directory, gateway
 from .http_fuzz import requests
@@ -123,7 +123,7 @@ def test_without_the_picker_requests_can_be_tried_again_and_streams_go_on(monkey
                 async with client.get(at.url + "/health") as health:
                     assert health.status == 200
                 await _until_ready_says(503, client, at)
-                monkeypatch.setattr(process, "_LOOK_S", 0.01)
+                monkeypatch.setattr(admin, "_LOOK_S", 0.01)
                 with pytest.raises(EnvoyError, match="does not reach the picker"):
                     await at.envoy.watch()
                 server.last = True

@@ -27,6 +27,7 @@ class Command:
         self.process, self.server = process, server
         self.url = ""
         self.envoy = 0
+        self.picker = 0
 
     async def ended(self) -> tuple[int, bytes]:
         """Its exit code, and what it said on standard error."""
@@ -45,14 +46,21 @@ async def command(*words: str) -> AsyncIterator[Command]:
     try:
         assert process.stdout is not None
         made.url = (await asyncio.wait_for(process.stdout.readline(), 60)).decode().split()[-1]
-        children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
-        (made.envoy,) = map(int, children.read_text().split())  # noqa: ASYNC240
+        made.envoy, made.picker = children_of(process.pid)
         yield made
     finally:
         with suppress(ProcessLookupError):
             process.kill()
         await process.wait()
         await server.stop()
+
+
+def children_of(pid: int) -> tuple[int, int]:
+    """Envoy, and the picker; 0 where there is none."""
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    by_name = {Path(f"/proc/{each}/comm").read_text().strip(): int(each) for each in children}
+    envoy = by_name.pop("envoy")
+    return envoy, next(iter(by_name.values()), 0)
 
 
 async def _until_gone(pid: int) -> None:
@@ -166,5 +174,58 @@ def test_envoys_death_ends_it_and_its_own_death_ends_envoy() -> None:
             run.process.kill()
             await run.ended()
             await asyncio.wait_for(_until_gone(run.envoy), 60)
+            await asyncio.wait_for(_until_gone(run.picker), 60)
+
+    asyncio.run(main())
+
+
+def test_a_killed_picker_breaks_off_nothing_and_another_begins() -> None:
+    async def main() -> None:
+        async with command() as run, aiohttp.ClientSession() as client:
+            run.server.does = "stream"
+            async with client.post(run.url + CHAT, data=_BODY) as under_way:
+                assert await under_way.content.readuntil(b"\n\n") == b"data: 1\n\n"
+                run.server.does = "answer"
+                for _ in range(2):
+                    os.kill(run.picker, signal.SIGKILL)
+                    refused = 0
+                    while True:
+                        async with client.post(f"{run.url}/v1/completions", data=_BODY) as answer:
+                            if answer.status == 200:
+                                break
+                            assert (answer.status, "retry-after" in answer.headers) == (503, True), answer
+                            refused += 1
+                            await asyncio.sleep(0.05)
+                    assert refused
+                    envoy, picker = children_of(run.process.pid)
+                    assert envoy == run.envoy and picker not in (0, run.picker)
+                    run.picker = picker
+                run.process.send_signal(signal.SIGTERM)
+                run.server.last = True
+                run.server.more.set()
+                assert await under_way.read() == b"data: [DONE]\n\n"
+            code, said = await run.ended()
+            assert code == 0 and said.count(b"the picker was killed by signal 9 (SIGKILL)") == 2
+            assert b"Traceback" not in said
+
+    asyncio.run(main())
+
+
+def test_requests_end_though_the_picker_was_killed_while_it_waited_for_that() -> None:
+    async def main() -> None:
+        async with command() as run, aiohttp.ClientSession() as client:
+            run.server.does = "stream"
+            async with client.post(run.url + CHAT, data=_BODY) as under_way:
+                assert await under_way.content.readuntil(b"\n\n") == b"data: 1\n\n"
+                run.process.send_signal(signal.SIGTERM)
+                await asyncio.sleep(0.2)
+                os.kill(run.picker, signal.SIGKILL)
+                await _until_gone(run.picker)
+                await asyncio.sleep(0.2)
+                run.server.last = True
+                run.server.more.set()
+                assert await under_way.read() == b"data: [DONE]\n\n"
+            code, said = await run.ended()
+            assert code == 0 and b"requests under way go on to their ends" in said and b"Traceback" not in said
 
     asyncio.run(main())

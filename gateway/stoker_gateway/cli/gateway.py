@@ -9,13 +9,20 @@ import re
 import socket
 import sys
 import time
+from collections.abc import Coroutine
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
 from stoker_gateway import logs
 from stoker_gateway.cli import cluster_flags, peer_flags, tls_flags
 from stoker_gateway.directory import Directory, Endpoint, cluster_name
+from stoker_gateway.errors import GatewayError
+
+if TYPE_CHECKING:
+    from stoker_gateway.keys.key_file import KeyFile
+    from stoker_gateway.settings import GatewaySettings
 
 _ENDPOINT: Final = "NAME=http://HOST:PORT"
 _HEADER_NAME: Final = re.compile(r"[!#$%&'*+.^_`|~0-9a-z-]+")
@@ -25,6 +32,30 @@ _NO_SESSION: Final = re.compile(r"x-(stoker|gateway|envoy)-.*|host|connection|co
 
 def main(argv: list[str]) -> int:
     """Runs until SIGTERM or SIGINT; 1: it cannot serve, 2: a wrong command line."""
+    command = read(argv)
+    from stoker_gateway import supervising
+
+    return ended(supervising.run(command.settings, command.directory, argv))
+
+
+@dataclass(frozen=True)
+class Command:
+    """What a command line says.
+
+    Attributes:
+        directory: what is served; None: the cluster says it.
+        keys: of clients.
+        namespace: of clients' keys in the cluster.
+    """
+
+    settings: GatewaySettings
+    directory: Directory | None
+    keys: KeyFile | None
+    namespace: str | None
+
+
+def read(argv: list[str]) -> Command:
+    """Reads a command line, and has logs written as it says; ends with a message where it is wrong."""
     parser = parser_of()
     options = parser.parse_args(argv)
     if options.metrics_port is not None and options.metrics_port == options.port != 0:
@@ -35,8 +66,6 @@ def main(argv: list[str]) -> int:
         parser.error("--billing-log is empty; give it a file, or - for standard output")
     cluster_flags.check(parser, options)
     logs.configure(options.log_format)
-    from stoker_gateway import process
-    from stoker_gateway.errors import GatewayError
     from stoker_gateway.keys.errors import KeyManifestError
     from stoker_gateway.keys.key_file import KeyFile
     from stoker_gateway.settings import GatewaySettings
@@ -48,17 +77,11 @@ def main(argv: list[str]) -> int:
     peers = peer_flags.settings_of(parser, options)
     if peers is not None and keys is None and not options.kubernetes:
         parser.error("--peer-listen and the like share the limits of keys; add --keys")
-    tls = tls_flags.files_of(parser, options)
-    try:
-        cluster = cluster_flags.cluster(options.namespace) if options.kubernetes else None
-    except GatewayError as error:
-        print(f"stoker gateway: {error}", file=sys.stderr)
-        return 1
     settings = GatewaySettings(
         options.host,
         options.port,
         options.max_body_size,
-        tls,
+        tls_flags.files_of(parser, options),
         options.drain_delay,
         options.drain_timeout,
         peers,
@@ -67,14 +90,17 @@ def main(argv: list[str]) -> int:
         billing_log=options.billing_log,
         json_log=options.log_format == "json",
     )
-    directory = _directory(options.endpoint, options.session_header) if cluster is None else None
-    work = process.run(settings, directory, keys, cluster)
+    directory = None if options.kubernetes else _directory(options.endpoint, options.session_header)
+    return Command(settings, directory, keys, options.namespace if options.kubernetes else None)
+
+
+def ended(work: Coroutine[Any, Any, int]) -> int:
+    """Runs it: its exit code, or 1 with a message where something cannot serve."""
     try:
-        asyncio.run(work)
+        return asyncio.run(work)
     except (GatewayError, OSError) as error:
         print(f"stoker gateway: {error}", file=sys.stderr)
         return 1
-    return 0
 
 
 def parser_of() -> argparse.ArgumentParser:

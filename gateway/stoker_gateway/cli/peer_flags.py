@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from stoker_gateway.limits.peers import PeerSettings
+    from stoker_gateway.limits.peer_settings import PeerSettings
 
 #: A token is as hard to guess as this many characters can be.
 _LEAST_TOKEN: Final = 16
@@ -53,7 +53,7 @@ def settings_of(parser: argparse.ArgumentParser, options: argparse.Namespace) ->
             parser.error(f"{flag} is missing: replicas need --peer-listen and --peer-token-file, beside --peer")
     if options.peer and options.peer_service:
         parser.error("argument --peer-service: it finds all replicas; leave out --peer")
-    from stoker_gateway.limits.peers import PeerSettings
+    from stoker_gateway.limits.peer_settings import PeerSettings
 
     token = _token(parser, options.peer_token_file)
     return PeerSettings(options.peer_listen, token, tuple(dict.fromkeys(options.peer)), options.peer_service)

@@ -5,33 +5,16 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from dataclasses import dataclass, field
 from typing import Final, NoReturn
 
 from stoker_gateway.limits.peer_limiter import PeerLimiter
 from stoker_gateway.limits.peer_server import PeerServer
+from stoker_gateway.limits.peer_settings import PeerSettings
 
 logger = logging.getLogger(__name__)
 
 #: Seconds between lookups of the others' addresses.
 _LOOK_UP_S: Final = 1.0
-
-
-@dataclass(frozen=True)
-class PeerSettings:
-    """Who the other replicas are.
-
-    Attributes:
-        listen: where they reach this one, ``HOST:PORT``.
-        token: that all replicas know.
-        addresses: of the others, ``HOST:PORT``.
-        service: a name whose addresses are all replicas', this one's own too, ``HOST:PORT``; None: `addresses` are all.
-    """
-
-    listen: str
-    token: str = field(repr=False)
-    addresses: tuple[str, ...] = ()
-    service: str | None = None
 
 
 class Peers:

@@ -28,6 +28,7 @@ from stoker_gateway.picker.errors import MethodError, SaturatedError, TooLargeEr
 from stoker_gateway.picker.exchange import Exchange, Route
 from stoker_gateway.picker.metrics import PickerMetrics
 from stoker_gateway.picker.request import ModelRequest
+from stoker_gateway.picker.request_limits import RequestLimits
 from stoker_gateway.picker.response_holders import Holder, ResponseHolders
 from stoker_gateway.picker.waiting_line import WaitingLine
 from stoker_gateway.picking.ask import Ask
@@ -39,21 +40,6 @@ _RESPONSES: Final = "/v1/responses"
 
 #: When who was refused for what somebody must mend had better come again, in seconds.
 _REFUSED_S: Final = 5.0
-
-
-@dataclass(frozen=True)
-class RequestLimits:
-    """What is taken in.
-
-    Attributes:
-        max_body_bytes: of a request; larger ones are refused.
-        max_waiting: requests of an endpoint that wait while all its servers are saturated; others are refused.
-        max_wait_s: for how many seconds. The proxy's message timeout must be longer.
-    """
-
-    max_body_bytes: int = 32 * 2**20
-    max_waiting: int = 1024
-    max_wait_s: float = 10.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,10 +24,11 @@ from stoker_gateway.keys.errors import UnauthorizedError
 from stoker_gateway.keys.keyring import Keyring
 from stoker_gateway.limits.limiter import Limiter
 from stoker_gateway.picker.answers import error_answer
-from stoker_gateway.picker.deciding import Asked, Decider, RequestLimits
+from stoker_gateway.picker.deciding import Asked, Decider
 from stoker_gateway.picker.errors import PickerError, RateLimitError, SaturatedError, TooLargeError, UnavailableError
 from stoker_gateway.picker.exchange import Exchange, Progress, ProtocolError
 from stoker_gateway.picker.metrics import PickerMetrics
+from stoker_gateway.picker.request_limits import RequestLimits
 from stoker_gateway.picking.picker import EndpointPicker
 
 logger = logging.getLogger(__name__)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from envoy.service.accesslog.v3 import als_pb2, als_pb2_grpc
 
+from stoker_gateway.tasks import first_of
 from stoker_gateway.usage.ended import Ended
 
 logger = logging.getLogger(__name__)
@@ -25,6 +27,7 @@ class AccessLogService(als_pb2_grpc.AccessLogServiceServicer):  # type: ignore[m
 
     def __init__(self, listeners: Sequence[EndedListener]) -> None:
         self._listeners = listeners
+        self._closed = asyncio.Event()
         #: Entries that came.
         self.received = 0
 
@@ -33,12 +36,19 @@ class AccessLogService(als_pb2_grpc.AccessLogServiceServicer):  # type: ignore[m
         als_pb2_grpc.add_AccessLogServiceServicer_to_server(self, server)
 
     async def StreamAccessLogs(self, messages: Any, context: Any) -> Any:  # noqa: N802, gRPC's name
-        """Takes in entries as long as Envoy has any."""
+        """Takes in entries as long as Envoy has any, or until this is closed."""
+        await first_of(self._read(messages), self._closed.wait())
+        return als_pb2.StreamAccessLogsResponse()
+
+    def close(self) -> None:
+        """Takes in no more."""
+        self._closed.set()
+
+    async def _read(self, messages: Any) -> None:
         async for message in messages:
             for entry in message.http_logs.log_entry:
                 self.received += 1
                 self._tell(entry)
-        return als_pb2.StreamAccessLogsResponse()
 
     def _tell(self, entry: Any) -> None:
         try:

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from stoker_gateway.limits import peers as peers_module
-from stoker_gateway.limits.peers import Peers, PeerSettings
+from stoker_gateway.limits.peer_settings import PeerSettings
+from stoker_gateway.limits.peers import Peers
 
 
 def test_who_the_others_are_is_what_the_name_stands_for(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@ from prometheus_client import CollectorRegistry
 
 from stoker_gateway.directory import Directory, Endpoint
 from stoker_gateway.keys.keyring import Keyring
-from stoker_gateway.picker.deciding import RequestLimits
+from stoker_gateway.picker.request_limits import RequestLimits
 from stoker_gateway.picker.server import PickerServer
 from stoker_gateway.picking.load import ServerLoad
 from stoker_gateway.picking.picker import EndpointPicker

@@ -16,8 +16,9 @@ from envoy.service.ext_proc.v3 import external_processor_pb2 as ext_proc
 from google.protobuf.message import DecodeError
 from prometheus_client import CollectorRegistry
 
-from stoker_gateway.picker.deciding import Decider, RequestLimits
+from stoker_gateway.picker.deciding import Decider
 from stoker_gateway.picker.metrics import PickerMetrics
+from stoker_gateway.picker.request_limits import RequestLimits
 from stoker_gateway.picker.server import Processor
 
 from .proxy import MODES, directory, head, pickers_of, picking

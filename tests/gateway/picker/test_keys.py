@@ -10,7 +10,7 @@ from envoy.service.ext_proc.v3 import external_processor_pb2 as ext_proc
 
 from stoker_gateway.keys.key import Key, digest_of
 from stoker_gateway.keys.keyring import Keyring
-from stoker_gateway.picker.deciding import RequestLimits
+from stoker_gateway.picker.request_limits import RequestLimits
 from stoker_gateway.picking.load import ServerLoad
 
 from .proxy import Outcome, chat, head, picking

@@ -13,8 +13,8 @@ import pytest
 from stoker_engine.contract.errors import RequestError
 from stoker_gateway.keys.key import Key, Limits, digest_of
 from stoker_gateway.keys.keyring import Keyring
-from stoker_gateway.picker.deciding import RequestLimits
 from stoker_gateway.picker.request import read_request
+from stoker_gateway.picker.request_limits import RequestLimits
 from stoker_gateway.picking.load import ServerLoad
 
 from .proxy import Picking, chat, picking

@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from envoy.service.ext_proc.v3 import external_processor_pb2 as ext_proc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from stoker_gateway.picker.deciding import RequestLimits
+from stoker_gateway.picker.request_limits import RequestLimits
 from stoker_gateway.picker.server import PickerServer, TLSFiles
 from stoker_gateway.picking.load import ServerLoad
 

@@ -1,0 +1,30 @@
+"""``python -m stoker_gateway.cli.picker FOLDER PARENT NUMBER …``: the picker of the command ``stoker gateway …``.
+
+FOLDER is Envoy's, PARENT the process that this one ends with, and NUMBER how many pickers there were before.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from stoker_engine.children.lifeline import die_with
+from stoker_gateway import process
+from stoker_gateway.cli import cluster_flags, gateway
+
+
+async def _run(folder: Path, again: bool, command: gateway.Command) -> int:
+    cluster = None if command.namespace is None else cluster_flags.cluster(command.namespace)
+    await process.run(command.settings, folder, command.directory, command.keys, cluster, again)
+    return 0
+
+
+def main(argv: list[str]) -> int:
+    """Runs until SIGTERM or SIGINT; 1: it cannot serve."""
+    folder, parent, number, *words = argv
+    die_with(int(parent))
+    return gateway.ended(_run(Path(folder), number != "0", gateway.read(words)))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,143 @@
+"""Envoy's administration: asked, and told to take no more."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Final, NoReturn
+
+import aiohttp
+
+from stoker_gateway.envoy import config
+from stoker_gateway.envoy.settings import EnvoySettings
+from stoker_gateway.errors import GatewayError
+
+#: Seconds between looks while something is awaited.
+STEP_S: Final = 0.1
+#: Seconds between looks at whether it does its work, and how often it may be seen not to.
+_LOOK_S: Final = 3
+_LOOKS: Final = 5
+#: How many pickers it reaches that say that they serve.
+_REACHED: Final = f"cluster.{config.PICKER}.membership_healthy"
+
+
+class EnvoyError(GatewayError):
+    """Envoy cannot be started, does not do its work, or has ended."""
+
+
+class EnvoyAdmin:
+    """A running Envoy, as whoever reaches its administration sees it."""
+
+    def __init__(self, settings: EnvoySettings) -> None:
+        self._settings = settings
+
+    async def is_live(self) -> bool:
+        """Whether it serves."""
+        try:
+            return (await self.ask("GET", "/ready")).strip() == "LIVE"
+        except EnvoyError:
+            return False
+
+    async def until_live(self, deadline_s: float = 60) -> None:
+        """Waits until it serves.
+
+        Raises:
+            EnvoyError: it does not.
+        """
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + deadline_s
+        while not await self.is_live():
+            if loop.time() > deadline:
+                raise EnvoyError(f"Envoy did not begin to serve within {deadline_s:g} s")
+            await asyncio.sleep(STEP_S)
+
+    async def until_it_reaches_the_picker(self) -> None:
+        """Waits until requests are decided.
+
+        Raises:
+            EnvoyError: it does not answer.
+        """
+        while not await self.statistic(_REACHED):  # noqa: ASYNC110 - Envoy tells nobody
+            await asyncio.sleep(STEP_S)
+
+    async def ask(self, method: str, path: str) -> str:
+        """Envoy's administration's answer.
+
+        Raises:
+            EnvoyError: it does not answer.
+        """
+        connector = aiohttp.UnixConnector(path=str(self._settings.admin_socket))
+        timeout = aiohttp.ClientTimeout(total=5)
+        try:
+            async with (
+                aiohttp.ClientSession(connector=connector, timeout=timeout) as session,
+                session.request(method, f"http://envoy{path}") as answer,
+            ):
+                return await answer.text()
+        except (OSError, aiohttp.ClientError) as error:
+            raise EnvoyError(f"Envoy does not answer: {error!r}") from error
+
+    async def port(self) -> int:
+        """The port that clients reach it at."""
+        listeners = json.loads(await self.ask("GET", "/listeners?format=json"))
+        return int(listeners["listener_statuses"][0]["local_address"]["socket_address"]["port_value"])
+
+    async def prometheus(self) -> str:
+        """Its metrics, as Prometheus reads them.
+
+        Raises:
+            EnvoyError: it does not answer.
+        """
+        return await self.ask("GET", "/stats/prometheus")
+
+    async def active_requests(self) -> int:
+        """How many requests of clients are under way."""
+        return await self.statistic(f"http.{config.LISTENER}.downstream_rq_active")
+
+    async def statistic(self, name: str) -> int:
+        """What it counts under this name; 0 where there is no such thing.
+
+        Raises:
+            EnvoyError: it does not answer.
+        """
+        return int((await self.ask("GET", f"/stats?filter=^{name}$")).rpartition(":")[2] or 0)
+
+    async def watch(self) -> NoReturn:
+        """Looks, from when it serves on, whether it does its work.
+
+        Raises:
+            EnvoyError: it does not.
+        """
+        times, trouble = 0, ""
+        while times < _LOOKS:
+            await asyncio.sleep(_LOOK_S)
+            try:
+                reached = await self.statistic(_REACHED)
+                trouble = "" if reached else "Envoy does not reach the picker"
+            except EnvoyError as error:
+                trouble = str(error)
+            times = times + 1 if trouble else 0
+        raise EnvoyError(trouble)
+
+    async def withdraw(self) -> None:
+        """Says at ``/ready`` that it wants no requests, and closes each connection with its next answer. It goes on
+        taking new ones.
+
+        Raises:
+            EnvoyError: it does not answer.
+        """
+        await self.ask("POST", "/healthcheck/fail")
+
+    async def drain(self, timeout_s: float) -> int:
+        """Takes no new connections, and waits for requests under way; returns how many are left.
+
+        Raises:
+            EnvoyError: it does not answer.
+        """
+        await self.withdraw()
+        await self.ask("POST", "/drain_listeners")
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + timeout_s
+        while (left := await self.active_requests()) and loop.time() < deadline:  # noqa: ASYNC110 - Envoy tells nobody
+            await asyncio.sleep(STEP_S)
+        return left
