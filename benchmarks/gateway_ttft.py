@@ -169,8 +169,10 @@ def gateway(servers: list[int]) -> Iterator[Gateway]:
         try:
             port = int(process.stdout.readline().rpartition(":")[2])
             children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-            envoy = [int(each) for each in children if "envoy" in Path(f"/proc/{each}/comm").read_text()]
-            yield Gateway(port, process.pid, envoy[0])
+            by_name = {Path(f"/proc/{each}/comm").read_text().strip(): int(each) for each in children}
+            envoy = by_name.pop("envoy")
+            (picker,) = by_name.values()
+            yield Gateway(port, picker, envoy)
         finally:
             process.terminate()
 
