@@ -1,0 +1,358 @@
+"""Conversations before three real servers, by ways to choose a server: cached share, and time to first token.
+
+    python benchmarks/gateway_prefix.py [--servers 3] [--conversations 12] [--turns 4] [--rounds 3]
+                                        [--sglang-router PYTHON] [--output FILE]
+
+Servers run the demo model on this machine's cores. Conversations begin with one of three system prompts, go on at once,
+and add a question and the answer with each turn, after exponential pauses. Ways take turns, and each has system prompts
+of its own, so that none finds what another left. What was cached is what servers say in `usage`.
+
+- gateway: ``stoker gateway``.
+- random, least request: the client chooses by itself; least request is of two servers at random, as Envoy does it, by
+  the requests that are under way.
+- sglang-router: with ``--policy cache_aware``, started by the Python where it is installed; not run without. It adds
+  fields of SGLang's to each request, which servers that refuse unknown fields refuse, so a relay takes them away.
+
+Each time the gateway was used, the same conversations, with their real lengths, are dealt in virtual time too, by the
+picker and the simulated servers of `gateway_routing.py`: the last column. What a way really had, and what the
+simulation says of it, should differ by less than 5 points.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import heapq
+import json
+import os
+import random
+import socket
+import statistics
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from itertools import count
+from pathlib import Path
+from typing import Final
+
+import aiohttp
+from aiohttp import web
+from gateway_routing import KINDS, Conversation, World, others, with_picker
+from gateway_ttft import percentile, table
+from machine import cpu_name
+
+MODEL: Final = "gemma-3-270m"
+SYSTEMS: Final = 3
+SYSTEM_WORDS: Final = 300
+QUESTION_WORDS: Final = 80
+ANSWER_TOKENS: Final = 24
+PAUSE_S: Final = 4.0
+#: How often conversations are simulated, with other pauses: the mean is quoted.
+SIMULATIONS: Final = 20
+
+#: The servers' address for a request, and what is said when it has ended.
+Choose = Callable[[], tuple[str, Callable[[], None]]]
+
+
+@dataclass
+class Turn:
+    """A request that was answered.
+
+    Attributes:
+        first_s, took_s: to the first token, and to the end.
+    """
+
+    talk: int
+    prompt: int
+    cached: int
+    first_s: float
+    took_s: float
+
+
+@dataclass
+class Way:
+    """What became of one way's conversations."""
+
+    turns: list[Turn] = field(default_factory=list)
+    simulated: list[float] = field(default_factory=list)
+
+    @property
+    def share(self) -> float:
+        """Of prompt tokens that were cached."""
+        return sum(turn.cached for turn in self.turns) / sum(turn.prompt for turn in self.turns)
+
+
+def free_port() -> int:
+    """One that nobody listens at."""
+    with socket.socket() as trial:
+        trial.bind(("127.0.0.1", 0))
+        return int(trial.getsockname()[1])
+
+
+@contextmanager
+def running(command: list[str], port: int, path: str = "/health") -> Iterator[str]:
+    """A program that serves at the port: its address, once it says that it is well."""
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        try:
+            deadline = time.monotonic() + 180
+            while True:
+                try:
+                    urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=5)
+                    break
+                except OSError:
+                    if process.poll() is not None or time.monotonic() > deadline:
+                        raise SystemExit(f"{' '.join(command)} does not serve") from None
+                    time.sleep(0.2)
+            yield f"http://127.0.0.1:{port}"
+        finally:
+            process.terminate()
+
+
+class Relay:
+    """Stands before a server, and takes from requests what only SGLang knows."""
+
+    def __init__(self, server: str, known: frozenset[str]) -> None:
+        self._server = server
+        self._known = known
+
+    async def start(self) -> str:
+        """Serves as long as the event loop runs: its address."""
+        app = web.Application()
+        app.router.add_route("*", "/{path:.*}", self._serve)
+        runner = web.AppRunner(app)
+        await runner.setup()
+        port = free_port()
+        await web.TCPSite(runner, "127.0.0.1", port).start()
+        return f"http://127.0.0.1:{port}"
+
+    async def _serve(self, request: web.Request) -> web.StreamResponse:
+        body = await request.read()
+        if body:
+            body = json.dumps({name: value for name, value in json.loads(body).items() if name in self._known}).encode()
+        headers = {"content-type": "application/json"}
+        url, timeout = self._server + request.path, aiohttp.ClientTimeout(total=300)
+        async with (
+            aiohttp.ClientSession(timeout=timeout) as session,
+            session.request(request.method, url, data=body, headers=headers) as got,
+        ):
+            answer = web.StreamResponse(status=got.status, headers={"content-type": got.content_type})
+            await answer.prepare(request)
+            async for data in got.content.iter_any():
+                await answer.write(data)
+            return answer
+
+
+@contextmanager
+def relays(servers: list[str]) -> Iterator[list[str]]:
+    """The addresses of relays before these servers; they run in a thread."""
+    with urllib.request.urlopen(f"{servers[0]}/openapi.json") as answer:
+        known = frozenset(json.load(answer)["components"]["schemas"]["ChatCompletionRequest"]["properties"])
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever, daemon=True)
+    thread.start()
+    begun = [asyncio.run_coroutine_threadsafe(Relay(server, known).start(), loop) for server in servers]
+    yield [each.result() for each in begun]
+    loop.call_soon_threadsafe(loop.stop)
+
+
+def text(rng: random.Random, words: int) -> str:
+    """So many words."""
+    parts = ["when", "so", "river", "the", "a", "light", "of", "over", "many", "stone", "house", "old", "we", "were"]
+    return " ".join(rng.choices(parts, k=words))
+
+
+async def talk(
+    session: aiohttp.ClientSession, number: int, system: str, turns: int, rng: random.Random, choose: Choose, way: Way
+) -> None:
+    """One conversation."""
+    messages = [{"role": "system", "content": system}]
+    for _ in range(turns):
+        await asyncio.sleep(rng.expovariate(1 / PAUSE_S))
+        messages.append({"role": "user", "content": text(rng, QUESTION_WORDS)})
+        url, ended = choose()
+        body = {"model": MODEL, "messages": messages, "max_tokens": ANSWER_TOKENS, "temperature": 0}
+        body |= {"ignore_eos": True, "stream": True, "stream_options": {"include_usage": True}}
+        began, first, said, usage = time.perf_counter(), 0.0, "", None
+        async with session.post(f"{url}/v1/chat/completions", json=body) as answer:
+            assert answer.status == 200, await answer.text()
+            async for line in answer.content:
+                if not line.startswith(b"data: {"):
+                    continue
+                event = json.loads(line.removeprefix(b"data: "))
+                usage = event.get("usage") or usage
+                for choice in event["choices"]:
+                    if choice["delta"].get("content"):
+                        first = first or time.perf_counter()
+                        said += choice["delta"]["content"]
+        ended()
+        assert usage is not None
+        cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
+        took = time.perf_counter() - began
+        way.turns.append(Turn(number, usage["prompt_tokens"], cached, (first or began + took) - began, took))
+        messages.append({"role": "assistant", "content": said})
+
+
+async def converse(choose: Choose, conversations: int, turns: int, seed: str, way: Way) -> None:
+    """All conversations of a round."""
+    rng = random.Random(seed)
+    systems = [f"{seed} {number}. {text(rng, SYSTEM_WORDS)}" for number in range(SYSTEMS)]
+    timeout = aiohttp.ClientTimeout(total=300)
+    async with aiohttp.ClientSession(timeout=timeout, connector=aiohttp.TCPConnector(limit=0)) as session:
+        talks: list[Awaitable[None]] = [
+            talk(session, number, systems[number % SYSTEMS], turns, random.Random(f"{seed}{number}"), choose, way)
+            for number in range(conversations)
+        ]
+        await asyncio.gather(*talks)
+
+
+def by_client(servers: list[str], tries: int, seed: str) -> Choose:
+    """The server with the least requests under way, of so many at random."""
+    rng, under_way = random.Random(seed), dict.fromkeys(servers, 0)
+
+    def choose() -> tuple[str, Callable[[], None]]:
+        server = min(rng.sample(servers, tries), key=under_way.__getitem__)
+        under_way[server] += 1
+
+        def ended() -> None:
+            under_way[server] -= 1
+
+        return server, ended
+
+    return choose
+
+
+def always(url: str) -> Choose:
+    """One address."""
+    return lambda: (url, lambda: None)
+
+
+def simulated(turns: list[Turn], servers: int, way: str, seed: int) -> float:
+    """The cached share of the same conversations in virtual time."""
+    world = World(KINDS["chat"], servers, seed)
+    picker = with_picker(world, 1) if way == "gateway" else None
+    simple = {"random": "random", "least request": "least request of two"}
+    choose = picker.choose if picker is not None else others(world)[simple[way]]
+    by_talk: dict[int, list[Turn]] = {}
+    for turn in turns:
+        by_talk.setdefault(turn.talk, []).append(turn)
+    # What conversations with one system prompt share: the least that a first turn had, without its question.
+    first = min(turns[0].prompt for turns in by_talk.values())
+    system = round(first * SYSTEM_WORDS / (SYSTEM_WORDS + QUESTION_WORDS))
+    for each in world.servers:
+        each.system_tokens = system
+    chance, order, hits = random.Random(seed), count(), 0
+    events: list[tuple[float, int, str, int, int]] = []
+    talks = {number: Conversation(number, number % SYSTEMS, system, 0, 0) for number in by_talk}
+
+    def at(when: float, what: str, number: int, server: int = 0) -> None:
+        heapq.heappush(events, (when, next(order), what, number, server))
+
+    for number in talks:
+        at(chance.expovariate(1 / PAUSE_S), "ask", number)
+    next_turn = dict.fromkeys(talks, 0)
+    polled = 0.0
+    while events:
+        now, _, what, number, server = heapq.heappop(events)
+        while picker is not None and polled <= now:
+            for place in range(servers):
+                picker.poll(place, polled)
+            polled += 1.0
+        conversation, turn = talks[number], by_talk[number][next_turn[number]]
+        if what == "ask":
+            conversation.said = turn.prompt
+            chosen = choose(conversation, now)
+            _, hit = world.servers[chosen].begin(conversation, now)
+            hits += hit
+            at(now + turn.first_s, "first", number, chosen)
+        elif what == "first":
+            world.servers[server].waiting -= 1
+            world.servers[server].running += 1
+            at(now + turn.took_s - turn.first_s, "end", number, server)
+        else:
+            world.servers[server].running -= 1
+            if picker is not None:
+                picker.end(conversation, server, now)
+            next_turn[number] += 1
+            if next_turn[number] < len(by_talk[number]):
+                at(now + chance.expovariate(1 / PAUSE_S), "ask", number)
+    return hits / sum(turn.prompt for turn in turns)
+
+
+def run(args: argparse.Namespace) -> str:
+    """Measures; what came of it, in Markdown."""
+    with ExitStack() as stack:
+        servers = []
+        for number in range(args.servers):
+            port = free_port()
+            command = [sys.executable, "-m", "stoker", "serve", f"demo://{MODEL}", f"--port={port}"]
+            template = Path(__file__).parents[1] / "examples/chat-template.jinja"
+            flags = ["--max-model-len=4096", f"--chat-template={template}"]
+            servers.append(stack.enter_context(running([*command, *flags], port)))
+            print(f"server {number + 1} of {args.servers} is ready", file=sys.stderr, flush=True)
+        port = free_port()
+        front = [sys.executable, "-m", "stoker", "gateway", f"--port={port}"]
+        front += [f"--endpoint={MODEL}={server}" for server in servers]
+        gateway = stack.enter_context(running(front, port, "/v1/models"))
+        ways: dict[str, Callable[[str], Choose]] = {
+            "gateway": lambda seed: always(gateway),
+            "random": lambda seed: by_client(servers, 1, seed),
+            "least request": lambda seed: by_client(servers, 2, seed),
+        }
+        if args.sglang_router:
+            port = free_port()
+            words = ["-m", "sglang_router.launch_router", "--policy=cache_aware", f"--port={port}", "--worker-urls"]
+            behind = stack.enter_context(relays(servers))
+            router = stack.enter_context(running([args.sglang_router, *words, *behind], port))
+            ways["sglang-router"] = lambda seed: always(router)
+        results = {name: Way() for name in ways}
+        for server in servers:  # what a server does only once is done
+            asyncio.run(converse(always(server), 2, 1, f"{args.seed} {server}", Way()))
+        for number in range(args.rounds):
+            for name in random.Random(f"{args.seed} {number}").sample(list(ways), len(ways)):
+                make = ways[name]
+                seed, way = f"{args.seed} {number} {name}", Way()
+                asyncio.run(converse(make(seed), args.conversations, args.turns, seed, way))
+                if name != "sglang-router":
+                    dealt = [simulated(way.turns, args.servers, name, each) for each in range(SIMULATIONS)]
+                    results[name].simulated.append(statistics.mean(dealt))
+                results[name].turns += way.turns
+                print(f"round {number + 1}: {name} {way.share:.1%}", file=sys.stderr, flush=True)
+    rows = [["way", "requests", "cached share", "time to first token, p50, p99, s", "cached share, simulated"]]
+    for name, way in results.items():
+        first = [turn.first_s for turn in way.turns]
+        said = f"{statistics.mean(way.simulated):.1%}" if way.simulated else ""
+        times = f"{statistics.median(first):.2f}, {percentile(first, 0.99):.2f}"
+        rows.append([name, str(len(first)), f"{way.share:.1%}", times, said])
+    return "\n\n".join(
+        [
+            f"{cpu_name()}, {os.cpu_count()} cores for all; {args.servers} servers of {MODEL}, {args.conversations} "
+            f"conversations of {args.turns} turns, {SYSTEMS} system prompts; {args.rounds} rounds in turns.",
+            table(rows) + "\n",
+        ]
+    )
+
+
+def main() -> None:
+    """Parses flags."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--servers", type=int, default=3)
+    parser.add_argument("--conversations", type=int, default=12)
+    parser.add_argument("--turns", type=int, default=4)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--sglang-router", metavar="PYTHON", help="the Python that has sglang-router")
+    parser.add_argument("--output", type=Path)
+    args = parser.parse_args()
+    said = run(args)
+    print(said)
+    if args.output is not None:
+        args.output.write_text(said)
+
+
+if __name__ == "__main__":
+    main()
