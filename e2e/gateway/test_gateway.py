@@ -2,7 +2,8 @@
 
 Two replicas of it, two pods of the model; clients do not retry. Asserted: a rolling update of the model, the end of a
 gateway's pod and the death of the operator cost no request; where a pod of the model is killed, only what it was
-computing breaks off; where a pod of the gateway is killed, only what went through it.
+computing breaks off; where a pod of the gateway is killed, only what went through it; where pickers are killed, no
+answer.
 """
 
 from __future__ import annotations
@@ -33,6 +34,21 @@ try:
 except urllib.error.HTTPError as error:
     answer = error
 print(json.dumps([answer.status, json.load(answer)]))
+"""
+
+#: Kills a gateway's picker, and says how many there were.
+KILL_PICKER = """
+import os, pathlib, signal
+found = []
+for each in pathlib.Path("/proc").glob("[0-9]*/cmdline"):
+    try:
+        if b"stoker_gateway.cli.picker" in each.read_bytes():
+            found.append(int(each.parent.name))
+    except OSError:
+        pass
+for pid in found:
+    os.kill(pid, signal.SIGKILL)
+print(len(found))
 """
 
 
@@ -155,3 +171,22 @@ def test_a_killed_gateway_breaks_off_what_went_through_it(
     results.add("gateway: one of two killed", flow.result, recovery)
     late = [each for each in flow.result.broken if each.start > struck + 10]
     assert not late, listed(late)
+
+
+@pytest.mark.timeout(1200)
+def test_a_killed_picker_breaks_off_no_answer(endpoint: Endpoint, images: Images, results: Results, key: str) -> None:
+    cluster = endpoint.cluster
+    endpoint.wait_ready()
+    with traffic(cluster, endpoint.namespace, images.client, URL, workers=3, api_key=key) as flow:
+        struck = time.time()
+        for pod in gateway_pods(cluster):
+            here = ("exec", "--namespace", release.SYSTEM, pod["metadata"]["name"], "--")
+            assert cluster.kubectl(*here, "python3", "-c", KILL_PICKER).strip() == "1"
+        wait_for(lambda: ready_gateways(cluster) == 2, "two gateways are ready", 120)
+        recovery = time.time() - struck
+        flow.wait_for(10)
+    results.add("gateway: both pickers killed", flow.result, recovery)
+    assert not flow.result.cut, listed(flow.result.cut)
+    # What was being decided, and what came until the next picker served, may be tried again.
+    for each in flow.result.failed:
+        assert "Error code: 503" in each.error and struck - 5 < each.start < struck + 20, listed(flow.result.failed)
