@@ -42,7 +42,7 @@ import os, pathlib, signal
 found = []
 for each in pathlib.Path("/proc").glob("[0-9]*/cmdline"):
     try:
-        if b"stoker_gateway.cli.picker" in each.read_bytes():
+        if int(each.parent.name) != os.getpid() and b"stoker_gateway.cli.picker" in each.read_bytes():
             found.append(int(each.parent.name))
     except OSError:
         pass
