@@ -46,6 +46,18 @@ def merged(spec: Object, changes: Object) -> Object:
     return result
 
 
+# The engine is the server's child.
+_SIGNAL = """
+import os, pathlib, signal
+for stat in pathlib.Path("/proc").glob("[0-9]*/stat"):
+    pid, parent = int(stat.parent.name), int(stat.read_text().rpartition(")")[2].split()[1])
+    words = (stat.parent / "cmdline").read_bytes()
+    if parent == 1 and b"processes.main" in words and pid != os.getpid():
+        print(pid, words)
+        os.kill(pid, signal.{signal})
+"""
+
+
 @dataclass(frozen=True)
 class Endpoint:
     """One endpoint, whether or not it exists."""
@@ -123,6 +135,10 @@ class Endpoint:
     def run(self, pod: str, code: str) -> str:
         """Runs a Python program in the engine's container of a pod; what it prints."""
         return self._kubectl("exec", pod, "--container", "engine", "--", "python3", "-c", code)
+
+    def signal_engine(self, pod: str, signal: str) -> None:
+        """Sends the engine of a pod, not its server, a signal: ``signal_engine(pod, "SIGSTOP")``."""
+        assert self.run(pod, _SIGNAL.format(signal=signal)).strip(), f"{pod} has no engine"
 
     def _kubectl(self, *arguments: str) -> str:
         return self.cluster.kubectl(arguments[0], "--namespace", self.namespace, *arguments[1:])

@@ -25,7 +25,7 @@ _ENOUGH = 21
 
 @dataclass(frozen=True)
 class Request:
-    """A request; times are seconds since 1970 on the node's clock."""
+    """A request; times are seconds since 1970 on the node's clock. `first` is when its first text came, if any did."""
 
     start: float
     end: float
@@ -33,6 +33,7 @@ class Request:
     outcome: str
     error: str
     tokens: int
+    first: float | None = None
 
 
 @dataclass(frozen=True)
@@ -59,6 +60,12 @@ class Result:
     def broken(self) -> list[Request]:
         """Those that failed or were cut."""
         return [*self.failed, *self.cut]
+
+    @property
+    def times_to_first_token(self) -> list[float]:
+        """Of streams, in seconds, shortest first."""
+        streams = [each for each in self.requests if each.kind != "whole"]
+        return sorted(each.first - each.start for each in streams if each.first is not None)
 
     @property
     def longest_gap(self) -> float:

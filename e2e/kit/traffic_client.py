@@ -1,11 +1,13 @@
 """An application that never rests: N workers send an endpoint one request after another, and each is reported.
 
-    python traffic_client.py URL WORKERS API_KEY
+    python traffic_client.py URL WORKERS API_KEY [LONGEST PAUSE]
 
 It runs in a pod of the cluster. Nothing is retried. Prompts of completions have a long-tailed distribution of lengths,
-up to all that the model takes. A line of JSON a request:
+up to all that the model takes, or to LONGEST tokens. Each worker rests for PAUSE seconds after a request. A line of
+JSON a request:
 
-    {"start", "end": seconds since 1970, "kind", "outcome": "ok" | "failed" | "cut", "error", "tokens": chunks of text}
+    {"start", "first", "end": seconds since 1970, "kind", "outcome": "ok" | "failed" | "cut", "error",
+     "tokens": chunks of text}
 
 failed: no answer; cut: an answer that began and did not come to its end. On SIGTERM the workers finish what they are
 at, and the last line is {"requests": N}.
@@ -54,11 +56,11 @@ def prompt(most: int) -> list[int]:
     return random.Random(number).choices(_WORDS, k=max(1, min(length, most)))
 
 
-def completion(client: OpenAI, model: Any) -> Iterator[tuple[str, str | None]]:
+def completion(client: OpenAI, model: Any, longest: int) -> Iterator[tuple[str, str | None]]:
     """Text and, at the end, why it ended."""
     stream = client.completions.create(
         model=model.id,
-        prompt=prompt(getattr(model, "max_model_len", _LEAST) - _TOKENS),
+        prompt=prompt(min(longest, getattr(model, "max_model_len", _LEAST) - _TOKENS)),
         max_tokens=_TOKENS,
         stream=True,
         extra_body={"ignore_eos": True},
@@ -68,7 +70,7 @@ def completion(client: OpenAI, model: Any) -> Iterator[tuple[str, str | None]]:
             yield choice.text, choice.finish_reason
 
 
-def chat(client: OpenAI, model: Any) -> Iterator[tuple[str, str | None]]:
+def chat(client: OpenAI, model: Any, longest: int) -> Iterator[tuple[str, str | None]]:
     """As `completion`."""
     stream: Any = client.chat.completions.create(
         model=model.id, messages=_MESSAGES, max_completion_tokens=_TOKENS, stream=True
@@ -78,17 +80,20 @@ def chat(client: OpenAI, model: Any) -> Iterator[tuple[str, str | None]]:
             yield choice.delta.content or "", choice.finish_reason
 
 
-def whole(client: OpenAI, model: Any) -> Iterator[tuple[str, str | None]]:
+def whole(client: OpenAI, model: Any, longest: int) -> Iterator[tuple[str, str | None]]:
     """As `completion`, in one piece."""
     answer = client.chat.completions.create(model=model.id, messages=_MESSAGES, max_completion_tokens=_TOKENS)
     yield answer.choices[0].message.content or "", answer.choices[0].finish_reason
 
 
-def ask(kind: str, client: OpenAI, model: Any) -> None:
+def ask(kind: str, client: OpenAI, model: Any, longest: int) -> None:
     """One request, reported."""
-    start, chunks, finished, error = time.time(), 0, None, ""
+    start, first, chunks, finished, error = time.time(), None, 0, None, ""
     try:
-        for text, finish_reason in {"completion": completion, "chat": chat, "whole": whole}[kind](client, model):
+        for text, finish_reason in {"completion": completion, "chat": chat, "whole": whole}[kind](
+            client, model, longest
+        ):
+            first = first or time.time()
             chunks += bool(text)
             finished = finish_reason or finished
     except Exception as problem:  # whatever it is, it is the test's to judge
@@ -97,23 +102,25 @@ def ask(kind: str, client: OpenAI, model: Any) -> None:
     if not error and not finished:
         error = "the stream ended without a finish_reason"
     outcome = "ok" if not error else "cut" if chunks else "failed"
-    record = {"start": start, "end": time.time(), "kind": kind, "outcome": outcome, "error": error, "tokens": chunks}
+    times = {"start": start, "first": first, "end": time.time()}
+    record = {**times, "kind": kind, "outcome": outcome, "error": error, "tokens": chunks}
     with _print:
         print(json.dumps(record), flush=True)
 
 
-def work(url: str, api_key: str, model: Any, kinds: Iterator[str]) -> None:
+def work(url: str, api_key: str, model: Any, kinds: Iterator[str], longest: int, pause: float) -> None:
     """Sends requests until stopped."""
     while not _stop.is_set():
         with OpenAI(base_url=url, api_key=api_key, max_retries=0, timeout=_TIMEOUT_S) as client:
             for _ in range(_REQUESTS_A_CONNECTION):
-                ask(next(kinds), client, model)
-                if _stop.is_set():
+                ask(next(kinds), client, model, longest)
+                if _stop.wait(pause):
                     return
 
 
 def main() -> None:
-    url, workers, api_key = sys.argv[1:]
+    url, workers, api_key, *more = sys.argv[1:]
+    longest, pause = more or (sys.maxsize, 0)
     signal.signal(signal.SIGTERM, lambda *_: _stop.set())
     with OpenAI(base_url=url, api_key=api_key) as client:
         model = client.models.list().data[0]
@@ -122,7 +129,7 @@ def main() -> None:
         kinds = itertools.cycle(["completion", "chat", "completion", "whole"])
         for _ in range(number):  # not all the same at once
             next(kinds)
-        threads.append(threading.Thread(target=work, args=(url, api_key, model, kinds)))
+        threads.append(threading.Thread(target=work, args=(url, api_key, model, kinds, int(longest), float(pause))))
         threads[-1].start()
     for thread in threads:
         thread.join()

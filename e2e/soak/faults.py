@@ -35,17 +35,6 @@ NOTICED = 20
 RECOVERY = 420
 _ETCD_PAUSE = 15
 
-# The engine is the server's child.
-_SIGNAL = """
-import os, pathlib, signal
-for stat in pathlib.Path("/proc").glob("[0-9]*/stat"):
-    pid, parent = int(stat.parent.name), int(stat.read_text().rpartition(")")[2].split()[1])
-    words = (stat.parent / "cmdline").read_bytes()
-    if parent == 1 and b"processes.main" in words and pid != os.getpid():
-        os.kill(pid, signal.{signal})
-        print(pid)
-"""
-
 
 @dataclass
 class Site:
@@ -190,7 +179,7 @@ def _engine_signalled(site: Site, signal: str) -> Blow:
     pod = site.struck_pod()
     address = next(each["status"]["podIP"] for each in site.endpoint.pods() if each["metadata"]["name"] == pod)
     lives = site.endpoint.lives()
-    assert site.endpoint.run(pod, _SIGNAL.format(signal=signal)).strip(), "no engine to strike"
+    site.endpoint.signal_engine(pod, signal)
     struck = time.time()
 
     def heard() -> bool:

@@ -21,17 +21,6 @@ from kit.waiting import wait_for
 #: endpoints, then every node's rules are written. Where a node's rules can be read, they show it.
 HEARSAY = 6
 
-# The engine is the server's child.
-SIGNAL = """
-import os, pathlib, signal
-for stat in pathlib.Path("/proc").glob("[0-9]*/stat"):
-    pid, parent = int(stat.parent.name), int(stat.read_text().rpartition(")")[2].split()[1])
-    words = (stat.parent / "cmdline").read_bytes()
-    if parent == 1 and b"processes.main" in words and pid != os.getpid():
-        print(pid, words)
-        os.kill(pid, signal.{signal})
-"""
-
 
 def busy_pod(endpoint: Endpoint) -> Object:
     """A pod of the endpoint."""
@@ -65,7 +54,7 @@ def test_engine_killed(endpoint: Endpoint, images: Images, results: Results, nam
     lives = endpoint.lives()
     with traffic(endpoint.cluster, namespace, images.client, url, workers=3) as flow:
         pod = busy_pod(endpoint)["metadata"]["name"]
-        assert endpoint.run(pod, SIGNAL.format(signal="SIGKILL")).strip()
+        endpoint.signal_engine(pod, "SIGKILL")
         struck = time.time()
         log = ("logs", pod, "--namespace", namespace, "--since=5m")
         wait_for(lambda: "serving again" in endpoint.cluster.kubectl(*log), "the engine is loaded again", 180)
@@ -90,7 +79,7 @@ def test_engine_frozen(endpoint: Endpoint, images: Images, results: Results, nam
         address = pod["status"]["podIP"]
         readable = leads_to(endpoint.cluster, node, address)
         frozen = time.time()
-        assert endpoint.run(pod["metadata"]["name"], SIGNAL.format(signal="SIGSTOP")).strip()
+        endpoint.signal_engine(pod["metadata"]["name"], "SIGSTOP")
         wait_for(lambda: len(endpoint.serving()) == 1, "the frozen pod takes no more traffic", 30)
         noticed = time.time() - frozen
         if readable:

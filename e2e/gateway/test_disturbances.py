@@ -1,40 +1,27 @@
-"""The gateway on a cluster: who is served, and what clients notice of changes and deaths.
+"""What clients of the gateway notice of changes and deaths.
 
-Two replicas of it, two pods of the model; clients do not retry. Asserted: a rolling update of the model, the end of a
-gateway's pod and the death of the operator cost no request; where a pod of the model is killed, only what it was
-computing breaks off; where a pod of the gateway is killed, only what went through it; where pickers are killed, no
-answer.
+Two replicas of it, two pods of the model; clients do not retry. Asserted: a rolling update of the model, a drained
+node, the end of a gateway's pod and the death of the operator cost no request; where a pod of the model is killed or
+its engine frozen, only what it was computing breaks off; where a pod of the gateway is killed, only what went through
+it; where pickers are killed, no answer.
 """
 
 from __future__ import annotations
 
-import json
 import time
-from collections.abc import Callable
 
 import pytest
 from kit import chart as release
 from kit.cluster import Cluster, Images, Object
-from kit.endpoint import Endpoint, demo
-from kit.namespace import fresh
+from kit.endpoint import Endpoint
 from kit.results import Results
 from kit.traffic import listed, traffic
 from kit.waiting import wait_for
 
 from .conftest import URL
 
-#: What a request gets: its status, and its body.
-ASK = """
-import json, sys, urllib.error, urllib.request
-path, key, body = sys.argv[1:]
-headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {key}"} if key else {})
-request = urllib.request.Request(path, body.encode() or None, headers)
-try:
-    answer = urllib.request.urlopen(request, timeout=60)
-except urllib.error.HTTPError as error:
-    answer = error
-print(json.dumps([answer.status, json.load(answer)]))
-"""
+#: Seconds until the gateway has heard that a pod takes no more traffic, at the latest.
+HEARSAY = 3
 
 #: Kills a gateway's picker, and says how many there were.
 KILL_PICKER = """
@@ -52,20 +39,6 @@ print(len(found))
 """
 
 
-@pytest.fixture
-def ask(endpoint: Endpoint) -> Callable[..., tuple[int, Object]]:
-    """``ask("/models", key)``, from a pod of the cluster."""
-
-    def run(path: str, key: str = "", body: Object | None = None) -> tuple[int, Object]:
-        words = (f"{URL}{path}", key, json.dumps(body) if body else "")
-        pod = endpoint.pods()[0]["metadata"]["name"]
-        here = ("exec", "--namespace", endpoint.namespace, pod, "--container", "engine", "--")
-        status, answer = json.loads(endpoint.cluster.kubectl(*here, "python3", "-c", ASK, *words))
-        return status, answer
-
-    return run
-
-
 def gateway_pods(cluster: Cluster) -> list[Object]:
     selector = ("-l", "app.kubernetes.io/name=stoker-gateway", "--namespace", release.SYSTEM)
     items = cluster.get("pods", *selector)["items"]
@@ -78,44 +51,6 @@ def ready_gateways(cluster: Cluster) -> int:
         for pod in gateway_pods(cluster)
         for each in pod["status"].get("conditions", ())
     )
-
-
-@pytest.mark.timeout(900)
-def test_who_is_served(
-    cluster: Cluster, endpoint: Endpoint, keys: Callable[..., str], ask: Callable[..., tuple[int, Object]]
-) -> None:
-    status = endpoint.wait_ready()
-    wait_for(lambda: {"name": "gateway", "url": URL} in endpoint.get()["status"]["addresses"], "it is routed", 60)
-    assert status["url"] != URL
-    served = {"model": "gemma-3-270m", "prompt": "Hello", "max_tokens": 3}
-    key, other = keys("create", "--id=mine"), keys("create", "--id=other", "--model=another")
-    wait_for(lambda: ask("/models", key)[0] == 200, "the key is known", 10)
-    name = endpoint.get()["spec"]["model"].get("name") or ask("/models", key)[1]["data"][0]["id"]
-    served["model"] = name
-    assert [each["id"] for each in ask("/models", key)[1]["data"]] == [name]
-    assert ask("/completions", key, served)[1]["usage"]["completion_tokens"] == 3
-    assert (ask("/completions", "", served)[0], ask("/completions", "sk-no", served)[0]) == (401, 401)
-    wait_for(lambda: ask("/models", other)[0] == 200, "the other key is known", 10)
-    assert ask("/models", other)[1]["data"] == []
-    assert ask("/completions", other, served)[0] == 404
-    assert ask("/../metrics", key)[0] == 404
-
-    # Another namespace's endpoint of that name, younger, has none of it, nor one that has not opted in.
-    with fresh(cluster, "claims-the-name") as namespace:
-        second = Endpoint(cluster, namespace)
-        second.apply(demo(model={"servedNames": [name]}))
-        wait_for(lambda: second.condition("Routed").get("status") == "False", "it has not opted in", 60)
-        cluster.kubectl("label", "namespace", namespace, "stoker.dev/gateway=enabled")
-        second.wait_reason("NameTaken", "Routed")
-        assert "behind-gateway" not in json.dumps(second.get()["status"])
-        second.delete()
-    assert ask("/completions", key, served)[0] == 200
-
-    keys("revoke", "mine")
-    revoked = time.monotonic()
-    wait_for(lambda: ask("/completions", key, served)[0] == 401, "it is revoked", 60)
-    print(f"revoked after {time.monotonic() - revoked:.1f} s")
-    keys("revoke", "other")
 
 
 @pytest.mark.timeout(1200)
@@ -154,6 +89,49 @@ def test_a_killed_pod_breaks_off_what_it_computed(
     results.add("gateway: a model's pod killed", flow.result, recovery)
     broken = flow.result.broken
     assert len(broken) <= 3 and not [each for each in broken if each.outcome == "failed"], listed(broken)
+
+
+@pytest.mark.timeout(1200)
+def test_a_frozen_engine_breaks_off_what_it_computed(
+    endpoint: Endpoint, images: Images, results: Results, key: str
+) -> None:
+    endpoint.wait_ready()
+    lives = endpoint.lives()
+    with traffic(endpoint.cluster, endpoint.namespace, images.client, URL, workers=3, api_key=key) as flow:
+        pod = endpoint.pods()[0]["metadata"]
+        frozen = time.time()
+        endpoint.signal_engine(pod["name"], "SIGSTOP")
+        wait_for(lambda: len(endpoint.serving()) == 1, "the frozen pod takes no more traffic", 30)
+        noticed = time.time()
+        wait_for(lambda: endpoint.lives()[pod["uid"]] > lives[pod["uid"]], "a restart", 120)
+        wait_for(lambda: len(endpoint.serving()) == 2, "two pods serve again", 180)
+        recovery = time.time() - frozen
+        flow.wait_for(10)
+    results.add(f"gateway: engine frozen (noticed after {noticed - frozen:.0f} s)", flow.result, recovery)
+    late = [each for each in flow.result.broken if each.start >= noticed + HEARSAY]
+    assert not late, f"frozen at {frozen}, noticed at {noticed}\n{listed(late)}"
+    assert len(flow.result.broken) <= 3, listed(flow.result.broken)
+    assert set(endpoint.lives()) == set(lives)
+
+
+@pytest.mark.timeout(1200)
+def test_a_drained_node_costs_no_request(endpoint: Endpoint, images: Images, results: Results, key: str) -> None:
+    cluster = endpoint.cluster
+    endpoint.wait_ready()
+    node = endpoint.pods()[0]["spec"]["nodeName"]
+    with traffic(cluster, endpoint.namespace, images.client, URL, api_key=key) as flow:
+        began = time.monotonic()
+        try:
+            cluster.kubectl("drain", node, "--ignore-daemonsets", "--delete-emptydir-data", "--timeout=300s", "--force")
+            endpoint.wait_ready()
+            wait_for(lambda: ready_gateways(cluster) == 2, "two gateways are ready", 120)
+            assert node not in {each["spec"]["nodeName"] for each in [*endpoint.pods(), *gateway_pods(cluster)]}
+        finally:
+            cluster.kubectl("uncordon", node)
+        recovery = time.monotonic() - began
+        flow.wait_for(10)
+    results.add("gateway: node drain", flow.result, recovery)
+    flow.result.unbroken()
 
 
 @pytest.mark.timeout(1200)

@@ -1,0 +1,154 @@
+"""Who is served by the gateway of a cluster, by what key, and for how long.
+
+Asserted: what a key may see and use; that a name belongs to the older endpoint; that a revoked key is refused by both
+replicas within seconds; and that who floods the pods by one key leaves another's requests their time.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from statistics import quantiles
+
+import pytest
+from kit.cluster import Cluster, Images, Object
+from kit.endpoint import Endpoint, demo
+from kit.namespace import fresh
+from kit.results import Results
+from kit.traffic import listed, traffic
+from kit.waiting import wait_for
+
+from .conftest import URL
+
+#: What a request gets: its status, and its body.
+ASK = """
+import json, sys, urllib.error, urllib.request
+path, key, body = sys.argv[1:]
+headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {key}"} if key else {})
+request = urllib.request.Request(path, body.encode() or None, headers)
+try:
+    answer = urllib.request.urlopen(request, timeout=60)
+except urllib.error.HTTPError as error:
+    answer = error
+print(json.dumps([answer.status, json.load(answer)]))
+"""
+
+#: When a key was last accepted, once it has been refused twenty times in a row.
+ASK_UNTIL_REFUSED = """
+import sys, time, urllib.error, urllib.request
+url, key = sys.argv[1:]
+accepted, refused = 0, 0
+while refused < 20:
+    asked = time.time()
+    try:
+        urllib.request.urlopen(urllib.request.Request(url, headers={"Authorization": f"Bearer {key}"}), timeout=60)
+        accepted, refused = asked, 0
+    except urllib.error.HTTPError as error:
+        assert error.code == 401, error
+        refused += 1
+    time.sleep(0.05)
+print(accepted)
+"""
+#: Seconds until a change of keys is in force, at the latest.
+IN_FORCE = 5
+
+
+@pytest.fixture
+def ask(endpoint: Endpoint) -> Callable[..., tuple[int, Object]]:
+    """``ask("/models", key)``, from a pod of the cluster."""
+
+    def run(path: str, key: str = "", body: Object | None = None) -> tuple[int, Object]:
+        words = (f"{URL}{path}", key, json.dumps(body) if body else "")
+        pod = endpoint.pods()[0]["metadata"]["name"]
+        here = ("exec", "--namespace", endpoint.namespace, pod, "--container", "engine", "--")
+        status, answer = json.loads(endpoint.cluster.kubectl(*here, "python3", "-c", ASK, *words))
+        return status, answer
+
+    return run
+
+
+@pytest.mark.timeout(900)
+def test_who_is_served(
+    cluster: Cluster, endpoint: Endpoint, keys: Callable[..., str], ask: Callable[..., tuple[int, Object]]
+) -> None:
+    status = endpoint.wait_ready()
+    wait_for(lambda: {"name": "gateway", "url": URL} in endpoint.get()["status"]["addresses"], "it is routed", 60)
+    assert status["url"] != URL
+    served = {"model": "gemma-3-270m", "prompt": "Hello", "max_tokens": 3}
+    key, other = keys("create", "--id=mine"), keys("create", "--id=other", "--model=another")
+    wait_for(lambda: ask("/models", key)[0] == 200, "the key is known", 10)
+    name = endpoint.get()["spec"]["model"].get("name") or ask("/models", key)[1]["data"][0]["id"]
+    served["model"] = name
+    assert [each["id"] for each in ask("/models", key)[1]["data"]] == [name]
+    assert ask("/completions", key, served)[1]["usage"]["completion_tokens"] == 3
+    assert (ask("/completions", "", served)[0], ask("/completions", "sk-no", served)[0]) == (401, 401)
+    wait_for(lambda: ask("/models", other)[0] == 200, "the other key is known", 10)
+    assert ask("/models", other)[1]["data"] == []
+    assert ask("/completions", other, served)[0] == 404
+    assert ask("/../metrics", key)[0] == 404
+
+    # Another namespace's endpoint of that name, younger, has none of it, nor one that has not opted in.
+    with fresh(cluster, "claims-the-name") as namespace:
+        second = Endpoint(cluster, namespace)
+        second.apply(demo(model={"servedNames": [name]}))
+        wait_for(lambda: second.condition("Routed").get("status") == "False", "it has not opted in", 60)
+        cluster.kubectl("label", "namespace", namespace, "stoker.dev/gateway=enabled")
+        second.wait_reason("NameTaken", "Routed")
+        assert "behind-gateway" not in json.dumps(second.get()["status"])
+        second.delete()
+    assert ask("/completions", key, served)[0] == 200
+
+    keys("revoke", "mine")
+    wait_for(lambda: ask("/completions", key, served)[0] == 401, "it is revoked", 60)
+    keys("revoke", "other")
+
+
+@pytest.mark.timeout(600)
+def test_a_revoked_key_is_refused_within_seconds(endpoint: Endpoint, keys: Callable[..., str]) -> None:
+    key = keys("create", "--id=leaver")
+    pod = endpoint.pods()[0]["metadata"]["name"]
+    here = ("exec", "--namespace", endpoint.namespace, pod, "--container", "engine", "--")
+    with ThreadPoolExecutor(1) as beside:
+        time.sleep(IN_FORCE)
+        asked = beside.submit(endpoint.cluster.kubectl, *here, "python3", "-c", ASK_UNTIL_REFUSED, f"{URL}/models", key)
+        time.sleep(5)
+        keys("revoke", "leaver")
+        revoked = time.time()
+        accepted = float(asked.result(120))
+    print(f"last accepted {accepted - revoked:.2f} s after it was revoked")
+    assert revoked - 5 < accepted < revoked + IN_FORCE
+
+
+@pytest.mark.timeout(900)
+def test_who_floods_leaves_others_their_time(
+    endpoint: Endpoint, images: Images, results: Results, keys: Callable[..., str]
+) -> None:
+    """What a key may have at once is what bounds it: far more is asked by one that may have one request at a time. What
+    that costs the other is told, not judged: on a busy machine it is noise.
+    """
+    cluster, namespace = endpoint.cluster, endpoint.namespace
+    quiet, loud = keys("create", "--id=quiet"), keys("create", "--id=loud", "--concurrency=1")
+    time.sleep(IN_FORCE)
+    endpoint.wait_ready()
+    calm = partial(traffic, cluster, namespace, images.client, URL, workers=1, api_key=quiet, arguments=("64", "0.05"))
+    with calm() as alone:
+        alone.wait_for(100)
+    with (
+        traffic(cluster, namespace, images.client, URL, workers=16, api_key=loud, arguments=("64", "0.5")) as flood,
+        calm() as beside,
+    ):
+        beside.wait_for(100)
+    keys("revoke", "quiet")
+    keys("revoke", "loud")
+    for name, flow in (("alone", alone), ("beside a flood", beside), ("that floods", flood)):
+        times = flow.result.times_to_first_token
+        said = f"{quantiles(times, n=100)[49] * 1e3:.0f}, p99 {quantiles(times, n=100)[98] * 1e3:.0f} ms"
+        results.add(f"gateway: a key {name}: time to first token p50 {said}", flow.result, 0)
+    alone.result.unbroken()
+    beside.result.unbroken()
+    refused = flood.result.failed
+    assert not flood.result.cut and len(refused) > flood.result.sent / 2, "this is no flood"
+    assert all("Error code: 429" in each.error for each in refused), listed(refused[:10])
