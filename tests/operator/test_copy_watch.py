@@ -68,6 +68,23 @@ def pod() -> Iterator[Pod]:
     made.close()
 
 
+Watch = Callable[..., CopyWatch]
+
+
+@pytest.fixture
+def watch_with() -> Iterator[Watch]:
+    """Makes watches that ask nobody any more when the test has ended, since their threads go on."""
+    made: list[CopyWatch] = []
+
+    def make(told: Callable[[Key], None] = lambda _: None, every: float = 0.02) -> CopyWatch:
+        made.append(CopyWatch(told, every))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.forget_all()
+
+
 def ask(pod: Pod) -> Copies | None:
     return asyncio.run(copy_watch.ask(pod.url, 10))
 
@@ -131,9 +148,9 @@ def test_a_liar_costs_little(pod: Pod) -> None:
         assert len(state.message) <= 400 and state.message.isprintable()
 
 
-def test_somebody_is_told_when_a_copy_goes_and_when_it_comes(pod: Pod) -> None:
+def test_somebody_is_told_when_a_copy_goes_and_when_it_comes(pod: Pod, watch_with: Watch) -> None:
     told: list[Key] = []
-    watch = CopyWatch(told.append, every=0.02)
+    watch = watch_with(told.append)
     seen = lambda: watch.copies(KEY, "main", {"a": pod.url})  # noqa: E731
     assert seen() == {}
     wait_for(seen)
@@ -149,16 +166,16 @@ def test_somebody_is_told_when_a_copy_goes_and_when_it_comes(pod: Pod) -> None:
     assert set(told) == {KEY}
 
 
-def test_what_is_silent_is_forgotten_after_a_while(pod: Pod) -> None:
-    watch = CopyWatch(lambda _: None, every=0.02)
+def test_what_is_silent_is_forgotten_after_a_while(pod: Pod, watch_with: Watch) -> None:
+    watch = watch_with()
     wait_for(lambda: watch.copies(KEY, "main", {"a": pod.url}))
     del pod.answers["/copies"]
     wait_for(lambda: not watch.copies(KEY, "main", {"a": pod.url}))
 
 
 @pytest.mark.parametrize("end", ["pod", "endpoint", "lead"])
-def test_who_is_gone_is_asked_no_more(pod: Pod, end: str) -> None:
-    watch = CopyWatch(lambda _: None, every=0.02)
+def test_who_is_gone_is_asked_no_more(pod: Pod, end: str, watch_with: Watch) -> None:
+    watch = watch_with()
     wait_for(lambda: watch.copies(KEY, "main", {"a": pod.url}))
     if end == "pod":
         assert watch.copies(KEY, "main", {}) == {}
@@ -172,8 +189,8 @@ def test_who_is_gone_is_asked_no_more(pod: Pod, end: str) -> None:
         time.sleep(0.3)
 
 
-def test_pods_are_asked_once_each_however_often_somebody_looks(pod: Pod) -> None:
-    watch = CopyWatch(lambda _: None, every=3600)
+def test_pods_are_asked_once_each_however_often_somebody_looks(pod: Pod, watch_with: Watch) -> None:
+    watch = watch_with(every=3600)
     for _ in range(100):
         watch.copies(KEY, "main", {"a": pod.url})
     wait_for(lambda: watch.copies(KEY, "main", {"a": pod.url}))

@@ -283,7 +283,9 @@ def test_grammars_are_compiled_beside_the_steps(make: Make, deaths: Path) -> Non
     for number, source in enumerate(chance.sample(sources, 20)):
         executor.launch(_step(number))
         assert not ready[source].done() or source in cancelled
-        (deaths / source).write_text(f"{source} is wrong" if number % 3 == 0 else "")
+        written = deaths / "written"  # it appears whole: whoever waits for it reads it at once
+        written.write_text(f"{source} is wrong" if number % 3 == 0 else "")
+        written.rename(deaths / source)
         if source not in cancelled and number % 3 == 0:
             with pytest.raises(GrammarError, match=f"{source} is wrong"):
                 ready[source].result(60)
