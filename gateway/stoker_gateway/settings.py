@@ -25,6 +25,8 @@ class GatewaySettings:
         access_log: whether each request is told on standard output.
         billing_log: the file for lines about the tokens of requests; ``-``: standard output; None: nowhere.
         json_log: whether Envoy's log is JSON.
+        fail_open: the cluster whose servers Envoy chooses among while the picker fails; None: requests are then
+            refused.
     """
 
     host: str
@@ -38,6 +40,7 @@ class GatewaySettings:
     access_log: bool = False
     billing_log: str | None = None
     json_log: bool = False
+    fail_open: str | None = None
 
     @property
     def limits(self) -> RequestLimits:
@@ -55,4 +58,5 @@ class GatewaySettings:
             tls=self.tls,
             access_log=self.access_log,
             json_log=self.json_log,
+            fail_open=self.fail_open,
         )

@@ -61,6 +61,10 @@ SERVER = "--endpoint=a=http://127.0.0.1:1"
         ([SERVER, "--keys", __file__], "--keys"),
         ([SERVER, "--billing-log", ""], "--billing-log"),
         ([SERVER, "--billing-log", "-", "--access-log"], "--billing-log"),
+        ([SERVER, "--picker-failure-mode", "FailOpen"], "--picker-failure-mode"),
+        ([SERVER, "--endpoint=b=http://127.0.0.1:2", "--picker-failure-mode=fail-open"], "for one model, not for a, b"),
+        (["--kubernetes", "--namespace=x", "--picker-failure-mode=fail-open"], "--kubernetes"),
+        ([SERVER, "--keys=/nonexistent", "--picker-failure-mode=fail-open"], "lets nobody in"),
         ([SERVER, "--api-key", "secret"], "--api-key"),
         ([SERVER, "serve"], "serve"),
         *(

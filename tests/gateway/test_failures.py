@@ -138,6 +138,39 @@ def test_without_the_picker_requests_can_be_tried_again_and_streams_go_on(monkey
     asyncio.run(main())
 
 
+def test_with_fail_open_a_failing_picker_is_done_without() -> None:
+    async def main() -> None:
+        async with gateway(2, hold_s=-4.5, fail_open="cluster-m") as at, aiohttp.ClientSession() as client:
+
+            async def asked() -> list[int]:
+                """What each server got of ten requests, none of which fails."""
+                before = [len(each.asked) for each in at.servers]
+                assert [(await post(client, at))[0] for _ in range(10)] == [200] * 10
+                return [len(each.asked) - number for each, number in zip(at.servers, before, strict=True)]
+
+            for number, server in enumerate(at.servers):
+                at.picker.destination = server.address
+                assert (await asked())[number] == 10
+            at.picker.hangs = True
+            assert min(await asked()) > 0
+            await at.grpc_server.stop(0)
+            assert min(await asked()) > 0
+            await _until_ready_says(503, client, at)
+            assert min(await asked()) > 0
+            # What the picker would have refused is still not sent where it must not be.
+            async with client.get(at.url + "/metrics") as answer:
+                assert answer.status == 404
+            async with client.post(at.url + CHAT, data=b"{}", headers={"X-Stoker-Cluster": "other"}) as answer:
+                assert answer.status == 200
+
+            at.picker.hangs = False
+            at.grpc_server = await at.picker.serve(at.settings.picker_socket)
+            await _until_ready_says(200, client, at)
+            assert (await asked())[1] == 10
+
+    asyncio.run(main())
+
+
 def test_servers_and_models_come_and_go_while_streams_are_under_way() -> None:
     async def main() -> None:
         async with gateway() as at, aiohttp.ClientSession() as client:

@@ -211,6 +211,25 @@ def test_a_killed_picker_breaks_off_nothing_and_another_begins() -> None:
     asyncio.run(main())
 
 
+def test_with_fail_open_a_killed_picker_refuses_nothing() -> None:
+    async def main() -> None:
+        async with command("--picker-failure-mode", "fail-open") as run, aiohttp.ClientSession() as client:
+            os.kill(run.picker, signal.SIGKILL)
+            while children_of(run.process.pid)[1] in (0, run.picker) or not run.server.asked[20:]:
+                async with client.post(f"{run.url}/v1/completions", data=_BODY) as answer:
+                    assert answer.status == 200
+            models = {"server": "a"}  # the server's own, until a picker answers again
+            while "data" not in models:
+                async with client.get(f"{run.url}/v1/models") as answer:
+                    assert answer.status == 200
+                    models = await answer.json()
+            run.process.send_signal(signal.SIGTERM)
+            code, said = await run.ended()
+            assert code == 0 and said.count(b"the picker was killed") == 1
+
+    asyncio.run(main())
+
+
 def test_requests_end_though_the_picker_was_killed_while_it_waited_for_that() -> None:
     async def main() -> None:
         async with command() as run, aiohttp.ClientSession() as client:

@@ -65,6 +65,8 @@ def read(argv: list[str]) -> Command:
     if options.billing_log == "":
         parser.error("--billing-log is empty; give it a file, or - for standard output")
     cluster_flags.check(parser, options)
+    directory = None if options.kubernetes else _directory(options.endpoint, options.session_header)
+    fail_open = _fail_open(parser, options, directory) if options.picker_failure_mode == "fail-open" else None
     logs.configure(options.log_format)
     from stoker_gateway.keys.errors import KeyManifestError
     from stoker_gateway.keys.key_file import KeyFile
@@ -89,9 +91,23 @@ def read(argv: list[str]) -> Command:
         access_log=options.access_log,
         billing_log=options.billing_log,
         json_log=options.log_format == "json",
+        fail_open=fail_open,
     )
-    directory = None if options.kubernetes else _directory(options.endpoint, options.session_header)
     return Command(settings, directory, keys, options.namespace if options.kubernetes else None)
+
+
+def _fail_open(parser: argparse.ArgumentParser, options: argparse.Namespace, directory: Directory | None) -> str:
+    """The one cluster there is. Where there may be more, nobody but the picker knows which a request is for."""
+    why = "--picker-failure-mode fail-open lets requests through unread"
+    if directory is None:
+        parser.error(f"{why}, but a cluster's need keys; leave it out with --kubernetes")
+    if options.keys is not None:
+        parser.error(f"{why}, but --keys lets nobody in without a key; leave out one of them")
+    clusters = {endpoint.cluster for endpoint in directory.endpoints.values()}
+    if len(clusters) > 1:
+        names = ", ".join(sorted(directory.endpoints))
+        parser.error(f"{why}, so they must all be for one model, not for {names}; serve one --endpoint NAME")
+    return clusters.pop()
 
 
 def ended(work: Coroutine[Any, Any, int]) -> int:
@@ -155,6 +171,13 @@ def parser_of() -> argparse.ArgumentParser:
         default=600,
         metavar="SECONDS",
         help="how long requests under way may take after SIGTERM (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--picker-failure-mode",
+        choices=("fail-close", "fail-open"),
+        default="fail-close",
+        help="what requests meet while the picker fails: a 503 that may be tried again, or, with one model and no "
+        "keys, its server with the fewest requests (default: %(default)s)",
     )
     tls_flags.add_to(parser)
     peer_flags.add_to(parser)

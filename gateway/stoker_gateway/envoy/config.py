@@ -4,7 +4,8 @@
     client ─► what is internal is stripped ─► the path is allowed ─► the picker names cluster and servers ─► router
 
 A request without a cluster of the picker's, or with a server that is not of that cluster, is answered 503. Nothing is
-ever sent where the picker did not say.
+ever sent where the picker did not say, unless the settings say `fail_open`: then Envoy itself chooses among the servers
+of that one cluster while the picker fails.
 """
 
 from __future__ import annotations
@@ -143,7 +144,7 @@ def _cluster(endpoint: Endpoint, settings: EnvoySettings) -> Config:
             }
         },
         "connect_timeout": _seconds(_CONNECT_TIMEOUT_S),
-        "load_balancing_policy": {"policies": [{"typed_extension_config": _picked_server()}]},
+        "load_balancing_policy": {"policies": [{"typed_extension_config": _picked_server(settings)}]},
         "common_lb_config": {"healthy_panic_threshold": {"value": 0}},
         "circuit_breakers": {
             "thresholds": [
@@ -175,8 +176,8 @@ def _protocol(options: Config) -> Config:
     return {f"envoy.{kind}": {"@type": f"{_TYPE}{kind}", **options}}
 
 
-def _picked_server() -> Config:
-    """The server that the picker named; at the retry its next one. Where it named none that is here: none."""
+def _picked_server(settings: EnvoySettings) -> Config:
+    """The server that the picker named; at the retry its next one. Where it named none that is here: none, or any."""
     return {
         "name": "envoy.load_balancing_policies.override_host",
         "typed_config": {
@@ -185,7 +186,20 @@ def _picked_server() -> Config:
                 {"header": DESTINATION},
                 {"metadata": {"key": DESTINATION_METADATA, "path": [{"key": DESTINATION}]}},
             ],
-            "fallback_policy": {"policies": [{"typed_extension_config": _no_server()}]},
+            "fallback_policy": {
+                "policies": [{"typed_extension_config": _any_server() if settings.fail_open else _no_server()}]
+            },
+        },
+    }
+
+
+def _any_server() -> Config:
+    """A policy that finds the server with the fewest requests of two."""
+    return {
+        "name": "envoy.load_balancing_policies.least_request",
+        "typed_config": {
+            "@type": f"{_TYPE}extensions.load_balancing_policies.least_request.v3.LeastRequest",
+            "choice_count": {"value": 2},
         },
     }
 
@@ -227,7 +241,7 @@ def _picker_cluster(settings: EnvoySettings) -> Config:
                 {"max_connections": _UNLIMITED, "max_pending_requests": _UNLIMITED, "max_requests": _UNLIMITED}
             ]
         },
-        # Only ``/ready`` goes by it: requests are sent to the picker as long as it is reached.
+        # Without `fail_open` only ``/ready`` goes by it: requests are sent to the picker as long as it is reached.
         "health_checks": [
             {
                 "timeout": "2s",
@@ -239,7 +253,7 @@ def _picker_cluster(settings: EnvoySettings) -> Config:
                 "grpc_health_check": {},
             }
         ],
-        "common_lb_config": {"healthy_panic_threshold": {"value": 100}},
+        "common_lb_config": {"healthy_panic_threshold": {"value": 0 if settings.fail_open else 100}},
         "typed_extension_protocol_options": _protocol({"explicit_http_config": {"http2_protocol_options": {}}}),
     }
 
@@ -351,7 +365,7 @@ def _filters(settings: EnvoySettings) -> list[Config]:
             "typed_config": {
                 "@type": f"{_TYPE}{filters}.ext_proc.v3.ExternalProcessor",
                 "grpc_service": {"envoy_grpc": {"cluster_name": PICKER}},
-                "failure_mode_allow": False,
+                "failure_mode_allow": settings.fail_open is not None,
                 "status_on_error": {"code": "ServiceUnavailable"},
                 "message_timeout": _seconds(settings.hold_s + 5),
                 "processing_mode": {
@@ -377,7 +391,9 @@ def _filters(settings: EnvoySettings) -> list[Config]:
 
 
 def _routes(settings: EnvoySettings) -> Config:
-    """Allowed paths go to the picker, which names the cluster; others do not, and without a cluster none is found."""
+    """Allowed paths go to the picker, which names the cluster; others do not, and without a cluster none is found but
+    the one of `fail_open`.
+    """
     unasked = {
         "typed_per_filter_config": {
             "picker": {"@type": f"{_TYPE}extensions.filters.http.ext_proc.v3.ExtProcPerRoute", "disabled": True}
@@ -388,7 +404,14 @@ def _routes(settings: EnvoySettings) -> Config:
     ]
     limits = {"response_headers_to_add": [_as_the_picker_said(name) for name in standing.HEADERS]}
     for match in [{"prefix": ALLOWED_PREFIX}, *({"path": path} for path in ALLOWED_PATHS)]:
-        routes.append({"name": "asked", "match": match, "route": _to_server(settings), **limits})
+        if settings.fail_open is None:
+            routes.append({"name": "asked", "match": match, "route": _to_server(settings), **limits})
+            continue
+        answered = {**match, "headers": [{"name": CLUSTER, "present_match": True}]}
+        routes.append({"name": "asked", "match": answered, "route": _to_server(settings), **limits})
+        anywhere = {**_to_server(settings), "cluster": settings.fail_open}
+        del anywhere["cluster_header"]
+        routes.append({"name": "unanswered", "match": match, "route": anywhere})
     routes.append({"name": "none", "match": {"prefix": "/"}, "direct_response": {"status": 404}, **unasked})
     host: Config = {"name": LISTENER, "domains": ["*"], "routes": routes}
     host["request_body_buffer_limit"] = settings.max_body_bytes
@@ -396,7 +419,8 @@ def _routes(settings: EnvoySettings) -> Config:
         {"header": {"key": USAGE_HEADER, "value": "1"}, "append_action": "OVERWRITE_IF_EXISTS_OR_ADD"}
     ]
     host["request_headers_to_remove"] = ["x-envoy-external-address", "x-envoy-internal"]  # Envoy's own, of each request
-    return {"name": LISTENER, "virtual_hosts": [host]}
+    # Clusters come later than routes.
+    return {"name": LISTENER, "virtual_hosts": [host], "validate_clusters": False}
 
 
 def _as_the_picker_said(header: str) -> Config:

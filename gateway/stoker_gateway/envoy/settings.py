@@ -32,6 +32,7 @@ class EnvoySettings:
         tls: what proves to clients who it is; None: connections are not encrypted.
         access_log: whether each request is told on standard output.
         json_log: whether its own log, on standard error, is JSON.
+        fail_open: the cluster that requests go to while the picker fails; None: they are refused.
     """
 
     host: str
@@ -47,6 +48,7 @@ class EnvoySettings:
     tls: TLSFiles | None = None
     access_log: bool = False
     json_log: bool = False
+    fail_open: str | None = None
 
     @property
     def picker_socket(self) -> Path:
