@@ -36,12 +36,12 @@ except urllib.error.HTTPError as error:
 print(json.dumps([answer.status, json.load(answer)]))
 """
 
-#: When a key was last accepted, once it has been refused twenty times in a row.
+#: When a key was last accepted, once it has been refused twenty times in a row, or after a minute.
 ASK_UNTIL_REFUSED = """
 import sys, time, urllib.error, urllib.request
 url, key = sys.argv[1:]
-accepted, refused = 0, 0
-while refused < 20:
+accepted, refused, until = 0, 0, time.time() + 60
+while refused < 20 and time.time() < until:
     asked = time.time()
     try:
         urllib.request.urlopen(urllib.request.Request(url, headers={"Authorization": f"Bearer {key}"}), timeout=60)
