@@ -115,8 +115,8 @@ def test_a_revoked_key_is_refused_within_seconds(endpoint: Endpoint, keys: Calla
         time.sleep(IN_FORCE)
         asked = beside.submit(endpoint.cluster.kubectl, *here, "python3", "-c", ASK_UNTIL_REFUSED, f"{URL}/models", key)
         time.sleep(5)
-        keys("revoke", "leaver")
         revoked = time.time()
+        keys("revoke", "leaver")
         accepted = float(asked.result(120))
     print(f"last accepted {accepted - revoked:.2f} s after it was revoked")
     assert revoked - 5 < accepted < revoked + IN_FORCE
@@ -145,7 +145,8 @@ def test_who_floods_leaves_others_their_time(
     keys("revoke", "loud")
     for name, flow in (("alone", alone), ("beside a flood", beside), ("that floods", flood)):
         times = flow.result.times_to_first_token
-        said = f"{quantiles(times, n=100)[49] * 1e3:.0f}, p99 {quantiles(times, n=100)[98] * 1e3:.0f} ms"
+        of_hundred = quantiles(times, n=100, method="inclusive")
+        said = f"{of_hundred[49] * 1e3:.0f}, p99 {of_hundred[98] * 1e3:.0f} ms"
         results.add(f"gateway: a key {name}: time to first token p50 {said}", flow.result, 0)
     alone.result.unbroken()
     beside.result.unbroken()
