@@ -12,6 +12,10 @@ from pathlib import Path
 
 import aiohttp
 import pytest
+import yaml
+
+from stoker_gateway.keys import manifests
+from stoker_gateway.keys.key import Key, digest_of, new_text
 
 from . import test_gateway
 from .behind_envoy import CHAT, Server
@@ -33,6 +37,26 @@ _JSON = (
     b"\x1f\x8b\x08\x00",
     b"null",
     b"",
+)
+_KEY = new_text("right")
+#: How a key is said, or is not. Which of them let a request in is for others to test; without the key none may.
+_CREDENTIALS = (
+    b"authorization: Bearer %(key)s",
+    b"Authorization: bearer   %(key)s",
+    b"authorization:Bearer %(key)s ",
+    b"x-api-key: %(key)s",
+    b"authorization: %(key)s",
+    b"authorization : Bearer %(key)s",
+    b"authorization: Bearer %(key)s\r\nauthorization: Bearer sk-wrong",
+    b"authorization: Bearer sk-wrong\r\nx-api-key: %(key)s",
+    b"authorization: Bearer sk-wrong",
+    b"authorization: Bearer",
+    b"authorization: Bearer \x00",
+    b"authorization: Basic %(key)s",
+    b"x-api-key: sk-wrong",
+    b"x-api-key: " + b"k" * 20_000,
+    b"x-stoker-key: right",
+    b"x: 1",
 )
 _INTERNAL = re.compile(
     rb"\n(x-stoker-(?!cluster: m-|usage: 1\r)|x_stoker_|x-envoy-(?!expected-rq-timeout-ms|attempt-count))",
@@ -61,7 +85,7 @@ class _Recording(Server):
 
 
 def _mutated(count: int, seed: int) -> Iterator[bytes]:
-    """So many, half of them wrong in HTTP and half in JSON; each says its number in the field X-Number."""
+    """So many, half of them wrong in HTTP and half in JSON; each says its number in the field X-Number, and a key."""
     draw = random.Random(seed)
     wrong = requests(count, seed)
     for number in range(count):
@@ -72,7 +96,10 @@ def _mutated(count: int, seed: int) -> Iterator[bytes]:
             line = b"POST " + CHAT.encode() + b" HTTP/1.1\r\nhost: x\r\nconnection: close\r\n"
             text = line + b"X_Stoker_Cluster: z\r\nX-Stoker-Usage: 1\r\ncontent-length: %d\r\n\r\n" % len(body) + body
         head, end, rest = text.partition(b"\n")
-        yield head + end + b"x-number: %d\r\n" % number + rest
+        said = (_CREDENTIALS[0] if draw.random() < 0.4 else draw.choice(_CREDENTIALS)).replace(
+            b"%(key)s", _KEY.encode()
+        )
+        yield head + end + b"x-number: %d\r\n%s\r\n" % (number, said) + rest
 
 
 def _memory(pid: int) -> int:
@@ -82,12 +109,18 @@ def _memory(pid: int) -> int:
     return int(found[1])
 
 
+@pytest.mark.parametrize("keyed", [False, True])
 @pytest.mark.parametrize("count", [200])
-def test_mutated_requests_smuggle_nothing_and_harm_nothing(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mutated_requests_smuggle_nothing_and_harm_nothing(
+    count: int, keyed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where keys are in force, none gets through without the key, and none gets through with it."""
     monkeypatch.setattr(test_gateway, "Server", _Recording)
+    (tmp_path / "keys.yaml").write_text(yaml.safe_dump(manifests.write(Key("right", digest_of(_KEY)))))
+    words = ("--keys", str(tmp_path / "keys.yaml")) if keyed else ()
 
     async def main() -> None:
-        async with command() as run, aiohttp.ClientSession() as client:
+        async with command(*words) as run, aiohttp.ClientSession() as client:
             port = int(run.url.rsplit(":", 1)[1])
             at_once = asyncio.Semaphore(100)
             refused: list[tuple[bytes, bytes]] = []
@@ -111,15 +144,17 @@ def test_mutated_requests_smuggle_nothing_and_harm_nothing(count: int, monkeypat
             assert not refused, refused[:3]
             assert all(new < old + 128 * 1024 for old, new in zip(before, after, strict=True)), (before, after)
             heads = run.server.heads  # type: ignore[attr-defined]
-            assert len(heads) > count / 20
+            assert len(heads) > count / (50 if keyed else 20)
             numbers: Counter[bytes] = Counter()
             for head in heads:
                 line = head.split(b"\r\n", 1)[0]
                 assert re.fullmatch(rb"[A-Za-z]+ /(v1/\S*|tokenize|detokenize) HTTP/1\.1", line), head
                 assert b"/metrics" not in line.partition(b"?")[0] and not _INTERNAL.search(head), head
                 numbers.update(re.findall(rb"\r\nx-number: (\d+)", head))
+                assert not keyed or _KEY.encode() not in head, head
             assert sum(numbers.values()) == len(heads) and set(numbers.values()) == {1}
-            async with client.post(run.url + CHAT, data=_MODEL) as answer:
+            assert not keyed or all(_KEY.encode() in everything[int(number)] for number in numbers)
+            async with client.post(run.url + CHAT, data=_MODEL, headers={"x-api-key": _KEY}) as answer:
                 assert answer.status == 200
 
     asyncio.run(main())
