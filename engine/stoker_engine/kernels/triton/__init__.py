@@ -1,0 +1,1 @@
+"""Kernels for GPUs, in Triton: an operation a file, beside the torch reference that defines it (`kernels`)."""

@@ -1,0 +1,107 @@
+"""Kernels compiled for GPUs that are not here, and what they take of these: registers, memory, tensor cores.
+
+    python -m stoker_engine.kernels.triton.ahead_of_time sm_90 gfx942 …      prints a line of JSON for each specimen
+
+Where a kernel's numbers do not fit into registers, they are spilled to memory that is hundreds of times slower. So what
+is chosen must spill nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Final
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from stoker_engine.kernels.triton import attention, kv_store
+from stoker_engine.kernels.triton.specimen import Specimen
+
+#: NVIDIA's compute capabilities and AMD's architectures that kernels are compiled for.
+TARGETS: Final = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120", "gfx90a", "gfx942", "gfx950")
+_TENSOR_CORES: Final = ("wgmma.mma_async", "tcgen05.mma", "mma.sync", "v_mfma")
+
+
+@dataclass(frozen=True)
+class Resources:
+    """What a compiled kernel takes.
+
+    Attributes:
+        registers: 32-bit, of each thread; of AMD's, vector and accumulation registers together.
+        spilled: bytes of each thread that are in memory instead; of AMD's, registers.
+        shared: bytes of a program.
+        tensor_cores: which instructions of theirs it has.
+    """
+
+    kernel: str
+    target: str
+    registers: int
+    spilled: int
+    shared: int
+    tensor_cores: tuple[str, ...]
+
+
+def specimens(target: str) -> dict[str, Specimen]:
+    """All that are compiled for a target, by name."""
+    return {each.name: each for module in (attention, kv_store) for each in module.specimens(_is_amd(target))}
+
+
+def _is_amd(target: str) -> bool:
+    return target.startswith("gfx")
+
+
+def compiled(specimen: Specimen, target: str) -> Resources:
+    """Compiles a kernel for a target of `TARGETS`."""
+    is_amd = _is_amd(target)
+    gpu = GPUTarget("hip", target, 64) if is_amd else GPUTarget("cuda", int(target.removeprefix("sm_")), 32)
+    # As when it is launched: tensors begin at multiples of 16 bytes, and strides are multiples of 16 numbers, but for
+    # those of block tables and scales.
+    aligned = {
+        (number,): [["tt.divisibility", 16]]
+        for number, (name, kind) in enumerate(specimen.signature.items())
+        if kind.startswith("*") or (kind == "i64" and "scale" not in name and "table" not in name)
+    }
+    source = ASTSource(specimen.kernel, dict(specimen.signature), dict(specimen.constants), aligned)
+    options = {"num_warps": specimen.warps, "num_stages": specimen.stages, "enable_fp_fusion": True}
+    made = triton.compile(source, target=gpu, options=options)
+    text = made.asm["amdgcn" if is_amd else "ptx"]
+    registers, spilled = _of_amd(text) if is_amd else _of_cubin(made.asm["cubin"])
+    used = tuple(each for each in _TENSOR_CORES if each in text)
+    return Resources(specimen.name, target, registers, spilled, made.metadata.shared, used)
+
+
+def _of_cubin(cubin: bytes) -> tuple[int, int]:
+    program = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        said = subprocess.run(
+            [program, "--dump-resource-usage", file.name], stdout=subprocess.PIPE, text=True, check=True
+        )
+    found = {name: int(number) for name, number in re.findall(r"(REG|STACK|LOCAL):(\d+)", said.stdout)}
+    return found["REG"], found["STACK"] + found["LOCAL"]
+
+
+def _of_amd(text: str) -> tuple[int, int]:
+    found = {name: int(number) for name, number in re.findall(r"\.(vgpr_count|vgpr_spill_count): +(\d+)", text)}
+    return found["vgpr_count"], found["vgpr_spill_count"]
+
+
+def main(targets: list[str]) -> Iterator[Resources]:
+    """Compiles everything for some targets, by default all."""
+    for target in targets or TARGETS:
+        for specimen in specimens(target).values():
+            yield compiled(specimen, target)
+
+
+if __name__ == "__main__":
+    for resources in main(sys.argv[1:]):
+        print(json.dumps(asdict(resources)), flush=True)

@@ -1,0 +1,46 @@
+"""Products of tiles and rounding, with the same results on a GPU and in Triton's interpreter.
+
+The interpreter (3.6 to 3.9 at least) multiplies the bits of bfloat16 numbers as if they were integers, cuts bits off
+where a GPU rounds, and takes the smallest numbers for 0.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import triton
+import triton.language as tl
+
+_INTERPRETED: Final = tl.constexpr(bool(triton.knobs.runtime.interpret))
+
+
+@triton.jit
+def product(a, b):  # type: ignore[no-untyped-def]
+    """a [M, K] × b [K, N] → [M, N] float32, by tensor cores: of float32 in full precision, of 16 bits in one pass."""
+    if _INTERPRETED:
+        return tl.dot(widened(a), widened(b), input_precision="ieee")
+    elif a.dtype == tl.float32:
+        return tl.dot(a, b, input_precision="ieee")
+    else:
+        return tl.dot(a, b)
+
+
+@triton.jit
+def widened(x):  # type: ignore[no-untyped-def]
+    """x in float32, exactly."""
+    if _INTERPRETED and x.dtype == tl.bfloat16:
+        return (x.to(tl.uint16, bitcast=True).to(tl.uint32) << 16).to(tl.float32, bitcast=True)
+    else:
+        return x.to(tl.float32)
+
+
+@triton.jit
+def rounded(x, DTYPE: tl.constexpr):  # type: ignore[no-untyped-def]
+    """x in DTYPE: the nearest number, ties to even."""
+    if _INTERPRETED and DTYPE == tl.bfloat16 and x.dtype != tl.bfloat16:
+        wide = widened(x)
+        bits = wide.to(tl.uint32, bitcast=True)
+        upper = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
+        return tl.where(wide == wide, upper, 0x7FC0).to(tl.uint16).to(tl.bfloat16, bitcast=True)
+    else:
+        return x.to(DTYPE)

@@ -1,0 +1,534 @@
+"""Causal attention against the paged cache, for decodes and chunks alike: keys and values are read where they lie.
+
+A program has a tile of queries of one sequence, of all the heads that share a KV head, so that each key is read once
+for them. It goes over the keys that any of its queries sees, and keeps the greatest score and the sum of weights of
+each row (online softmax: Milakov & Gimelshein, 2018; FlashAttention-2: Dao, 2023):
+
+    rows of a tile      q0h0 q0h1 q1h0 q1h1 …        keys of a tile     k0 … k63, wherever their blocks are
+    grid                tiles × KV heads × splits
+
+A decode has few rows and many keys. So its keys are split among programs, a fixed number of keys for each
+(Flash-Decoding: Dao et al., 2023), and a second kernel joins the parts in their order: how a sequence is split depends
+on its length alone, never on the batch, so a row has the same bits in every batch.
+
+Tiles are found by the device itself (`_sequence_of`), so a step needs nothing from the host but its metadata.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+import triton
+import triton.language as tl
+
+from stoker_engine.kernels.triton.arithmetic import product, rounded
+from stoker_engine.kernels.triton.float8 import E4M3, E5M2, INT8, PLAIN, code_of, decode, stored_bytes
+from stoker_engine.kernels.triton.specimen import Specimen
+
+#: What the kernel that joins parts is compiled for, too.
+_JOINED: Final = ("NUM_HEADS", "VALUE", "VALUE_PADDED", "KEYS", "WINDOW", "SINKS", "SPLIT_KEYS")
+_LOG2_E: Final = tl.constexpr(1.4426950408889634)
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """How work is cut.
+
+    Attributes:
+        rows: of a tile, which are queries × heads that share a KV head; a power of two of 16 at least.
+        keys: of a tile; likewise.
+        split_keys: that one program goes over, a multiple of `keys`; 0: all.
+        warps, stages: of the compiled kernel.
+    """
+
+    rows: int
+    keys: int
+    split_keys: int = 0
+    warps: int = 4
+    stages: int = 3
+
+
+@triton.jit
+def _sequence_of(tile, query_starts, num_sequences, QUERIES: tl.constexpr):  # type: ignore[no-untyped-def]
+    """The sequence that a tile of queries belongs to.
+
+    Sequence s has its tiles from number starts[s] // QUERIES + s on; the number before the next one's may be too many.
+    """
+    low, high = 0, num_sequences
+    while high - low > 1:
+        middle = (low + high) // 2
+        if tl.load(query_starts + middle) // QUERIES + middle <= tile:
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+@triton.jit(do_not_specialize=["num_sequences"])
+def _attend(  # type: ignore[no-untyped-def]
+    query,
+    keys,
+    values,
+    key_scales,
+    value_scales,
+    tables,
+    query_starts,
+    seq_lens,
+    slopes,
+    sinks,
+    out,
+    part_out,
+    part_top,
+    part_sum,
+    num_sequences,
+    scale,
+    soft_cap,
+    query_token: tl.int64,
+    query_head: tl.int64,
+    key_block: tl.int64,
+    key_slot: tl.int64,
+    key_head: tl.int64,
+    value_block: tl.int64,
+    value_slot: tl.int64,
+    value_head: tl.int64,
+    scale_block: tl.int64,
+    scale_slot: tl.int64,
+    scale_head: tl.int64,
+    value_scale_block: tl.int64,
+    value_scale_slot: tl.int64,
+    value_scale_head: tl.int64,
+    table_row: tl.int64,
+    NUM_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    HEADS: tl.constexpr,
+    HEAD: tl.constexpr,
+    HEAD_MAIN: tl.constexpr,
+    HEAD_REST: tl.constexpr,
+    VALUE: tl.constexpr,
+    VALUE_PADDED: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    WINDOW: tl.constexpr,
+    CAPPED: tl.constexpr,
+    CODE: tl.constexpr,
+    SCALED: tl.constexpr,
+    ALIBI: tl.constexpr,
+    SINKS: tl.constexpr,
+    DECODES: tl.constexpr,
+    QUERIES: tl.constexpr,
+    ROWS: tl.constexpr,
+    KEYS: tl.constexpr,
+    SPLIT_KEYS: tl.constexpr,
+):
+    TILES_OF_HEADS: tl.constexpr = (GROUP + HEADS - 1) // HEADS
+    tile, split = tl.program_id(0), tl.program_id(2)
+    kv_head, tile_of_heads = tl.program_id(1) // TILES_OF_HEADS, tl.program_id(1) % TILES_OF_HEADS
+    if DECODES:
+        sequence, first_query = tile, 0
+    else:
+        sequence = _sequence_of(tile, query_starts, num_sequences, QUERIES)
+    start = tl.load(query_starts + sequence)
+    count = tl.load(query_starts + sequence + 1) - start
+    if not DECODES:
+        first_query = (tile - (start // QUERIES + sequence)) * QUERIES
+        if (first_query < 0) | (first_query >= count):
+            return
+    length = tl.load(seq_lens + sequence)
+
+    # Which keys: all that the tile's queries see, or a split's part of them.
+    first_at = length - count + first_query
+    last_at = tl.minimum(first_at + QUERIES, length) - 1
+    oldest = 0
+    if WINDOW > 0:
+        oldest = tl.maximum(first_at - WINDOW + 1, 0)
+    begin, end = oldest // KEYS * KEYS, last_at + 1
+    if SPLIT_KEYS > 0:
+        begin = tl.maximum(begin, split * SPLIT_KEYS)
+        end = tl.minimum(end, (split + 1) * SPLIT_KEYS)
+        if begin >= end:
+            return
+
+    rows = tl.arange(0, ROWS)
+    query_of = first_query + rows // HEADS
+    of_group = tile_of_heads * HEADS + rows % HEADS
+    head = kv_head * GROUP + of_group
+    is_row = (query_of < count) & (rows < QUERIES * HEADS) & (of_group < GROUP)
+    at = length - count + query_of
+    main, rest = tl.arange(0, HEAD_MAIN), HEAD_MAIN + tl.arange(0, HEAD_REST if HEAD_REST > 0 else 16)
+    row_query = query + (start + query_of).to(tl.int64)[:, None] * query_token + head[:, None] * query_head
+    q_main = tl.load(row_query + main[None, :], mask=is_row[:, None] & (main < HEAD)[None, :], other=0.0)
+    if HEAD_REST > 0:
+        q_rest = tl.load(row_query + rest[None, :], mask=is_row[:, None] & (rest < HEAD)[None, :], other=0.0)
+    if ALIBI:
+        slope = tl.load(slopes + head, mask=is_row, other=0.0)
+    dims = tl.arange(0, VALUE_PADDED)
+
+    DTYPE: tl.constexpr = query.dtype.element_ty
+    # Small weights times small scales are none of float16's numbers.
+    SCALES_VALUES: tl.constexpr = SCALED and DTYPE == tl.float16
+    top = tl.full([ROWS], float("-inf"), tl.float32)
+    total = tl.zeros([ROWS], tl.float32)
+    sums = tl.zeros([ROWS, VALUE_PADDED], tl.float32)
+    for tile_begin in tl.range(begin, end, KEYS):
+        key_at = tile_begin + tl.arange(0, KEYS)
+        # What no query sees is not even read.
+        is_key = (key_at < end) & (key_at >= oldest)
+        block = tl.load(tables + sequence * table_row + key_at // BLOCK_SIZE, mask=is_key, other=0).to(tl.int64)
+        slot = key_at % BLOCK_SIZE
+        of_key = keys + block * key_block + slot * key_slot + kv_head * key_head
+        stored = tl.load(of_key[None, :] + main[:, None], mask=is_key[None, :] & (main < HEAD)[:, None], other=0)
+        scores = product(q_main, decode(stored, CODE, DTYPE))
+        if HEAD_REST > 0:
+            stored = tl.load(of_key[None, :] + rest[:, None], mask=is_key[None, :] & (rest < HEAD)[:, None], other=0)
+            scores += product(q_rest, decode(stored, CODE, DTYPE))
+        if SCALED:
+            of_scale = block * scale_block + slot * scale_slot + kv_head * scale_head
+            scores *= tl.load(key_scales + of_scale, mask=is_key, other=0.0)[None, :]
+        scores *= scale
+        if CAPPED:
+            bent = 2 * tl.sigmoid(2 * scores / soft_cap) - 1  # tanh
+            scores = soft_cap * bent
+        distance = key_at[None, :] - at[:, None]
+        if ALIBI:
+            scores += slope[:, None] * distance
+        sees = is_key[None, :] & (distance <= 0)
+        if WINDOW > 0:
+            sees = sees & (distance > -WINDOW)
+        scores = tl.where(sees, scores * _LOG2_E, float("-inf"))
+
+        new_top = tl.maximum(top, tl.max(scores, 1))
+        # A row that has seen nothing yet has no greatest score.
+        base = tl.where(new_top == float("-inf"), 0.0, new_top)
+        weights = tl.exp2(scores - base[:, None])
+        faded = tl.exp2(top - base)
+        total = total * faded + tl.sum(weights, 1)
+        if SCALED:
+            of_scale = block * value_scale_block + slot * value_scale_slot + kv_head * value_scale_head
+            value_scale = tl.load(value_scales + of_scale, mask=is_key, other=0.0)
+            if not SCALES_VALUES:
+                weights *= value_scale[None, :]
+        of_value = values + block * value_block + slot * value_slot + kv_head * value_head
+        stored = tl.load(of_value[:, None] + dims[None, :], mask=is_key[:, None] & (dims < VALUE)[None, :], other=0)
+        sums *= faded[:, None]
+        if SCALES_VALUES:
+            value = rounded(decode(stored, CODE, tl.float32) * value_scale[:, None], DTYPE)
+        else:
+            value = decode(stored, CODE, DTYPE)
+        sums += product(rounded(weights, DTYPE), value)
+        top = new_top
+
+    row_out = (start + query_of).to(tl.int64) * NUM_HEADS + head
+    is_number = is_row[:, None] & (dims < VALUE)[None, :]
+    if SPLIT_KEYS > 0:
+        part = row_out * tl.num_programs(2) + split
+        tl.store(part_top + part, top, mask=is_row)
+        tl.store(part_sum + part, total, mask=is_row)
+        tl.store(part_out + part[:, None] * VALUE + dims[None, :], sums, mask=is_number)
+    else:
+        if SINKS:
+            sums, total = _with_sink(sums, total, top, tl.load(sinks + head, mask=is_row, other=0.0))
+        result = sums / total[:, None]
+        tl.store(out + row_out[:, None] * VALUE + dims[None, :], rounded(result, DTYPE), mask=is_number)
+
+
+@triton.jit
+def _with_sink(sums, total, top, sink):  # type: ignore[no-untyped-def]
+    """A key without a value, seen last."""
+    sink *= _LOG2_E
+    new_top = tl.maximum(top, sink)
+    faded = tl.exp2(top - new_top)
+    return sums * faded[:, None], total * faded + tl.exp2(sink - new_top)
+
+
+@triton.jit(do_not_specialize=["num_splits"])
+def _join(  # type: ignore[no-untyped-def]
+    part_out,
+    part_top,
+    part_sum,
+    seq_lens,
+    sinks,
+    out,
+    num_splits,
+    NUM_HEADS: tl.constexpr,
+    VALUE: tl.constexpr,
+    VALUE_PADDED: tl.constexpr,
+    KEYS: tl.constexpr,
+    WINDOW: tl.constexpr,
+    SINKS: tl.constexpr,
+    SPLIT_KEYS: tl.constexpr,
+):
+    """The parts of a decode's row, in their order."""
+    token, head = tl.program_id(0), tl.program_id(1)
+    length = tl.load(seq_lens + token)
+    oldest = 0
+    if WINDOW > 0:
+        oldest = tl.maximum(length - WINDOW, 0)
+    dims = tl.arange(0, VALUE_PADDED)
+    row = token.to(tl.int64) * NUM_HEADS + head
+    top = tl.full([1], float("-inf"), tl.float32)
+    total = tl.zeros([1], tl.float32)
+    sums = tl.zeros([1, VALUE_PADDED], tl.float32)
+    for split in range(oldest // KEYS * KEYS // SPLIT_KEYS, (length - 1) // SPLIT_KEYS + 1):
+        part = row * num_splits + split + tl.arange(0, 1)
+        part_is_top = tl.load(part_top + part)
+        new_top = tl.maximum(top, part_is_top)
+        base = tl.where(new_top == float("-inf"), 0.0, new_top)
+        faded, weight = tl.exp2(top - base), tl.exp2(part_is_top - base)
+        total = total * faded + tl.load(part_sum + part) * weight
+        numbers = tl.load(part_out + part[:, None] * VALUE + dims[None, :], mask=(dims < VALUE)[None, :], other=0.0)
+        sums = sums * faded[:, None] + numbers * weight[:, None]
+        top = new_top
+    if SINKS:
+        sums, total = _with_sink(sums, total, top, tl.load(sinks + head + tl.arange(0, 1)))
+    result = rounded(sums / total[:, None], out.dtype.element_ty)
+    tl.store(out + row * VALUE + dims[None, :], result, mask=(dims < VALUE)[None, :])
+
+
+def tiles_of(head_dim: int, dtype: torch.dtype, code: int, are_decodes: bool, is_amd: bool) -> Tiles:
+    """How work is cut, by what is fixed for a layer: the same for each of its rows in every batch. Chosen so that no
+    number is spilled, and that a program's shared memory is there on every GPU (`ahead_of_time`).
+    """
+    split_keys = 512 if are_decodes else 0
+    if head_dim > 256:
+        if is_amd:
+            return Tiles(16, 16, split_keys, warps=4 if code else 8, stages=2)
+        return Tiles(16, 32 if code and not are_decodes else 16, split_keys, warps=8, stages=2)
+    if dtype == torch.float32:  # without tensor cores, where it would lose digits
+        return Tiles(16, 16, split_keys, stages=2)
+    if head_dim > 128:
+        return Tiles(16 if are_decodes else 32, 32, split_keys, stages=2)
+    if are_decodes:
+        return Tiles(16, 64, split_keys)
+    in_two_parts = head_dim & (head_dim - 1) != 0
+    return Tiles(32 if code and in_two_parts else 64, 32)
+
+
+def _constants(
+    num_heads: int,
+    num_kv_heads: int,
+    head_dim: int,
+    value_dim: int,
+    block_size: int,
+    code: int,
+    tiles: Tiles,
+    are_decodes: bool,
+    split_keys: int,
+) -> dict[str, Any]:
+    """What the kernel is compiled for, but for what a layer may have besides."""
+    group = num_heads // num_kv_heads
+    heads = min(group, tiles.rows)
+    head_main = max(16, 1 << (head_dim.bit_length() - 1))
+    head_rest = max(0, head_dim - head_main)
+    return {
+        "NUM_HEADS": num_heads,
+        "GROUP": group,
+        "HEADS": heads,
+        "HEAD": head_dim,
+        "HEAD_MAIN": head_main,
+        "HEAD_REST": max(16, triton.next_power_of_2(head_rest)) if head_rest else 0,
+        "VALUE": value_dim,
+        "VALUE_PADDED": max(16, triton.next_power_of_2(value_dim)),
+        "BLOCK_SIZE": block_size,
+        "CODE": code,
+        "DECODES": are_decodes,
+        "QUERIES": 1 if are_decodes else tiles.rows // heads,
+        "ROWS": tiles.rows,
+        "KEYS": tiles.keys,
+        "SPLIT_KEYS": split_keys,
+        "WINDOW": 0,
+        "CAPPED": False,
+        "SCALED": False,
+        "ALIBI": False,
+        "SINKS": False,
+    }
+
+
+@torch.library.custom_op("stoker::paged_attention", mutates_args=("out",))
+def paged_attention(
+    query: torch.Tensor,
+    key_cache: torch.Tensor,
+    value_cache: torch.Tensor,
+    key_scales: torch.Tensor | None,
+    value_scales: torch.Tensor | None,
+    tables: torch.Tensor,
+    query_starts: torch.Tensor,
+    seq_lens: torch.Tensor,
+    longest: int,
+    are_decodes: bool,
+    scale: float,
+    sliding_window: int | None,
+    logits_soft_cap: float | None,
+    alibi_slopes: torch.Tensor | None,
+    sinks: torch.Tensor | None,
+    out: torch.Tensor,
+) -> None:
+    """Attends with the queries of some sequences, whose keys are in the cache. What is not said here is as in
+    `attention.backend`.
+
+    Args:
+        query: [tokens, heads, head_dim], all of the step's.
+        tables: [sequences, blocks] int32, of these sequences.
+        query_starts: [sequences + 1] int32 rows of `query` and `out`.
+        seq_lens: [sequences] int32.
+        longest: at least the greatest of `seq_lens`.
+        are_decodes: each of these sequences computes one token, and they are the step's first.
+        out: [tokens, heads, value_head_dim], written where the sequences have rows.
+    """
+    num_sequences, (_, num_heads, head_dim) = len(seq_lens), query.shape
+    _, block_size, num_kv_heads, value_dim = value_cache.shape
+    tiles = tiles_of(head_dim, query.dtype, code_of(key_cache.dtype), are_decodes, torch.version.hip is not None)
+    # Even where there is one part: a row must not be computed otherwise where the batch has a long sequence.
+    split_keys = tiles.split_keys
+    splits = triton.cdiv(longest, split_keys) if split_keys else 1
+    constants = _constants(
+        num_heads,
+        num_kv_heads,
+        head_dim,
+        value_dim,
+        block_size,
+        code_of(key_cache.dtype),
+        tiles,
+        are_decodes,
+        split_keys,
+    ) | {
+        "WINDOW": sliding_window or 0,
+        "CAPPED": logits_soft_cap is not None,
+        "SCALED": key_scales is not None,
+        "ALIBI": alibi_slopes is not None,
+        "SINKS": sinks is not None,
+    }
+    query = query if query.stride(2) == 1 else query.contiguous()
+    keys, values = stored_bytes(key_cache), stored_bytes(value_cache)
+    parts: tuple[torch.Tensor | None, ...] = (None, None, None)
+    if split_keys:
+        num_parts = num_sequences * num_heads * splits
+        parts = (
+            query.new_empty(num_parts * value_dim, dtype=torch.float32),
+            query.new_empty(num_parts, dtype=torch.float32),
+            query.new_empty(num_parts, dtype=torch.float32),
+        )
+    num_tiles = num_sequences if are_decodes else len(query) // constants["QUERIES"] + num_sequences
+    tiles_of_heads = triton.cdiv(constants["GROUP"], constants["HEADS"])
+    _attend[(num_tiles, num_kv_heads * tiles_of_heads, splits)](
+        query,
+        keys,
+        values,
+        key_scales,
+        value_scales,
+        tables,
+        query_starts,
+        seq_lens,
+        alibi_slopes,
+        sinks,
+        out,
+        *parts,
+        num_sequences,
+        scale,
+        logits_soft_cap or 1.0,
+        *query.stride()[:2],
+        *keys.stride()[:3],
+        *values.stride()[:3],
+        *(key_scales.stride() if key_scales is not None else (0, 0, 0)),
+        *(value_scales.stride() if value_scales is not None else (0, 0, 0)),
+        tables.stride(0),
+        **constants,
+        num_warps=tiles.warps,
+        num_stages=tiles.stages,
+    )
+    if split_keys:
+        _join[(num_sequences, num_heads)](
+            *parts,
+            seq_lens,
+            sinks,
+            out,
+            splits,
+            **{name: constants[name] for name in _JOINED},
+        )
+
+
+@paged_attention.register_fake
+def _(
+    query: torch.Tensor,
+    key_cache: torch.Tensor,
+    value_cache: torch.Tensor,
+    key_scales: torch.Tensor | None,
+    value_scales: torch.Tensor | None,
+    tables: torch.Tensor,
+    query_starts: torch.Tensor,
+    seq_lens: torch.Tensor,
+    longest: int,
+    are_decodes: bool,
+    scale: float,
+    sliding_window: int | None,
+    logits_soft_cap: float | None,
+    alibi_slopes: torch.Tensor | None,
+    sinks: torch.Tensor | None,
+    out: torch.Tensor,
+) -> None:
+    pass
+
+
+#: Shapes of layers: query heads, KV heads, sizes of keys and values.
+_SHAPES: Final = {
+    "64": (16, 8, 64, 64),
+    "96": (32, 32, 96, 96),
+    "128": (32, 8, 128, 128),
+    "256": (8, 4, 256, 256),
+    "mla": (128, 1, 576, 512),
+}
+_POINTERS: Final = {
+    "key_scales": "fp32",
+    "value_scales": "fp32",
+    "tables": "i32",
+    "query_starts": "i32",
+    "seq_lens": "i32",
+    "slopes": "fp32",
+    "sinks": "fp32",
+    "part_out": "fp32",
+    "part_top": "fp32",
+    "part_sum": "fp32",
+}
+_NUMBERS: Final = {"num_sequences": "i32", "num_splits": "i32", "scale": "fp32", "soft_cap": "fp32"}
+
+
+def specimens(is_amd: bool) -> Iterator[Specimen]:
+    """What the kernels are compiled for, for models as they are: to be compiled without a GPU."""
+    for shape, sizes in _SHAPES.items():
+        for are_decodes in (True, False):
+            for code, kind in ((PLAIN, "bf16"), (E4M3, "e4m3"), (E5M2, "e5m2"), (INT8, "int8")):
+                if code in (PLAIN, E4M3) or shape == "128":
+                    yield _specimen(f"{shape} {kind}", sizes, "bf16", code, are_decodes, is_amd)
+    for are_decodes in (True, False):
+        yield _specimen("128 fp32", _SHAPES["128"], "fp32", PLAIN, are_decodes, is_amd)
+        every = {"WINDOW": 128, "CAPPED": True, "ALIBI": True, "SINKS": True}
+        yield _specimen("128 fp16, all a layer may have", _SHAPES["128"], "fp16", PLAIN, are_decodes, is_amd, **every)
+    tiles = tiles_of(128, torch.bfloat16, PLAIN, True, is_amd)
+    constants = _constants(*_SHAPES["128"], 16, PLAIN, tiles, True, tiles.split_keys)
+    yield Specimen.of(
+        "attention join", _join, {"out": "bf16", **_POINTERS}, _NUMBERS, {name: constants[name] for name in _JOINED}
+    )
+
+
+def _specimen(
+    name: str, sizes: tuple[int, int, int, int], dtype: str, code: int, are_decodes: bool, is_amd: bool, **more: object
+) -> Specimen:
+    tiles = tiles_of(sizes[2], torch.float32 if dtype == "fp32" else torch.bfloat16, code, are_decodes, is_amd)
+    constants = _constants(*sizes, 16, code, tiles, are_decodes, tiles.split_keys)
+    constants |= {"SCALED": code != PLAIN, **more}
+    stored = dtype if code == PLAIN else "u8"
+    pointers = {"query": dtype, "keys": stored, "values": stored, "out": dtype, **_POINTERS}
+    absent = ["slopes"] * (not constants["ALIBI"]) + ["sinks"] * (not constants["SINKS"])
+    absent += ["key_scales", "value_scales"] * (code == PLAIN)
+    absent += ["part_out", "part_top", "part_sum"] * (not tiles.split_keys)
+    return Specimen.of(
+        f"attention {'decode' if are_decodes else 'chunk'} {name}",
+        _attend,
+        {each: of for each, of in pointers.items() if each not in absent},
+        _NUMBERS,
+        constants | dict.fromkeys(absent),
+        tiles.warps,
+        tiles.stages,
+        tensor_cores=dtype != "fp32",
+    )

@@ -1,0 +1,184 @@
+"""Attention by Triton against attention written out in float64, over a cache whose null block is inaccessible and whose
+unwritten numbers are nan."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+
+import pytest
+import torch
+
+from stoker_engine.attention.backend import AttentionShape
+from stoker_engine.attention.sdpa import SdpaBackend
+from stoker_engine.attention.triton import TritonBackend
+from stoker_engine.contract import names
+from stoker_engine.models.kv_scales import LayerScales
+
+from ....attention.conftest import Sequences, run
+
+KV_CACHE_DTYPES = [name for name in names.KV_CACHE_DTYPES if name not in ("auto", "fp8_e4m3")]
+EXACT = {torch.float32: 4e-6, torch.bfloat16: 1e-2, torch.float16: 2e-3}
+
+PLAIN = AttentionShape(num_heads=4, num_kv_heads=2, head_dim=16, value_head_dim=16, scale=0.25)
+SHAPES = {
+    "plain": PLAIN,
+    "one head each": dataclasses.replace(PLAIN, num_kv_heads=4),
+    "seven to one": dataclasses.replace(PLAIN, num_heads=7, num_kv_heads=1),
+    "forty to one": dataclasses.replace(PLAIN, num_heads=40, num_kv_heads=1),
+    "window": dataclasses.replace(PLAIN, sliding_window=37),
+    "window of one": dataclasses.replace(PLAIN, sliding_window=1),
+    "soft cap": dataclasses.replace(PLAIN, logits_soft_cap=5.0),
+    "alibi": dataclasses.replace(PLAIN, alibi_slopes=torch.tensor([0.5, 0.25, 0.1, 0.05])),
+    "sinks": dataclasses.replace(PLAIN, sinks=torch.tensor([0.5, -3.0, 9.0, -200.0])),
+    "all at once": dataclasses.replace(
+        PLAIN, sliding_window=37, sinks=torch.linspace(-2, 40, 4), alibi_slopes=torch.linspace(0.01, 0.5, 4),
+        logits_soft_cap=30.0,
+    ),
+    "odd sizes": dataclasses.replace(PLAIN, head_dim=80, value_head_dim=20),
+    "tiny": dataclasses.replace(PLAIN, head_dim=8, value_head_dim=8),
+    "256": dataclasses.replace(PLAIN, num_heads=2, num_kv_heads=1, head_dim=256, value_head_dim=256, scale=1 / 16),
+}  # fmt: skip
+LATENT = {
+    "deepseek": AttentionShape(num_heads=16, num_kv_heads=1, head_dim=576, value_head_dim=512, scale=0.04),
+    "odd": AttentionShape(num_heads=5, num_kv_heads=1, head_dim=96, value_head_dim=64, scale=0.1),
+}
+LENGTHS = [1, 1, 17, 16, 5]
+
+
+def whole(sequences: Sequences) -> list[tuple[int, int, int]]:
+    """One step that computes everything."""
+    return sorted(((s, 0, len(q)) for s, q in enumerate(sequences.queries)), key=lambda span: span[2] > 1)
+
+
+def check(sequences: Sequences, *steps: list[tuple[int, int, int]], exact: float) -> None:
+    for index, rows in enumerate(run(TritonBackend(), sequences, *steps)):
+        torch.testing.assert_close(rows.double(), sequences.expected(index)[: len(rows)], rtol=exact, atol=exact)
+
+
+#: In 16 bits only rounding differs.
+CASES = [pytest.param(name, torch.float32, id=f"{name} float32") for name in SHAPES] + [
+    pytest.param(name, dtype, id=f"{name} {dtype}", marks=[pytest.mark.slow] * (name not in ("plain", "all at once")))
+    for name in SHAPES
+    for dtype in (torch.bfloat16, torch.float16)
+]
+
+
+@pytest.mark.parametrize(("name", "dtype"), CASES)
+def test_equals_attention_written_out(name: str, dtype: torch.dtype) -> None:
+    sequences = Sequences.random(SHAPES[name], LENGTHS, dtype)
+    check(sequences, whole(sequences), exact=EXACT[dtype])
+
+
+@pytest.mark.parametrize(
+    ("name", "kv_cache_dtype"),
+    [
+        pytest.param(name, dtype, marks=[pytest.mark.slow] * (name != "odd" and dtype != "auto"))
+        for name in LATENT
+        for dtype in ("auto", *KV_CACHE_DTYPES)
+    ],
+)
+def test_latent_values_lie_within_the_keys(name: str, kv_cache_dtype: str) -> None:
+    own = (torch.tensor([0.013]),) * 2 if kv_cache_dtype == "fp8" else None
+    lengths = [1, 20] if name == "deepseek" else LENGTHS
+    sequences = Sequences.random(LATENT[name], lengths, torch.float32, True, kv_cache_dtype=kv_cache_dtype, own=own)
+    check(sequences, whole(sequences), exact=EXACT[torch.float32])
+
+
+def own_scales(name: str, shape: AttentionShape) -> LayerScales | None:
+    """One of all keys, and one for each head's values; where a layer's scales are asked for."""
+    return (torch.tensor([0.013]), torch.linspace(0.007, 0.02, shape.num_kv_heads)) if name == "fp8" else None
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, pytest.param(torch.bfloat16, marks=pytest.mark.slow)], ids=["float32", "bfloat16"]
+)
+@pytest.mark.parametrize("kv_cache_dtype", KV_CACHE_DTYPES)
+def test_caches_of_other_dtypes(kv_cache_dtype: str, dtype: torch.dtype) -> None:
+    """They hold the same bytes as the reference's."""
+    shape, stored = SHAPES["odd sizes"], []
+    own = own_scales(kv_cache_dtype, shape)
+    for backend in (TritonBackend(), SdpaBackend()):
+        sequences = Sequences.random(shape, LENGTHS, dtype, kv_cache_dtype=kv_cache_dtype, own=own)
+        if isinstance(backend, TritonBackend):
+            check(sequences, whole(sequences), exact=EXACT[dtype])
+        else:
+            run(backend, sequences, whole(sequences))
+        stored.append([part[1:].view(torch.uint8).clone() for part in (sequences.cache.key, sequences.cache.value)])
+    assert all(torch.equal(ours, theirs) for ours, theirs in zip(*stored, strict=True))
+
+
+@pytest.mark.parametrize("kv_cache_dtype", KV_CACHE_DTYPES)
+def test_float16_keeps_what_is_small_or_large(kv_cache_dtype: str) -> None:
+    """Many keys with the same scores, so that weights are small; keys as large as can be."""
+    shape = AttentionShape(num_heads=2, num_kv_heads=1, head_dim=16, value_head_dim=16, scale=1e-6)
+    sequences = Sequences.random(shape, [1500], torch.float16, kv_cache_dtype=kv_cache_dtype)
+    sequences.keys[0][7] = 65504.0
+    sequences.values[0].mul_(0.01)
+    run(SdpaBackend(), sequences, [(0, 0, 1499)])
+    (row,) = run(TritonBackend(), sequences, [(0, 1499, 1500)])
+    expected = sequences.expected(0)[-1:]
+    assert (row.double() - expected).abs().max() <= 0.01 * expected.abs().max()
+
+
+#: A decode's keys are cut into tiles of 16 to 64, and into parts of 512.
+AROUND = [15, 16, 17, 512, 513, 529, 1025]
+
+
+@pytest.mark.parametrize(
+    "name", ["sinks", *(pytest.param(name, marks=pytest.mark.slow) for name in ("plain", "window"))]
+)
+def test_decodes_of_lengths_around_tiles_and_parts(name: str) -> None:
+    sequences = Sequences.random(SHAPES[name], AROUND, torch.float32)
+    before = [(s, 0, length - 1) for s, length in enumerate(AROUND)]
+    run(SdpaBackend(), sequences, before)
+    rows = run(TritonBackend(), sequences, [(s, length - 1, length) for s, length in enumerate(AROUND)])
+    for index, row in enumerate(rows):
+        torch.testing.assert_close(row.double(), sequences.expected(index)[-1:], rtol=4e-6, atol=4e-6)
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.bfloat16, pytest.param(torch.float32, marks=pytest.mark.slow)], ids=["bfloat16", "float32"]
+)
+@pytest.mark.parametrize("name", ["plain", "window", "seven to one"])
+def test_bits_do_not_depend_on_the_batch(name: str, dtype: torch.dtype) -> None:
+    sequences = Sequences.random(SHAPES[name], [700, 33, 40, 5, 1], dtype)
+    run(SdpaBackend(), sequences, [(0, 0, 699), (1, 0, 32), (2, 0, 10), (3, 0, 1)])
+    steps = [(0, 699, 700), (4, 0, 1), (1, 32, 33), (2, 10, 40), (3, 1, 5)]
+    together = run(TritonBackend(), sequences, steps)
+    alone = run(TritonBackend(), sequences, *([each] for each in steps))
+    for one, other in zip(together, alone, strict=True):
+        assert torch.equal(one, other)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(40))
+def test_drawn(seed: int) -> None:
+    """Shapes, lengths, chunks, blocks and dtypes, drawn."""
+    dice = random.Random(seed)
+    kv_heads = dice.choice([1, 2, 3])
+    heads = kv_heads * dice.choice([1, 2, 3, 8, 13])
+    head, value = dice.choice([(64, 64), (80, 80), (96, 96), (112, 112), (128, 128), (192, 128), (24, 40)])
+    shape = AttentionShape(
+        heads, kv_heads, head, value, head**-0.5,
+        dice.choice([None, None, 1, 16, 50]),
+        dice.choice([None, 20.0]),
+        torch.rand(heads) if dice.random() < 0.3 else None,
+        torch.randn(heads) if dice.random() < 0.3 else None,
+    )  # fmt: skip
+    dtype, kv_cache_dtype = dice.choice([torch.float32, torch.bfloat16]), dice.choice(["auto", *KV_CACHE_DTYPES])
+    lengths = [dice.choice([1, 2, 15, 16, 17, 63, 64, 65, 100]) for _ in range(dice.choice([1, 3, 6]))]
+    sequences = Sequences.random(
+        shape, lengths, dtype, seed=seed, block_size=dice.choice([1, 3, 16, 32]), kv_cache_dtype=kv_cache_dtype,
+        own=own_scales(kv_cache_dtype, shape),
+    )  # fmt: skip
+    first = [dice.randrange(length + 1) for length in lengths]
+    steps = [
+        [(s, begin, end) for s, (begin, end) in enumerate(spans) if begin < end]
+        for spans in (
+            [(0, cut) for cut in first],
+            [(cut, length) for cut, length in zip(first, lengths, strict=True)],
+        )
+    ]
+    steps = [sorted(each, key=lambda span: span[2] - span[1] > 1) for each in steps if each]
+    check(sequences, *steps, exact=EXACT[dtype])

@@ -1,0 +1,60 @@
+"""Triton's kernels compiled for GPUs that are not here: they spill nothing, use tensor cores, take what the table says.
+
+The table is what `python -m stoker_engine.kernels.triton.ahead_of_time` prints, with the compiler of constraints.txt.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("triton")
+
+from stoker_engine.kernels.triton.ahead_of_time import TARGETS, compiled, specimens
+
+TABLE = Path(__file__).with_name("resources.jsonl")
+#: KiB of shared memory that a program may have: CUDA C++ Programming Guide, "Compute Capabilities"; AMD's LDS.
+SHARED = {
+    "sm_80": 163, "sm_86": 99, "sm_89": 99, "sm_90": 227, "sm_100": 227, "sm_120": 99, "gfx90a": 64, "gfx942": 64,
+    "gfx950": 160,
+}  # fmt: skip
+SPECIMENS = {target: specimens(target) for target in TARGETS}
+
+
+def table() -> dict[tuple[str, str], dict[str, Any]]:
+    lines = map(json.loads, TABLE.read_text().splitlines())
+    return {(each["kernel"], each["target"]): each for each in lines}
+
+
+def check(kernel: str, target: str) -> None:
+    found = compiled(SPECIMENS[target][kernel], target)
+    assert json.loads(json.dumps(asdict(found))) == table()[kernel, target]
+
+
+def test_every_kernel_fits_every_gpu() -> None:
+    known = table()
+    assert known.keys() == {(kernel, target) for target in TARGETS for kernel in SPECIMENS[target]}
+    for (kernel, target), each in known.items():
+        assert each["spilled"] == 0, each
+        assert each["shared"] <= SHARED[target] << 10, each
+        assert bool(each["tensor_cores"]) or not SPECIMENS[target][kernel].tensor_cores, each
+    assert "wgmma.mma_async" in known["attention chunk 128 bf16", "sm_90"]["tensor_cores"]
+
+
+@pytest.mark.parametrize(
+    ("kernel", "target"),
+    [("attention decode 128 bf16", "sm_90"), ("attention chunk 64 bf16", "gfx942"), ("kv_store e4m3", "sm_80")],
+)
+def test_a_few_are_as_the_table_says(kernel: str, target: str) -> None:
+    check(kernel, target)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("target", TARGETS)
+def test_all_are_as_the_table_says(target: str) -> None:
+    for kernel in SPECIMENS[target]:
+        check(kernel, target)
