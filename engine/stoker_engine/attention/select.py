@@ -2,33 +2,97 @@
 
 from __future__ import annotations
 
+import importlib.util
+import logging
+import os
+from typing import Final
+
 import torch
 
 from stoker_engine.attention.backend import AttentionBackend
 from stoker_engine.attention.native import NativeBackend
 from stoker_engine.attention.sdpa import SdpaBackend
+from stoker_engine.contract import names
 from stoker_engine.contract.errors import ArgumentError
 from stoker_engine.kernels.native.library import native_library
 
+logger = logging.getLogger(__name__)
 
-def attention_backend(device: torch.device, dtype: torch.dtype, batch_invariant: bool = False) -> AttentionBackend:
-    """The fastest backend for tensors of `dtype` on `device`.
+#: NVIDIA's oldest GPUs (sm) that Triton's kernels are compiled for.
+_OLDEST: Final = (8, 0)
+_FLAG: Final = "--attention-backend"
+
+
+def attention_backend(
+    device: torch.device,
+    dtype: torch.dtype,
+    batch_invariant: bool = False,
+    name: names.AttentionBackend = "auto",
+) -> AttentionBackend:
+    """The backend for tensors of `dtype` on `device`: by this name, or the fastest.
 
     Args:
         batch_invariant: every row's result must be the same in every batch, bit for bit. The CPU's kernels are so by
             construction (products and activations too), and nothing else is.
 
     Raises:
-        ArgumentError: batch invariance cannot be kept here.
+        ArgumentError: this backend cannot run here, or batch invariance cannot be kept.
     """
-    library = native_library(device, dtype)
-    if library is not None:
-        return NativeBackend(library)
-    if batch_invariant:
+    backend = _backend(device, dtype, name)
+    if batch_invariant and not isinstance(backend, NativeBackend):
         raise ArgumentError(
             "--batch-invariant",
             f"needs the CPU's kernels in bfloat16 or float32, and this is {str(dtype).removeprefix('torch.')} on "
-            f"{device.type}"
+            f"{device.type}, by {_FLAG} {_name_of(backend)}"
             + ("; choose --dtype, or see the log for why they are not available" * (device.type == "cpu")),
         )
+    logger.info("attention is computed by %s", _name_of(backend))
+    return backend
+
+
+def _backend(device: torch.device, dtype: torch.dtype, name: names.AttentionBackend) -> AttentionBackend:
+    if name == "sdpa":
+        return SdpaBackend()
+    library = native_library(device, dtype) if name in ("auto", "native") else None
+    if library is not None:
+        return NativeBackend(library)
+    if name == "native":
+        here = f"{str(dtype).removeprefix('torch.')} on {device.type}"
+        raise ArgumentError(
+            _FLAG, f"native computes in bfloat16 or float32 on a CPU, not in {here}; choose auto, or sdpa"
+        )
+    lacks = _lack_of_triton(device)
+    if lacks is None and (name == "triton" or device.type == "cuda"):
+        from stoker_engine.attention.triton import TritonBackend
+
+        return TritonBackend()
+    if name == "triton":
+        raise ArgumentError(_FLAG, f"triton cannot run here: {lacks}; choose auto, or sdpa")
+    if device.type == "cuda":
+        logger.warning("attention is slow here, by sdpa: %s", lacks)
     return SdpaBackend()
+
+
+def _lack_of_triton(device: torch.device) -> str | None:
+    """Why Triton's kernels cannot run on a device; None: they can."""
+    if importlib.util.find_spec("triton") is None:
+        return "the package triton is not installed"
+    if device.type == "cpu":
+        return None if os.environ.get("TRITON_INTERPRET") == "1" else "its kernels need a GPU, and this is a CPU"
+    if device.type != "cuda":
+        return f"its kernels need an NVIDIA or AMD GPU, and this is {device.type}"
+    if torch.version.hip is None and (found := torch.cuda.get_device_capability(device)) < _OLDEST:
+        return (
+            f"its kernels need compute capability {'.'.join(map(str, _OLDEST))}, and this GPU has {found[0]}.{found[1]}"
+        )
+    return None
+
+
+def _name_of(backend: AttentionBackend) -> str:
+    match backend:
+        case NativeBackend():
+            return "native"
+        case SdpaBackend():
+            return "sdpa"
+        case _:
+            return "triton"

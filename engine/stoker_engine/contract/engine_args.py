@@ -47,6 +47,12 @@ class EngineArgs:
     max_model_len: int | None = flag("longest sequence, prompt and output; default: the model's own", None)
     seed: int = flag("seeds the requests that do not seed themselves, so that a restart repeats a run", 0)
     device: names.Device = flag("where to run; auto takes the accelerator there is", "auto", choices=names.DEVICES)
+    attention_backend: names.AttentionBackend = flag(
+        "what computes attention; auto: the fastest that is there; native: the CPU's kernels; triton: a GPU's; sdpa: "
+        "torch's own, anywhere",
+        "auto",
+        choices=names.ATTENTION_BACKENDS,
+    )
 
     block_size: int = flag("tokens in one KV-cache block", 16, group="KV cache")
     gpu_memory_utilization: float = flag("share of the device's memory the engine may use, 0 to 1", 0.92)
@@ -126,6 +132,7 @@ class EngineArgs:
             ("dtype", names.DTYPES),
             ("kv_cache_dtype", names.KV_CACHE_DTYPES),
             ("device", names.DEVICES),
+            ("attention_backend", names.ATTENTION_BACKENDS),
             ("scheduling_policy", names.SCHEDULING_POLICIES),
         ):
             if getattr(self, name) not in allowed:

@@ -8,6 +8,7 @@ Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 KVCacheDtype = Literal["auto", "bfloat16", "fp8", "fp8_e4m3", "fp8_e5m2", "fp8_per_token_head", "int8_per_token_head"]
 Device = Literal["auto", "cpu", "cuda"]
 SchedulingPolicy = Literal["fcfs", "priority"]
+AttentionBackend = Literal["auto", "native", "triton", "sdpa"]
 
 ToolCallParser = Literal[
     "deepseek_v3", "deepseek_v31", "glm45", "granite", "granite4", "hermes", "kimi_k2", "llama3_json",
@@ -18,6 +19,7 @@ ReasoningParser = Literal["deepseek_r1", "glm45", "granite", "kimi_k2", "openai_
 DTYPES: Final[tuple[str, ...]] = get_args(Dtype)
 KV_CACHE_DTYPES: Final[tuple[str, ...]] = get_args(KVCacheDtype)
 DEVICES: Final[tuple[str, ...]] = get_args(Device)
+ATTENTION_BACKENDS: Final[tuple[str, ...]] = get_args(AttentionBackend)
 SCHEDULING_POLICIES: Final[tuple[str, ...]] = get_args(SchedulingPolicy)
 TOOL_CALL_PARSERS: Final[tuple[str, ...]] = get_args(ToolCallParser)
 REASONING_PARSERS: Final[tuple[str, ...]] = get_args(ReasoningParser)

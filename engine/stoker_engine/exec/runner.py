@@ -71,7 +71,7 @@ class Runner:
         self.dtype = resolve_dtype(args, checkpoint, self.device)
         self._groups = groups = groups or Groups()
         self._ranks, self._pipeline = groups.tensor, groups.pipeline
-        self._backend = attention_backend(self.device, self.dtype, args.batch_invariant)
+        self._backend = attention_backend(self.device, self.dtype, args.batch_invariant, args.attention_backend)
         self._kernels = select_kernels(self.device, self.dtype)
         build = Build(
             self.dtype,
