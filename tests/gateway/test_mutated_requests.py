@@ -20,7 +20,7 @@ from stoker_gateway.keys.key import Key, digest_of, new_text
 from . import test_gateway
 from .behind_envoy import CHAT, Server
 from .http_fuzz import requests
-from .test_gateway import command
+from .test_gateway import children_of, command
 
 _MODEL = b'{"model": "m"}'
 _JSON = (
@@ -124,6 +124,9 @@ def test_mutated_requests_smuggle_nothing_and_harm_nothing(
             port = int(run.url.rsplit(":", 1)[1])
             at_once = asyncio.Semaphore(100)
             refused: list[tuple[bytes, bytes]] = []
+            answers: Counter[bytes] = Counter()
+            assert run.process.stderr is not None
+            log = asyncio.create_task(run.process.stderr.read())
 
             async def ask(text: bytes) -> None:
                 async with at_once:
@@ -131,17 +134,23 @@ def test_mutated_requests_smuggle_nothing_and_harm_nothing(
                     said = b""
                     with suppress(ConnectionError, TimeoutError):  # of those that wait for more of a body: gone
                         writer.write(text)
-                        said = await asyncio.wait_for(reader.read(1 << 20), 5)
+                        async with asyncio.timeout(5):
+                            while part := await reader.read(1 << 20):
+                                said += part
                     writer.close()
-                    if re.search(rb"HTTP/1\.[01] 5", said):
+                    statuses = re.findall(rb"HTTP/1\.[01] (\d+)", said)
+                    answers.update(statuses or [b"none"])
+                    if any(status.startswith(b"5") for status in statuses):
                         refused.append((text[:2000], said[:500]))
 
             everything = list(_mutated(count, seed=11))
             await asyncio.gather(*map(ask, everything[: count // 5]))
-            before = [_memory(pid) for pid in (run.process.pid, run.envoy)]
+            before = [_memory(pid) for pid in (run.process.pid, run.envoy, run.picker)]
             await asyncio.gather(*map(ask, everything[count // 5 :]))
-            after = [_memory(pid) for pid in (run.process.pid, run.envoy)]
+            after = [_memory(pid) for pid in (run.process.pid, run.envoy, run.picker)]
             assert not refused, refused[:3]
+            assert answers[b"none"] < count / 4 and answers[b"400"] > count / 10
+            assert children_of(run.process.pid) == (run.envoy, run.picker)
             assert all(new < old + 128 * 1024 for old, new in zip(before, after, strict=True)), (before, after)
             heads = run.server.heads  # type: ignore[attr-defined]
             assert len(heads) > count / (50 if keyed else 20)
@@ -156,5 +165,7 @@ def test_mutated_requests_smuggle_nothing_and_harm_nothing(
             assert not keyed or all(_KEY.encode() in everything[int(number)] for number in numbers)
             async with client.post(run.url + CHAT, data=_MODEL, headers={"x-api-key": _KEY}) as answer:
                 assert answer.status == 200
+            run.process.terminate()
+            assert b"Traceback" not in await asyncio.wait_for(log, 60)
 
     asyncio.run(main())
