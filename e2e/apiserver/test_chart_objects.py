@@ -81,8 +81,9 @@ def test_monitors_and_alerts_are_what_the_prometheus_operator_takes(
     kinds = ("PodMonitor", "ServiceMonitor", "PrometheusRule")
     files = (f"{folder}_{kind.lower()}s.yaml" for kind in kinds)
     define(foreign("github.com/prometheus-operator/prometheus-operator", "v0.85.0", *files))
-    for kind, count in (("PodMonitor", 2), ("ServiceMonitor", 3)):
+    for kind, gateway, count in (("PodMonitor", "false", 2), ("PodMonitor", "true", 3), ("ServiceMonitor", "true", 4)):
         values = (f"monitoring.kind={kind}", "monitoring.podMonitor=Enabled", "monitoring.alerts.enabled=true")
+        values += (f"gateway.enabled={gateway}",)
         labels = ("monitoring.labels.release=a", "monitoring.endpointLabels.release=b", "monitoring.alerts.labels.c=d")
         command = [
             helm,

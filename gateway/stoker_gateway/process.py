@@ -15,7 +15,7 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Final
 
-from prometheus_client import CollectorRegistry
+from prometheus_client import CollectorRegistry, ProcessCollector
 
 from stoker_gateway.addresses import check_free, netloc
 from stoker_gateway.directory import Directory
@@ -89,6 +89,7 @@ class _Picker:
         self._begun = asyncio.Event()  # what is served is known
         self._told_before = 0  # ends of requests that Envoy told an earlier picker of, or nobody
         registry = CollectorRegistry()
+        ProcessCollector(registry=registry)
         self._cluster = None if cluster is None else cluster(registry)
         envoy = settings.envoy(folder)
         self._envoy = EnvoyAdmin(envoy)

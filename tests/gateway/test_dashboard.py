@@ -1,0 +1,69 @@
+"""The chart's dashboard and alerts ask for metrics that a gateway has, Envoy's among them, by labels of theirs."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import yaml
+
+from stoker_gateway.keys import manifests
+from stoker_gateway.keys.key import Key, digest_of
+
+from ..operator.test_dashboards import CHART, expressions
+from .behind_envoy import CHAT
+from .test_gateway import command
+
+#: Prometheus adds these to what it scrapes from pods. The age of the directory is told in a cluster only.
+ADDED = {"namespace", "pod"}
+IN_CLUSTER = "stoker:gateway_directory_age_seconds"
+#: Nobody waits here, so it is told of without a sample.
+WAITING = "stoker:gateway_queue_seconds"
+
+
+async def scraped(tmp_path: Path) -> dict[str, set[str]]:
+    """The samples of a gateway that has answered, and their labels."""
+    (tmp_path / "keys.yaml").write_text(yaml.safe_dump(manifests.write(Key("team", digest_of("sk-team")))))
+    words = ("--keys", str(tmp_path / "keys.yaml"), "--metrics-port", "0")
+    async with command(*words) as run, aiohttp.ClientSession() as client:
+        for key in ("sk-team", "sk-wrong"):
+            async with client.post(run.url + CHAT, data=b'{"model": "m"}', headers={"x-api-key": key}) as answer:
+                await answer.read()
+        assert run.process.stderr is not None
+        said = b""
+        while not (found := re.search(rb"http://\S+/metrics", said)):
+            said += await asyncio.wait_for(run.process.stderr.readline(), 30)
+        samples: dict[str, set[str]] = {IN_CLUSTER: set()}
+        while "stoker:gateway_key_requests_total" not in samples:  # Envoy tells of ended requests within a second
+            async with client.get(found[0].decode()) as answer:
+                text = await answer.text()
+            for name, labels in re.findall(r"^([a-z][\w:]*)(\{.*\})? ", text, re.MULTILINE):  # as Prometheus reads them
+                samples.setdefault(name, set()).update(re.findall(r"(\w+)=\"", labels))
+        assert f"# TYPE {WAITING} histogram" in text
+        return {f"{WAITING}_bucket": {"le", "model"}, **samples}
+
+
+def test_they_ask_for_what_there_is(tmp_path: Path) -> None:
+    there = asyncio.run(scraped(tmp_path))
+    dashboard: Any = json.loads((CHART / "dashboards/gateway.json").read_text())
+    ids = [panel["id"] for panel in dashboard["panels"]]
+    assert len(set(ids)) == len(ids) > 10
+    (group,) = yaml.safe_load((CHART / "files/gateway-alerts.yaml").read_text())
+    alerts = group["rules"]
+    for expression in [*expressions(dashboard), *(alert["expr"] for alert in alerts)]:
+        names = set(re.findall(r"\b(?:stoker:|envoy_|process_)\w+(?=[{,)\[ ]|$)", expression))
+        names -= {"envoy_http_conn_manager_prefix", "envoy_response_code_class", "envoy_cluster_name"}  # labels
+        assert names, expression
+        assert names <= there.keys(), (expression, names - there.keys())
+        by = {label for found in re.findall(r"by \(([^)]*)\)", expression) for label in re.split(r",\s*", found)}
+        asked = set(re.findall(r"(\w+)(?:=~?|!=)\"", expression)) | by
+        assert asked <= ADDED.union(*(there[name] for name in names)), (expression, asked)
+    for alert in alerts:
+        assert alert["labels"]["severity"] in ("critical", "warning")
+        summed = re.search(r"by \(([^)]*)\)", alert["expr"])
+        left = re.split(r",\s*", summed[1]) if summed else []
+        assert set(re.findall(r"\$labels\.(\w+)", str(alert["annotations"]))) <= set(left)
