@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
 import logging
-import os
 from typing import Final
 
 import torch
@@ -15,11 +13,10 @@ from stoker_engine.attention.sdpa import SdpaBackend
 from stoker_engine.contract import names
 from stoker_engine.contract.errors import ArgumentError
 from stoker_engine.kernels.native.library import native_library
+from stoker_engine.kernels.select import lack_of_triton
 
 logger = logging.getLogger(__name__)
 
-#: NVIDIA's oldest GPUs (sm) that Triton's kernels are compiled for.
-_OLDEST: Final = (8, 0)
 _FLAG: Final = "--attention-backend"
 
 
@@ -61,7 +58,7 @@ def _backend(device: torch.device, dtype: torch.dtype, name: names.AttentionBack
         raise ArgumentError(
             _FLAG, f"native computes in bfloat16 or float32 on a CPU, not in {here}; choose auto, or sdpa"
         )
-    lacks = _lack_of_triton(device)
+    lacks = lack_of_triton(device)
     if lacks is None and (name == "triton" or device.type == "cuda"):
         from stoker_engine.attention.triton import TritonBackend
 
@@ -71,21 +68,6 @@ def _backend(device: torch.device, dtype: torch.dtype, name: names.AttentionBack
     if device.type == "cuda":
         logger.warning("attention is slow here, by sdpa: %s", lacks)
     return SdpaBackend()
-
-
-def _lack_of_triton(device: torch.device) -> str | None:
-    """Why Triton's kernels cannot run on a device; None: they can."""
-    if importlib.util.find_spec("triton") is None:
-        return "the package triton is not installed"
-    if device.type == "cpu":
-        return None if os.environ.get("TRITON_INTERPRET") == "1" else "its kernels need a GPU, and this is a CPU"
-    if device.type != "cuda":
-        return f"its kernels need an NVIDIA or AMD GPU, and this is {device.type}"
-    if torch.version.hip is None and (found := torch.cuda.get_device_capability(device)) < _OLDEST:
-        return (
-            f"its kernels need compute capability {'.'.join(map(str, _OLDEST))}, and this GPU has {found[0]}.{found[1]}"
-        )
-    return None
 
 
 def _name_of(backend: AttentionBackend) -> str:

@@ -1,6 +1,10 @@
-"""Which kernels run where. A further set (Triton's, say) is a file beside `reference` and a line here."""
+"""Which kernels run where."""
 
 from __future__ import annotations
+
+import importlib.util
+import os
+from typing import Final
 
 import torch
 
@@ -9,8 +13,31 @@ from stoker_engine.kernels.native.bundle import native_kernels
 from stoker_engine.kernels.native.library import native_library
 from stoker_engine.kernels.reference import REFERENCE
 
+#: NVIDIA's oldest GPUs (compute capability) that Triton's kernels are compiled for.
+_OLDEST: Final = (8, 0)
+
 
 def select_kernels(device: torch.device, dtype: torch.dtype) -> Kernels:
     """The fastest kernels for a model of `dtype` on `device`."""
     library = native_library(device, dtype)
-    return REFERENCE if library is None else native_kernels(library)
+    if library is not None:
+        return native_kernels(library)
+    if device.type == "cuda" and lack_of_triton(device) is None:
+        from stoker_engine.kernels.triton.bundle import TRITON
+
+        return TRITON
+    return REFERENCE
+
+
+def lack_of_triton(device: torch.device) -> str | None:
+    """Why Triton's kernels cannot run on a device; None: they can."""
+    if importlib.util.find_spec("triton") is None:
+        return "the package triton is not installed"
+    if device.type == "cpu":
+        return None if os.environ.get("TRITON_INTERPRET") == "1" else "its kernels need a GPU, and this is a CPU"
+    if device.type != "cuda":
+        return f"its kernels need an NVIDIA or AMD GPU, and this is {device.type}"
+    if torch.version.hip is None and (found := torch.cuda.get_device_capability(device)) < _OLDEST:
+        oldest, this = (".".join(map(str, each)) for each in (_OLDEST, found))
+        return f"its kernels need compute capability {oldest}, and this GPU has {this}"
+    return None

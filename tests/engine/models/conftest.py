@@ -18,6 +18,7 @@ from stoker_engine.architectures.model_config import ModelConfig
 from stoker_engine.attention.backend import AttentionBackend, KVCache
 from stoker_engine.attention.metadata import AttentionMetadata, BlockTables
 from stoker_engine.attention.select import attention_backend
+from stoker_engine.kernels.bundle import Kernels
 from stoker_engine.kernels.select import select_kernels
 from stoker_engine.layers.build import Build
 from stoker_engine.models.decoder import Decoder
@@ -114,11 +115,14 @@ def load_decoder(
     max_model_len: int = 256,
     dtype: torch.dtype = torch.float32,
     backend: AttentionBackend | None = None,
+    kernels: Kernels | None = None,
 ) -> Decoder:
-    """The native model of a Hugging Face folder; `backend`: attention's, if not the one that the engine chooses."""
+    """The native model of a Hugging Face folder; with this backend and these kernels, if not those that the engine
+    chooses.
+    """
     config = ModelConfig.from_folder(folder)
     cpu = torch.device("cpu")
-    build = Build(dtype, backend or attention_backend(cpu, dtype), select_kernels(cpu, dtype))
+    build = Build(dtype, backend or attention_backend(cpu, dtype), kernels or select_kernels(cpu, dtype))
     with torch.inference_mode():
         model = Decoder(config, build, max_model_len)
         load_weights(model, SafetensorsFolder(folder), FAMILIES[config.architecture])

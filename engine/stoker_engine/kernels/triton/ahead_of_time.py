@@ -22,11 +22,12 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from stoker_engine.kernels.triton import attention, kv_store
+from stoker_engine.kernels.triton import activation, argmax, attention, kv_store, rms_norm, rotary, token_mask
 from stoker_engine.kernels.triton.specimen import Specimen
 
 #: NVIDIA's compute capabilities and AMD's architectures that kernels are compiled for.
 TARGETS: Final = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120", "gfx90a", "gfx942", "gfx950")
+_MODULES: Final = (attention, kv_store, rms_norm, activation, rotary, argmax, token_mask)
 _TENSOR_CORES: Final = ("wgmma.mma_async", "tcgen05.mma", "mma.sync", "v_mfma")
 
 
@@ -51,7 +52,7 @@ class Resources:
 
 def specimens(target: str) -> dict[str, Specimen]:
     """All that are compiled for a target, by name."""
-    return {each.name: each for module in (attention, kv_store) for each in module.specimens(_is_amd(target))}
+    return {each.name: each for module in _MODULES for each in module.specimens(_is_amd(target))}
 
 
 def _is_amd(target: str) -> bool:

@@ -1,4 +1,4 @@
-"""Models whose attention is Triton's, against transformers: families that differ in what attention has to do."""
+"""Models with Triton's kernels, against transformers: families that differ in what attention has to do."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import pytest
 
 from stoker_engine import LLM, SamplingParams
 from stoker_engine.attention.triton import TritonBackend
+from stoker_engine.kernels.triton.bundle import TRITON
 
 from ....models.conftest import PagedRun, assert_run_is, load_decoder
 from ....models.test_families import prompts, reference_of, tiny
@@ -22,7 +23,7 @@ FAMILIES = ["gemma2", "falcon rw", "llama", "mistral", "gemma3", "cohere2", "blo
 def test_family_equals_transformers(name: str, tmp_path: Path) -> None:
     theirs = tiny(name)
     theirs.save_pretrained(tmp_path)
-    ours = load_decoder(tmp_path, backend=TritonBackend())
+    ours = load_decoder(tmp_path, backend=TritonBackend(), kernels=TRITON)
     assert_run_is(PagedRun(ours, prompts(2), new_tokens=6), reference_of(theirs))
 
 

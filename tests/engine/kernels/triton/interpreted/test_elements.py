@@ -1,0 +1,110 @@
+"""Norms, activations, rotary embedding, argmax and masks by Triton against their definitions: odd sizes, strides, no
+rows, and what is no number."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from stoker_engine.architectures.activation import ClampedSwiGLU
+from stoker_engine.kernels.bundle import Kernels
+from stoker_engine.kernels.reference import REFERENCE
+from stoker_engine.kernels.triton.bundle import TRITON
+
+NEAR = {torch.float32: 2e-6, torch.bfloat16: 8e-3, torch.float16: 1e-3}
+DTYPES = pytest.mark.parametrize("dtype", NEAR, ids=["float32", "bfloat16", "float16"])
+NAMES = ["gelu", "gelu_pytorch_tanh", "quick_gelu", "relu", "relu2", "silu"]
+SIZES = [1, 2, 63, 65, 1024, 1030]
+Operation = Callable[[Kernels], Any]
+
+
+def same(operation: Operation, dtype: torch.dtype, roundings: int = 1) -> None:
+    """Both give the same, within so many roundings; what is nan is nan in both."""
+    ours, theirs = operation(TRITON), operation(REFERENCE)
+    near = NEAR[dtype] * roundings
+    assert ours.dtype == theirs.dtype and ours.shape == theirs.shape and ours.is_contiguous()
+    torch.testing.assert_close(ours, theirs, rtol=near, atol=near, equal_nan=True)
+
+
+def random(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).mul(2).to(dtype)
+
+
+@DTYPES
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("wide_weight", [False, True])
+def test_rms_norm(size: int, wide_weight: bool, dtype: torch.dtype) -> None:
+    weight = random(size, dtype=torch.float32 if wide_weight else dtype, seed=1)
+    x = random(5, size, dtype=dtype)
+    x[1], x[2, 0], x[3] = 0.0, float("nan"), 300.0
+    for each in (x, x[:0], x[:, None], random(3, 4, 3 * size, dtype=dtype)[..., size : 2 * size]):
+        same(lambda kernels, each=each: kernels.rms_norm(weight, 1e-6)(each), dtype)
+
+
+@DTYPES
+@pytest.mark.parametrize("name", NAMES)
+def test_activations(name: str, dtype: torch.dtype) -> None:
+    for size in (1, 1030):
+        x = random(3, 2 * size, dtype=dtype)
+        x[0, :2] = torch.tensor([float("nan"), 100.0])
+        x[1, :2] = torch.tensor([-100.0, -0.0])
+        for each in (x, x[:0]):
+            roundings = 3 if name == "quick_gelu" else 1  # of which torch's operators do several
+            same(lambda kernels, each=each: kernels.activation(name)(each), dtype, roundings)
+            same(lambda kernels, each=each: kernels.act_and_mul(name)(each), dtype, roundings)
+
+
+@DTYPES
+def test_a_clamped_gate(dtype: torch.dtype) -> None:
+    x = random(4, 66, dtype=dtype) * 5
+    # The definition rounds after each operation, so in 16 bits both are compared with what float32 gives.
+    act = ClampedSwiGLU(alpha=1.702, limit=7.0)
+    ours, exact = TRITON.act_and_mul(act)(x), REFERENCE.act_and_mul(act)(x.float())
+    torch.testing.assert_close(ours.float(), exact, rtol=NEAR[dtype], atol=NEAR[dtype])
+
+
+@DTYPES
+@pytest.mark.parametrize("interleaved", [False, True])
+@pytest.mark.parametrize(("size", "pairs"), [(8, 4), (80, 16), (96, 48), (64, 7), (576, 32)])
+def test_rotary(size: int, pairs: int, interleaved: bool, dtype: torch.dtype) -> None:
+    cos, sin = REFERENCE.angles(torch.tensor([0, 1, 5000]), torch.linspace(1, 1e-4, pairs), 1.0, torch.float32)
+    x = random(3, 5, size + 6, dtype=dtype)[:, 1:4, 3:-3]
+    for each, tokens in ((x, 3), (x[:0], 0)):
+        turned = TRITON.apply_rotary(each, cos[:tokens].to(dtype), sin[:tokens].to(dtype), interleaved)
+        exact = REFERENCE.apply_rotary(
+            each.float(), cos[:tokens].to(dtype).float(), sin[:tokens].to(dtype).float(), interleaved
+        )
+        assert turned.dtype == dtype and turned.is_contiguous()
+        torch.testing.assert_close(turned.float(), exact, rtol=NEAR[dtype], atol=NEAR[dtype])
+
+
+@pytest.mark.parametrize("size", [1, 4095, 4096, 4097, 12_289])
+def test_argmax(size: int) -> None:
+    logits = random(6, size + 1)[:, :size]
+    logits[1] = float("-inf")
+    logits[2] = 1.0
+    logits[3, size // 2] = logits[3, -1] = 50.0
+    logits[4, -1] = float("inf")
+    logits[5, size // 3] = float("nan")
+    for each in (logits, logits[:0]):
+        (best, largest), (place, number) = TRITON.argmax(each), REFERENCE.argmax(each)
+        assert torch.equal(best[:5], place[:5])
+        torch.testing.assert_close(largest, number, rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("size", [1, 31, 32, 33, 4097])
+def test_keep_allowed(size: int) -> None:
+    words = -(-size // 32)
+    allowed = torch.randint(-(2**31), 2**31, (3, words), generator=torch.Generator().manual_seed(size)).int()
+    allowed[1], allowed[2] = 0, -1
+    rows = torch.tensor([4, 0, 2])
+    results = []
+    for kernels in (TRITON, REFERENCE):
+        logits = random(5, size + 3)[:, :size]
+        kernels.keep_allowed(logits, rows, allowed)
+        kernels.keep_allowed(logits, rows[:0], allowed[:0])
+        results.append(logits)
+    assert torch.equal(*results)
