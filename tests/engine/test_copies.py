@@ -114,8 +114,9 @@ def test_what_cannot_be_loaded_leaves_no_process(tiny_llama: Path) -> None:
 
 
 _SCRIPT = """
-import sys
+import signal, sys
 from stoker_engine import LLM, SamplingParams
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job, and its children, ignore it
 llm = LLM(sys.argv[1], data_parallel_size=2, num_gpu_blocks_override=256)
 print(*(process.pid for process in llm.engine._processes), flush=True)
 if sys.argv[2] == "run":
@@ -136,7 +137,10 @@ def test_however_the_script_ends_nothing_is_left(tiny_llama: Path, end: str) -> 
         if end != "by itself":
             time.sleep(0.5)
             script.send_signal(getattr(signal, end))
-        code = script.wait(60)
+        try:
+            code = script.wait(60)
+        finally:
+            script.kill()  # what did not end must not go on beside other tests
     assert (code == 0) == (end == "by itself")
     wait_until(lambda: not any(map(_lives, pids)))
 
