@@ -108,7 +108,8 @@ class _Supervisor:
                 return
             cause = cause_of_death(code, None, killed_for_memory=False, who="the picker").message
             if not self._stop.is_set():
-                logger.error("%s; another begins, and requests are refused until it serves", cause)
+                until = "are refused" if self._settings.fail_open is None else "go to any server"
+                logger.error("%s; another begins, and requests %s until it serves", cause, until)
                 await asyncio.sleep(began + _PAUSE_S - loop.time())
             if self._stop.is_set():
                 logger.warning("%s; requests under way go on to their ends", cause)

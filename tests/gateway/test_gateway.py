@@ -218,11 +218,13 @@ def test_with_fail_open_a_killed_picker_refuses_nothing() -> None:
             while children_of(run.process.pid)[1] in (0, run.picker) or not run.server.asked[20:]:
                 async with client.post(f"{run.url}/v1/completions", data=_BODY) as answer:
                     assert answer.status == 200
+                await asyncio.sleep(0.05)  # each is told in the log, which nobody reads yet
             models = {"server": "a"}  # the server's own, until a picker answers again
             while "data" not in models:
                 async with client.get(f"{run.url}/v1/models") as answer:
                     assert answer.status == 200
                     models = await answer.json()
+                await asyncio.sleep(0.05)
             run.process.send_signal(signal.SIGTERM)
             code, said = await run.ended()
             assert code == 0 and said.count(b"the picker was killed") == 1
