@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import logging
 import selectors
 from collections import defaultdict
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from typing import Any
 
 import pytest
@@ -48,6 +49,19 @@ def _drawn(items: list[pytest.Item]) -> list[pytest.Item]:
     """A fixed part of a test's cases."""
     by_hash = sorted(items, key=lambda item: hashlib.sha256(item.nodeid.encode()).digest())
     return by_hash[: max(1, len(items) // _ONE_OF)]
+
+
+@pytest.fixture(autouse=True)
+def _log_as_before() -> Iterator[None]:
+    """A command that a test runs in this process sends the log to that test's standard error, which is closed after it:
+    each later line would become a traceback."""
+    root = logging.getLogger()
+    handlers, level = set(root.handlers), root.level
+    yield
+    for handler in set(root.handlers) - handlers:
+        if type(handler) is logging.StreamHandler:
+            root.removeHandler(handler)
+            root.setLevel(level)
 
 
 @pytest.fixture(scope="session")

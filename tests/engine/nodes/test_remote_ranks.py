@@ -60,7 +60,7 @@ class Agent:
     error: list[BaseException]
 
     def end(self) -> BaseException | None:
-        self.thread.join(30)
+        self.thread.join(100)
         assert not self.thread.is_alive(), "the agent goes on"
         return self.error[0] if self.error else None
 

@@ -177,7 +177,8 @@ def test_what_has_begun_fails_and_nobody_hangs(mortal: Mortal, how: str) -> None
     for answer in answers:
         assert answer.status in (200, 500)
         assert whole.startswith(answer.text)
-        assert (answer.text == whole) == (answer.ended == "whole")
+        # Who leaves may have all of it: on a busy machine it comes at once.
+        assert answer.ended == "left" or (answer.text == whole) == (answer.ended == "whole")
         assert answer.ended != "error" or answer.text, "of what is told as an event, something was seen"
     assert _whole(mortal) == whole
     wait_until(lambda: _is_balanced(mortal))
