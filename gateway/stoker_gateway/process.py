@@ -11,7 +11,7 @@ import os
 import signal
 import socket
 from collections.abc import Callable
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 from typing import Final
 
@@ -19,7 +19,7 @@ from prometheus_client import CollectorRegistry, ProcessCollector
 
 from stoker_gateway.addresses import check_free, netloc
 from stoker_gateway.directory import Directory
-from stoker_gateway.envoy.admin import EnvoyAdmin
+from stoker_gateway.envoy.admin import EnvoyAdmin, LateAnswerError
 from stoker_gateway.envoy.ended_log import FLUSH_S, WRITTEN
 from stoker_gateway.envoy.files import EnvoyFiles
 from stoker_gateway.hearing import ended_listener, settler
@@ -161,7 +161,7 @@ class _Picker:
             self._begun.set()
             logger.info("%s serves %s", url, said(self._serving.directory))
         await self._stop.wait()
-        await self._envoy.withdraw()
+        await self._envoy.withdraw(self._settings.drain_s)
         await asyncio.sleep(self._settings.drain_delay_s)
         await self._envoy.drain(self._settings.drain_s)
         await self._all_told()
@@ -171,8 +171,9 @@ class _Picker:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + _TOLD_S
         while loop.time() < deadline:
-            if self._ends.received >= await self._envoy.statistic(WRITTEN) - self._told_before:
-                return
+            with suppress(LateAnswerError):
+                if self._ends.received >= await self._envoy.statistic(WRITTEN) - self._told_before:
+                    return
             await asyncio.sleep(FLUSH_S)
 
     async def _watch_envoy(self) -> None:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import re
+import signal
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -12,7 +15,7 @@ import pytest
 
 from stoker_gateway.directory import Directory, Endpoint
 from stoker_gateway.envoy import admin
-from stoker_gateway.envoy.admin import EnvoyError
+from stoker_gateway.envoy.admin import EnvoyError, LateAnswerError
 from stoker_gateway.envoy.config import LISTENER
 
 from .behind_envoy import CHAT, Gateway, directory, gateway
@@ -134,6 +137,41 @@ def test_without_the_picker_requests_can_be_tried_again_and_streams_go_on(monkey
             at.grpc_server = await at.picker.serve(at.settings.picker_socket)
             await _until_ready_says(200, client, at)
             assert (await post(client, at))[0] == 200
+
+    asyncio.run(main())
+
+
+def _only_child() -> int:
+    return int(Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text())
+
+
+def test_late_answers_of_envoys_break_off_no_stream_while_it_is_drained(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        async with gateway(1) as at, aiohttp.ClientSession() as client:
+            monkeypatch.setattr(admin, "_ANSWER_S", 0.1)
+            (server,) = at.servers
+            server.does = "stream"
+            envoy = _only_child()
+            async with client.post(at.url + CHAT, data=b"{}") as under_way:
+                assert await under_way.content.readuntil(b"\n\n") == b"data: 1\n\n"
+                drained = asyncio.create_task(at.envoy.drain(60))
+                for _ in range(3):
+                    os.kill(envoy, signal.SIGSTOP)
+                    await asyncio.sleep(0.3)
+                    os.kill(envoy, signal.SIGCONT)
+                    await asyncio.sleep(0.3)
+                assert not drained.done()
+                server.last = True
+                server.more.set()
+                assert await under_way.read() == b"data: [DONE]\n\n"
+            assert await drained == 0
+            os.kill(envoy, signal.SIGSTOP)
+            with pytest.raises(LateAnswerError, match="within 0"):
+                await at.envoy.drain(0.3)
+            os.kill(envoy, signal.SIGKILL)
+            await asyncio.wait_for(at.envoy.ended(), 60)
+            with pytest.raises(EnvoyError, match="does not answer"):
+                await at.envoy.drain(600)
 
     asyncio.run(main())
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from typing import Final, NoReturn
+from collections.abc import Awaitable, Callable
+from typing import Final, NoReturn, TypeVar
 
 import aiohttp
 
@@ -12,8 +13,12 @@ from stoker_gateway.envoy import config
 from stoker_gateway.envoy.settings import EnvoySettings
 from stoker_gateway.errors import GatewayError
 
+_T = TypeVar("_T")
+
 #: Seconds between looks while something is awaited.
 STEP_S: Final = 0.1
+#: Seconds that it may take to answer.
+_ANSWER_S: Final = 5
 #: Seconds between looks at whether it does its work, and how often it may be seen not to.
 _LOOK_S: Final = 3
 _LOOKS: Final = 5
@@ -23,6 +28,10 @@ _REACHED: Final = f"cluster.{config.PICKER}.membership_healthy"
 
 class EnvoyError(GatewayError):
     """Envoy cannot be started, does not do its work, or has ended."""
+
+
+class LateAnswerError(EnvoyError):
+    """Envoy is there, and did not answer in time."""
 
 
 class EnvoyAdmin:
@@ -64,16 +73,19 @@ class EnvoyAdmin:
         """Envoy's administration's answer.
 
         Raises:
+            LateAnswerError: it takes more than `_ANSWER_S`.
             EnvoyError: it does not answer.
         """
         connector = aiohttp.UnixConnector(path=str(self._settings.admin_socket))
-        timeout = aiohttp.ClientTimeout(total=5)
+        timeout = aiohttp.ClientTimeout(total=_ANSWER_S)
         try:
             async with (
                 aiohttp.ClientSession(connector=connector, timeout=timeout) as session,
                 session.request(method, f"http://envoy{path}") as answer,
             ):
                 return await answer.text()
+        except TimeoutError as error:
+            raise LateAnswerError(f"Envoy does not answer within {_ANSWER_S} s") from error
         except (OSError, aiohttp.ClientError) as error:
             raise EnvoyError(f"Envoy does not answer: {error!r}") from error
 
@@ -119,25 +131,39 @@ class EnvoyAdmin:
             times = times + 1 if trouble else 0
         raise EnvoyError(trouble)
 
-    async def withdraw(self) -> None:
+    async def withdraw(self, timeout_s: float) -> None:
         """Says at ``/ready`` that it wants no requests, and closes each connection with its next answer. It goes on
         taking new ones.
 
         Raises:
             EnvoyError: it does not answer.
         """
-        await self.ask("POST", "/healthcheck/fail")
+        deadline = asyncio.get_running_loop().time() + timeout_s
+        await self._insist(lambda: self.ask("POST", "/healthcheck/fail"), deadline)
 
     async def drain(self, timeout_s: float) -> int:
         """Takes no new connections, and waits for requests under way; returns how many are left.
 
+        An answer that is late (the machine is busy) breaks off no request: it is asked again.
+
         Raises:
-            EnvoyError: it does not answer.
+            EnvoyError: it is not there.
         """
-        await self.withdraw()
-        await self.ask("POST", "/drain_listeners")
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + timeout_s
-        while (left := await self.active_requests()) and loop.time() < deadline:  # noqa: ASYNC110 - Envoy tells nobody
+        deadline = asyncio.get_running_loop().time() + timeout_s
+        await self.withdraw(timeout_s)
+        await self._insist(lambda: self.ask("POST", "/drain_listeners"), deadline)
+        while left := await self._insist(self.active_requests, deadline):
+            if asyncio.get_running_loop().time() >= deadline:
+                break
             await asyncio.sleep(STEP_S)
         return left
+
+    @staticmethod
+    async def _insist(ask: Callable[[], Awaitable[_T]], deadline: float) -> _T:
+        """The answer, for which it is asked until the deadline."""
+        while True:
+            try:
+                return await ask()
+            except LateAnswerError:
+                if asyncio.get_running_loop().time() >= deadline:
+                    raise
