@@ -11,7 +11,7 @@ CRD_FILES := $(foreach folder,crds charts/stoker/files,--output $(folder)/infere
 	--reference docs/reference/inferenceendpoint.md
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all lint format generate verify cluster cluster-build cluster-down images e2e e2e-all soak bench bench-operator clean
+.PHONY: help setup demo test test-all test-gpu lint format generate verify cluster cluster-build cluster-down images e2e e2e-all soak bench bench-operator clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-14s %s\n", $$1, $$2}'
@@ -33,6 +33,9 @@ test: setup ## unit and component tests; of the slow ones none, or a fixed part 
 
 test-all: setup ## all of them, every case of the slow ones too
 	$(PYTEST)
+
+test-gpu: setup ## on a machine with a GPU: kernels on the chip, the engine's exactness, where it waits
+	STOKER_ON_CHIP=1 $(BIN)/pytest tests/engine/kernels/triton/interpreted tests/engine/gpu
 
 lint: setup ## ruff, mypy --strict, import-linter
 	$(BIN)/ruff check .

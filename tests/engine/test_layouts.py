@@ -33,7 +33,7 @@ from .exec.test_rank_executor import TIGHT, Outputs, _check_alike, _requests, _r
 from .models import gguf_models, llama_cpp
 from .models.quantized_folders import FORMATS, folder
 from .models.test_gpt_oss import _save as save_gpt_oss
-from .models.test_gpt_oss import _unquantized as unquantized_gpt_oss
+from .models.test_gpt_oss import unquantized as unquantized_gpt_oss
 from .models.test_tensor_parallel import CASES, MODELS, save
 from .test_structured_outputs import SMALL, Repeating, constraints
 from .test_structured_outputs import requests as requests_with_grammars

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 
@@ -59,6 +59,33 @@ class KVCache:
     scales_of_tokens: bool = False
 
 
+@dataclass(frozen=True, eq=False)
+class HeadNorm:
+    """A norm by root mean square that each head of queries and of keys has before it is turned.
+
+    Attributes:
+        q_weight, k_weight: [head_dim]; see `kernels.rms_norm` for their dtype.
+    """
+
+    q_weight: torch.Tensor
+    k_weight: torch.Tensor
+    eps: float
+
+
+@dataclass(frozen=True, eq=False)
+class Angles:
+    """By which a step's queries and keys are turned.
+
+    Attributes:
+        cos, sin: [tokens, 1, rotary_dim / 2].
+        interleaved: see `kernels.rotary.apply_rotary`.
+    """
+
+    cos: torch.Tensor
+    sin: torch.Tensor
+    interleaved: bool
+
+
 #: What a backend makes of a step's metadata; each has its own.
 AttentionPlan = Any
 
@@ -86,4 +113,50 @@ class AttentionBackend(Protocol):
         Returns:
             [tokens, heads × value_head_dim], in the query's dtype.
         """
+        ...
+
+
+@runtime_checkable
+class FusingBackend(AttentionBackend, Protocol):
+    """One that does in a pass what lies between a layer's product and its attention."""
+
+    def forward_qkv(
+        self,
+        shape: AttentionShape,
+        qkv: torch.Tensor,
+        norm: HeadNorm | None,
+        angles: Angles | None,
+        cache: KVCache,
+        plan: AttentionPlan,
+    ) -> torch.Tensor:
+        """`forward` of what a layer's product gives, with the norm of its heads and their turn.
+
+        Args:
+            qkv: [tokens, heads + 2 × kv_heads, head_dim]: queries, keys, values; may be written into.
+        """
+        ...
+
+    def store_latent(
+        self,
+        rows: torch.Tensor,
+        q_weight: torch.Tensor | None,
+        kv_weight: torch.Tensor,
+        eps: float,
+        angles: Angles,
+        cache: KVCache,
+        plan: AttentionPlan,
+    ) -> torch.Tensor:
+        """Norms the bottlenecks of latent attention, turns the keys' own part, and stores latents and keys.
+
+        Args:
+            rows: [tokens, q + latent + rotary_dim].
+            q_weight, kv_weight: of the norms; None where queries have no bottleneck, and q is 0.
+
+        Returns:
+            [tokens, q]: the queries' bottleneck, normed.
+        """
+        ...
+
+    def attend(self, shape: AttentionShape, query: torch.Tensor, cache: KVCache, plan: AttentionPlan) -> torch.Tensor:
+        """`forward` where everything is stored already."""
         ...

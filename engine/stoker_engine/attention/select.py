@@ -30,24 +30,26 @@ def attention_backend(
 
     Args:
         batch_invariant: every row's result must be the same in every batch, bit for bit. The CPU's kernels are so by
-            construction (products and activations too), and nothing else is.
+            construction (products and activations too), Triton's have forms that are (`select_kernels`).
 
     Raises:
         ArgumentError: this backend cannot run here, or batch invariance cannot be kept.
     """
-    backend = _backend(device, dtype, name)
-    if batch_invariant and not isinstance(backend, NativeBackend):
+    backend = _backend(device, dtype, name, batch_invariant)
+    if batch_invariant and isinstance(backend, SdpaBackend):
         raise ArgumentError(
             "--batch-invariant",
-            f"needs the CPU's kernels in bfloat16 or float32, and this is {str(dtype).removeprefix('torch.')} on "
-            f"{device.type}, by {_FLAG} {_name_of(backend)}"
+            f"needs Triton's kernels on a GPU, or the CPU's in bfloat16 or float32, and this is "
+            f"{str(dtype).removeprefix('torch.')} on {device.type}, by {_FLAG} {_name_of(backend)}"
             + ("; choose --dtype, or see the log for why they are not available" * (device.type == "cpu")),
         )
     logger.info("attention is computed by %s", _name_of(backend))
     return backend
 
 
-def _backend(device: torch.device, dtype: torch.dtype, name: names.AttentionBackend) -> AttentionBackend:
+def _backend(
+    device: torch.device, dtype: torch.dtype, name: names.AttentionBackend, batch_invariant: bool
+) -> AttentionBackend:
     if name == "sdpa":
         return SdpaBackend()
     library = native_library(device, dtype) if name in ("auto", "native") else None
@@ -62,7 +64,7 @@ def _backend(device: torch.device, dtype: torch.dtype, name: names.AttentionBack
     if lacks is None and (name == "triton" or device.type == "cuda"):
         from stoker_engine.attention.triton import TritonBackend
 
-        return TritonBackend()
+        return TritonBackend(batch_invariant)
     if name == "triton":
         raise ArgumentError(_FLAG, f"triton cannot run here: {lacks}; choose auto, or sdpa")
     if device.type == "cuda":

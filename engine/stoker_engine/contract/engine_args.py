@@ -85,8 +85,8 @@ class EngineArgs:
     )
     max_logprobs: int = flag("most logprobs a request may have at a position; -1: no limit", 20, group="results")
     batch_invariant: bool = flag(
-        "insist that a request gives the same bits in any batch, chunking or prefix hit, as the CPU's kernels do; "
-        "refused where it cannot be kept",
+        "insist that a request gives the same bits in any batch, chunking or prefix hit: what the CPU's kernels do "
+        "anyway, and a GPU's more slowly; refused where it cannot be kept",
         False,
     )
 

@@ -14,7 +14,7 @@ import torch
 from stoker_engine.attention.metadata import AttentionMetadata, BlockTables
 from stoker_engine.core.step import Step
 from stoker_engine.exec.rows import Rows
-from stoker_engine.parallel.transfer import to_device
+from stoker_engine.parallel.transfer import all_to_device
 from stoker_engine.sizing.cache_groups import CacheGroup
 
 
@@ -24,11 +24,14 @@ class Inputs:
 
     Attributes:
         token_ids, positions: [tokens] int64.
+        logit_rows: int64, flat rows whose logits are wanted, ascending: of each sequence that samples its last known
+            token, and its draft.
         ends: [sequences] the flat row after each sequence's last one.
     """
 
     token_ids: torch.Tensor
     positions: torch.Tensor
+    logit_rows: torch.Tensor
     metadata: AttentionMetadata
     ends: np.ndarray
 
@@ -61,26 +64,47 @@ class InputBuilder:
         token_ids = rows.token_ids[row[of_sequence], positions].astype(np.int64)
         longest = -(-int(ends.max()) // self.block_size)
         index, offset = positions // self.block_size, positions % self.block_size
-        groups = []
+        all_tables, mappings = [], []
         for number, group in enumerate(self.groups):
             width = group.blocks_per_sequence if group.kind == "state" else longest
             tables = rows.tables[number, row, :width]
+            all_tables.append(tables)
             slot_mapping = np.empty(0, dtype=np.int64)
             if group.kind == "tokens":
                 slot_mapping = tables[of_sequence, index].astype(np.int64) * self.block_size + offset
-            groups.append(
-                BlockTables(self._upload(tables), self._upload(slot_mapping), group.sliding_window, group.kind)
+            mappings.append(slot_mapping)
+        logit_rows = _logit_rows(step, query_starts[1:])
+        token_ids_, positions_, logit_rows_, query_starts_, ends_, *of_groups = all_to_device(
+            [token_ids, positions, logit_rows, query_starts, ends, *all_tables, *mappings], self.device
+        )
+        groups = [
+            BlockTables(tables, slot_mapping, group.sliding_window, group.kind)
+            for tables, slot_mapping, group in zip(
+                of_groups[: len(all_tables)], of_groups[len(all_tables) :], self.groups, strict=True
             )
+        ]
         metadata = AttentionMetadata(
-            query_starts=self._upload(query_starts),
-            seq_lens=self._upload(ends),
+            query_starts=query_starts_,
+            seq_lens=ends_,
             num_decodes=step.num_decodes,
             block_size=self.block_size,
             groups=groups,
             query_starts_host=query_starts,
             seq_lens_host=ends,
         )
-        return Inputs(self._upload(token_ids), self._upload(positions), metadata, query_starts[1:])
+        return Inputs(token_ids_, positions_, logit_rows_, metadata, query_starts[1:])
 
-    def _upload(self, array: np.ndarray) -> torch.Tensor:
-        return to_device(array, self.device)
+
+def _logit_rows(step: Step, ends: np.ndarray) -> np.ndarray:
+    """See `Inputs`."""
+    samples = np.array(step.num_samples, dtype=np.int32) > 0
+    lasts: np.ndarray = ends[samples].astype(np.int64) - 1
+    if not step.drafts:
+        return lasts
+    counts = np.ones(len(step.rows), dtype=np.int64)
+    for draft in step.drafts:
+        counts[draft.place] += len(draft.token_ids)
+    counts = counts[samples]
+    within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+    rows: np.ndarray = np.repeat(lasts - counts + 1, counts) + within
+    return rows

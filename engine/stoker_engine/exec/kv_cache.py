@@ -205,6 +205,7 @@ def _num_blocks(
         kv_cache_memory_bytes=args.kv_cache_memory_bytes,
         num_blocks=args.num_gpu_blocks_override,
         formats=formats,
+        fused=device.type == "cuda",
     )
     ours = memory.Device(
         memory_bytes(device, layout.size * args.data_parallel_size // args.nnodes),

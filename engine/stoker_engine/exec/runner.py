@@ -11,6 +11,7 @@ import torch
 from stoker_engine.attention.native import NativeBackend
 from stoker_engine.attention.select import attention_backend
 from stoker_engine.contract.engine_args import EngineArgs
+from stoker_engine.contract.errors import ArgumentError
 from stoker_engine.core.logprobs import TokenLogprobs
 from stoker_engine.core.step import Sampled, Step, StepResult
 from stoker_engine.exec.dtypes import resolve_dtype, stored_as
@@ -18,8 +19,11 @@ from stoker_engine.exec.inputs import InputBuilder, Inputs
 from stoker_engine.exec.kv_cache import KVCachePool, plan_kv_cache
 from stoker_engine.exec.rows import Rows
 from stoker_engine.exec.step_masks import StepMasks, StepMasksByPlace
+from stoker_engine.exec.warm_up import warm_up_steps
 from stoker_engine.grammar.grammars import Grammars
 from stoker_engine.grammar.masks import FREE
+from stoker_engine.kernels.compile_progress import told_of_compiled
+from stoker_engine.kernels.prebuilt import use_prebuilt
 from stoker_engine.kernels.select import select_kernels
 from stoker_engine.layers.build import Build
 from stoker_engine.models.checkpoint import Checkpoint
@@ -33,7 +37,7 @@ from stoker_engine.sampling.choice import Choice
 from stoker_engine.sampling.logprobs import token_logprobs
 from stoker_engine.sampling.sampler import greedy, sample
 from stoker_engine.sampling.shared_vocabulary import likeliest
-from stoker_engine.sizing import memory
+from stoker_engine.sizing import activations, memory
 
 logger = logging.getLogger(__name__)
 
@@ -71,8 +75,14 @@ class Runner:
         self.dtype = resolve_dtype(args, checkpoint, self.device)
         self._groups = groups = groups or Groups()
         self._ranks, self._pipeline = groups.tensor, groups.pipeline
+        if args.batch_invariant and self.device.type != "cpu" and self._ranks.size > 1:
+            raise ArgumentError(
+                "--batch-invariant",
+                "GPUs that share layers sum in an order that depends on the batch; choose "
+                "--tensor-parallel-size 1, with --pipeline-parallel-size or --data-parallel-size for more GPUs",
+            )
         self._backend = attention_backend(self.device, self.dtype, args.batch_invariant, args.attention_backend)
-        self._kernels = select_kernels(self.device, self.dtype)
+        self._kernels = select_kernels(self.device, self.dtype, args.batch_invariant)
         build = Build(
             self.dtype,
             self._backend,
@@ -105,14 +115,31 @@ class Runner:
         # The Transformers backend computes with torch's operators, our decoder with kernels that share work themselves.
         native = isinstance(self._backend, NativeBackend) and isinstance(self.model, Decoder)
         self._torch_threads = 1 if native else None
-        self._rows_at_once = memory.sampler_rows(
+        self._rows_at_once = activations.sampler_rows(
             self.config.vocab_size, min(args.max_num_seqs, args.max_num_batched_tokens)
         )
         self._inputs = InputBuilder(args.block_size, self.plan.groups, self.device)
-        num_tokens = self.plan.max_model_len + _SPARE_TOKENS
-        self._rows = Rows(args.max_num_seqs, num_tokens, args.block_size, self.plan.groups)
         self.grammars = Grammars(self.config.vocab_size, self.config.eos_token_ids)
         self._masks = StepMasks(self.grammars)
+        self._rows = self._no_rows(args)
+        if self.device.type != "cpu":
+            self._warm_up(args, on_progress)
+
+    def _no_rows(self, args: EngineArgs) -> Rows:
+        num_tokens = self.plan.max_model_len + _SPARE_TOKENS
+        return Rows(args.max_num_seqs, num_tokens, args.block_size, self.plan.groups)
+
+    def _warm_up(self, args: EngineArgs, on_progress: OnProgress) -> None:
+        """Has what a device computes with compiled before the first request; what is compiled stays in a cache."""
+        started = time.monotonic()
+        use_prebuilt()
+        limits = args.max_num_seqs, args.max_num_batched_tokens, self.plan.max_model_len
+        with told_of_compiled(lambda: on_progress(0, 0)) as compiled:
+            for step in warm_up_steps(*limits, len(self.plan.groups)):
+                self.run(step)
+                on_progress(0, 0)
+        self._rows = self._no_rows(args)
+        logger.info("ran each kernel once in %.1f s, %d of them compiled", time.monotonic() - started, len(compiled))
 
     def run(self, step: Step) -> StepResult:
         """Computes a step and samples. Unless there are stages, the tokens of the first child of each sequence are in
@@ -132,8 +159,9 @@ class Runner:
             if not self._pipeline.stage.is_last:
                 self._pipeline.send(hidden)
                 return StepResult([], {}, prepared - started, time.monotonic() - prepared)
-            logit_rows = self._logit_rows(step, inputs)
-            logits = self._logits(hidden, logit_rows) if len(logit_rows) else None
+            # No copy where they are all of them.
+            rows = hidden if len(inputs.logit_rows) == len(hidden) else hidden[inputs.logit_rows]
+            logits = self.model.logits(rows) if len(rows) else None
             computed = time.monotonic()
             by_place = masks.result() if masks is not None else {}
             sampled = self._sample(logits, step, by_place) if logits is not None else []
@@ -149,24 +177,6 @@ class Runner:
             return self.model.forward(inputs)
         shape = len(inputs.token_ids), self.config.hidden_size
         return self.model.forward(inputs, self._pipeline.receive(shape, self.dtype, self.device))
-
-    def _logit_rows(self, step: Step, inputs: Inputs) -> np.ndarray:
-        """The flat rows whose logits are wanted: of each sequence that samples its last known token, and its draft."""
-        samples = np.array(step.num_samples, dtype=np.int32) > 0
-        lasts: np.ndarray = inputs.ends[samples].astype(np.int64) - 1
-        if not step.drafts:
-            return lasts
-        counts = np.ones(len(step.rows), dtype=np.int64)
-        for draft in step.drafts:
-            counts[draft.place] += len(draft.token_ids)
-        counts = counts[samples]
-        within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
-        rows: np.ndarray = np.repeat(lasts - counts + 1, counts) + within
-        return rows
-
-    def _logits(self, hidden: torch.Tensor, rows: np.ndarray) -> torch.Tensor:
-        """Of flat rows in ascending order; no copy where they are all of them."""
-        return self.model.logits(hidden if len(rows) == len(hidden) else hidden[to_device(rows, self.device)])
 
     def _sample(self, logits: torch.Tensor, step: Step, masks: StepMasksByPlace) -> list[Sampled]:
         """Of each sequence that samples: what was drawn, drafts judged. Of ranks that share the vocabulary, each knows

@@ -14,6 +14,7 @@ from typing import Protocol
 import torch
 
 from stoker_engine.architectures.activation import Activation
+from stoker_engine.architectures.moe_config import MoEConfig
 from stoker_engine.architectures.stored_formats import StoredFormat
 
 #: One tensor from another: a product, a norm, an activation.
@@ -23,11 +24,20 @@ Operation = Callable[[torch.Tensor], torch.Tensor]
 #: beyond those of the experts that it was made of add nothing.
 Experts = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
+#: (x, what is added to it), both [tokens, hidden] → their sum and its norm.
+SumAndNorm = Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
+
+#: Router logits [tokens, experts] → weights [tokens, k] float32 and expert numbers [tokens, k] int64.
+Route = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
+
 #: See `Kernels.argmax`.
 Argmax = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
 
 #: See `Kernels.keep_allowed`.
 KeepAllowed = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], None]
+
+#: See `Kernels.select_token`.
+SelectToken = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 class MakeProduct(Protocol):
@@ -69,6 +79,23 @@ class MakeBlockProduct(Protocol):
 
 
 @dataclass(frozen=True)
+class BlockStack:
+    """Several matrices of the same shape, stored in blocks.
+
+    Attributes:
+        blocks: uint8 [count, outputs, bytes of a row].
+        stored: their format.
+        inner: numbers in a row.
+        biases: [count, outputs], or None.
+    """
+
+    blocks: torch.Tensor
+    stored: StoredFormat
+    inner: int
+    biases: torch.Tensor | None = None
+
+
+@dataclass(frozen=True)
 class Kernels:
     """The operations. Each is defined by a file of this folder.
 
@@ -77,29 +104,42 @@ class Kernels:
         batched_product: weight [heads, outputs, inner] → `batched_linear.batched_linear` with it.
         experts: gate_up [experts, 2 × size, hidden], down [experts, hidden, size], the activation, and biases
             [experts, 2 × size] and [experts, hidden] or None → `moe.experts` with them.
+        wide_product: as `product`, `moe.wide_product` of it.
+        route: how experts are chosen, and a correction bias [experts] float32 or None → `moe.route` with them.
         block_product: weight in blocks [outputs, bytes of a row], their format, numbers in a row, activations' dtype,
             and bias [outputs] or None → `blocks.block_linear` with them.
+        block_experts: gate_up and down projections in blocks, shaped as those of `experts`, the activation and
+            activations' dtype → `moe.experts` with them.
         block_rows: `blocks.block_rows`.
         rms_norm: weight [d], eps → `rms_norm.rms_norm` with them.
+        add_rms_norm: weight [d], eps → `rms_norm.after_sum` of that norm.
         layer_norm: weight and bias, eps → `layer_norm.layer_norm` with them.
         activation: what a config states → that activation; raises ModelError where it is not known.
         act_and_mul: likewise → act(gate) × up of [tokens, 2 × size] with the gates first.
         apply_rotary: `rotary.apply_rotary`.
+        join_rotated: `rotary.join_rotated`.
         angles: `rotary.angles`.
         argmax: `argmax.argmax`.
         keep_allowed: `token_mask.keep_allowed`.
+        select_token: `select_token.select_token`.
     """
 
     product: MakeProduct
     batched_product: Callable[[torch.Tensor], Operation]
     experts: MakeExperts
+    wide_product: MakeProduct
+    route: Callable[[MoEConfig, torch.Tensor | None], Route]
     block_product: MakeBlockProduct
+    block_experts: Callable[[BlockStack, BlockStack, Activation, torch.dtype], Experts]
     block_rows: Callable[[torch.Tensor, StoredFormat, int, torch.Tensor, torch.dtype], torch.Tensor]
     rms_norm: Callable[[torch.Tensor, float], Operation]
+    add_rms_norm: Callable[[torch.Tensor, float], SumAndNorm]
     layer_norm: Callable[[torch.Tensor | None, torch.Tensor | None, float], Operation]
     activation: Callable[[Activation], Operation]
     act_and_mul: Callable[[Activation], Operation]
     apply_rotary: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, bool], torch.Tensor]
+    join_rotated: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, bool], torch.Tensor]
     angles: Callable[[torch.Tensor, torch.Tensor, float, torch.dtype], tuple[torch.Tensor, torch.Tensor]]
     argmax: Argmax
     keep_allowed: KeepAllowed
+    select_token: SelectToken

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import torch
 
 from stoker_engine.architectures.moe_config import MoEConfig
-from stoker_engine.kernels.bundle import Experts, MakeProduct, Operation
+from stoker_engine.kernels.bundle import BlockStack, Experts, MakeBlockProduct, MakeProduct, Operation
 from stoker_engine.parallel.transfer import to_host
 
 
@@ -39,6 +39,15 @@ def route(
     if config.normalize is not None:
         weights = weights / weights.norm(p=config.normalize, dim=-1, keepdim=True).clamp_min(1e-20)
     return weights * config.routed_scaling_factor, chosen
+
+
+def wide_product(product: MakeProduct) -> MakeProduct:
+    """Products in float32 of what may have 16 bits: experts whose scores are close must not be chosen by rounding."""
+
+    def make(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Operation:
+        return lambda x: product(weight.float(), None if bias is None else bias.float())(x.float())
+
+    return make
 
 
 def sigmoid(x: torch.Tensor) -> torch.Tensor:
@@ -97,3 +106,18 @@ def experts(gate_up: Sequence[Operation], down: Sequence[Operation], act_and_mul
         return out.to(x.dtype)
 
     return chosen_experts
+
+
+def block_experts(
+    product: MakeBlockProduct, gate_up: BlockStack, down: BlockStack, act_and_mul: Operation, dtype: torch.dtype
+) -> Experts:
+    """`experts` with matrices in blocks, of activations of `dtype`."""
+
+    def each(stack: BlockStack) -> list[Operation]:
+        biases = [None] * len(stack.blocks) if stack.biases is None else stack.biases
+        return [
+            product(blocks, stack.stored, stack.inner, dtype, bias)
+            for blocks, bias in zip(stack.blocks, biases, strict=True)
+        ]
+
+    return experts(each(gate_up), each(down), act_and_mul)

@@ -12,12 +12,13 @@ from stoker_engine.kernels.activation import act_and_mul, activation
 from stoker_engine.kernels.argmax import argmax
 from stoker_engine.kernels.batched_linear import batched_linear
 from stoker_engine.kernels.blocks import block_linear, block_rows
-from stoker_engine.kernels.bundle import Experts, Kernels, Operation
+from stoker_engine.kernels.bundle import BlockStack, Experts, Kernels, Operation
 from stoker_engine.kernels.layer_norm import layer_norm
 from stoker_engine.kernels.linear import linear
-from stoker_engine.kernels.moe import each_product, experts
-from stoker_engine.kernels.rms_norm import rms_norm
-from stoker_engine.kernels.rotary import angles, apply_rotary
+from stoker_engine.kernels.moe import block_experts, each_product, experts, route, wide_product
+from stoker_engine.kernels.rms_norm import after_sum, rms_norm
+from stoker_engine.kernels.rotary import angles, apply_rotary, join_rotated
+from stoker_engine.kernels.select_token import select_token
 from stoker_engine.kernels.token_mask import keep_allowed
 
 
@@ -43,18 +44,28 @@ def _experts(
     )
 
 
+def _block_experts(gate_up: BlockStack, down: BlockStack, act: Activation, dtype: torch.dtype) -> Experts:
+    return block_experts(_block_product, gate_up, down, act_and_mul(act), dtype)
+
+
 REFERENCE: Final = Kernels(
     product=_product,
     batched_product=lambda weight: lambda x: batched_linear(x, weight),
     experts=_experts,
+    wide_product=wide_product(_product),
+    route=lambda config, correction_bias: lambda logits: route(logits, config, correction_bias),
     block_product=_block_product,
+    block_experts=_block_experts,
     block_rows=block_rows,
     rms_norm=lambda weight, eps: lambda x: rms_norm(x, weight, eps),
+    add_rms_norm=lambda weight, eps: after_sum(lambda x: rms_norm(x, weight, eps)),
     layer_norm=lambda weight, bias, eps: lambda x: layer_norm(x, weight, bias, eps),
     activation=activation,
     act_and_mul=act_and_mul,
     apply_rotary=apply_rotary,
+    join_rotated=join_rotated,
     angles=angles,
     argmax=argmax,
     keep_allowed=keep_allowed,
+    select_token=select_token,
 )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 
@@ -16,3 +18,15 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     if weight.dtype == torch.float32:
         return (normalised * weight).to(x.dtype)
     return normalised.to(x.dtype) * weight
+
+
+def after_sum(
+    norm: Callable[[torch.Tensor], torch.Tensor],
+) -> Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]:
+    """(x, what is added to it), both [..., d] → their sum, rounded to x's dtype, and its norm."""
+
+    def sum_and_norm(x: torch.Tensor, added: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        total = x + added
+        return total, norm(total)
+
+    return sum_and_norm

@@ -23,6 +23,13 @@ def apply_rotary(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, interlea
     return torch.cat(parts if rest is None else (*parts, rest), dim=-1)
 
 
+def join_rotated(
+    x: torch.Tensor, turned: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, interleaved: bool = False
+) -> torch.Tensor:
+    """Heads of two parts, `x` [tokens, heads, d] and `turned` [tokens, heads, r], the second of which is rotated."""
+    return torch.cat((x, apply_rotary(turned, cos, sin, interleaved)), dim=-1)
+
+
 def angles(
     positions: torch.Tensor, frequencies: torch.Tensor, scale: float, dtype: torch.dtype
 ) -> tuple[torch.Tensor, torch.Tensor]:

@@ -17,15 +17,20 @@ from stoker_engine.kernels.reference import REFERENCE
 _OLDEST: Final = (8, 0)
 
 
-def select_kernels(device: torch.device, dtype: torch.dtype) -> Kernels:
-    """The fastest kernels for a model of `dtype` on `device`."""
+def select_kernels(device: torch.device, dtype: torch.dtype, batch_invariant: bool = False) -> Kernels:
+    """The fastest kernels for a model of `dtype` on `device`.
+
+    Args:
+        batch_invariant: see `attention.select.attention_backend`, which refuses where this cannot be.
+    """
     library = native_library(device, dtype)
     if library is not None:
         return native_kernels(library)
     if device.type == "cuda" and lack_of_triton(device) is None:
+        from stoker_engine.kernels.triton.batch_invariant import BATCH_INVARIANT
         from stoker_engine.kernels.triton.bundle import TRITON
 
-        return TRITON
+        return BATCH_INVARIANT if batch_invariant else TRITON
     return REFERENCE
 
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import functools
+
 import torch
 from torch import nn
 
 from stoker_engine.architectures.decoder_config import AttentionConfig, QKNormConfig
-from stoker_engine.attention.backend import AttentionPlan, AttentionShape, KVCache
+from stoker_engine.attention.backend import AttentionPlan, AttentionShape, FusingBackend, HeadNorm, KVCache
 from stoker_engine.layers.build import Build
 from stoker_engine.layers.linear import MergedLinear
-from stoker_engine.layers.norm import Norm, make_norm
+from stoker_engine.layers.norm import Norm, RMSNorm, make_norm
 from stoker_engine.layers.rotary import Rotation
 from stoker_engine.quant.slot import Share, Slot
 
@@ -54,12 +56,26 @@ class Attention(nn.Module):
             self.full_norm = config.qk_norm.over == "full"
             self.q_norm = _head_norm(build, f"{prefix}.q_norm", config.qk_norm, self._query_heads, config.head_dim)
             self.k_norm = _head_norm(build, f"{prefix}.k_norm", config.qk_norm, self._kv_heads, config.head_dim)
+        self._fusing = build.backend if isinstance(build.backend, FusingBackend) and self._can_be_fused() else None
+
+    def _can_be_fused(self) -> bool:
+        """Whether nothing but a norm of each head comes between the product and the turn."""
+        is_plain = self.q_norm is None or (isinstance(self.q_norm, RMSNorm) and not self.full_norm)
+        return is_plain and self.clip_qkv is None
+
+    @functools.cached_property
+    def _head_norm(self) -> HeadNorm | None:
+        if not isinstance(self.q_norm, RMSNorm) or not isinstance(self.k_norm, RMSNorm):
+            return None
+        return HeadNorm(self.q_norm.weight.data, self.k_norm.weight.data, self.q_norm.eps)
 
     def forward(self, x: torch.Tensor, rotation: Rotation | None, plan: AttentionPlan, cache: KVCache) -> torch.Tensor:
         """[tokens, hidden] → [tokens, hidden]."""
         qkv = self.qkv(x)
         heads, kv_heads = self.shape.num_heads, self.shape.num_kv_heads
         qkv = qkv.view(-1, heads + 2 * kv_heads, self.shape.head_dim)
+        if self._fusing is not None:
+            return self.out(self._fusing.forward_qkv(self.shape, qkv, self._head_norm, rotation, cache, plan))
         value = qkv[:, heads + kv_heads :]
         turned = qkv[:, : heads + kv_heads]  # queries and keys, which share what comes next
         if self.q_norm is not None and self.k_norm is not None:

@@ -20,21 +20,17 @@ latent] and ``v_b`` [heads, v_head_dim, latent]; ``o``.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import nn
 
 from stoker_engine.architectures.mla_config import MLAConfig
-from stoker_engine.attention.backend import AttentionPlan, AttentionShape, KVCache
+from stoker_engine.attention.backend import AttentionPlan, AttentionShape, FusingBackend, KVCache
 from stoker_engine.layers.build import Build
 from stoker_engine.layers.linear import MergedLinear
 from stoker_engine.layers.norm import RMSNorm
+from stoker_engine.layers.rotary import Rotation
 from stoker_engine.quant.method import Matrix
 from stoker_engine.quant.slot import Share, Slot
-
-#: Rotates [tokens, heads, qk_rope_head_dim] by the tokens' positions.
-Rotate = Callable[[torch.Tensor], torch.Tensor]
 
 
 class LatentAttention(nn.Module):
@@ -59,6 +55,7 @@ class LatentAttention(nn.Module):
         super().__init__()
         self.config, self._prefix = config, prefix
         self.backend = build.backend
+        self._fusing = build.backend if isinstance(build.backend, FusingBackend) else None
         self._heads = heads = build.heads(num_heads)
         cache = config.cache
         self.shape = AttentionShape(heads.size, 1, cache.head_dim, cache.value_head_dim, scale)
@@ -81,19 +78,32 @@ class LatentAttention(nn.Module):
         method = build.linear([f"{self._prefix}.{name}.weight"])
         return method.create(outputs, inner, build.dtype, build.kernels, self._heads.size)
 
-    def forward(self, x: torch.Tensor, rotate: Rotate | None, plan: AttentionPlan, cache: KVCache) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, rotation: Rotation | None, plan: AttentionPlan, cache: KVCache) -> torch.Tensor:
         """[tokens, hidden] → [tokens, hidden]."""
-        config, heads = self.config, self.shape.num_heads
-        assert rotate is not None, "a part of each head is rotated"
-        queried, latent, key_rope = self.bottlenecks(x).split(
+        assert rotation is not None, "a part of each head is rotated"
+        rows = self.bottlenecks(x)
+        if self._fusing is not None:
+            q_weight = None if self.q_a_norm is None else self.q_a_norm.weight.data
+            of_kv = self.kv_a_norm
+            queried = self._fusing.store_latent(rows, q_weight, of_kv.weight.data, of_kv.eps, rotation, cache, plan)
+            query = self._queries(x if self.q_a_norm is None else queried, rotation)
+            return self._output(self._fusing.attend(self.shape, query, cache, plan))
+        config = self.config
+        queried, latent, key_rope = rows.split(
             [config.q_lora_rank or 0, config.kv_lora_rank, config.qk_rope_head_dim], dim=-1
         )
-        query = self.query(x if self.q_a_norm is None else self.q_a_norm(queried)).unflatten(-1, (heads, -1))
-        nope, rope = query.split([config.qk_nope_head_dim, config.qk_rope_head_dim], dim=-1)
-        query = torch.cat((self.absorb(nope), rotate(rope)), dim=-1)  # [tokens, heads, latent + rope]
-        key = torch.cat((self.kv_a_norm(latent).unsqueeze(1), rotate(key_rope.unsqueeze(1))), dim=-1)
-        attended = self.backend.forward(self.shape, query, key, None, cache, plan).unflatten(-1, (heads, -1))
-        return self.out(self.make_value(attended).flatten(1))
+        query = self._queries(x if self.q_a_norm is None else self.q_a_norm(queried), rotation)
+        key = rotation.joined(self.kv_a_norm(latent).unsqueeze(1), key_rope.unsqueeze(1))
+        return self._output(self.backend.forward(self.shape, query, key, None, cache, plan))
+
+    def _queries(self, x: torch.Tensor, rotation: Rotation) -> torch.Tensor:
+        """[tokens, heads, latent + rope]."""
+        query = self.query(x).unflatten(-1, (self.shape.num_heads, -1))
+        nope, rope = query.split([self.config.qk_nope_head_dim, self.config.qk_rope_head_dim], dim=-1)
+        return rotation.joined(self.absorb(nope), rope)
+
+    def _output(self, attended: torch.Tensor) -> torch.Tensor:
+        return self.out(self.make_value(attended.unflatten(-1, (self.shape.num_heads, -1))).flatten(1))
 
     __call__ = forward
 

@@ -16,7 +16,7 @@ from torch import nn
 from stoker_engine.architectures.activation import Activation
 from stoker_engine.architectures.moe_config import MoEConfig
 from stoker_engine.contract.errors import ModelError
-from stoker_engine.kernels.moe import route, sigmoid
+from stoker_engine.kernels.moe import sigmoid
 from stoker_engine.layers.build import Build
 from stoker_engine.layers.linear import MergedLinear
 from stoker_engine.quant.method import Matrix, Products
@@ -41,6 +41,10 @@ class MoE(nn.Module):
         self.router = _empty(config.num_experts, hidden_size, dtype=build.dtype)
         self.router_bias = _empty(config.num_experts, dtype=build.dtype) if config.router_bias else None
         self.correction_bias = _empty(config.num_experts, dtype=torch.float32) if config.correction_bias else None
+        correction = None if self.correction_bias is None else self.correction_bias.data
+        router_bias = None if self.router_bias is None else self.router_bias.data
+        self._router = build.kernels.wide_product(self.router.data, router_bias)
+        self._route = build.kernels.route(config, correction)
         gate, up, down = (
             build.linear([f"{prefix}.experts.{e}.{part}.weight" for e in experts]) for part in ("gate", "up", "down")
         )
@@ -65,7 +69,6 @@ class MoE(nn.Module):
             has_results = build.whole_experts or build.ranks.rank == 0
             biases = self.gate_up_bias.data, self.down_bias.data if has_results else None
         self._experts = self.gate_up.experts(self.down, act, *biases)
-        self._linear = build.kernels.product
         self.shared_gate_up = self.shared_down = self.shared_gate = None
         if config.shared_intermediate_size:
             multiple = build.linear([f"{prefix}.shared.down.weight"]).column_multiple
@@ -80,10 +83,7 @@ class MoE(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[tokens, hidden] → [tokens, hidden]."""
-        # In float32: experts whose scores are close must not be chosen by rounding.
-        bias = None if self.router_bias is None else self.router_bias.float()
-        logits = self._linear(self.router.float(), bias)(x.float())
-        weights, chosen = route(logits, self.config, self.correction_bias)
+        weights, chosen = self._route(self._router(x))
         if not self._ours.is_whole:  # from 0 on those that are here, then those of other ranks
             chosen = (chosen - self._ours.start) % self._ours.full
         routed = self._experts(x, weights, chosen)

@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from stoker_engine.architectures.decoder_config import NormConfig
+from stoker_engine.kernels.rms_norm import after_sum
 from stoker_engine.layers.build import Build
 from stoker_engine.quant.slot import Share, Slot
 
@@ -18,13 +19,19 @@ class RMSNorm(nn.Module):
         dtype = torch.float32 if wide else build.dtype
         self._name = f"{prefix}.weight"
         self.weight = nn.Parameter(torch.empty(size, dtype=dtype), requires_grad=False)
+        self.eps = eps
         self._norm = build.kernels.rms_norm(self.weight.data, eps)
+        self._sum_and_norm = build.kernels.add_rms_norm(self.weight.data, eps)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[..., size] → [..., size]."""
         return self._norm(x)
 
     __call__ = forward
+
+    def after_sum(self, x: torch.Tensor, added: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The sum of two [tokens, size], and its norm."""
+        return self._sum_and_norm(x, added)
 
     def slots(self) -> dict[str, Slot]:
         """The places a loader fills, by name."""
@@ -54,12 +61,17 @@ class LayerNorm(nn.Module):
             return parameter.data[heads.positions]
 
         self._norm = build.kernels.layer_norm(ours(self.weight), ours(self.bias), config.eps)
+        self._sum_and_norm = after_sum(self._norm)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[..., size] → [..., size], or [..., heads, size] likewise."""
         return self._norm(x)
 
     __call__ = forward
+
+    def after_sum(self, x: torch.Tensor, added: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """See `RMSNorm`."""
+        return self._sum_and_norm(x, added)
 
     def slots(self) -> dict[str, Slot]:
         """The places a loader fills, by name."""

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 
 from stoker_engine.architectures.rope_config import RopeParameters
+from stoker_engine.attention.backend import Angles
 from stoker_engine.kernels.bundle import Kernels
 
 
@@ -67,21 +68,18 @@ def _yarn(rope: RopeParameters, frequencies: torch.Tensor) -> torch.Tensor:
 
 
 @dataclass(frozen=True, eq=False)
-class Rotation:
-    """A step's angles.
+class Rotation(Angles):
+    """A step's angles, and what turns by them."""
 
-    Attributes:
-        cos, sin: [tokens, 1, rotary_dim / 2].
-    """
-
-    cos: torch.Tensor
-    sin: torch.Tensor
-    interleaved: bool
     kernels: Kernels
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Rotates `x` [tokens, heads, head_dim]; see `kernels.rotary.apply_rotary`."""
         return self.kernels.apply_rotary(x, self.cos, self.sin, self.interleaved)
+
+    def joined(self, x: torch.Tensor, turned: torch.Tensor) -> torch.Tensor:
+        """See `kernels.rotary.join_rotated`."""
+        return self.kernels.join_rotated(x, turned, self.cos, self.sin, self.interleaved)
 
 
 class Rotary:

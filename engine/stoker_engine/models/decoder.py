@@ -16,6 +16,8 @@ last one what is behind. What goes from stage to stage is the residual stream.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import nn
 from torch.nn import functional
@@ -36,6 +38,26 @@ from stoker_engine.models.model import StepInputs
 from stoker_engine.quant.slot import Share, Slot
 
 
+class Stream(NamedTuple):
+    """The residual stream: the sum of the two. It is taken where it is needed, together with the norm of it.
+
+    Attributes:
+        x, added: [tokens, hidden]; None: nothing is added.
+    """
+
+    x: torch.Tensor
+    added: torch.Tensor | None = None
+
+    def normed(self, norm: Norm | None) -> tuple[torch.Tensor, torch.Tensor]:
+        """The sum, and its norm."""
+        if self.added is None:
+            return self.x, _maybe(norm, self.x)
+        if norm is None:
+            total = self.x + self.added
+            return total, total
+        return norm.after_sum(self.x, self.added)
+
+
 class DecoderLayer(nn.Module):
     """Attention and MLP, each with its norms, on one residual stream."""
 
@@ -54,18 +76,18 @@ class DecoderLayer(nn.Module):
         self.attention = _attention(build, prefix, config, layer)
         self.mlp = _mlp(build, prefix, config, layer)
 
-    def forward(self, x: torch.Tensor, rotation: Rotation | None, plan: AttentionPlan, cache: KVCache) -> torch.Tensor:
-        """[tokens, hidden] → [tokens, hidden]."""
-        normed = _maybe(self.input_norm, x)
+    def forward(self, stream: Stream, rotation: Rotation | None, plan: AttentionPlan, cache: KVCache) -> Stream:
+        """The residual stream, before the layer → behind it."""
+        x, normed = stream.normed(self.input_norm)
         attended = self.attention(normed, rotation, plan, cache)
         if self.kind == "parallel":
-            return x + attended + self.mlp(normed if self.pre_mlp_norm is None else self.pre_mlp_norm(x))
+            return Stream(x + attended, self.mlp(normed if self.pre_mlp_norm is None else self.pre_mlp_norm(x)))
         if self.kind == "post-norm":
-            x = _maybe(self.post_attention_norm, x + attended)
-            return _maybe(self.post_mlp_norm, x + self.mlp(x))
-        x = x + self._weighted(_maybe(self.post_attention_norm, attended))
-        fed = self.mlp(_maybe(self.pre_mlp_norm, x))
-        return x + self._weighted(_maybe(self.post_mlp_norm, fed))
+            _, x = Stream(x, attended).normed(self.post_attention_norm)
+            _, x = Stream(x, self.mlp(x)).normed(self.post_mlp_norm)
+            return Stream(x)
+        x, normed = Stream(x, self._weighted(_maybe(self.post_attention_norm, attended))).normed(self.pre_mlp_norm)
+        return Stream(x, self._weighted(_maybe(self.post_mlp_norm, self.mlp(normed))))
 
     __call__ = forward
 
@@ -147,12 +169,12 @@ class Decoder(nn.Module):
 
     def forward(self, inputs: StepInputs, hidden: torch.Tensor | None = None) -> torch.Tensor:
         """See `Model.forward`."""
-        x = self._embedded(inputs) if hidden is None else hidden
+        stream = Stream(self._embedded(inputs) if hidden is None else hidden)
         rotations = self.rotary.at(inputs.positions)
         for layer, config, cache in zip(self.layers, self.layer_configs, inputs.caches, strict=True):
             rotation = None if config.rope is None else rotations[config.rope]
-            x = layer(x, rotation, inputs.attention, cache)
-        x = _maybe(self.final_norm, x)
+            stream = layer(stream, rotation, inputs.attention, cache)
+        _, x = stream.normed(self.final_norm)
         return x if self.project_out is None else self.project_out(x)
 
     def _embedded(self, inputs: StepInputs) -> torch.Tensor:

@@ -13,7 +13,7 @@ from torch import nn
 
 from stoker_engine.architectures.activation import Activation
 from stoker_engine.architectures.stored_formats import StoredFormat
-from stoker_engine.kernels.bundle import Experts, Kernels, Operation
+from stoker_engine.kernels.bundle import BlockStack, Experts, Kernels, Operation
 from stoker_engine.kernels.moe import experts
 from stoker_engine.quant.method import Products
 from stoker_engine.quant.slot import Share, Slot
@@ -85,7 +85,13 @@ class BlockMatrix(nn.Module):
         down_biases: torch.Tensor | None = None,
     ) -> Experts:
         """See `Matrix`."""
+        if isinstance(down, BlockMatrix) and self.columns is None and down.columns is None:
+            stacks = self._stack(biases), down._stack(down_biases)
+            return self.kernels.block_experts(*stacks, act, self.dtype)
         return experts(self.products(biases), down.products(down_biases), self.kernels.act_and_mul(act))
+
+    def _stack(self, biases: torch.Tensor | None) -> BlockStack:
+        return BlockStack(self.blocks.data, self.stored, self.inner, biases)
 
     def _product(
         self, blocks: torch.Tensor, columns: torch.Tensor | None, bias: torch.Tensor | None = None

@@ -15,7 +15,7 @@ import torch
 
 from stoker_engine.core.logit_rules import LogitRules
 from stoker_engine.core.token_ids import TokenIds
-from stoker_engine.parallel.transfer import to_device
+from stoker_engine.parallel.transfer import to_device, to_host
 from stoker_engine.sampling.choice import Choice
 
 #: Tokens of a set that are written one by one; more of them by a mask over the vocabulary.
@@ -77,7 +77,7 @@ def _forbid(logits: torch.Tensor, rows: _Rows) -> None:
         logits[row].masked_fill_(_mask(ids, logits), -torch.inf)
     # Where nothing allowed is left, what was forbidden is the only answer there is.
     choiceless = logits[concerned].amax(dim=-1) == -torch.inf
-    if choiceless.any():
+    if to_host(choiceless.any()):
         logits[concerned[choiceless]] = before[choiceless]
 
 

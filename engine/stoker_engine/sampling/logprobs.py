@@ -20,12 +20,12 @@ def token_logprobs(logits: torch.Tensor, token_ids: list[int], counts: list[int]
     counts = [vocabulary if count < 0 else min(count, vocabulary) for count in counts]
     logprobs = logits.log_softmax(dim=-1)
     chosen = logprobs.gather(1, to_device(token_ids, logits.device).unsqueeze(1))
-    ranks = to_host((logprobs > chosen).sum(dim=-1) + 1)
+    ranks = (logprobs > chosen).sum(dim=-1, keepdim=True) + 1
     top = logprobs.topk(max(counts), dim=-1)
-    values, indices, own = to_host(top.values), to_host(top.indices), to_host(chosen.squeeze(1))
+    values, indices = to_host(torch.cat((chosen, top.values), dim=1)), to_host(torch.cat((ranks, top.indices), dim=1))
     return [
-        TokenLogprobs([token, *indices[row][:count]], [own[row], *values[row][:count]], ranks[row])
-        for row, (token, count) in enumerate(zip(token_ids, counts, strict=True))
+        TokenLogprobs([token, *likeliest[:count]], own[: 1 + count], rank)
+        for token, count, own, (rank, *likeliest) in zip(token_ids, counts, values, indices, strict=True)
     ]
 
 

@@ -1,6 +1,6 @@
 """Chooses the next tokens of a batch, vectorised: greedy, drawn, or offered by beams.
 
-Some rows at a time, so that what a step holds beside its logits does not grow with the batch (`sizing.memory`).
+Some rows at a time, so that what a step holds beside its logits does not grow with the batch (`sizing.activations`).
 
 A row is chosen from only if its largest logit is a finite number: nan anywhere, +inf, or nothing but -inf means that
 weights or activations went wrong, and there is no token to be had. Looking costs nothing, for the largest is looked
@@ -10,6 +10,7 @@ for anyway. Single tokens at -inf are all right.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Final
 
 import numpy as np
 import torch
@@ -23,6 +24,9 @@ from stoker_engine.sampling.draw import Draw, draw
 from stoker_engine.sampling.logits import process_logits
 from stoker_engine.sampling.logprobs import candidates, token_logprobs
 
+#: In place of a token where there is none to be had.
+_NONE: Final = -1
+
 
 def sample(
     logits: torch.Tensor, choices: Sequence[Choice | None], rows_at_once: int, kernels: Kernels
@@ -32,7 +36,7 @@ def sample(
     Args:
         logits: [rows, vocabulary] float32, as the model gave them. They may be overwritten.
         choices: how to choose by each row; None: the likeliest token, and nothing else.
-        rows_at_once: most rows that are worked on, `sizing.memory.sampler_rows`.
+        rows_at_once: most rows that are worked on, `sizing.activations.sampler_rows`.
         kernels: for the device that the logits are on.
     """
     sampled: list[Sampled] = []
@@ -43,81 +47,95 @@ def sample(
 
 def greedy(best: torch.Tensor, largest: torch.Tensor) -> list[Sampled]:
     """The likeliest token of each row, from what `kernels.argmax` gives."""
-    return _greedy(to_host(best), to_host(largest.isfinite()))
+    tokens: list[int] = to_host(_possible(best, largest))
+    return [_corrupted() if token == _NONE else Sampled([[token]]) for token in tokens]
 
 
-def _greedy(best: list[int], finite: list[bool]) -> list[Sampled]:
-    return [Sampled([[token]]) if is_finite else _corrupted() for token, is_finite in zip(best, finite, strict=True)]
+def _possible(tokens: torch.Tensor, largest: torch.Tensor) -> torch.Tensor:
+    """Of each row the token, or `_NONE` where none can be chosen."""
+    return torch.where(largest.isfinite(), tokens, _NONE)
 
 
 def _sample(
     logits: torch.Tensor, choices: Sequence[Choice | None], rows_at_once: int, kernels: Kernels
 ) -> list[Sampled]:
     best, largest = kernels.argmax(logits)
-    finite = to_host(largest.isfinite())
-    sampled = _greedy(to_host(best), finite)
-    special = [(row, choice) for row, choice in enumerate(choices) if choice is not None and finite[row]]
-    beams = [(row, choice) for row, choice in special if choice.num_candidates]
-    others = [(row, choice) for row, choice in special if not choice.num_candidates]
+    if all(choice is None for choice in choices):
+        return greedy(best, largest)
+    beams = [(row, choice) for row, choice in enumerate(choices) if choice is not None and choice.num_candidates]
+    others = [(row, choice) for row, choice in enumerate(choices) if choice is not None and not choice.num_candidates]
+    offers: list[list[tuple[int, float]]] = []
+    chosen: list[Sampled] = []
     if beams:
         offers = candidates(_rows(logits, [row for row, _ in beams]), [beam.num_candidates for _, beam in beams])
-        for (row, _), offer in zip(beams, offers, strict=True):
-            sampled[row] = Sampled([], candidates=offer)
     if others:
         rows = [row for row, _ in others]
-        chosen = _choose(
-            _rows(logits, rows), [choice for _, choice in others], _rows(best, rows), rows_at_once, kernels
-        )
-        for row, its in zip(rows, chosen, strict=True):
-            sampled[row] = its
+        of_rows = _rows(best, rows), _rows(largest, rows)
+        chosen = _choose(_rows(logits, rows), [choice for _, choice in others], *of_rows, rows_at_once, kernels)
+    if len(others) == len(choices):
+        return chosen
+    sampled = greedy(best, largest)
+    for (row, _), offer in zip(beams, offers, strict=True):
+        if not sampled[row].is_corrupted:
+            sampled[row] = Sampled([], candidates=offer)
+    for (row, _), its in zip(others, chosen, strict=True):
+        sampled[row] = its
     return sampled
 
 
 def _choose(
-    logits: torch.Tensor, choices: list[Choice], best: torch.Tensor, rows_at_once: int, kernels: Kernels
+    logits: torch.Tensor,
+    choices: list[Choice],
+    best: torch.Tensor,
+    largest: torch.Tensor,
+    rows_at_once: int,
+    kernels: Kernels,
 ) -> list[Sampled]:
-    """Rows without beams. A row that several samples are drawn from stands for as many."""
-    finite = [True] * len(choices)
+    """Rows without beams. A row that several samples are drawn from stands for as many.
+
+    Args:
+        best, largest: of each row, as long as nothing is done to it.
+    """
     constrained = _constrained(logits, choices, kernels)
     processed = process_logits(constrained, choices)
     if processed is not logits or any(c.allowed is not None for c in choices):
-        best, largest = kernels.argmax(processed)
-        finite = to_host(largest.isfinite())
-    likeliest = to_host(best)
+        best, left = kernels.argmax(processed)
+        largest = torch.where(largest.isfinite(), left, largest)
 
-    places = [(row, i) for row, c in enumerate(choices) if finite[row] for i in range(c.num_samples)]
-    tokens = [likeliest[row] for row, _ in places]
+    places = [(row, i) for row, c in enumerate(choices) for i in range(c.num_samples)]
     draws: dict[int, Draw] = {}  # by place
     for place, (row, i) in enumerate(places):
         c = choices[row]
         if (p := c.params).kind == "generate" and p.temperature > 0:
             draws[place] = Draw(p.temperature, p.top_k, p.top_p, p.min_p, c.seed + i, len(c.known))
+    of_places = [row for row, _ in places]
+    found = _rows(best, of_places)
     drawn_places = list(draws)
     for part in _parts(len(draws), rows_at_once):
         of_part = drawn_places[part]
-        drawn = draw(_rows(processed, [places[place][0] for place in of_part]), [draws[place] for place in of_part])
-        for place, token in zip(of_part, to_host(drawn), strict=True):
-            tokens[place] = token
+        drawn = draw(_rows(processed, [of_places[place] for place in of_part]), list(draws.values())[part], kernels)
+        found = drawn if len(drawn) == len(places) else found.index_copy(0, to_device(of_part, found.device), drawn)
+    tokens: list[int] = to_host(_possible(found, _rows(largest, of_places)))
 
     asked = [
         (place, p.logprobs)
         for place, (row, _) in enumerate(places)
-        if (p := choices[row].params).kind == "generate" and p.logprobs is not None
+        if tokens[place] != _NONE and (p := choices[row].params).kind == "generate" and p.logprobs is not None
     ]
     logprobs: dict[int, TokenLogprobs] = {}
     for part in _parts(len(asked), rows_at_once):
         of_part = [place for place, _ in asked[part]]
-        rows = _rows(logits, [places[place][0] for place in of_part])
-        found = token_logprobs(rows, [tokens[place] for place in of_part], [count for _, count in asked[part]])
-        logprobs.update(zip(of_part, found, strict=True))
+        rows = _rows(logits, [of_places[place] for place in of_part])
+        its = token_logprobs(rows, [tokens[place] for place in of_part], [count for _, count in asked[part]])
+        logprobs.update(zip(of_part, its, strict=True))
 
     sampled, place = [], 0
-    for row, c in enumerate(choices):
-        if not finite[row]:
-            sampled.append(_corrupted())
-            continue
+    for c in choices:
         mine = range(place, place + c.num_samples)
         place += c.num_samples
+        if any(tokens[p] == _NONE for p in mine):
+            sampled.append(_corrupted())
+            continue
         of_row = [[logprobs[p]] for p in mine if p in logprobs]
         sampled.append(Sampled([[tokens[p]] for p in mine], of_row or None))
     return sampled

@@ -16,6 +16,7 @@ from typing import Final
 
 from stoker_engine.architectures.cache_spec import LayerCache, StateSpec
 from stoker_engine.architectures.model_config import ModelConfig
+from stoker_engine.sizing.activations import activation_bytes
 from stoker_engine.sizing.cache_groups import (
     CacheGroup,
     blocks_per_sequence,
@@ -47,12 +48,6 @@ COMMUNICATION_BYTES: Final = GIB // 2
 #: On CPU the memory is the machine's own and shared with other programs, so the cache stops here unless
 #: ``--kv-cache-memory-bytes`` is larger (vLLM's default on CPU).
 CPU_KV_CACHE_LIMIT: Final = 4 * GIB
-
-#: float32 copies that the sampler makes of the rows of logits it works on, where top-p has to sort whole rows.
-SAMPLER_COPIES: Final = 11
-
-#: Logits that it works on at once however few sequences there are: fewer are not worth a call.
-SAMPLER_LOGITS: Final = 2**20
 
 
 @dataclass(frozen=True)
@@ -92,6 +87,7 @@ class Numbers:
         max_num_seqs: most sequences of one step.
         quantized: how matrices are stored, where not as `element_bytes` says.
         formats: the matrices that are stored in blocks, and how.
+        fused: whether a step is computed by our kernels of GPUs.
         kv_cache_memory_bytes: size of the cache, where it is not what the sums leave.
         num_blocks: blocks of the cache, the null block included, where neither decides.
     """
@@ -105,6 +101,7 @@ class Numbers:
     kv_cache_memory_bytes: int | None = None
     num_blocks: int | None = None
     formats: WeightFormats = ALL_NUMBERS
+    fused: bool = False
 
 
 @dataclass(frozen=True)
@@ -135,7 +132,12 @@ def memory_use(config: ModelConfig, numbers: Numbers, device: Device) -> MemoryU
     """How a model uses the memory of each device that a copy of it is spread over."""
     split = device.sharding
     activations = activation_bytes(
-        config, numbers.max_num_batched_tokens, numbers.max_num_seqs, numbers.element_bytes, split.tensor
+        config,
+        numbers.max_num_batched_tokens,
+        numbers.max_num_seqs,
+        numbers.element_bytes,
+        split,
+        numbers.fused,
     )
     blocks = stage_block_bytes(config, numbers, split)
     weights = [
@@ -209,33 +211,6 @@ def kv_block_bytes(groups: Sequence[CacheGroup], block_size: int) -> int:
     block = bytes_per_position(groups) * block_size
     parts = [-(-group.state_bytes // group.blocks_per_sequence) for group in groups if group.kind == "state"]
     return aligned(max(block, *parts)) if parts else block
-
-
-def activation_bytes(
-    config: ModelConfig, max_num_batched_tokens: int, max_num_seqs: int, element_bytes: int, tensor: int = 1
-) -> int:
-    """The most a step holds beside weights and cache: one layer's activations, and the sampler's logits.
-
-    A step has at most `max_num_batched_tokens` tokens and samples at most one row a sequence. Logits are float32, and
-    the sampler copies some rows of them at a time. In a mixture every expert that a token goes to has a result of its
-    own, before they are added up.
-    """
-    experts = max((layer.moe.num_experts_per_tok for layer in config.layers if layer.moe), default=0)
-    rows = min(max_num_seqs, max_num_batched_tokens)
-    width = (config.num_attention_heads + 2 * config.num_key_value_heads) * config.head_dim
-    inner = (2 * width + 3 * config.intermediate_size) // tensor
-    layer = max_num_batched_tokens * ((4 + experts) * config.hidden_size + inner)
-    return layer * element_bytes + sampling_bytes(config.vocab_size, rows)
-
-
-def sampler_rows(vocab_size: int, max_num_seqs: int) -> int:
-    """Rows of logits that the sampler works on at once: its copies take no more than twice the whole batch's logits."""
-    return max(1, 2 * max_num_seqs // SAMPLER_COPIES, SAMPLER_LOGITS // vocab_size)
-
-
-def sampling_bytes(vocab_size: int, rows: int) -> int:
-    """The most that `rows` rows of logits take, with what the head and the sampler make beside them."""
-    return vocab_size * 4 * (rows + max(2 * rows, SAMPLER_COPIES * sampler_rows(vocab_size, rows)))
 
 
 def kv_cache_bytes(device: Device, weights: int, activations: int) -> int:

@@ -261,6 +261,7 @@ def _bench(
         kv_cache_memory_bytes=settings.kv_cache_memory_bytes,
         num_blocks=settings.num_blocks,
         formats=_formats(engine.quantization, shape, dtype, on_cpu) if ours else ALL_NUMBERS,
+        fused=ours and not on_cpu,
     )
     sharers = placement.sizes.used if on_cpu else 1
     return "", Bench(shape, numbers, settings, memory, on_cpu, MARGIN if ours else FOREIGN_MARGIN, sharers)

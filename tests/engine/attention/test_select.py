@@ -38,6 +38,6 @@ def test_what_nobody_knows_is_refused() -> None:
         EngineArgs("model", attention_backend="flashinfer")  # type: ignore[arg-type]
 
 
-def test_batch_invariance_is_the_native_backend_s() -> None:
-    with pytest.raises(ArgumentError, match=r"--batch-invariant.*--attention-backend sdpa"):
+def test_batch_invariance_is_refused_where_torch_computes() -> None:
+    with pytest.raises(ArgumentError, match=r"--batch-invariant.*Triton's kernels.*--attention-backend sdpa"):
         attention_backend(CPU, torch.float32, batch_invariant=True, name="sdpa")

@@ -327,7 +327,7 @@ def test_what_a_config_leaves_unsaid_is_what_transformers_takes() -> None:
     assert silent.vocab_size == theirs.vocab_size and silent.longest_model_len == theirs.max_position_embeddings
 
 
-def _unquantized(folder: Path) -> PreTrainedModel:
+def unquantized(folder: Path) -> PreTrainedModel:
     """Writes a random checkpoint of numbers."""
     torch.manual_seed(0)
     stated = {key: value for key, value in CONFIG.items() if key != "quantization_config"}
@@ -338,7 +338,7 @@ def _unquantized(folder: Path) -> PreTrainedModel:
 
 @pytest.mark.parametrize("method", ["int8", "fp8"])
 def test_quantized_when_it_is_loaded(method: str, tmp_path: Path) -> None:
-    theirs = _unquantized(tmp_path)
+    theirs = unquantized(tmp_path)
     build = Build(torch.float32, attention_backend(CPU, torch.float32), select.select_kernels(CPU, torch.float32))
     model = find_checkpoint(EngineArgs(str(tmp_path), quantization=method)).load(build, CPU, max_model_len=256)
     assert isinstance(model, Decoder)

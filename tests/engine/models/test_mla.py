@@ -14,6 +14,7 @@ from stoker_engine.attention.sdpa import SdpaBackend
 from stoker_engine.kernels.reference import REFERENCE
 from stoker_engine.layers.build import Build
 from stoker_engine.layers.mla import LatentAttention
+from stoker_engine.layers.rotary import Rotation
 
 HIDDEN, HEADS, BLOCK, TOKENS = 48, 4, 8, 37
 
@@ -87,12 +88,8 @@ def _in_chunks(attention: LatentAttention, x: torch.Tensor, chunks: list[int]) -
         )
         rope = attention.config.qk_rope_head_dim
         frequencies = 10000.0 ** (-torch.arange(0, rope, 2) / rope)
-        turn = torch.polar(torch.ones(count, rope // 2), positions[:, None] * frequencies).unsqueeze(1)
-
-        def rotate(part: torch.Tensor, turn: torch.Tensor = turn) -> torch.Tensor:
-            pairs = torch.view_as_complex(part.unflatten(-1, (-1, 2)).contiguous())
-            return torch.view_as_real(pairs * turn).flatten(-2)
-
+        angles = (positions[:, None] * frequencies).unsqueeze(1)
+        rotate = Rotation(angles.cos(), angles.sin(), True, REFERENCE)
         out.append(attention(x[start : start + count], rotate, attention.backend.prepare(metadata), cache))
         start += count
     return torch.cat(out)

@@ -134,13 +134,18 @@ def _copy(ours: MoE, theirs: dict[str, torch.Tensor]) -> None:
 
 @pytest.mark.parametrize("name", CASES)
 def test_the_layer_is_transformers(name: str) -> None:
+    assert_layer_is(name, BUILD)
+
+
+def assert_layer_is(name: str, build: Build) -> None:
+    """The layer of a case, with these kernels, gives what transformers' module gives."""
     make, config = CASES[name]
     torch.manual_seed(0)
     theirs = make().float().eval()
     tensors = dict(theirs.state_dict())
     for tensor in tensors.values():
         tensor.normal_(std=0.4)
-    ours = MoE(BUILD, "layers.0", config, HIDDEN, "silu")
+    ours = MoE(build, "layers.0", config, HIDDEN, "silu")
     _copy(ours, tensors)
     x = torch.randn(50, HIDDEN)
     with torch.inference_mode():

@@ -15,7 +15,7 @@ from stoker_engine.core.sampling_params import SamplingParams
 from stoker_engine.kernels.select import select_kernels
 from stoker_engine.sampling.choice import Choice
 from stoker_engine.sampling.sampler import sample
-from stoker_engine.sizing import memory
+from stoker_engine.sizing import activations
 
 KERNELS = select_kernels(torch.device("cpu"), torch.float32)
 
@@ -63,12 +63,12 @@ def sequence(row: int, num_samples: int = 1, **fields: Any) -> Choice:
 def test_the_sampler_stays_within_what_the_planner_counts(
     monkeypatch: pytest.MonkeyPatch, asked: dict[str, Any], at_once: int
 ) -> None:
-    monkeypatch.setattr(memory, "SAMPLER_LOGITS", at_once * VOCABULARY)
+    monkeypatch.setattr(activations, "SAMPLER_LOGITS", at_once * VOCABULARY)
     logits = torch.randn(ROWS, VOCABULARY, generator=torch.Generator().manual_seed(0)) / 10
     sequences = [sequence(row, **asked) for row in range(ROWS)]
-    rows_at_once = memory.sampler_rows(VOCABULARY, ROWS)
+    rows_at_once = activations.sampler_rows(VOCABULARY, ROWS)
     most = peak(lambda: sample(logits, sequences, rows_at_once, KERNELS)) + logits.nbytes
-    counted = memory.sampling_bytes(VOCABULARY, ROWS)
+    counted = activations.sampling_bytes(VOCABULARY, ROWS)
     assert most <= counted, f"{most / VOCABULARY / 4:.1f} rows of logits, {counted / VOCABULARY / 4:.1f} counted"
     if asked is WORST:
         assert most > counted * 0.8  # nor does it count what nobody uses

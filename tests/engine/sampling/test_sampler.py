@@ -19,8 +19,10 @@ from stoker_engine.core.logit_rules import LogitRules
 from stoker_engine.core.sampling_params import BeamSearchParams, SamplingParams
 from stoker_engine.core.step import Sampled
 from stoker_engine.kernels.select import select_kernels
+from stoker_engine.kernels.select_token import keep_likely
 from stoker_engine.sampling.choice import Choice
-from stoker_engine.sampling.draw import Draw, _uniform, draw, keep_likely
+from stoker_engine.sampling.draw import Draw, _parameters, _uniform
+from stoker_engine.sampling.draw import draw as draw_rows
 from stoker_engine.sampling.logits import process_logits
 from stoker_engine.sampling.sampler import sample as sample_rows
 
@@ -49,6 +51,14 @@ def sample(logits: torch.Tensor, choices: list[Choice], at_once: int = 64) -> li
 
 def _draw(seed: int = 0, position: int = 1, **fields: Any) -> Draw:
     return Draw(**{"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, **fields}, seed=seed, position=position)
+
+
+def draw(logits: torch.Tensor, draws: list[Draw]) -> torch.Tensor:
+    return draw_rows(logits, draws, KERNELS)
+
+
+def _kept(logits: torch.Tensor, draws: list[Draw]) -> torch.Tensor:
+    return keep_likely(logits, torch.tensor([_parameters(d) for d in draws], dtype=torch.float64))
 
 
 def _kept_by_definition(logits: torch.Tensor, top_k: int, top_p: float, min_p: float) -> set[int]:
@@ -87,7 +97,7 @@ def test_top_k_top_p_and_min_p_keep_what_their_definition_says(
     logits = torch.randn(len(rows), vocabulary, generator=torch.Generator().manual_seed(seed)) * 2
     logits -= logits.amax(-1, keepdim=True)
     draws = [_draw(top_k=k, top_p=p, min_p=m) for k, p, m in rows]
-    kept = keep_likely(logits, draws)
+    kept = _kept(logits, draws)
     for row, (k, p, m) in enumerate(rows):
         assert set(torch.isfinite(kept[row]).nonzero().flatten().tolist()) == _kept_by_definition(logits[row], k, p, m)
 
@@ -95,7 +105,7 @@ def test_top_k_top_p_and_min_p_keep_what_their_definition_says(
 def test_min_p_is_transformers_min_p() -> None:
     logits = torch.randn(4, 200, generator=torch.Generator().manual_seed(1)) * 3
     theirs = MinPLogitsWarper(min_p=0.1)(None, logits)
-    ours = keep_likely(logits - logits.amax(-1, keepdim=True), [_draw(min_p=0.1)] * 4)
+    ours = _kept(logits - logits.amax(-1, keepdim=True), [_draw(min_p=0.1)] * 4)
     assert torch.equal(theirs.isfinite(), ours.isfinite())
 
 

@@ -68,7 +68,7 @@ def test_the_document_has_these_fields(answer: Any) -> None:
         "pipeline": 1,
         "data": 2,
         "weightBytesPerGpu": 8_030_527_488,
-        "kvTokensPerCopy": 1_033_584,
+        "kvTokensPerCopy": 1_035_568,
         "maxModelLen": 8192,
         "maxConcurrency": 126,
         "verdict": "chosen",

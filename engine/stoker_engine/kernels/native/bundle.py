@@ -11,8 +11,8 @@ from typing import Final
 import torch
 
 from stoker_engine.architectures.activation import Activation, ClampedSwiGLU
-from stoker_engine.kernels.bundle import Experts, Kernels, Operation
-from stoker_engine.kernels.moe import each_product, experts
+from stoker_engine.kernels.bundle import BlockStack, Experts, Kernels, Operation
+from stoker_engine.kernels.moe import block_experts, each_product, experts, wide_product
 from stoker_engine.kernels.native import blocks
 from stoker_engine.kernels.native.activation import GELU, GELU_TANH, SILU, activation, clamped_swiglu
 from stoker_engine.kernels.native.argmax import argmax
@@ -21,6 +21,7 @@ from stoker_engine.kernels.native.rms_norm import rms_norm
 from stoker_engine.kernels.native.rotary import angles, apply_rotary
 from stoker_engine.kernels.native.token_mask import keep_allowed
 from stoker_engine.kernels.reference import REFERENCE
+from stoker_engine.kernels.rms_norm import after_sum
 
 _KINDS: Final = {
     "gelu": GELU,
@@ -53,6 +54,11 @@ def native_kernels(library: ctypes.CDLL) -> Kernels:
             each_product(multiply, gate_up, gate_up_bias), each_product(multiply, down, down_bias), gated(act)
         )
 
+    multiply_blocks = partial(blocks.product, library)
+
+    def chosen_block_experts(gate_up: BlockStack, down: BlockStack, act: Activation, dtype: torch.dtype) -> Experts:
+        return block_experts(multiply_blocks, gate_up, down, gated(act), dtype)
+
     def plain(act: Activation) -> Operation:
         return _activation(library, act, REFERENCE.activation, gated=False)
 
@@ -66,9 +72,12 @@ def native_kernels(library: ctypes.CDLL) -> Kernels:
         product=multiply,
         batched_product=batched_product,
         experts=chosen_experts,
-        block_product=partial(blocks.product, library),
+        wide_product=wide_product(multiply),
+        block_product=multiply_blocks,
+        block_experts=chosen_block_experts,
         block_rows=partial(blocks.rows, library),
         rms_norm=partial(rms_norm, library),
+        add_rms_norm=lambda weight, eps: after_sum(rms_norm(library, weight, eps)),
         activation=plain,
         act_and_mul=gated,
         apply_rotary=partial(apply_rotary, library),

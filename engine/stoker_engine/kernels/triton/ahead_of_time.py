@@ -22,12 +22,53 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from stoker_engine.kernels.triton import activation, argmax, attention, kv_store, rms_norm, rotary, token_mask
+from stoker_engine.kernels.triton import (
+    activation,
+    align,
+    argmax,
+    attention,
+    block_product,
+    combine,
+    fixed_product,
+    grouped_block_product,
+    grouped_product,
+    join_rotated,
+    kv_store,
+    layer_norm,
+    rms_norm,
+    rotary,
+    route,
+    select_token,
+    store_latent,
+    token_mask,
+    turn_and_store,
+)
+from stoker_engine.kernels.triton.occupancy import occupancy
 from stoker_engine.kernels.triton.specimen import Specimen
 
 #: NVIDIA's compute capabilities and AMD's architectures that kernels are compiled for.
 TARGETS: Final = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120", "gfx90a", "gfx942", "gfx950")
-_MODULES: Final = (attention, kv_store, rms_norm, activation, rotary, argmax, token_mask)
+_MODULES: Final = (
+    attention,
+    kv_store,
+    turn_and_store,
+    store_latent,
+    join_rotated,
+    rms_norm,
+    layer_norm,
+    activation,
+    rotary,
+    argmax,
+    token_mask,
+    select_token,
+    route,
+    align,
+    grouped_block_product,
+    grouped_product,
+    combine,
+    block_product,
+    fixed_product,
+)
 _TENSOR_CORES: Final = ("wgmma.mma_async", "tcgen05.mma", "mma.sync", "v_mfma")
 
 
@@ -37,8 +78,9 @@ class Resources:
 
     Attributes:
         registers: 32-bit, of each thread; of AMD's, vector and accumulation registers together.
-        spilled: bytes of each thread that are in memory instead; of AMD's, registers.
+        spilled: bytes of each thread that are in memory instead; of AMD's, vector registers and bytes.
         shared: bytes of a program.
+        occupancy: see `kernels.triton.occupancy`.
         tensor_cores: which instructions of theirs it has.
     """
 
@@ -47,6 +89,7 @@ class Resources:
     registers: int
     spilled: int
     shared: int
+    occupancy: float
     tensor_cores: tuple[str, ...]
 
 
@@ -55,20 +98,25 @@ def specimens(target: str) -> dict[str, Specimen]:
     return {each.name: each for module in _MODULES for each in module.specimens(_is_amd(target))}
 
 
+def gpu_target(name: str) -> GPUTarget:
+    """What Triton calls a target of `TARGETS`."""
+    return GPUTarget("hip", name, 64) if _is_amd(name) else GPUTarget("cuda", int(name.removeprefix("sm_")), 32)
+
+
 def _is_amd(target: str) -> bool:
     return target.startswith("gfx")
 
 
 def compiled(specimen: Specimen, target: str) -> Resources:
     """Compiles a kernel for a target of `TARGETS`."""
-    is_amd = _is_amd(target)
-    gpu = GPUTarget("hip", target, 64) if is_amd else GPUTarget("cuda", int(target.removeprefix("sm_")), 32)
+    is_amd, gpu = _is_amd(target), gpu_target(target)
     # As when it is launched: tensors begin at multiples of 16 bytes, and strides are multiples of 16 numbers, but for
-    # those of block tables and scales.
+    # what differs from step to step, and strides of scales.
     aligned = {
-        (number,): [["tt.divisibility", 16]]
-        for number, (name, kind) in enumerate(specimen.signature.items())
-        if kind.startswith("*") or (kind == "i64" and "scale" not in name and "table" not in name)
+        (parameter.num,): [["tt.divisibility", 16]]
+        for parameter, kind in zip(specimen.kernel.params, specimen.signature.values(), strict=True)
+        if not parameter.do_not_specialize
+        and (kind.startswith("*") or (kind == "i64" and "scale" not in parameter.name))
     }
     source = ASTSource(specimen.kernel, dict(specimen.signature), dict(specimen.constants), aligned)
     options = {"num_warps": specimen.warps, "num_stages": specimen.stages, "enable_fp_fusion": True}
@@ -76,7 +124,9 @@ def compiled(specimen: Specimen, target: str) -> Resources:
     text = made.asm["amdgcn" if is_amd else "ptx"]
     registers, spilled = _of_amd(text) if is_amd else _of_cubin(made.asm["cubin"])
     used = tuple(each for each in _TENSOR_CORES if each in text)
-    return Resources(specimen.name, target, registers, spilled, made.metadata.shared, used)
+    shared = made.metadata.shared
+    filled = round(occupancy(target, made.metadata.num_warps, registers, shared), 4)
+    return Resources(specimen.name, target, registers, spilled, shared, filled, used)
 
 
 def _of_cubin(cubin: bytes) -> tuple[int, int]:
@@ -92,8 +142,11 @@ def _of_cubin(cubin: bytes) -> tuple[int, int]:
 
 
 def _of_amd(text: str) -> tuple[int, int]:
-    found = {name: int(number) for name, number in re.findall(r"\.(vgpr_count|vgpr_spill_count): +(\d+)", text)}
-    return found["vgpr_count"], found["vgpr_spill_count"]
+    # Scalar registers are spilled to lanes of vector registers, not to memory.
+    names = "vgpr_count|vgpr_spill_count|private_segment_fixed_size"
+    found = {name: int(number) for name, number in re.findall(rf"\.({names}): +(\d+)", text)}
+    registers = found.pop("vgpr_count")
+    return registers, sum(found.values())
 
 
 def main(targets: list[str]) -> Iterator[Resources]:

@@ -67,7 +67,23 @@ def _sequence_of(tile, query_starts, num_sequences, QUERIES: tl.constexpr):  # t
     return low
 
 
-@triton.jit(do_not_specialize=["num_sequences"])
+@triton.jit
+def _first_part(sequence, seq_lens, SPLIT_KEYS: tl.constexpr):  # type: ignore[no-untyped-def]
+    """How many parts the sequences before one have: so many lie before its own."""
+    before = tl.full([], 0, tl.int32)
+    for begin in tl.range(0, sequence, 128):
+        at = begin + tl.arange(0, 128)
+        lengths = tl.load(seq_lens + at, mask=at < sequence, other=0)
+        before += tl.sum((lengths + SPLIT_KEYS - 1) // SPLIT_KEYS, 0)
+    return before
+
+
+#: What differs from step to step, and a kernel must not be compiled anew for: a batch's sequences, where the parts of
+#: a step's inputs begin that are theirs, how long the longest is.
+_OF_A_STEP: Final = ["num_sequences", "tables", "query_starts", "seq_lens", "table_row"]
+
+
+@triton.jit(do_not_specialize=_OF_A_STEP)
 def _attend(  # type: ignore[no-untyped-def]
     query,
     keys,
@@ -125,13 +141,12 @@ def _attend(  # type: ignore[no-untyped-def]
     TILES_OF_HEADS: tl.constexpr = (GROUP + HEADS - 1) // HEADS
     tile, split = tl.program_id(0), tl.program_id(2)
     kv_head, tile_of_heads = tl.program_id(1) // TILES_OF_HEADS, tl.program_id(1) % TILES_OF_HEADS
-    if DECODES:
-        sequence, first_query = tile, 0
+    if DECODES:  # each has one query, and they are the step's first
+        sequence, start, count, first_query = tile, tile, 1, 0
     else:
         sequence = _sequence_of(tile, query_starts, num_sequences, QUERIES)
-    start = tl.load(query_starts + sequence)
-    count = tl.load(query_starts + sequence + 1) - start
-    if not DECODES:
+        start = tl.load(query_starts + sequence)
+        count = tl.load(query_starts + sequence + 1) - start
         first_query = (tile - (start // QUERIES + sequence)) * QUERIES
         if (first_query < 0) | (first_query >= count):
             return
@@ -222,7 +237,8 @@ def _attend(  # type: ignore[no-untyped-def]
     row_out = (start + query_of).to(tl.int64) * NUM_HEADS + head
     is_number = is_row[:, None] & (dims < VALUE)[None, :]
     if SPLIT_KEYS > 0:
-        part = row_out * tl.num_programs(2) + split
+        number = (_first_part(sequence, seq_lens, SPLIT_KEYS) + split).to(tl.int64)
+        part = number * NUM_HEADS + head
         tl.store(part_top + part, top, mask=is_row)
         tl.store(part_sum + part, total, mask=is_row)
         tl.store(part_out + part[:, None] * VALUE + dims[None, :], sums, mask=is_number)
@@ -242,7 +258,7 @@ def _with_sink(sums, total, top, sink):  # type: ignore[no-untyped-def]
     return sums * faded[:, None], total * faded + tl.exp2(sink - new_top)
 
 
-@triton.jit(do_not_specialize=["num_splits"])
+@triton.jit(do_not_specialize=_OF_A_STEP)
 def _join(  # type: ignore[no-untyped-def]
     part_out,
     part_top,
@@ -250,7 +266,6 @@ def _join(  # type: ignore[no-untyped-def]
     seq_lens,
     sinks,
     out,
-    num_splits,
     NUM_HEADS: tl.constexpr,
     VALUE: tl.constexpr,
     VALUE_PADDED: tl.constexpr,
@@ -267,11 +282,12 @@ def _join(  # type: ignore[no-untyped-def]
         oldest = tl.maximum(length - WINDOW, 0)
     dims = tl.arange(0, VALUE_PADDED)
     row = token.to(tl.int64) * NUM_HEADS + head
+    before = _first_part(token, seq_lens, SPLIT_KEYS).to(tl.int64)
     top = tl.full([1], float("-inf"), tl.float32)
     total = tl.zeros([1], tl.float32)
     sums = tl.zeros([1, VALUE_PADDED], tl.float32)
     for split in range(oldest // KEYS * KEYS // SPLIT_KEYS, (length - 1) // SPLIT_KEYS + 1):
-        part = row * num_splits + split + tl.arange(0, 1)
+        part = (before + split) * NUM_HEADS + head + tl.arange(0, 1)
         part_is_top = tl.load(part_top + part)
         new_top = tl.maximum(top, part_is_top)
         base = tl.where(new_top == float("-inf"), 0.0, new_top)
@@ -294,9 +310,13 @@ def tiles_of(head_dim: int, dtype: torch.dtype, code: int, are_decodes: bool, is
     if head_dim > 256:
         if is_amd:
             return Tiles(16, 16, split_keys, warps=4 if code else 8, stages=2)
-        return Tiles(16, 32 if code and not are_decodes else 16, split_keys, warps=8, stages=2)
+        if dtype == torch.float32:  # even so too large for gfx90a and gfx942
+            return Tiles(16, 16, split_keys, warps=8, stages=1)
+        if are_decodes:
+            return Tiles(16, 16 if code else 32, split_keys, warps=8, stages=3)
+        return Tiles(16, 32 if code else 16, warps=8, stages=2)
     if dtype == torch.float32:  # without tensor cores, where it would lose digits
-        return Tiles(16, 16, split_keys, stages=2)
+        return Tiles(16, 16, split_keys, warps=8 if are_decodes and not is_amd else 4, stages=2)
     if head_dim > 128:
         return Tiles(16 if are_decodes else 32, 32, split_keys, stages=2)
     if are_decodes:
@@ -356,6 +376,7 @@ def paged_attention(
     query_starts: torch.Tensor,
     seq_lens: torch.Tensor,
     longest: int,
+    num_keys: int,
     are_decodes: bool,
     scale: float,
     sliding_window: int | None,
@@ -373,6 +394,7 @@ def paged_attention(
         query_starts: [sequences + 1] int32 rows of `query` and `out`.
         seq_lens: [sequences] int32.
         longest: at least the greatest of `seq_lens`.
+        num_keys: at least their sum.
         are_decodes: each of these sequences computes one token, and they are the step's first.
         out: [tokens, heads, value_head_dim], written where the sequences have rows.
     """
@@ -403,7 +425,7 @@ def paged_attention(
     keys, values = stored_bytes(key_cache), stored_bytes(value_cache)
     parts: tuple[torch.Tensor | None, ...] = (None, None, None)
     if split_keys:
-        num_parts = num_sequences * num_heads * splits
+        num_parts = (num_keys // split_keys + num_sequences) * num_heads
         parts = (
             query.new_empty(num_parts * value_dim, dtype=torch.float32),
             query.new_empty(num_parts, dtype=torch.float32),
@@ -443,7 +465,6 @@ def paged_attention(
             seq_lens,
             sinks,
             out,
-            splits,
             **{name: constants[name] for name in _JOINED},
         )
 
@@ -459,6 +480,7 @@ def _(
     query_starts: torch.Tensor,
     seq_lens: torch.Tensor,
     longest: int,
+    num_keys: int,
     are_decodes: bool,
     scale: float,
     sliding_window: int | None,
@@ -490,7 +512,7 @@ _POINTERS: Final = {
     "part_top": "fp32",
     "part_sum": "fp32",
 }
-_NUMBERS: Final = {"num_sequences": "i32", "num_splits": "i32", "scale": "fp32", "soft_cap": "fp32"}
+_NUMBERS: Final = {"num_sequences": "i32", "scale": "fp32", "soft_cap": "fp32"}
 
 
 def specimens(is_amd: bool) -> Iterator[Specimen]:

@@ -8,16 +8,33 @@ from typing import Final
 from stoker_engine.kernels.reference import REFERENCE
 from stoker_engine.kernels.triton.activation import act_and_mul, activation
 from stoker_engine.kernels.triton.argmax import argmax
-from stoker_engine.kernels.triton.rms_norm import rms_norm
+from stoker_engine.kernels.triton.block_product import block_product
+from stoker_engine.kernels.triton.experts import block_experts, experts
+from stoker_engine.kernels.triton.join_rotated import join_rotated
+from stoker_engine.kernels.triton.layer_norm import layer_norm
+from stoker_engine.kernels.triton.products import batched_product, wide_product
+from stoker_engine.kernels.triton.rms_norm import add_rms_norm, rms_norm
 from stoker_engine.kernels.triton.rotary import apply_rotary
+from stoker_engine.kernels.triton.route import route
+from stoker_engine.kernels.triton.select_token import select_token
 from stoker_engine.kernels.triton.token_mask import keep_allowed
 
 TRITON: Final = replace(
     REFERENCE,
+    wide_product=wide_product,
+    batched_product=batched_product,
+    experts=experts,
+    block_experts=block_experts,
+    route=route,
+    block_product=block_product,
     rms_norm=lambda weight, eps: lambda x: rms_norm(x, weight, eps),
+    add_rms_norm=lambda weight, eps: lambda x, added: add_rms_norm(x, added, weight, eps),
+    layer_norm=lambda weight, bias, eps: lambda x: layer_norm(x, weight, bias, eps),
     activation=activation,
     act_and_mul=act_and_mul,
     apply_rotary=apply_rotary,
+    join_rotated=join_rotated,
     argmax=argmax,
     keep_allowed=keep_allowed,
+    select_token=select_token,
 )

@@ -18,6 +18,24 @@ from stoker_engine.kernels.triton.specimen import Specimen
 
 
 @triton.jit
+def token_scale(largest, is_broken, LIMIT: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Of a vector whose largest finite number this is; whether it has others."""
+    scale = tl.div_rn(largest, LIMIT)
+    return tl.where(is_broken, float("nan"), tl.where(scale == 0.0, 1.0, scale))
+
+
+@triton.jit
+def fitted(x, scale, CODE: tl.constexpr, LIMIT: tl.constexpr):  # type: ignore[no-untyped-def]
+    """What is stored for float32 numbers in 8 bits."""
+    scaled = tl.div_rn(x, scale)
+    # Comparisons, since they leave nan what it is.
+    scaled = tl.where(scaled > LIMIT, LIMIT, tl.where(scaled < -LIMIT, -LIMIT, scaled))
+    if CODE != 3:
+        scaled = tl.where(tl.abs(x) < float("inf"), scaled, float("nan"))
+    return encode(scaled, CODE)
+
+
+@triton.jit
 def _store(  # type: ignore[no-untyped-def]
     rows,
     cache,
@@ -52,18 +70,11 @@ def _store(  # type: ignore[no-untyped-def]
         is_finite = size < float("inf")  # and nan is not
         if OF_TOKENS:
             largest = tl.max(tl.where(is_finite, size, 0.0), 0)
-            is_broken = tl.max(tl.where(is_finite, 0, 1), 0) > 0
-            scale = tl.div_rn(largest, LIMIT)
-            scale = tl.where(is_broken, float("nan"), tl.where(scale == 0.0, 1.0, scale))
+            scale = token_scale(largest, tl.max(tl.where(is_finite, 0, 1), 0) > 0, LIMIT)
             tl.store(of_scale, scale)
         else:
             scale = tl.load(of_scale)
-        scaled = tl.div_rn(x, scale)
-        # Comparisons, since they leave nan what it is.
-        scaled = tl.where(scaled > LIMIT, LIMIT, tl.where(scaled < -LIMIT, -LIMIT, scaled))
-        if CODE != 3:
-            scaled = tl.where(is_finite, scaled, float("nan"))
-        stored = encode(scaled, CODE)
+        stored = fitted(x, scale, CODE, LIMIT)
     tl.store(cache + block * cache_block + slot * cache_slot + head * cache_head + dims, stored, mask=dims < SIZE)
 
 

@@ -1,10 +1,136 @@
 """Triton's kernels without a GPU: the interpreter runs them on tensors of the CPU, one program after another.
 
-It is chosen when a kernel is decorated, so these tests have a process of their own (`../test_interpreted.py`).
+It is chosen when a kernel is decorated, so these tests have a process of their own (`../test_interpreted.py`). What an
+operation reads and writes lies between inaccessible pages, so that a stray address ends the process; faulthandler
+prints where.
+
+With STOKER_ON_CHIP=1 (`make test-gpu`) the same tests run on a GPU: tensors are made and compared on the CPU, and each
+operation of ours has them taken to the GPU and what it wrote taken back.
 """
 
 from __future__ import annotations
 
+import ctypes
+import mmap
 import os
+from collections.abc import Iterator
+from typing import Any, Final
 
-collect_ignore_glob = [] if os.environ.get("TRITON_INTERPRET") == "1" else ["*"]
+import pytest
+import torch
+from torch._library import custom_ops
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map
+
+from ....guarded_cache import GuardedBlocks
+
+ON_CHIP: Final = os.environ.get("STOKER_ON_CHIP") == "1"
+collect_ignore_glob = [] if ON_CHIP or os.environ.get("TRITON_INTERPRET") == "1" else ["*"]
+
+#: Larger storages are caches, which have guards of their own.
+_LARGEST: Final = 1 << 24
+_PAGE: Final = mmap.PAGESIZE
+#: On each side.
+_GUARD: Final = 1 << 20
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class Moved(TorchDispatchMode):
+    """Runs our operations on copies of storages, of which what was written comes back: strided views of a part were
+    written, and several arguments may be parts of one."""
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func.namespace != "stoker":
+            return self._run_other(func, args, kwargs or {})
+        there: dict[int, tuple[torch.UntypedStorage, torch.UntypedStorage]] = {}
+
+        def taken(value: Any) -> Any:
+            if not isinstance(value, torch.Tensor):
+                return value
+            storage = value.untyped_storage()
+            if storage._cdata not in there:
+                there[storage._cdata] = storage, self._copy(storage)
+            copied = there[storage._cdata][1]
+            empty = torch.empty(0, dtype=value.dtype, device=copied.device)
+            return empty.set_(copied, value.storage_offset(), value.shape, value.stride())
+
+        result = self._run(func, tree_map(taken, args), tree_map(taken, kwargs or {}))
+        for storage, copied in there.values():
+            if copied is not storage:
+                storage.copy_(copied)
+        assert all(isinstance(each, torch.Tensor) for each in tree_leaves(result) if each is not None)
+        return tree_map(torch.Tensor.cpu, result) if result is not None else None
+
+    def _copy(self, storage: torch.UntypedStorage) -> torch.UntypedStorage:
+        raise NotImplementedError
+
+    def _run(self, func: Any, args: Any, kwargs: Any) -> Any:
+        return func(*args, **kwargs)
+
+    def _run_other(self, func: Any, args: Any, kwargs: Any) -> Any:
+        return func(*args, **kwargs)
+
+
+class OnDevice(Moved):
+    """Runs our operations on another device than their tensors are on."""
+
+    def __init__(self, device: str) -> None:
+        super().__init__()
+        self._device = device
+
+    def _copy(self, storage: torch.UntypedStorage) -> torch.UntypedStorage:
+        return torch.UntypedStorage(storage.nbytes(), device=self._device).copy_(storage)
+
+
+class BetweenGuards(Moved):
+    """Runs our operations on memory between inaccessible pages; what they allocate lies there, too."""
+
+    _running = False
+
+    def _copy(self, storage: torch.UntypedStorage) -> torch.UntypedStorage:
+        if not 0 < storage.nbytes() <= _LARGEST:
+            return storage
+        return _between_guards(storage.nbytes()).untyped_storage().copy_(storage)
+
+    def _run(self, func: Any, args: Any, kwargs: Any) -> Any:
+        operation = custom_ops._maybe_get_opdef(func)
+        assert operation is not None
+        self._running = True
+        try:
+            with self:  # nothing but the outermost operation is moved: what it calls is
+                return operation._init_fn(*args, **kwargs)
+        finally:
+            self._running = False
+
+    def _run_other(self, func: Any, args: Any, kwargs: Any) -> Any:
+        result = func(*args, **kwargs)
+        if self._running and func._opname in ("empty", "new_empty", "empty_like") and result.numel():
+            storage = _between_guards(result.untyped_storage().nbytes()).untyped_storage()
+            return torch.empty(0, dtype=result.dtype).set_(storage, 0, result.shape, result.stride())
+        return result
+
+
+def _between_guards(size: int) -> torch.Tensor:
+    """uint8 [size], nan in every dtype, at whose end inaccessible pages begin; the ones before it are so, too."""
+    end = _GUARD + -(-size // _PAGE) * _PAGE
+    memory = mmap.mmap(-1, end + _GUARD, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    whole = torch.frombuffer(memory, dtype=torch.uint8)
+    for begin in (0, end):
+        if _libc.mprotect(ctypes.c_void_p(whole.data_ptr() + begin), ctypes.c_size_t(_GUARD), 0) != 0:
+            raise OSError(ctypes.get_errno(), "mprotect")
+    # A storage of its own: one that begins with the tensor.
+    return torch.frombuffer(memory, dtype=torch.uint8, count=size, offset=end - size).fill_(0xFF)
+
+
+@pytest.fixture(autouse=True)
+def _on_chip(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    if not ON_CHIP:
+        with BetweenGuards():
+            yield
+        return
+    # Whole storages are copied, and what must not be read is nan there, too.
+    monkeypatch.setattr(GuardedBlocks, "_protect", staticmethod(lambda pages, readable: None))
+    with OnDevice(os.environ.get("STOKER_CHIP", "cuda")):
+        yield

@@ -137,6 +137,16 @@ def test_decodes_of_lengths_around_tiles_and_parts(name: str) -> None:
         torch.testing.assert_close(row.double(), sequences.expected(index)[-1:], rtol=4e-6, atol=4e-6)
 
 
+def test_parts_of_many_decodes_lie_side_by_side() -> None:
+    """More than are counted at once; room is made for their parts alone."""
+    lengths = [1 if s % 9 else 512 + s % 2 for s in range(135)]
+    sequences = Sequences.random(dataclasses.replace(PLAIN, num_heads=1, num_kv_heads=1), lengths, torch.float32)
+    run(SdpaBackend(), sequences, [(s, 0, length - 1) for s, length in enumerate(lengths) if length > 1])
+    rows = run(TritonBackend(), sequences, [(s, length - 1, length) for s, length in enumerate(lengths)])
+    for index in (0, 8, 9, 18, 126, 127, 128, 134):
+        torch.testing.assert_close(rows[index].double(), sequences.expected(index)[-1:], rtol=4e-6, atol=4e-6)
+
+
 @pytest.mark.parametrize(
     "dtype", [torch.bfloat16, pytest.param(torch.float32, marks=pytest.mark.slow)], ids=["bfloat16", "float32"]
 )

@@ -45,6 +45,39 @@ def test_rms_norm(size: int, wide_weight: bool, dtype: torch.dtype) -> None:
 
 
 @DTYPES
+@pytest.mark.parametrize("size", SIZES)
+def test_a_norm_after_a_sum(size: int, dtype: torch.dtype) -> None:
+    weight = random(size, dtype=dtype, seed=1)
+    x, added = random(5, size, dtype=dtype), random(5, size, dtype=dtype, seed=2)
+    x[1], added[1], x[2, 0] = 0.0, 0.0, float("inf")
+    for each, more in ((x, added), (x[:0], added[:0]), (random(5, 3 * size, dtype=dtype)[:, size : 2 * size], added)):
+        (total, normed), (right, _) = (
+            kernels.add_rms_norm(weight, 1e-6)(each, more) for kernels in (TRITON, REFERENCE)
+        )
+        torch.testing.assert_close(total, right, rtol=0, atol=0, equal_nan=True)
+        assert torch.equal(torch.nan_to_num(normed), torch.nan_to_num(TRITON.rms_norm(weight, 1e-6)(total)))
+
+
+@DTYPES
+@pytest.mark.parametrize("size", SIZES)
+def test_layer_norm(size: int, dtype: torch.dtype) -> None:
+    weight, bias = random(size, dtype=dtype, seed=1), random(size, dtype=dtype, seed=2)
+    of_heads = random(4, size, dtype=dtype, seed=3)
+    x = random(5, size, dtype=dtype)
+    x[1], x[2, 0], x[3] = 0.0, float("nan"), 300.0
+    heads = random(3, 6, 2 * size, dtype=dtype)[:, 1:5, size:]
+    for each, *parameters in (
+        (x, weight, bias), (x, weight, None), (x, None, None), (x[:0], weight, bias), (heads, weight, None),
+        (heads, of_heads, None), (heads, of_heads, of_heads + 1),
+    ):  # fmt: skip
+        # In 16 bits the definition rounds in between; what is right is what float32 gives.
+        wide = [None if one is None else one.float() for one in (each, *parameters)]
+        ours, exact = TRITON.layer_norm(*parameters, 1e-5)(each), REFERENCE.layer_norm(*wide[1:], 1e-5)(wide[0])
+        assert ours.dtype == dtype and ours.is_contiguous()
+        torch.testing.assert_close(ours.float(), exact, rtol=NEAR[dtype], atol=NEAR[dtype], equal_nan=True)
+
+
+@DTYPES
 @pytest.mark.parametrize("name", NAMES)
 def test_activations(name: str, dtype: torch.dtype) -> None:
     for size in (1, 1030):

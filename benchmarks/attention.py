@@ -1,0 +1,150 @@
+"""Attention on a GPU against what the GPU can do: reading memory, and torch's own attention over whole tensors.
+
+    python benchmarks/attention.py [--json FILE]
+
+Decodes should read keys and values at 90 % of the bandwidth that a copy reaches, where a layer reads 256 MB or more;
+prompts should reach 80 % of torch's scaled_dot_product_attention, which on NVIDIA's GPUs is cuDNN's or
+FlashAttention's. A row is the median of several runs, between CUDA's events.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch.nn.functional import scaled_dot_product_attention
+
+from stoker_engine.kernels.triton.attention import paged_attention
+
+RUNS, BLOCK = 15, 16
+
+#: Layers: query heads, KV heads, size of a head.
+LAYERS = {"Llama-3-8B": (32, 8, 128), "Qwen3-0.6B": (16, 8, 128), "Gemma 3 1B": (4, 1, 256), "one KV head": (8, 1, 128)}
+
+
+@dataclass(frozen=True)
+class Row:
+    """One measurement.
+
+    Attributes:
+        reached: GB/s of decodes, TFLOP/s of prompts.
+        of: what is compared with, in the same unit.
+    """
+
+    layer: str
+    case: str
+    milliseconds: float
+    reached: float
+    of: float
+
+    @property
+    def share(self) -> float:
+        """Of what is compared with."""
+        return self.reached / self.of
+
+
+def median_ms(run: Callable[[], object]) -> float:
+    """Of one call, with the GPU's caches emptied before each."""
+    trash = torch.empty(256 << 20, dtype=torch.uint8, device="cuda")
+    for _ in range(3):
+        run()
+    found = []
+    for _ in range(RUNS):
+        trash.zero_()
+        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        begin.record()
+        run()
+        end.record()
+        end.synchronize()
+        found.append(begin.elapsed_time(end))
+    return float(statistics.median(found))
+
+
+def copy_bandwidth() -> float:
+    """GB/s that a copy of 2 GB reads and writes."""
+    source = torch.empty(1 << 30, dtype=torch.uint8, device="cuda")
+    target = torch.empty_like(source)
+    return 2 * source.numel() / median_ms(lambda: target.copy_(source)) / 1e6
+
+
+def attend(heads: int, kv_heads: int, size: int, lengths: list[int], context: list[int]) -> Callable[[], object]:
+    """A launch in which sequence s computes `lengths[s]` tokens, the last of `context[s]`."""
+    blocks = [-(-each // BLOCK) for each in context]
+    cache = torch.randn(sum(blocks) + 1, 2, BLOCK, kv_heads, size, dtype=torch.bfloat16, device="cuda")
+    tables = torch.zeros(len(context), max(blocks), dtype=torch.int32)
+    numbers = iter((torch.randperm(sum(blocks)) + 1).tolist())
+    for row, count in enumerate(blocks):
+        tables[row, :count] = torch.tensor([next(numbers) for _ in range(count)], dtype=torch.int32)
+    tables = tables.cuda()
+    starts = torch.tensor([0, *lengths]).cumsum(0).int().cuda()
+    ends = torch.tensor(context, dtype=torch.int32, device="cuda")
+    query = torch.randn(sum(lengths), heads, size, dtype=torch.bfloat16, device="cuda")
+    out = torch.empty_like(query)
+    are_decodes, scale = max(lengths) == 1, size**-0.5
+    return lambda: paged_attention(
+        query, cache[:, 0], cache[:, 1], None, None, tables, starts, ends, max(context), sum(context), are_decodes,
+        scale, None, None, None, None, out,
+    )  # fmt: skip
+
+
+def decode(layer: str, sequences: int, context: int, bandwidth: float) -> Row:
+    """One token of each sequence."""
+    heads, kv_heads, size = LAYERS[layer]
+    took = median_ms(attend(heads, kv_heads, size, [1] * sequences, [context] * sequences))
+    read = 2 * 2 * sequences * context * kv_heads * size
+    return Row(layer, f"decode {sequences} × {context} ({read >> 20} MiB)", took, read / took / 1e6, bandwidth)
+
+
+def prefill(layer: str, length: int) -> Row:
+    """One whole prompt."""
+    heads, kv_heads, size = LAYERS[layer]
+    took = median_ms(attend(heads, kv_heads, size, [length], [length]))
+    shapes = ((heads, length, size), (kv_heads, length, size), (kv_heads, length, size))
+    q, k, v = (torch.randn(1, *shape, dtype=torch.bfloat16, device="cuda") for shape in shapes)
+    theirs = median_ms(lambda: scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True))
+    operations = 2 * heads * length * length * size  # half of the scores are seen
+    return Row(layer, f"prefill {length}", took, operations / took / 1e9, operations / theirs / 1e9)
+
+
+def main() -> int:
+    """Prints a table; 2: there is no GPU."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", type=Path, help="also write the rows there")
+    options = parser.parse_args()
+    if not torch.cuda.is_available():
+        print("benchmarks/attention.py: there is no GPU here", file=sys.stderr)
+        return 2
+    rows, bandwidth = [], copy_bandwidth()
+    for layer in LAYERS:
+        cases = [(1, 32768), (8, 8192), (64, 2048), (64, 16384), (256, 1024)]
+        rows += [decode(layer, sequences, context, bandwidth) for sequences, context in cases]
+        rows += [prefill(layer, length) for length in (512, 2048, 8192, 32768)]
+    table = Table(title=f"{torch.cuda.get_device_name()}, a copy moves {bandwidth:.0f} GB/s")
+    for name in ("layer", "case", "ms", "reached", "of", "share"):
+        table.add_column(name, justify="left" if name in ("layer", "case") else "right")
+    for row in rows:
+        unit = "GB/s" if row.case.startswith("decode") else "TFLOP/s"
+        table.add_row(
+            row.layer,
+            row.case,
+            f"{row.milliseconds:.3f}",
+            f"{row.reached:.0f} {unit}",
+            f"{row.of:.0f}",
+            f"{row.share:.2f}",
+        )
+    Console().print(table)
+    if options.json:
+        options.json.write_text(json.dumps([asdict(row) for row in rows], indent=1))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,158 @@
+"""Compiles what a model is computed with, for a GPU that need not be here.
+
+The model is made of tensors that have a shape and no numbers, and runs the steps of `exec.warm_up`; see
+`kernels.triton.compile_only`. So what a pod would compile when it starts is in Triton's cache already.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from triton import knobs
+from triton.backends.compiler import GPUTarget
+
+from stoker_engine.architectures.model_config import ModelConfig
+from stoker_engine.attention.triton import TritonBackend
+from stoker_engine.contract.engine_args import EngineArgs
+from stoker_engine.contract.errors import ArgumentError, ModelError
+from stoker_engine.exec.dtypes import resolve_dtype
+from stoker_engine.exec.inputs import InputBuilder
+from stoker_engine.exec.kv_cache import KVCachePlan, KVCachePool
+from stoker_engine.exec.rows import Rows
+from stoker_engine.exec.shared_model import refuse_indivisible
+from stoker_engine.exec.warm_up import warm_up_steps
+from stoker_engine.kernels.compile_progress import told_of_compiled
+from stoker_engine.kernels.select_token import COLUMNS
+from stoker_engine.kernels.triton.ahead_of_time import TARGETS, gpu_target
+from stoker_engine.kernels.triton.batch_invariant import BATCH_INVARIANT
+from stoker_engine.kernels.triton.bundle import TRITON
+from stoker_engine.kernels.triton.compile_only import OnLaunch, compile_only
+from stoker_engine.kernels.triton.driver import build_driver, can_build_driver
+from stoker_engine.layers.build import Build
+from stoker_engine.models.checkpoint import find_checkpoint
+from stoker_engine.models.decoder import Decoder
+from stoker_engine.models.decoder_loader import DecoderLoader
+from stoker_engine.models.model import StepInputs
+from stoker_engine.models.stored_weights import with_formats
+from stoker_engine.sizing import memory
+from stoker_engine.sizing.kv_format import kv_format
+from stoker_engine.sizing.weight_formats import WeightFormats
+
+logger = logging.getLogger(__name__)
+
+_SEQUENCES: Final = 16
+_TOKENS: Final = 256
+#: As on a GPU, the cache is beyond what 32 bits address.
+_CACHE_BYTES: Final = 8 << 30
+
+
+def build_kernels_of(args: EngineArgs, targets: Sequence[str]) -> None:
+    """Compiles for the model that `args` ask for, with progress in the log.
+
+    Args:
+        targets: names of `TARGETS`.
+
+    Raises:
+        ArgumentError: a target that kernels are not compiled for, or a size that the model cannot be shared by.
+        ModelError: the model cannot be found, or is run by transformers' own modules.
+    """
+    if unknown := [name for name in targets if name not in TARGETS]:
+        raise ArgumentError("--target", f"{unknown[0]!r} is none that kernels are for; there are {', '.join(TARGETS)}")
+    checkpoint = find_checkpoint(args)
+    if not isinstance(checkpoint.loader, DecoderLoader):
+        raise ModelError(f"{checkpoint.config.architecture} is run by transformers' own modules, which have no kernels")
+    refuse_indivisible(args, checkpoint)
+    device = torch.device("cuda")
+    dtype = resolve_dtype(args, checkpoint, device)
+    formats = checkpoint.weight_formats(dtype, device)
+    for name in targets:
+        started = time.monotonic()
+        compiled = build_kernels(args, checkpoint.config, formats, dtype, gpu_target(name))
+        logger.info("%s: %d kernels compiled in %.1f s", name, len(compiled), time.monotonic() - started)
+    if any(name.startswith("sm_") for name in targets):
+        _build_driver()
+
+
+def _build_driver() -> None:
+    if can_build_driver():
+        build_driver(Path(knobs.cache.dir))
+    else:
+        logger.warning("no C compiler or no headers of Python are here: Triton will need both where a GPU is")
+
+
+def build_kernels(
+    args: EngineArgs,
+    config: ModelConfig,
+    formats: WeightFormats,
+    dtype: torch.dtype,
+    target: GPUTarget,
+    on_launch: OnLaunch | None = None,
+) -> list[str]:
+    """Compiles for one rank of a model that `args` share between ranks.
+
+    Args:
+        formats: how weights are stored.
+        on_launch: see `compile_only`.
+
+    Returns:
+        The names of what was compiled; what the cache had already is not among them.
+    """
+    device = torch.device("cuda")
+    fake = FakeTensorMode(allow_non_fake_inputs=True)
+    with told_of_compiled(lambda: None) as compiled, torch.no_grad(), fake, compile_only(target, on_launch):
+        kernels = BATCH_INVARIANT if args.batch_invariant else TRITON
+        build = Build(dtype, TritonBackend(args.batch_invariant), kernels, _Pretended(args.tensor_parallel_size))
+        build = replace(build, linear=with_formats(formats, build.linear), whole_experts=args.enable_expert_parallel)
+        kv = kv_format(args.kv_cache_dtype, str(dtype))
+        groups = memory.model_cache_groups(config, args.block_size, kv, args.tensor_parallel_size)
+        num_blocks = _CACHE_BYTES // memory.kv_block_bytes(groups, args.block_size)
+        plan = KVCachePlan(kv, groups, num_blocks, args.block_size, _TOKENS, _TOKENS)
+        with device:
+            model = Decoder(config, build, _TOKENS)
+        specs = memory.layer_caches(config, args.tensor_parallel_size)
+        pool = KVCachePool(plan, specs, dtype, device)
+        rows = Rows(_SEQUENCES, 2 * _TOKENS, args.block_size, groups)
+        inputs_of = InputBuilder(args.block_size, groups, device)
+        for step in warm_up_steps(_SEQUENCES, _TOKENS, _TOKENS, len(groups)):
+            rows.apply(step)
+            inputs = inputs_of.build(step, rows)
+            prepared = build.backend.prepare(inputs.metadata)
+            hidden = model.forward(StepInputs(inputs.token_ids, inputs.positions, prepared, pool.caches))
+            _sample(model.logits(hidden[inputs.logit_rows]))
+    return compiled
+
+
+def _sample(logits: torch.Tensor) -> None:
+    rows = torch.zeros(len(logits), dtype=torch.int64, device=logits.device)
+    words = -(-logits.shape[1] // 32)
+    TRITON.keep_allowed(logits, rows, torch.zeros((len(logits), words), dtype=torch.int32, device=logits.device))
+    TRITON.argmax(logits)
+    TRITON.select_token(logits, torch.zeros((len(logits), len(COLUMNS)), dtype=torch.float64, device=logits.device))
+
+
+class _Pretended:
+    """The first of so many ranks, of which the others do what it does."""
+
+    rank = 0
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+    def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
+        """See `Ranks`."""
+        return x
+
+    def all_gather(self, x: torch.Tensor, widths: Sequence[int] | None = None) -> torch.Tensor:
+        """See `Ranks`."""
+        return torch.cat([x] * self.size, dim=-1)
+
+    def broadcast(self, x: torch.Tensor) -> torch.Tensor:
+        """See `Ranks`."""
+        return x

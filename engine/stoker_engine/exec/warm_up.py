@@ -1,0 +1,61 @@
+"""Steps that are run before the first request, since kernels are compiled when they are first launched.
+
+What a kernel is compiled for must not depend on how many sequences a step has, or how long they are; so a few steps are
+enough.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator
+from typing import Final
+
+from stoker_engine.core.engine_request import EngineRequest
+from stoker_engine.core.sampling_params import SamplingParams
+from stoker_engine.core.step import NewSequence, Step
+
+#: Tokens of each prompt.
+_LENGTH: Final = 5
+
+#: Of steps by whose size some kernels choose the width of their tiles: as many tokens as are beyond 16, 32 and 64.
+_MORE_TOKENS: Final = (17, 33, 65)
+
+#: The likeliest token, and one drawn in every way.
+_PARAMS: Final = (
+    SamplingParams(temperature=0),
+    SamplingParams(temperature=0.7, top_k=20, top_p=0.9, min_p=0.01, repetition_penalty=1.1, logprobs=1),
+)
+
+
+def warm_up_steps(max_num_seqs: int, max_num_batched_tokens: int, max_model_len: int, groups: int) -> Iterator[Step]:
+    """Prompts, decodes, and both in a step, as far as the limits allow. Their block tables are empty: keys and values
+    go to the null block, which nobody reads.
+
+    Args:
+        max_model_len: longest sequence, in tokens.
+        groups: of layers, each of which has its block tables.
+    """
+    length = min(_LENGTH, max_model_len, max_num_batched_tokens)
+    count = min(3, max_num_seqs, max_num_batched_tokens // length)
+    no_blocks: list[list[int]] = [[] for _ in range(groups)]
+    for params in _PARAMS:
+        new = [
+            NewSequence(row, EngineRequest(f"warm-up {row}", [0] * length, params, 2), 0, [], no_blocks)
+            for row in range(count)
+        ]
+        yield _step(new, [(row, 0, length) for row in range(count)], 0)
+        if length < max_model_len:
+            yield _step([], [(row, length, 1) for row in range(count)], count)
+            if count > 1:
+                yield _step([new[1]], [(0, length, 1), (1, 0, length)], 1)
+    for tokens in _MORE_TOKENS:
+        if tokens <= min(max_model_len, max_num_batched_tokens):
+            request = EngineRequest("warm-up", [0] * tokens, _PARAMS[0], 1)
+            yield _step([NewSequence(0, request, 0, [], no_blocks)], [(0, 0, tokens)], 0)
+
+
+def _step(new: list[NewSequence], batch: list[tuple[int, int, int]], num_decodes: int) -> Step:
+    """Of (row, start, length), decodes first."""
+    rows, starts, lengths = (array("i", each) for each in zip(*batch, strict=True))
+    samples = array("i", [1] * len(batch))
+    return Step(0, rows, starts, lengths, samples, num_decodes, sum(lengths), new=new)

@@ -1,0 +1,34 @@
+"""Who wants to know when a kernel has been compiled, which takes seconds, is told."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+
+@contextmanager
+def told_of_compiled(tell: Callable[[], None]) -> Iterator[list[str]]:
+    """Calls `tell` for each kernel that Triton compiles inside; not for those that its cache on disk has.
+
+    Yields:
+        The names of what has been compiled so far.
+    """
+    names: list[str] = []
+    if importlib.util.find_spec("triton") is None:
+        yield names
+        return
+    from triton import knobs
+
+    def listen(*, src: Any, times: Any, cache_hit: bool, **_: Any) -> None:
+        if not cache_hit:
+            names.append(src.name)
+            tell()
+
+    before = knobs.compilation.listener
+    knobs.compilation.listener = listen
+    try:
+        yield names
+    finally:
+        knobs.compilation.listener = before

@@ -1,0 +1,66 @@
+"""How many programs of a kernel a GPU's multiprocessor holds at once: what hides the time that memory takes.
+
+By the limits of NVIDIA's CUDA C++ Programming Guide ("Compute Capabilities") and AMD's CDNA instruction set guides.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+
+@dataclass(frozen=True)
+class Multiprocessor:
+    """A streaming multiprocessor, or a compute unit.
+
+    Attributes:
+        warps: it holds, 32 threads each (64 on AMD's).
+        programs: it holds.
+        registers: of all its threads.
+        register_unit: registers that a warp gets are a multiple of it.
+        shared: bytes.
+        reserved: bytes of these that each program takes besides its own.
+    """
+
+    warps: int
+    programs: int
+    registers: int
+    register_unit: int
+    shared: int
+    reserved: int
+    threads: int = 32
+
+
+_KIB: Final = 1024
+_CDNA: Final = {"warps": 32, "programs": 32, "registers": 4 * 512 * 64, "register_unit": 8 * 64, "reserved": 0}
+
+MULTIPROCESSORS: Final = {
+    "sm_80": Multiprocessor(64, 32, 65536, 256, 164 * _KIB, _KIB),
+    "sm_86": Multiprocessor(48, 16, 65536, 256, 100 * _KIB, _KIB),
+    "sm_89": Multiprocessor(48, 24, 65536, 256, 100 * _KIB, _KIB),
+    "sm_90": Multiprocessor(64, 32, 65536, 256, 228 * _KIB, _KIB),
+    "sm_100": Multiprocessor(64, 32, 65536, 256, 228 * _KIB, _KIB),
+    "sm_120": Multiprocessor(48, 24, 65536, 256, 100 * _KIB, _KIB),
+    "gfx90a": Multiprocessor(shared=64 * _KIB, threads=64, **_CDNA),
+    "gfx942": Multiprocessor(shared=64 * _KIB, threads=64, **_CDNA),
+    "gfx950": Multiprocessor(shared=160 * _KIB, threads=64, **_CDNA),
+}
+
+
+def occupancy(target: str, warps: int, registers: int, shared: int) -> float:
+    """The share of a multiprocessor's warps that programs of a kernel fill.
+
+    Args:
+        warps: of a program.
+        registers: of a thread.
+        shared: bytes of a program.
+    """
+    unit = MULTIPROCESSORS[target]
+    of_warp = -(-registers * unit.threads // unit.register_unit) * unit.register_unit
+    programs = min(
+        unit.programs,
+        unit.warps // warps,
+        unit.registers // max(of_warp, 1) // warps,
+        unit.shared // (shared + unit.reserved) if shared + unit.reserved else unit.programs,
+    )
+    return programs * warps / unit.warps

@@ -1,0 +1,216 @@
+"""Steps on an accelerator: what they launch, what crosses between host and device, and what memory they take.
+
+A few layers of models as they are, by their shapes alone.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from stoker_engine.architectures.model_config import ModelConfig
+from stoker_engine.contract.engine_args import EngineArgs
+from stoker_engine.core.step import Step
+from stoker_engine.exec.build_kernels import build_kernels
+from stoker_engine.exec.runner import Runner
+from stoker_engine.kernels.triton import compile_only as compile_only_module
+from stoker_engine.kernels.triton.compile_only import compile_only
+from stoker_engine.sizing.activations import activation_bytes
+from stoker_engine.sizing.weight_formats import ALL_NUMBERS
+
+from ..fake_device import (
+    DEEPSEEK_V3,
+    LLAMA_8B,
+    LLAMA_70B,
+    MIXTRAL,
+    QWEN3_06B,
+    SM_90,
+    DeviceTrace,
+    checkpoint,
+    decodes,
+    fake_device,
+    prompts,
+)
+
+#: Models, how they are quantized, and the most that a layer of theirs may launch.
+MODELS: Final[dict[str, tuple[dict[str, Any], str | None, int]]] = {
+    "Qwen3-0.6B": (QWEN3_06B, None, 10),
+    "Llama-3-8B": (LLAMA_8B, None, 10),
+    "Llama-3-8B int4": (LLAMA_8B, "int4", 10),
+    "Llama-3-70B": (LLAMA_70B, None, 10),
+    "Mixtral-8x7B": (MIXTRAL, None, 16),
+    "Mixtral-8x7B fp8": (MIXTRAL, "fp8", 16),
+    "DeepSeek-V3": ({**DEEPSEEK_V3, "first_k_dense_replace": 1}, None, 22),
+}
+KERNELS: Final = Path(compile_only_module.__file__).parent
+
+
+def traces(
+    monkeypatch: pytest.MonkeyPatch,
+    config: Mapping[str, Any],
+    steps: list[Step],
+    quantization: str | None = None,
+    **sizes: Any,
+) -> list[tuple[DeviceTrace, list[tuple[int, ...]]]]:
+    """Of each step what the device was asked for, and the shapes of what the host read."""
+    sizes = {"max_model_len": 512, "max_num_seqs": 8, "num_gpu_blocks_override": 64, **sizes}
+    found = []
+    with monkeypatch.context() as patch, fake_device(patch) as reads:
+        with compile_only(SM_90, lambda kernel, key: None):
+            runner = Runner(EngineArgs("m", device="cuda", **sizes), checkpoint(config, quantization))
+        for step in steps:
+            reads.clear()
+            trace = DeviceTrace()
+            with compile_only(SM_90, trace.launched), trace:
+                runner.run(step)
+            found.append((trace, list(reads)))
+    return found
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_what_a_layer_launches(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    config, quantization, most = MODELS[model]
+    steps = [prompts(9, 16), decodes(9, 16)]
+    two, three = (traces(monkeypatch, {**config, "num_hidden_layers": count}, steps, quantization) for count in (2, 3))
+    for (less, _), (more, _) in zip(two, three, strict=True):
+        launched = more.launches - less.launches
+        assert launched.total() <= most, launched
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_a_step_uploads_once_and_downloads_once(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    config, quantization, _ = MODELS[model]
+    steps = [prompts(9, 16), decodes(9, 16)]
+    for trace, reads in traces(monkeypatch, {**config, "num_hidden_layers": 2}, steps, quantization):
+        assert trace.uploads == 1
+        assert reads == [(2,)]
+
+
+def test_a_drawn_step_downloads_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = {"top_k": 20, "top_p": 0.9, "min_p": 0.01}
+    steps = [prompts(9, 16, greedy=False, logprobs=logprobs, **asked) for logprobs in (None, 2)]
+    (plain, reads), (_, more) = traces(monkeypatch, {**QWEN3_06B, "num_hidden_layers": 1}, steps)
+    assert plain.uploads == 2  # how each row is drawn comes after the step's inputs
+    assert reads == [(2,)]
+    assert more == [(2,), (2, 3), (2, 3)]  # a number and an integer of each token, and of two likely ones
+
+
+def test_every_kernel_is_launched(monkeypatch: pytest.MonkeyPatch) -> None:
+    launched = set()
+    others: list[tuple[dict[str, Any], str | None, int]] = [
+        ({**LLAMA_8B, "architectures": ["GPTNeoXForCausalLM"], "layer_norm_eps": 1e-5}, None, 0),
+        ({**QWEN3_06B, "architectures": ["Olmo2ForCausalLM"]}, None, 0),
+    ]
+    for config, quantization, _ in (*MODELS.values(), *others):
+        steps = [prompts(9, 16), decodes(9, 16), prompts(9, 16, greedy=False, top_k=5, top_p=0.9)]
+        for trace, _reads in traces(monkeypatch, {**config, "num_hidden_layers": 2}, steps, quantization):
+            launched |= {name.partition(".")[0] for name in trace.launches}
+    [(trace, _)] = traces(monkeypatch, {**QWEN3_06B, "num_hidden_layers": 1}, [prompts(9)], batch_invariant=True)
+    assert not {"mm", "addmm", "bmm"} & set(trace.launches)
+    launched |= {name.partition(".")[0] for name in trace.launches}
+    files = {each.stem for each in KERNELS.glob("*.py") if "\n@torch.library.custom_op" in each.read_text()}
+    assert files - launched == {"token_mask"}  # of grammars
+
+
+@pytest.mark.parametrize("more", [{}, {"kv_cache_dtype": "fp8"}, {"batch_invariant": True}], ids=str)
+@pytest.mark.parametrize("model", MODELS)
+def test_nothing_is_compiled_after_the_start(model: str, more: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = random.Random(model)
+    shape, quantization, _ = MODELS[model]
+    config = {**shape, "num_hidden_layers": 2}
+    known = checkpoint(config, quantization)
+    sizes = {"max_model_len": 4096, "max_num_seqs": 64, "max_num_batched_tokens": 4096}
+    args = EngineArgs("m", device="cuda", num_gpu_blocks_override=1024, **sizes, **more)
+    beforehand: set[Any] = set()
+    build_kernels(
+        args,
+        known.config,
+        known.weight_formats(torch.bfloat16, torch.device("cuda")),
+        torch.bfloat16,
+        SM_90,
+        lambda *key: beforehand.add(key),
+    )
+    launched: set[Any] = set()
+    with (
+        monkeypatch.context() as patch,
+        fake_device(patch),
+        compile_only(SM_90, lambda *key: launched.add(key)),
+    ):
+        runner = Runner(args, known)
+        at_start = set(launched)
+        assert at_start <= beforehand
+        for count in (1, 2, 16, 17, 64):
+            runner.run(prompts(*[rng.randint(1, 60) for _ in range(count)], greedy=count % 2 == 0))
+            runner.run(decodes(*[rng.randint(60, 4095) for _ in range(count)]))
+        runner.run(prompts(4096))
+    assert launched == at_start
+
+
+def test_what_is_compiled_beforehand_is_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    config = ModelConfig.from_dict({**QWEN3_06B, "num_hidden_layers": 1})
+    args = EngineArgs("m", device="cuda")
+    assert build_kernels(args, config, ALL_NUMBERS, torch.bfloat16, SM_90)
+    assert not build_kernels(args, config, ALL_NUMBERS, torch.bfloat16, SM_90)
+
+
+#: Families whose layers hold more than others' do, or in another order.
+_FAMILIES: Final[dict[str, dict[str, Any]]] = {
+    "GPTNeoX": {"layer_norm_eps": 1e-5, "use_parallel_residual": True},
+    "Cohere2": {"layer_norm_eps": 1e-5, "logit_scale": 0.25, "sliding_window": 4096},
+    "Falcon": {"multi_query": True, "parallel_attn": True, "new_decoder_architecture": False, "alibi": False},
+    "Olmo2": {},
+    "Gemma3": {"head_dim": 256, "hidden_activation": "gelu_pytorch_tanh", "sliding_window": 1024},
+    "GptOss": {
+        "num_local_experts": 32, "num_experts_per_tok": 4, "sliding_window": 128, "intermediate_size": 2880,
+        "layer_types": ["sliding_attention", "full_attention"], "hidden_size": 2880,
+    },
+}  # fmt: skip
+
+
+def most_held(monkeypatch: pytest.MonkeyPatch, config: dict[str, Any], steps: list[Step], **sizes: Any) -> int:
+    """Bytes, in the last step."""
+    quantization = sizes.pop("quantization", None)
+    return traces(monkeypatch, config, steps, quantization, num_gpu_blocks_override=4096, **sizes)[-1][0].peak
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_activations_are_within_a_tenth_of_what_is_planned(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    shape, quantization, _ = MODELS[model]
+    config, tokens = {**shape, "num_hidden_layers": 2}, 8192
+    sizes = {"max_model_len": tokens, "max_num_seqs": 8, "max_num_batched_tokens": tokens}
+    held = most_held(monkeypatch, config, [prompts(*[1024] * 8)], quantization=quantization, **sizes)
+    planned = activation_bytes(ModelConfig.from_dict(config), tokens, 8, 2, fused=True)
+    assert 0.9 * planned <= held <= planned
+
+
+@pytest.mark.parametrize("family", _FAMILIES)
+def test_activations_of_other_families_are_no_more_than_planned(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = {**LLAMA_8B, "architectures": [f"{family}ForCausalLM"], **_FAMILIES[family], "num_hidden_layers": 2}
+    tokens, num_seqs = 8192, 256
+    sizes = {"max_model_len": tokens, "max_num_seqs": num_seqs, "max_num_batched_tokens": tokens}
+    held = most_held(monkeypatch, config, [prompts(*[32] * num_seqs)], **sizes)
+    assert held <= activation_bytes(ModelConfig.from_dict(config), tokens, num_seqs, 2, fused=True)
+
+
+def test_one_long_sequence_does_not_make_room_for_as_long_ones_of_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    config, num_seqs = {**LLAMA_8B, "num_hidden_layers": 2, "max_position_embeddings": 131072}, 512
+    sizes = {"max_model_len": 65520, "max_num_seqs": num_seqs, "max_num_batched_tokens": 2048}
+    steps = [prompts(*[4] * num_seqs), decodes(*[4] * (num_seqs - 1), 65519)]
+    held = most_held(monkeypatch, config, steps, **sizes)
+    assert held <= activation_bytes(ModelConfig.from_dict(config), 2048, num_seqs, 2, fused=True)
+
+
+def test_ways_to_draw_hold_no_more_than_planned(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = {"top_k": 20, "top_p": 0.9, "min_p": 0.01, "repetition_penalty": 1.1, "logprobs": 5}
+    step = prompts(*[4] * 256, greedy=False, **asked)
+    sizes = {"max_model_len": 2048, "max_num_seqs": 256, "max_num_batched_tokens": 2048}
+    held = most_held(monkeypatch, {**QWEN3_06B, "num_hidden_layers": 2}, [step], **sizes)
+    assert held <= activation_bytes(ModelConfig.from_dict(QWEN3_06B), 2048, 256, 2, fused=True)

@@ -1,0 +1,110 @@
+"""A row has the same bits in every batch, in chunks and as a decode: products, and whole models."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from stoker_engine.architectures.stored_formats import GGUF_FORMATS, GroupFormat
+from stoker_engine.attention.triton import TritonBackend
+from stoker_engine.kernels.reference import REFERENCE
+from stoker_engine.kernels.triton.batch_invariant import BATCH_INVARIANT
+from stoker_engine.models.decoder import Decoder
+
+from ....models.conftest import PagedRun, assert_run_is, load_decoder
+from ....models.test_families import reference_of, tiny
+from ....models.test_moe_families import tiny as tiny_mixture
+
+NEAR = {torch.float32: 2e-6, torch.bfloat16: 8e-3, torch.float16: 1e-3}
+DTYPES = pytest.mark.parametrize("dtype", NEAR, ids=["float32", "bfloat16", "float16"])
+SIZES = [(0, 3, 5), (1, 1, 1), (15, 31, 33), (17, 32, 32), (64, 129, 65), (65, 128, 64), (130, 5, 200)]
+
+
+@pytest.fixture(autouse=True)
+def products_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the interpreter's own ones a row's last bits depend on its place in a tile, in a GPU's they do not."""
+
+    def multiply(a: np.ndarray, b: np.ndarray, dtype: np.dtype) -> np.ndarray:
+        found: np.ndarray = np.einsum("mk,kn->mn", a, b, dtype=dtype)
+        return found
+
+    monkeypatch.setattr(np, "matmul", multiply)
+
+
+def drawn(*shape: int, dtype: torch.dtype, seed: int = 0) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+@DTYPES
+@pytest.mark.parametrize(("tokens", "outputs", "inner"), SIZES)
+def test_products(tokens: int, outputs: int, inner: int, dtype: torch.dtype) -> None:
+    wide = drawn(tokens, inner + 3, dtype=dtype)
+    x, weight, bias = wide[:, 1 : 1 + inner], drawn(outputs, inner, dtype=dtype, seed=1), drawn(outputs, dtype=dtype)
+    exact = x.double() @ weight.double().t()
+    size = x.double().abs() @ weight.double().abs().t() + 1
+    for make, bias_of, result in (
+        (BATCH_INVARIANT.product, None, dtype),
+        (BATCH_INVARIANT.product, bias, dtype),
+        (BATCH_INVARIANT.wide_product, None, torch.float32),
+        (BATCH_INVARIANT.wide_product, bias, torch.float32),
+    ):
+        multiply = make(weight, bias_of)
+        ours, expected = multiply(x), exact if bias_of is None else exact + bias_of.double()
+        assert ours.dtype == result and ours.shape == expected.shape
+        assert ((ours.double() - expected).abs() <= NEAR[result] * size).all()
+        for row in {0, tokens // 2, tokens - 1} if tokens else ():
+            assert torch.equal(multiply(x[row : row + 1])[0], ours[row])
+    of_heads = drawn(tokens, 3, inner, dtype=dtype, seed=2)
+    matrices = drawn(3, outputs, inner, dtype=dtype, seed=3)
+    ours, theirs = (kernels.batched_product(matrices)(of_heads) for kernels in (BATCH_INVARIANT, REFERENCE))
+    torch.testing.assert_close(ours, theirs, rtol=4 * NEAR[dtype], atol=inner**0.5 * NEAR[dtype])
+
+
+def test_a_wide_product_of_weights_that_are_wider() -> None:
+    x, weight = drawn(5, 40, dtype=torch.bfloat16), drawn(7, 40, dtype=torch.float32)
+    torch.testing.assert_close(BATCH_INVARIANT.wide_product(weight)(x), x.float() @ weight.t(), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("stored", [GroupFormat("uint4", 32, "float16", zero=True), GGUF_FORMATS["F16"]], ids=str)
+def test_weights_in_blocks(stored: GroupFormat) -> None:
+    rng = random.Random(1)
+    rows = [bytes(rng.randrange(60) for _ in range(stored.row_bytes(64))) for _ in range(9)]
+    blocks = torch.tensor([list(row) for row in rows], dtype=torch.uint8)
+    multiply = BATCH_INVARIANT.block_product(blocks, stored, 64, torch.float16)
+    x = drawn(70, 64, dtype=torch.float16)
+    together = multiply(x)
+    torch.testing.assert_close(
+        together, REFERENCE.block_product(blocks, stored, 64, torch.float16)(x), rtol=2e-3, atol=2e-2
+    )
+    for row in (0, 16, 69):
+        assert torch.equal(multiply(x[row : row + 1])[0], together[row])
+
+
+PROMPTS = [[5, 17, 99, 3, 64, 2, 31, 8, 8, 90, 11, 27, 33, 4, 5, 6, 7, 61, 19], [8]]
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [
+        pytest.param("llama", torch.bfloat16, marks=pytest.mark.slow),
+        pytest.param("gemma2", torch.float32),
+        pytest.param("deepseek_v3", torch.float32, marks=pytest.mark.slow),
+    ],
+)
+def test_models(name: str, dtype: torch.dtype, tmp_path: Path) -> None:
+    """However a prompt is cut into chunks, and whatever else is there."""
+    theirs = tiny_mixture(name) if name == "deepseek_v3" else tiny(name)
+    theirs.save_pretrained(tmp_path)
+    backend = TritonBackend(batch_invariant=True)
+    ours: Decoder = load_decoder(tmp_path, dtype=dtype, backend=backend, kernels=BATCH_INVARIANT)
+    together = PagedRun(ours, PROMPTS, new_tokens=3, dtype=dtype)
+    if dtype == torch.float32:
+        assert_run_is(together, reference_of(theirs))
+    alone = PagedRun(ours, PROMPTS[:1], new_tokens=3, seed=1, dtype=dtype)
+    assert alone.sequences[0].tokens == together.sequences[0].tokens
+    for a, b in zip(alone.sequences[0].logits, together.sequences[0].logits, strict=True):
+        assert torch.equal(a, b)
