@@ -48,8 +48,8 @@ class EngineArgs:
     seed: int = flag("seeds the requests that do not seed themselves, so that a restart repeats a run", 0)
     device: names.Device = flag("where to run; auto takes the accelerator there is", "auto", choices=names.DEVICES)
     attention_backend: names.AttentionBackend = flag(
-        "what computes attention; auto: the fastest that is there; native: the CPU's kernels; triton: a GPU's; sdpa: "
-        "torch's own, anywhere",
+        "what computes attention; auto: native, triton or sdpa; native: the CPU's kernels; triton: a GPU's; sdpa: "
+        "torch's own, anywhere; flash-attn and flashinfer: these packages, where they are installed",
         "auto",
         choices=names.ATTENTION_BACKENDS,
     )

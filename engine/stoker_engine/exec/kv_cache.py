@@ -226,9 +226,9 @@ def _num_blocks(
 
 
 def allocate(shape: tuple[int, int], device: torch.device) -> torch.Tensor:
-    """Bytes [blocks, bytes of a block], not set to anything."""
-    if device.type != "cpu":
-        return torch.empty(shape, dtype=torch.uint8, device=device)
+    """Bytes [blocks, bytes of a block]; on a CPU not set to anything."""
+    if device.type != "cpu":  # packages' kernels multiply by 0 what must not be seen, which must be a number then
+        return torch.zeros(shape, dtype=torch.uint8, device=device)
     # numpy asks for huge pages where the kernel has them. Pages become memory only when a block is first written.
     return torch.from_numpy(np.empty(math.prod(shape), dtype=np.uint8)).view(shape)
 

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from stoker_engine.attention.native import NativeBackend
+from stoker_engine.attention.packages import Served
 from stoker_engine.attention.select import attention_backend
 from stoker_engine.contract.engine_args import EngineArgs
 from stoker_engine.contract.errors import ArgumentError
@@ -38,6 +39,7 @@ from stoker_engine.sampling.logprobs import token_logprobs
 from stoker_engine.sampling.sampler import greedy, sample
 from stoker_engine.sampling.shared_vocabulary import likeliest
 from stoker_engine.sizing import activations, memory
+from stoker_engine.sizing.kv_format import kv_format
 
 logger = logging.getLogger(__name__)
 
@@ -81,7 +83,13 @@ class Runner:
                 "GPUs that share layers sum in an order that depends on the batch; choose "
                 "--tensor-parallel-size 1, with --pipeline-parallel-size or --data-parallel-size for more GPUs",
             )
-        self._backend = attention_backend(self.device, self.dtype, args.batch_invariant, args.attention_backend)
+        served = Served(
+            [layer.attention for layer in self.config.layers],
+            self.dtype,
+            kv_format(args.kv_cache_dtype, str(self.dtype)).dtype,
+            args.block_size,
+        )
+        self._backend = attention_backend(self.device, served, args.batch_invariant, args.attention_backend)
         self._kernels = select_kernels(self.device, self.dtype, args.batch_invariant)
         build = Build(
             self.dtype,
@@ -284,7 +292,7 @@ class Runner:
             is_finite = is_finite and bool(to_host(self._kernels.argmax(logits)[1].isfinite().all()))
             if is_finite and self._groups.samples:
                 tokens = self._rows.token_ids[row, start + 1 : stop + 1].tolist()
-                found += token_logprobs(logits, tokens, [params.prompt_logprobs] * len(tokens))
+                found += token_logprobs(logits, tokens, [params.prompt_logprobs] * len(tokens), self._kernels.logprobs)
         return found if is_finite else None
 
 

@@ -33,6 +33,9 @@ Route = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
 #: See `Kernels.argmax`.
 Argmax = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
 
+#: See `Kernels.logprobs`.
+Logprobs = Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
+
 #: See `Kernels.keep_allowed`.
 KeepAllowed = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], None]
 
@@ -122,6 +125,7 @@ class Kernels:
         argmax: `argmax.argmax`.
         keep_allowed: `token_mask.keep_allowed`.
         select_token: `select_token.select_token`.
+        logprobs: `logprobs.logprobs`.
     """
 
     product: MakeProduct
@@ -143,3 +147,4 @@ class Kernels:
     argmax: Argmax
     keep_allowed: KeepAllowed
     select_token: SelectToken
+    logprobs: Logprobs

@@ -15,6 +15,7 @@ from stoker_engine.kernels.blocks import block_linear, block_rows
 from stoker_engine.kernels.bundle import BlockStack, Experts, Kernels, Operation
 from stoker_engine.kernels.layer_norm import layer_norm
 from stoker_engine.kernels.linear import linear
+from stoker_engine.kernels.logprobs import logprobs
 from stoker_engine.kernels.moe import block_experts, each_product, experts, route, wide_product
 from stoker_engine.kernels.rms_norm import after_sum, rms_norm
 from stoker_engine.kernels.rotary import angles, apply_rotary, join_rotated
@@ -68,4 +69,5 @@ REFERENCE: Final = Kernels(
     argmax=argmax,
     keep_allowed=keep_allowed,
     select_token=select_token,
+    logprobs=logprobs,
 )

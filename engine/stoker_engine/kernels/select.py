@@ -34,6 +34,13 @@ def select_kernels(device: torch.device, dtype: torch.dtype, batch_invariant: bo
     return REFERENCE
 
 
+def has_little_shared_memory(device: torch.device) -> bool:
+    """Whether a program may have no more than 64 KiB of it, as on AMD's GPUs before gfx950."""
+    if device.type != "cuda" or torch.version.hip is None:
+        return False
+    return int(torch.cuda.get_device_properties(device).shared_memory_per_block) <= 64 << 10
+
+
 def lack_of_triton(device: torch.device) -> str | None:
     """Why Triton's kernels cannot run on a device; None: they can."""
     if importlib.util.find_spec("triton") is None:

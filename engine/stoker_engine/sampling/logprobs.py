@@ -5,33 +5,50 @@ from __future__ import annotations
 import torch
 
 from stoker_engine.core.logprobs import TokenLogprobs
+from stoker_engine.kernels.bundle import Logprobs
 from stoker_engine.parallel.transfer import to_device, to_host
 
 
-def token_logprobs(logits: torch.Tensor, token_ids: list[int], counts: list[int]) -> list[TokenLogprobs]:
+def token_logprobs(
+    logits: torch.Tensor, token_ids: list[int], counts: list[int], logprobs: Logprobs
+) -> list[TokenLogprobs]:
     """Of each row's token and of its `counts` likeliest ones.
 
     Args:
         logits: [rows, vocabulary] float32, as the model gave them.
         token_ids: one token a row.
         counts: how many likeliest ones; -1 is all of them.
+        logprobs: the kernel.
     """
     vocabulary = logits.shape[-1]
     counts = [vocabulary if count < 0 else min(count, vocabulary) for count in counts]
-    logprobs = logits.log_softmax(dim=-1)
-    chosen = logprobs.gather(1, to_device(token_ids, logits.device).unsqueeze(1))
-    ranks = (logprobs > chosen).sum(dim=-1, keepdim=True) + 1
-    top = logprobs.topk(max(counts), dim=-1)
-    values, indices = to_host(torch.cat((chosen, top.values), dim=1)), to_host(torch.cat((ranks, top.indices), dim=1))
+    numbers, ranks = logprobs(logits, to_device(token_ids, logits.device))
+    likeliest, indices = _likeliest(logits, max(counts), numbers)
+    values = to_host(torch.cat((numbers[:, :1], likeliest), dim=1))
     return [
-        TokenLogprobs([token, *likeliest[:count]], own[: 1 + count], rank)
-        for token, count, own, (rank, *likeliest) in zip(token_ids, counts, values, indices, strict=True)
+        TokenLogprobs([token, *tokens[:count]], own[: 1 + count], rank)
+        for token, count, own, (rank, *tokens) in zip(
+            token_ids, counts, values, to_host(torch.cat((ranks[:, None], indices), dim=1)), strict=True
+        )
     ]
 
 
-def candidates(logits: torch.Tensor, counts: list[int]) -> list[list[tuple[int, float]]]:
-    """Each row's `counts` likeliest tokens with their log-probabilities, best first."""
-    most = min(max(counts), logits.shape[-1])
-    top = logits.log_softmax(dim=-1).topk(most, dim=-1)
-    pairs = zip(to_host(top.indices), to_host(top.values), counts, strict=True)
+def candidates(
+    logits: torch.Tensor, best: torch.Tensor, counts: list[int], logprobs: Logprobs
+) -> list[list[tuple[int, float]]]:
+    """Each row's `counts` likeliest tokens with their log-probabilities, best first.
+
+    Args:
+        best: [rows] int64, the likeliest token of each.
+        logprobs: the kernel.
+    """
+    numbers, _ = logprobs(logits, best)
+    likeliest, indices = _likeliest(logits, min(max(counts), logits.shape[-1]), numbers)
+    pairs = zip(to_host(indices), to_host(likeliest), counts, strict=True)
     return [list(zip(tokens, values, strict=True))[:count] for tokens, values, count in pairs]
+
+
+def _likeliest(logits: torch.Tensor, count: int, numbers: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """[rows, count] log-probabilities and tokens, by what the kernel says of each row."""
+    top = logits.topk(count, dim=-1)
+    return top.values - numbers[:, 1:2] - numbers[:, 2:], top.indices

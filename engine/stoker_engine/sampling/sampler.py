@@ -67,7 +67,9 @@ def _sample(
     offers: list[list[tuple[int, float]]] = []
     chosen: list[Sampled] = []
     if beams:
-        offers = candidates(_rows(logits, [row for row, _ in beams]), [beam.num_candidates for _, beam in beams])
+        rows = [row for row, _ in beams]
+        counts = [beam.num_candidates for _, beam in beams]
+        offers = candidates(_rows(logits, rows), _rows(best, rows), counts, kernels.logprobs)
     if others:
         rows = [row for row, _ in others]
         of_rows = _rows(best, rows), _rows(largest, rows)
@@ -126,7 +128,8 @@ def _choose(
     for part in _parts(len(asked), rows_at_once):
         of_part = [place for place, _ in asked[part]]
         rows = _rows(logits, [of_places[place] for place in of_part])
-        its = token_logprobs(rows, [tokens[place] for place in of_part], [count for _, count in asked[part]])
+        counts = [count for _, count in asked[part]]
+        its = token_logprobs(rows, [tokens[place] for place in of_part], counts, kernels.logprobs)
         logprobs.update(zip(of_part, its, strict=True))
 
     sampled, place = [], 0

@@ -2,23 +2,37 @@
 
 from __future__ import annotations
 
+import dataclasses
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 import torch
 
+from stoker_engine.architectures.decoder_config import AttentionConfig
+from stoker_engine.architectures.mla_config import MLAConfig
 from stoker_engine.attention.native import NativeBackend
+from stoker_engine.attention.packages import Served, by_package
 from stoker_engine.attention.sdpa import SdpaBackend
 from stoker_engine.attention.select import attention_backend
 from stoker_engine.contract.engine_args import EngineArgs
 from stoker_engine.contract.errors import ArgumentError
 
 CPU = torch.device("cpu")
+LAYER = AttentionConfig(num_heads=4, num_kv_heads=2, head_dim=64, scale=0.125)
+
+
+def served(
+    dtype: torch.dtype, layer: AttentionConfig = LAYER, stored: str = "bfloat16", block_size: int = 256
+) -> Served:
+    return Served([LAYER, layer], dtype, stored, block_size)
 
 
 def test_by_its_name_or_the_fastest() -> None:
-    assert isinstance(attention_backend(CPU, torch.float32), NativeBackend)
-    assert isinstance(attention_backend(CPU, torch.float16), SdpaBackend)
-    assert isinstance(attention_backend(CPU, torch.float32, name="native"), NativeBackend)
-    assert isinstance(attention_backend(CPU, torch.float32, name="sdpa"), SdpaBackend)
+    assert isinstance(attention_backend(CPU, served(torch.float32)), NativeBackend)
+    assert isinstance(attention_backend(CPU, served(torch.float16)), SdpaBackend)
+    assert isinstance(attention_backend(CPU, served(torch.float32), name="native"), NativeBackend)
+    assert isinstance(attention_backend(CPU, served(torch.float32), name="sdpa"), SdpaBackend)
 
 
 @pytest.mark.parametrize(
@@ -30,14 +44,71 @@ def test_by_its_name_or_the_fastest() -> None:
 )
 def test_what_cannot_run_here_is_refused(dtype: torch.dtype, name: str, said: str) -> None:
     with pytest.raises(ArgumentError, match=f"--attention-backend: .*{said}"):
-        attention_backend(CPU, dtype, name=name)  # type: ignore[arg-type]
+        attention_backend(CPU, served(dtype), name=name)  # type: ignore[arg-type]
 
 
 def test_what_nobody_knows_is_refused() -> None:
     with pytest.raises(ArgumentError, match="--attention-backend"):
-        EngineArgs("model", attention_backend="flashinfer")  # type: ignore[arg-type]
+        EngineArgs("model", attention_backend="xformers")  # type: ignore[arg-type]
 
 
 def test_batch_invariance_is_refused_where_torch_computes() -> None:
     with pytest.raises(ArgumentError, match=r"--batch-invariant.*Triton's kernels.*--attention-backend sdpa"):
-        attention_backend(CPU, torch.float32, batch_invariant=True, name="sdpa")
+        attention_backend(CPU, served(torch.float32), batch_invariant=True, name="sdpa")
+
+
+def test_latent_attention_in_float32_has_no_room_on_some_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.version, "hip", "7.0")
+    gpu = torch.device("cuda")
+    for size, latent, dtype, taken in [
+        (64, LATENT, torch.float32, "sdpa"),
+        (64, LATENT, torch.bfloat16, "triton"),
+        (64, LAYER, torch.float32, "triton"),
+        (160, LATENT, torch.float32, "triton"),
+    ]:
+        properties = SimpleNamespace(shared_memory_per_block=size << 10)
+        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device, properties=properties: properties)
+        backend = attention_backend(gpu, served(dtype, latent))
+        assert type(backend).__name__.lower() == f"{taken}backend"
+        if taken == "sdpa":
+            with pytest.raises(ArgumentError, match=r"needs more shared memory .* choose auto, or sdpa"):
+                attention_backend(gpu, served(dtype, latent), name="triton")
+
+
+LATENT = dataclasses.replace(LAYER, latent=MLAConfig(None, 64, 32, 16, 32))
+
+
+@pytest.mark.parametrize(
+    ("name", "asked", "said"),
+    [
+        ("flash-attn", served(torch.float32), "in bfloat16 or float16, not in float32"),
+        ("flash-attn", served(torch.float16), r"not in bfloat16 \(--kv-cache-dtype\)"),
+        ("flash-attn", served(torch.bfloat16, stored="float8_e4m3fn"), "not in float8_e4m3fn"),
+        ("flash-attn", served(torch.bfloat16, block_size=16), r"have 256 tokens, not 16 \(--block-size\)"),
+        (
+            "flash-attn",
+            served(torch.bfloat16, dataclasses.replace(LAYER, head_dim=84)),
+            "multiples of 8 up to 256, not 84",
+        ),
+        ("flash-attn", served(torch.bfloat16, dataclasses.replace(LAYER, head_dim=264)), "up to 256, not 264"),
+        (
+            "flashinfer",
+            served(torch.bfloat16, dataclasses.replace(LAYER, head_dim=96)),
+            "have 64, 128, 256 numbers, not 96",
+        ),
+        ("flashinfer", served(torch.bfloat16, dataclasses.replace(LAYER, alibi_slopes=(1.0,) * 4)), "ALiBi"),
+        ("flashinfer", served(torch.bfloat16, dataclasses.replace(LAYER, sinks=True)), "no sinks"),
+        ("flashinfer", served(torch.bfloat16, dataclasses.replace(LAYER, value_head_dim=32)), "not 64 and 32"),
+        ("flashinfer", served(torch.bfloat16, LATENT), "no latent attention"),
+    ],
+)
+def test_packages_are_refused_what_they_cannot(
+    name: Any, asked: Served, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(ArgumentError, match=rf"--attention-backend: {name} .*is not installed; choose auto, or sdpa"):
+        by_package(name, asked, None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda package: package)
+    with pytest.raises(ArgumentError, match=f"{name} cannot run here: no GPU;"):
+        by_package(name, asked, "no GPU")
+    with pytest.raises(ArgumentError, match=f"--attention-backend: {name} .*{said}.*; choose auto, or sdpa"):
+        by_package(name, asked, None)

@@ -11,6 +11,10 @@ A decode has few rows and many keys. So its keys are split among programs, a fix
 (Flash-Decoding: Dao et al., 2023), and a second kernel joins the parts in their order: how a sequence is split depends
 on its length alone, never on the batch, so a row has the same bits in every batch.
 
+Decodes that have the same blocks in a part share it (cascade inference: Ye et al., 2024; Hydragen: Juravsky et al.,
+2024): as many neighbours as a tile has rows for are one program, which reads the part once. A row's own part of the
+program is what it was alone, so this is not seen in its bits.
+
 Tiles are found by the device itself (`_sequence_of`), so a step needs nothing from the host but its metadata.
 """
 
@@ -78,6 +82,32 @@ def _first_part(sequence, seq_lens, SPLIT_KEYS: tl.constexpr):  # type: ignore[n
     return before
 
 
+@triton.jit
+def _shares_part(  # type: ignore[no-untyped-def]
+    other, length, begin, end, low, high, table, tables, seq_lens, table_row,
+    BLOCK_SIZE: tl.constexpr, WINDOW: tl.constexpr,
+):  # fmt: skip
+    """Which of the `other` decodes see the same keys in the same blocks as one does between `low` and `high`.
+
+    Args:
+        other: [n] sequences; those that are none are -1.
+        begin, end: of the keys that it sees there.
+        table: its block table.
+    """
+    oldest = tl.zeros_like(length)
+    if WINDOW > 0:
+        oldest = tl.maximum(length - WINDOW, 0)
+    shares = (other >= 0) & (tl.maximum(oldest, low) == begin) & (tl.minimum(length, high) == end)
+    for first in tl.range(begin // BLOCK_SIZE, (end - 1) // BLOCK_SIZE + 1, 32):
+        block = first + tl.arange(0, 32)
+        is_block = block * BLOCK_SIZE < end
+        mine = tl.load(table + block, mask=is_block, other=0)[None, :]
+        is_shared = shares[:, None] & is_block[None, :]
+        its = tl.load(tables + other[:, None] * table_row + block[None, :], mask=is_shared, other=0)
+        shares = shares & (tl.max(tl.where(is_shared & (its != mine), 1, 0), 1) == 0)
+    return shares
+
+
 #: What differs from step to step, and a kernel must not be compiled anew for: a batch's sequences, where the parts of
 #: a step's inputs begin that are theirs, how long the longest is.
 _OF_A_STEP: Final = ["num_sequences", "tables", "query_starts", "seq_lens", "table_row"]
@@ -141,6 +171,7 @@ def _attend(  # type: ignore[no-untyped-def]
     TILES_OF_HEADS: tl.constexpr = (GROUP + HEADS - 1) // HEADS
     tile, split = tl.program_id(0), tl.program_id(2)
     kv_head, tile_of_heads = tl.program_id(1) // TILES_OF_HEADS, tl.program_id(1) % TILES_OF_HEADS
+    SHARED: tl.constexpr = DECODES and QUERIES > 1
     if DECODES:  # each has one query, and they are the step's first
         sequence, start, count, first_query = tile, tile, 1, 0
     else:
@@ -166,13 +197,29 @@ def _attend(  # type: ignore[no-untyped-def]
             return
 
     rows = tl.arange(0, ROWS)
-    query_of = first_query + rows // HEADS
     of_group = tile_of_heads * HEADS + rows % HEADS
     head = kv_head * GROUP + of_group
-    is_row = (query_of < count) & (rows < QUERIES * HEADS) & (of_group < GROUP)
-    at = length - count + query_of
+    is_row = (rows < QUERIES * HEADS) & (of_group < GROUP)
+    if SHARED:
+        neighbours = sequence // QUERIES * QUERIES
+        token = neighbours + rows // HEADS
+        is_row = is_row & (token < num_sequences)
+        row_length = tl.load(seq_lens + token, mask=is_row, other=0)
+        at = row_length - 1
+        is_row = is_row & _shares_part(
+            tl.where(is_row, token, -1), row_length, tl.maximum(oldest, split * SPLIT_KEYS), end,
+            split * SPLIT_KEYS, (split + 1) * SPLIT_KEYS, tables + sequence * table_row, tables, seq_lens, table_row,
+            BLOCK_SIZE, WINDOW,
+        )  # fmt: skip
+        if tl.min(tl.where(is_row, token, sequence), 0) < sequence:
+            return  # that one's program has this one's rows
+    else:
+        query_of = first_query + rows // HEADS
+        is_row = is_row & (query_of < count)
+        token = start + query_of
+        at = length - count + query_of
     main, rest = tl.arange(0, HEAD_MAIN), HEAD_MAIN + tl.arange(0, HEAD_REST if HEAD_REST > 0 else 16)
-    row_query = query + (start + query_of).to(tl.int64)[:, None] * query_token + head[:, None] * query_head
+    row_query = query + token.to(tl.int64)[:, None] * query_token + head[:, None] * query_head
     q_main = tl.load(row_query + main[None, :], mask=is_row[:, None] & (main < HEAD)[None, :], other=0.0)
     if HEAD_REST > 0:
         q_rest = tl.load(row_query + rest[None, :], mask=is_row[:, None] & (rest < HEAD)[None, :], other=0.0)
@@ -234,11 +281,16 @@ def _attend(  # type: ignore[no-untyped-def]
         sums += product(rounded(weights, DTYPE), value)
         top = new_top
 
-    row_out = (start + query_of).to(tl.int64) * NUM_HEADS + head
+    row_out = token.to(tl.int64) * NUM_HEADS + head
     is_number = is_row[:, None] & (dims < VALUE)[None, :]
     if SPLIT_KEYS > 0:
-        number = (_first_part(sequence, seq_lens, SPLIT_KEYS) + split).to(tl.int64)
-        part = number * NUM_HEADS + head
+        first_part = _first_part(neighbours if SHARED else sequence, seq_lens, SPLIT_KEYS)
+        if SHARED:
+            member = neighbours + tl.arange(0, ROWS)
+            length_of = tl.load(seq_lens + member, mask=member < num_sequences, other=0)
+            parts_of = (length_of + SPLIT_KEYS - 1) // SPLIT_KEYS
+            first_part += tl.sum(tl.where(member[None, :] < token[:, None], parts_of[None, :], 0), 1)
+        part = (first_part + split).to(tl.int64) * NUM_HEADS + head
         tl.store(part_top + part, top, mask=is_row)
         tl.store(part_sum + part, total, mask=is_row)
         tl.store(part_out + part[:, None] * VALUE + dims[None, :], sums, mask=is_number)
@@ -318,10 +370,10 @@ def tiles_of(head_dim: int, dtype: torch.dtype, code: int, are_decodes: bool, is
     if dtype == torch.float32:  # without tensor cores, where it would lose digits
         return Tiles(16, 16, split_keys, warps=8 if are_decodes and not is_amd else 4, stages=2)
     if head_dim > 128:
-        return Tiles(16 if are_decodes else 32, 32, split_keys, stages=2)
-    if are_decodes:
-        return Tiles(16, 64, split_keys)
+        return Tiles(16, 32, split_keys) if are_decodes else Tiles(32, 32, stages=2)
     in_two_parts = head_dim & (head_dim - 1) != 0
+    if are_decodes:
+        return Tiles(16, 32 if in_two_parts else 64, split_keys)
     return Tiles(32 if code and in_two_parts else 64, 32)
 
 
@@ -353,7 +405,7 @@ def _constants(
         "BLOCK_SIZE": block_size,
         "CODE": code,
         "DECODES": are_decodes,
-        "QUERIES": 1 if are_decodes else tiles.rows // heads,
+        "QUERIES": tiles.rows // heads,
         "ROWS": tiles.rows,
         "KEYS": tiles.keys,
         "SPLIT_KEYS": split_keys,

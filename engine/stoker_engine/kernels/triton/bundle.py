@@ -12,6 +12,7 @@ from stoker_engine.kernels.triton.block_product import block_product
 from stoker_engine.kernels.triton.experts import block_experts, experts
 from stoker_engine.kernels.triton.join_rotated import join_rotated
 from stoker_engine.kernels.triton.layer_norm import layer_norm
+from stoker_engine.kernels.triton.logprobs import logprobs
 from stoker_engine.kernels.triton.products import batched_product, wide_product
 from stoker_engine.kernels.triton.rms_norm import add_rms_norm, rms_norm
 from stoker_engine.kernels.triton.rotary import apply_rotary
@@ -37,4 +38,5 @@ TRITON: Final = replace(
     argmax=argmax,
     keep_allowed=keep_allowed,
     select_token=select_token,
+    logprobs=logprobs,
 )

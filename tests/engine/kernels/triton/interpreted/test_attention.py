@@ -5,9 +5,11 @@ from __future__ import annotations
 
 import dataclasses
 import random
+from typing import Any
 
 import pytest
 import torch
+from triton.runtime.interpreter import InterpreterBuilder
 
 from stoker_engine.attention.backend import AttentionShape
 from stoker_engine.attention.sdpa import SdpaBackend
@@ -16,6 +18,7 @@ from stoker_engine.contract import names
 from stoker_engine.models.kv_scales import LayerScales
 
 from ....attention.conftest import Sequences, run
+from .conftest import ON_CHIP
 
 KV_CACHE_DTYPES = [name for name in names.KV_CACHE_DTYPES if name not in ("auto", "fp8_e4m3")]
 EXACT = {torch.float32: 4e-6, torch.bfloat16: 1e-2, torch.float16: 2e-3}
@@ -159,6 +162,77 @@ def test_bits_do_not_depend_on_the_batch(name: str, dtype: torch.dtype) -> None:
     alone = run(TritonBackend(), sequences, *([each] for each in steps))
     for one, other in zip(together, alone, strict=True):
         assert torch.equal(one, other)
+
+
+def share(sequences: Sequences, count: int, first: int, *others: int) -> None:
+    """Has other sequences begin with so many tokens of the first, where they lie in its blocks."""
+    blocks = count // sequences.block_size
+    for s in others:
+        for part in (sequences.keys, sequences.values):
+            part[s][: blocks * sequences.block_size] = part[first][: blocks * sequences.block_size]
+        sequences.blocks[s][:blocks] = sequences.blocks[first][:blocks]
+
+
+def decodes(sequences: Sequences) -> list[tuple[int, int, int]]:
+    """A step of the last tokens, of which those before are stored."""
+    lengths = [len(each) for each in sequences.queries]
+    for s, length in enumerate(lengths):
+        run(SdpaBackend(), sequences, *([[(s, 0, length - 1)]] if length > 1 else []))
+    return [(s, length - 1, length) for s, length in enumerate(lengths)]
+
+
+@pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(2, 24))])
+def test_decodes_that_share_prefixes(seed: int) -> None:
+    """Two prefixes, whose sequences lie among each other and beside one without, of lengths around parts, drawn. What
+    is shared is not seen in the bits."""
+    dice = random.Random(seed)
+    shape = SHAPES[dice.choice(list(SHAPES))]
+    dtype = dice.choice([torch.float32, torch.bfloat16])
+    lengths = [dice.choice([1, 512, 513, 600, 1025]) for _ in range(dice.choice([3, 5, 9]))]
+    sequences = Sequences.random(shape, lengths, dtype, seed=seed, block_size=dice.choice([3, 16, 32]))
+    leader: dict[str, int] = {}
+    for s, length in enumerate(lengths):
+        prefix = dice.choice(["a", "a", "b", ""])
+        if prefix and (first := leader.setdefault(prefix, s)) != s:
+            share(sequences, min(dice.choice([512, 530, 1024]), length - 1, lengths[first] - 1), first, s)
+    step = decodes(sequences)
+    together = run(TritonBackend(), sequences, step)
+    for s in dice.sample(range(len(lengths)), min(5, len(lengths))):
+        (alone,) = (rows for rows in run(TritonBackend(), sequences, [step[s]]) if len(rows))
+        assert torch.equal(together[s], alone)
+        torch.testing.assert_close(
+            together[s].double(), sequences.expected(s)[-1:], rtol=EXACT[dtype], atol=EXACT[dtype]
+        )
+
+
+def test_a_shared_part_is_read_once_for_neighbours(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Eight sequences have a tile together, where two heads have one KV head."""
+    if ON_CHIP:
+        pytest.skip("reads are counted in the interpreter")
+    shape = dataclasses.replace(PLAIN, num_heads=2, num_kv_heads=1)
+    sequences = Sequences.random(shape, [515] * 10, torch.float32)
+    step = decodes(sequences)
+    storage = sequences.cache.key.untyped_storage()
+    read = 0
+    load = InterpreterBuilder.create_masked_load
+
+    def counted(self: Any, pointers: Any, mask: Any, *more: Any) -> Any:
+        nonlocal read
+        of_cache = (pointers.data >= storage.data_ptr()) & (pointers.data < storage.data_ptr() + storage.nbytes())
+        read += int((of_cache & mask.data).sum())
+        return load(self, pointers, mask, *more)
+
+    monkeypatch.setattr(InterpreterBuilder, "create_masked_load", counted)
+
+    def tokens_read() -> float:
+        nonlocal read
+        read = 0
+        run(TritonBackend(), sequences, step)
+        return read / (2 * shape.head_dim)  # of keys and values
+
+    assert tokens_read() == 10 * 515
+    share(sequences, 512, 0, *range(1, 10))
+    assert tokens_read() == 2 * 512 + 10 * 3
 
 
 @pytest.mark.slow

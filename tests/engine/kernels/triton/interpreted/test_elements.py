@@ -141,3 +141,27 @@ def test_keep_allowed(size: int) -> None:
         kernels.keep_allowed(logits, rows[:0], allowed[:0])
         results.append(logits)
     assert torch.equal(*results)
+
+
+@pytest.mark.parametrize("size", [1, 7, 4095, 4096, 4097, 9000])
+def test_logprobs(size: int) -> None:
+    generator = torch.Generator().manual_seed(size)
+    logits = 20 * torch.randn(9, size + 3, generator=generator)[:, :size]  # rows lie apart
+    logits[1] = logits[1].round()  # ties
+    logits[2] += 1e4
+    logits[3, 1:] = -torch.inf
+    logits[4] = -1e30
+    tokens = torch.randint(size, (9,), generator=generator)
+    tokens[0] = logits[0].argmax()
+    tokens[3] = size - 1
+    logits[7, size // 2], logits[8] = torch.nan, -torch.inf
+    numbers, ranks = TRITON.logprobs(logits, tokens)
+    expected, expected_ranks = REFERENCE.logprobs(logits, tokens)
+    torch.testing.assert_close(numbers[:7], expected[:7], rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(numbers[:3, 0], logits.log_softmax(-1)[range(3), tokens[:3]], rtol=1e-6, atol=1e-6)
+    assert torch.equal(ranks[:7], expected_ranks[:7]) and ranks[0] == 1 and numbers[7:, 0].isnan().all()
+
+
+def test_no_logprobs() -> None:
+    numbers, ranks = TRITON.logprobs(torch.empty(0, 5), torch.empty(0, dtype=torch.int64))
+    assert (numbers.shape, ranks.shape) == ((0, 3), (0,))

@@ -1,0 +1,102 @@
+"""Attention by the package flashinfer (Ye et al., 2025), on the paged cache.
+
+Keys and values are stored by Triton's kernels. The package plans a step for each kind of layer on the host, and copies
+what it planned to the device: this happens where the first such layer runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import torch
+
+from stoker_engine.attention.backend import AttentionShape, KVCache
+from stoker_engine.attention.metadata import AttentionMetadata, BlockTables
+from stoker_engine.attention.storing import StoringBackend
+
+#: What it keeps parts of split sequences in, bytes: what the package recommends.
+_WORKSPACE: Final = 128 << 20
+
+
+class _Kind(NamedTuple):
+    """Layers of one kind are planned together."""
+
+    group: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    scale: float
+    soft_cap: float | None
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """A step, and the kinds of layers that it was planned for."""
+
+    metadata: AttentionMetadata
+    planned: set[_Kind] = field(default_factory=set)
+
+
+class FlashInferBackend(StoringBackend):
+    """See the module.
+
+    Args:
+        wrapper: `flashinfer.BatchPrefillWithPagedKVCacheWrapper`.
+    """
+
+    def __init__(self, wrapper: Callable[..., Any]) -> None:
+        self._wrapper = wrapper
+        self._workspace: torch.Tensor | None = None
+        self._wrappers: dict[_Kind, Any] = {}
+
+    def prepare(self, metadata: AttentionMetadata) -> _Plan:
+        """See `AttentionBackend.prepare`."""
+        return _Plan(metadata)
+
+    def attend(self, shape: AttentionShape, query: torch.Tensor, cache: KVCache, plan: _Plan) -> torch.Tensor:
+        """See `FusingBackend`."""
+        kind = _Kind(
+            cache.group, shape.num_heads, shape.num_kv_heads, shape.head_dim, shape.scale, shape.logits_soft_cap
+        )
+        if kind not in plan.planned:
+            self._plan(kind, plan.metadata, query)
+            plan.planned.add(kind)
+        out: torch.Tensor = self._wrappers[kind].run(query.contiguous(), (cache.key, cache.value))
+        return out.flatten(1)
+
+    def _plan(self, kind: _Kind, metadata: AttentionMetadata, query: torch.Tensor) -> None:
+        if self._workspace is None:
+            self._workspace = torch.zeros(_WORKSPACE, dtype=torch.uint8, device=query.device)
+        if kind not in self._wrappers:
+            self._wrappers[kind] = self._wrapper(self._workspace, "NHD")
+        group, size = metadata.groups[kind.group], metadata.block_size
+        lengths = metadata.seq_lens_host
+        counts = -(-lengths // size)
+        self._wrappers[kind].plan(
+            torch.from_numpy(metadata.query_starts_host.astype(np.int32)),
+            torch.from_numpy(np.concatenate([[0], counts.cumsum()]).astype(np.int32)),
+            _blocks(group, metadata, int(counts.sum())),
+            torch.from_numpy((lengths - (counts - 1) * size).astype(np.int32)),
+            kind.num_heads,
+            kind.num_kv_heads,
+            kind.head_dim,
+            size,
+            causal=True,
+            sm_scale=kind.scale,
+            window_left=-1 if group.sliding_window is None else group.sliding_window - 1,
+            logits_soft_cap=kind.soft_cap,
+            q_data_type=query.dtype,
+            kv_data_type=query.dtype,
+        )
+
+
+def _blocks(group: BlockTables, metadata: AttentionMetadata, count: int) -> torch.Tensor:
+    """int32 [count]: the sequences' blocks, one sequence's after the other's. Nothing is read from the device."""
+    counts = (metadata.seq_lens + metadata.block_size - 1) // metadata.block_size
+    ends = counts.cumsum(0)
+    at = torch.arange(count, device=counts.device)
+    row = torch.searchsorted(ends, at, right=True)
+    return group.tables[row, at - (ends - counts)[row]]

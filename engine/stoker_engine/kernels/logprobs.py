@@ -1,0 +1,22 @@
+"""What log-probabilities are made of: each row's normalizer, and how many tokens are likelier than one."""
+
+from __future__ import annotations
+
+import torch
+
+
+def logprobs(logits: torch.Tensor, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """A token's log-probability is (logit - its row's largest) - log of the row's sum of exp(logit - largest).
+
+    Args:
+        logits: [rows, vocabulary] float32.
+        tokens: [rows] int64.
+
+    Returns:
+        [rows, 3] float32: the token's log-probability, the largest logit, the logarithm of the sum; and [rows] int64:
+        the token's rank, 1 where none is likelier.
+    """
+    own = logits.gather(1, tokens[:, None])
+    largest = logits.amax(-1, keepdim=True)
+    total = (logits - largest).exp_().sum(-1, keepdim=True).log_()
+    return torch.cat((own - largest - total, largest, total), dim=1), (logits > own).sum(-1) + 1
