@@ -11,7 +11,7 @@ CRD_FILES := $(foreach folder,crds charts/stoker/files,--output $(folder)/infere
 	--reference docs/reference/inferenceendpoint.md
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all test-gpu lint format generate verify cluster cluster-build cluster-down images e2e e2e-all soak bench bench-operator clean
+.PHONY: help setup demo test test-all test-gpu lint format generate verify cluster cluster-build cluster-down images e2e e2e-all soak bench bench-quick bench-operator clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-14s %s\n", $$1, $$2}'
@@ -82,8 +82,14 @@ soak: setup ## mixed traffic and random faults, and nothing adds up (MINUTES=30 
 	e2e/cluster/build
 	MINUTES=$(MINUTES) SEED=$(SEED) $(BIN)/pytest e2e/soak/soak.py -s $(if $(RESULTS),--results $(RESULTS))
 
-bench: setup ## Stoker against transformers, side by side
-	$(BIN)/python benchmarks/vs_transformers.py
+BENCH_OPTIONS = $(foreach option,WORKLOADS PEERS MODELS ROUNDS QUIET_S,$(if $($(option)),\
+	--$(subst _,-,$(shell echo $(option) | tr A-Z a-z)) '$($(option))'))
+
+bench: setup ## Stoker beside other engines on this processor (WORKLOADS=W2 PEERS=openvino MODELS=gemma ROUNDS=5: part of it)
+	PYTHONPATH=benchmarks $(BIN)/python -m cpu $(BENCH_OPTIONS)
+
+bench-quick: setup ## Stoker alone in two minutes, against what the machine can do at most
+	PYTHONPATH=benchmarks $(BIN)/python -m cpu --quick
 
 bench-operator: setup ## the operator with 1,000 endpoints on a real API server
 	e2e/cluster/build kube helm

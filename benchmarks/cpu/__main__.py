@@ -1,0 +1,153 @@
+"""Stoker beside other engines on this machine's processor.
+
+    make bench [WORKLOADS="W1 decode-8"] [PEERS=openvino,llama.cpp|none] [MODELS=gemma] [ROUNDS=5] [QUIET_S=60]
+    make bench-quick
+
+Every engine loads the same weights in bfloat16 and gets the same token ids, greedily, with the end of a text ignored;
+each has an environment of its own in the cache folder ($STOKER_BENCH_CACHE, else ~/.cache/stoker-bench), installed when
+first used. An engine that cannot be installed or fails is named with the cause, and the rest goes on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+from machine import cpu_name
+
+from cpu import history, plot
+from cpu.engines import llama_cpp, openvino, stoker, transformers, vllm
+from cpu.engines.engine import Engine, Running
+from cpu.environments import BENCHMARKS, CannotRunError, cache_folder
+from cpu.models import MODELS, prepare
+from cpu.quiet import Quiet
+from cpu.report import report
+from cpu.results import Results
+from cpu.rounds import measure
+from cpu.workloads import GROUPS, expand
+
+RESULTS = BENCHMARKS / "results"
+HISTORY = "cpu-history.jsonl"
+
+ENGINES: dict[str, Engine] = {engine.name: engine for engine in (openvino, llama_cpp, vllm, transformers)}
+
+#: What is quick, and says the most.
+QUICK_WORKLOADS, QUICK_MODELS, QUICK_ROUNDS = ["W1", "W2", "decode-8", "prefill-1024"], ["A"], 2
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Returns the exit code; 2: an argument names what there is not."""
+    options = parse(arguments)
+    cache = cache_folder()
+    date = datetime.now(UTC)
+    results = Results(date.strftime("%Y-%m-%d %H:%M"), commit(), cpu_name(), os.cpu_count() or 1, options.rounds)
+    quiet = Quiet(options.quiet_s)
+    for name in options.models:
+        run_model(name, options.peers, options.workloads, options.rounds, quiet, results, cache)
+    if not results.rows:
+        print("nothing was measured: " + "; ".join(f"{each}: {why}" for each, why in results.left_out.items()))
+        return 1
+    stem: Path = options.output or RESULTS / f"{date:%Y-%m-%d-%H%M}-cpu"
+    before = stem.with_name(HISTORY)
+    earlier = history.read(before)
+    if options.quick:
+        print("\n" + report(results, earlier, None))
+        return 0
+    results.write(stem.with_suffix(".json"))
+    drawn = None
+    try:
+        drawn = plot.draw(stem.with_suffix(".json"), cache).name
+    except CannotRunError as cause:
+        results.left_out["the plot"] = str(cause)
+    text = report(results, earlier, drawn)
+    stem.with_suffix(".md").write_text(text)
+    history.append(before, results)
+    print(f"\n{text}\nwritten to {stem}.md, .json{' and .svg' if drawn else ''}; added to {before}")
+    return 0
+
+
+def run_model(
+    name: str, peers: list[str], workloads: list[str], rounds: int, quiet: Quiet, results: Results, cache: Path
+) -> None:
+    """Measures one model: all engines are loaded at once, and take turns."""
+    print(f"Model {name}: {MODELS[name]}", flush=True)
+    running: dict[str, Running] = {}
+    try:
+        model = prepare(name, cache)
+        for engine in (stoker, *(ENGINES[peer] for peer in peers)):
+            try:
+                running[engine.name] = engine.start(model, cache)
+            except CannotRunError as cause:
+                print(f"  {engine.name} is left out: {cause}", flush=True)
+                results.left_out[f"{engine.name}, model {name}"] = str(cause)
+        measure(model, running, workloads, rounds, quiet, results)
+    except CannotRunError as cause:
+        print(f"  model {name} is left out: {cause}", flush=True)
+        results.left_out[f"model {name}"] = str(cause)
+    finally:
+        for each in running.values():
+            each.close()
+
+
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """The options; ends with exit code 2 and what there is where something unknown is asked for."""
+    parser = argparse.ArgumentParser(
+        prog="bench", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--workloads", default=",".join(GROUPS), help=f"default: {' '.join(GROUPS)}")
+    parser.add_argument("--peers", default=",".join(ENGINES), help=f"of {' '.join(ENGINES)}, or none; default: all")
+    parser.add_argument("--models", default=",".join(MODELS), help=f"default: {' '.join(MODELS)}")
+    parser.add_argument("--rounds", type=_from(1), default=5, metavar="NUMBER")
+    parser.add_argument(
+        "--quiet-s", type=_from(0), default=60, metavar="S", help="wait no longer for others to leave the machine alone"
+    )
+    parser.add_argument(
+        "--output", type=Path, metavar="STEM", help="default: results/DATE-TIME-cpu; the history is beside it"
+    )
+    parser.add_argument("--quick", action="store_true", help="ours only, in two minutes; prints, and writes nothing")
+    options = parser.parse_args(arguments)
+    try:
+        options.workloads = expand(_words(options.workloads))
+    except ValueError as error:
+        parser.error(str(error))
+    options.models = _known(parser, "model", _words(options.models), MODELS)
+    options.peers = [] if options.peers == "none" else _known(parser, "peer", _words(options.peers), ENGINES)
+    if options.quick:
+        options.workloads, options.models = QUICK_WORKLOADS, QUICK_MODELS
+        options.peers, options.rounds, options.quiet_s = [], QUICK_ROUNDS, 1
+    return options
+
+
+def commit() -> str:
+    """Of the repository, with ``+`` where files of it were changed."""
+    command = ["git", "-C", str(BENCHMARKS), "describe", "--always", "--dirty=+", "--exclude=*"]
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip() or "unknown"
+
+
+def _from(least: int) -> Callable[[str], int]:
+    def number(text: str) -> int:
+        if not text.isdigit() or int(text) < least:
+            raise argparse.ArgumentTypeError(f"{text!r} is no whole number from {least}")
+        return int(text)
+
+    return number
+
+
+def _words(text: str) -> list[str]:
+    return text.replace(",", " ").split()
+
+
+def _known(parser: argparse.ArgumentParser, kind: str, asked: list[str], there_are: Iterable[str]) -> list[str]:
+    for name in asked:
+        if name not in there_are:
+            parser.error(f"no {kind} {name!r}; there are {', '.join(there_are)}")
+    return list(dict.fromkeys(asked))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

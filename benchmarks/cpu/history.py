@@ -1,0 +1,48 @@
+"""The history: one JSON line a row of every run, so that a regression shows.
+
+A run compares with the last earlier row of the same processor, model, workload and engine. What is compared is the
+share of the roofline: a machine that is shared is not as fast every day, and its ceilings are measured in the same
+minute.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from cpu.results import Results, Row
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    """All lines, the oldest first."""
+    return [json.loads(line) for line in path.read_text().splitlines() if line] if path.is_file() else []
+
+
+def change(row: Row, processor: str, lines: list[dict[str, Any]]) -> float | None:
+    """By how much the share of the roofline changed since the last line of the same kind: 0.1 is a tenth more."""
+    kind = (processor, row.model, row.workload, row.engine)
+    for line in reversed(lines):
+        if (line["processor"], line["model"], line["workload"], line["engine"]) == kind:
+            return row.share / float(line["share"]) - 1
+    return None
+
+
+def append(path: Path, results: Results) -> None:
+    """Adds a run's rows."""
+    with path.open("a") as history:
+        for row in results.rows:
+            line = {
+                "date": results.date,
+                "commit": results.commit,
+                "processor": results.processor,
+                "model": row.model,
+                "workload": row.workload,
+                "engine": row.engine,
+                "version": row.version,
+                "tokens_per_s": round(row.speed, 2),
+                "share": round(row.share, 4),
+                "ceiling": row.ceiling,
+                "rounds": len(row.speeds),
+            }
+            history.write(json.dumps(line, ensure_ascii=False) + "\n")

@@ -1,0 +1,69 @@
+"""The plot of a run: our speed by the best peer's, and every engine's share of the roofline.
+
+    python -m cpu.plot RESULTS.json PLOT.svg
+
+It runs in an environment of its own, which `draw` installs: the project needs matplotlib for nothing else.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from cpu.environments import Step, once, pip, python_of, steps_into
+from cpu.results import OURS, Results
+
+MATPLOTLIB = "matplotlib==3.10.*"
+
+
+def draw(results: Path, cache: Path) -> Path:
+    """Draws the plot of a JSON file beside it. Raises `CannotRunError` where matplotlib cannot be installed."""
+
+    def install(folder: Path, step: Step) -> None:
+        step("an environment", [sys.executable, "-m", "venv", str(folder)])
+        step("matplotlib", [*pip(folder), MATPLOTLIB])
+
+    python = python_of(once(cache / "plot", MATPLOTLIB, install))
+    target = results.with_suffix(".svg")
+
+    steps_into(cache / "logs" / "plot.log")("the plot", [python, "-m", "cpu.plot", str(results), str(target)])
+    return target
+
+
+def write(results: Results, target: Path) -> None:
+    """Writes the SVG: a row of two panels a model."""
+    import matplotlib
+
+    matplotlib.use("svg")
+    matplotlib.rcParams["svg.hashsalt"] = "stoker"  # the same results give the same file
+    from matplotlib import pyplot
+
+    models = list(dict.fromkeys(row.model for row in results.rows))
+    figure, panels = pyplot.subplots(len(models), 2, figsize=(13, 3.2 * len(models)), squeeze=False)
+    for model, (ratios, shares) in zip(models, panels, strict=True):
+        rows = [row for row in results.rows if row.model == model]
+        names = list(dict.fromkeys(row.workload for row in rows))
+        engines = list(dict.fromkeys(row.engine for row in rows))
+        found = [results.ratio(model, name) or 0 for name in names]
+        bars = ratios.bar(names, found, color=["tab:green" if ratio >= 1 else "tab:red" for ratio in found])
+        ratios.bar_label(bars, [f"{ratio:.2f}" if ratio else "" for ratio in found], fontsize=8)
+        ratios.axhline(1, color="black", linewidth=0.8)
+        ratios.set_title(f"{model}: Stoker ÷ the best peer")
+        width = 0.8 / len(engines)
+        for index, engine in enumerate(engines):
+            measured = [results.row(model, name, engine) for name in names]
+            places = [place + (index - (len(engines) - 1) / 2) * width for place in range(len(names))]
+            heights = [row.share if row else 0 for row in measured]
+            color = "black" if engine == OURS else None
+            shares.bar(places, heights, width, label=engine, color=color)
+        shares.set_xticks(range(len(names)), names)
+        shares.set_title(f"{model}: share of the roofline")
+        shares.legend(fontsize=8)
+        for panel in (ratios, shares):
+            panel.tick_params(axis="x", labelrotation=45, labelsize=8)
+    figure.tight_layout()
+    figure.savefig(target, metadata={"Date": None})
+
+
+if __name__ == "__main__":
+    write(Results.read(Path(sys.argv[1])), Path(sys.argv[2]))

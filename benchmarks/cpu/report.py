@@ -1,0 +1,60 @@
+"""The Markdown report of a run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from cpu.history import change
+from cpu.models import MODELS
+from cpu.results import OURS, Results, Row
+
+
+def report(results: Results, history: list[dict[str, Any]], plot: str | None) -> str:
+    """Markdown.
+
+    Args:
+        history: earlier runs.
+        plot: the name of the plot's file beside the report, if there is one.
+    """
+    versions = {row.engine: row.version for row in results.rows if row.engine != OURS}
+    beside = f" Beside {', '.join(f'{name} {version}' for name, version in versions.items())}." if versions else ""
+    parts = [
+        f"# CPU, {results.date}",
+        f"{results.processor}, {results.cpus} CPUs, commit {results.commit}; memory read "
+        f"{results.read_bytes / 1e9:.1f} GB/s, bfloat16 GEMM {results.gemm_flops / 1e9:.0f} GFLOP/s at best.{beside}",
+        f"Tokens a second: the median of {results.rounds} rounds, of which all engines had the same tokens and took "
+        "turns, and the least and the most. *Share* is ours of the roofline by the ceilings of the same minute, "
+        "*change* by how much it differs from the history's last run on such a processor.",
+    ]
+    if plot:
+        parts.append(f"![ratios and shares]({plot})")
+    for model in dict.fromkeys(row.model for row in results.rows):
+        parts += [f"## Model {model}: {MODELS[model]}, bfloat16", _table(results, model, history)]
+    noisy = [f"{r.model} {r.workload} {r.engine} ({r.noisy} of {len(r.speeds)})" for r in results.rows if r.noisy]
+    if noisy:
+        parts.append(f"Rounds on a machine that did not become quiet: {', '.join(noisy)}.")
+    parts += [f"Left out: {engine}: {cause}" for engine, cause in results.left_out.items()]
+    return "\n\n".join(parts) + "\n"
+
+
+def _table(results: Results, model: str, history: list[dict[str, Any]]) -> str:
+    rows = [row for row in results.rows if row.model == model]
+    engines = list(dict.fromkeys(row.engine for row in rows))
+    peers = len(engines) > 1
+    lines = []
+    for workload in dict.fromkeys(row.workload for row in rows):
+        of_engines = [results.row(model, workload, engine) for engine in engines]
+        line = [workload, *("–" if row is None else _speed(row) for row in of_engines)]
+        if peers:
+            ratio, best = results.ratio(model, workload), results.best_peer(model, workload)
+            line.append(f"{ratio:.2f} ({best.engine})" if ratio and best else "–")
+        if ours := results.row(model, workload, OURS):
+            changed = change(ours, results.processor, history)
+            line += [f"{ours.share:.0%} of {ours.ceiling}", "–" if changed is None else f"{changed:+.1%}"]
+        lines.append(line)
+    headers = ["workload", *engines, *(["ours ÷ best peer"] if peers else []), "share", "change"]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in (headers, ["---"] * len(headers), *lines))
+
+
+def _speed(row: Row) -> str:
+    return f"{row.speed:.1f} ({min(row.speeds):.1f}–{max(row.speeds):.1f})"

@@ -1,0 +1,65 @@
+"""The rounds: engines take turns, with the same tokens, on a quiet machine, between measurements of its ceilings."""
+
+from __future__ import annotations
+
+from machine import Machine
+
+from cpu.engines.engine import Running, check_counts
+from cpu.environments import CannotRunError
+from cpu.models import Model
+from cpu.quiet import Quiet
+from cpu.results import Results, Row
+from cpu.roofline import least
+from cpu.workloads import counted_tokens, warm_up, workload
+
+
+def measure(
+    model: Model, engines: dict[str, Running], names: list[str], rounds: int, quiet: Quiet, results: Results
+) -> None:
+    """Adds to `results` what engines do with a model. One that fails takes no further part."""
+    running = dict(engines)
+
+    def drop(engine: str, cause: CannotRunError) -> None:
+        print(f"  {engine} is left out from here on: {cause}", flush=True)
+        results.left_out[f"{engine}, model {model.name}"] = str(cause)
+        del running[engine]
+
+    for engine in [*running]:
+        try:
+            for seed in range(2):
+                running[engine].run(warm_up(seed))
+        except CannotRunError as cause:
+            drop(engine, cause)
+    for number in range(rounds):
+        for name in names:
+            turn = workload(name, seed=number)
+            order = [*running] if number % 2 == 0 else [*reversed(running)]  # what drifts hits all alike
+            noisy, seconds = {}, {}
+            quiet.wait()
+            before = Machine.measure()
+            for engine in order:
+                noisy[engine] = not quiet.wait()
+                try:
+                    finished = running[engine].run(turn)
+                    check_counts(turn, finished)
+                except CannotRunError as cause:
+                    drop(engine, cause)
+                    continue
+                seconds[engine] = finished.seconds
+            quiet.wait()
+            machine = before.better(Machine.measure())
+            results.read_bytes = max(results.read_bytes, machine.read_bytes)
+            results.gemm_flops = max(results.gemm_flops, machine.gemm_flops)
+            needed = least(turn, model)
+            for engine in engines:
+                if engine in seconds:
+                    row = results.row(model.name, name, engine)
+                    if row is None:
+                        row = Row(model.name, name, engine, engines[engine].version)
+                        results.rows.append(row)
+                    row.speeds.append(counted_tokens(turn) / seconds[engine])
+                    row.shares.append(needed.seconds(machine) / seconds[engine])
+                    row.ceiling = needed.ceiling(machine)
+                    row.noisy += noisy[engine]
+            said = ", ".join(f"{engine} {counted_tokens(turn) / taken:.1f}" for engine, taken in seconds.items())
+            print(f"  {model.name} {name} round {number + 1} of {rounds}: {said} tokens/s", flush=True)

@@ -1,0 +1,178 @@
+"""What could be wrong in the CPU benchmark without showing: sums, medians, comparisons, wrong numbers of tokens."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+
+from cpu import __main__ as bench
+from cpu import history, rounds
+from cpu.engines.engine import Finished, check_counts
+from cpu.environments import CannotRunError, once
+from cpu.models import Model, parameters
+from cpu.quiet import Quiet
+from cpu.report import report
+from cpu.results import Results, Row
+from cpu.roofline import least
+from cpu.workloads import LONGEST, MOST_AT_ONCE, counted_tokens, expand, workload
+from machine import Machine
+from workloads import Workload
+
+#: Reads 1,000 bytes a second, computes 10,000 operations.
+MACHINE = Machine("a processor", 2, 1000, 10_000)
+MODEL = Model("A", Path("-"), body=100, head=50)
+
+
+def results(*rows: Row) -> Results:
+    return Results("2026-01-01 00:00", "abc", "a processor", 2, 3, 1e9, 1e9, rows=list(rows))
+
+
+def row(engine: str, *speeds: float, share: float = 0.5) -> Row:
+    return Row("A", "W1", engine, "1", list(speeds), [share] * len(speeds), "memory")
+
+
+class Pretended:
+    """An engine that takes a second and gives each request `short` tokens too few."""
+
+    version = "1"
+
+    def __init__(self, short: int = 0) -> None:
+        self.short, self.seen = short, list[Workload]()
+
+    def run(self, workload: Workload) -> Finished:
+        self.seen.append(workload)
+        return Finished(1.0, [out - self.short for _, out in workload.requests])
+
+    def close(self) -> None: ...
+
+
+def test_workloads_are_what_their_names_say() -> None:
+    names = expand(["W1", "W2", "W3", "decode", "prefill"])
+    made = {name: workload(name, seed=0) for name in names}
+    assert made["decode-16"].num_output_tokens == 16 * 64
+    assert counted_tokens(made["prefill-1024"]) == 1024
+    assert counted_tokens(made["W2"]) == 2419
+    assert workload("decode-1", 0) == workload("decode-1", 0) != workload("decode-1", 1)
+    assert max(len(prompt) + out for each in made.values() for prompt, out in each.requests) <= LONGEST
+    assert max(len(each.requests) for each in made.values()) <= MOST_AT_ONCE
+    assert expand(["decode-8", "decode"])[0] == "decode-8" and len(expand(["decode-8", "decode"])) == 6
+
+
+def test_roofline_of_one_request_is_reading_weights() -> None:
+    needed = least(Workload("w", [([1, 2, 3], 4)]), MODEL)
+    assert needed.bytes_read == 4 * 2 * 150
+    assert needed.operations == 2 * (100 * (3 + 3) + 50 * 4)
+    assert needed.ceiling(MACHINE) == "memory" and needed.seconds(MACHINE) == 1.2
+
+
+def test_roofline_of_many_is_computing_and_a_shared_prefix_counts_once() -> None:
+    needed = least(Workload("w", [([7] * 100 + [number], 1) for number in range(10)]), MODEL)
+    assert needed.operations == 2 * (100 * (100 + 10) + 50 * 10)
+    assert needed.ceiling(MACHINE) == "GEMM" and needed.seconds(MACHINE) == 2.3
+    same = least(Workload("w", [([7, 7], 1), ([7, 7, 7], 1)]), MODEL)
+    assert same.operations == 2 * (100 * 3 + 50 * 2)
+
+
+@pytest.mark.parametrize("head", [True, False])
+def test_parameters_by_what_tokens_go_through(tmp_path: Path, head: bool) -> None:
+    shapes = {"model.embed_tokens.weight": [10, 4], "model.layers.0.mlp.up_proj.weight": [4, 6]}
+    if head:
+        shapes["lm_head.weight"] = [10, 4]
+    header = json.dumps({name: {"shape": shape} for name, shape in shapes.items()}).encode()
+    (tmp_path / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
+    assert parameters(tmp_path) == (24, 40)
+
+
+def test_medians_ratios_and_shares(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    ours = row("stoker", 50, 10, 30)
+    found = results(ours, row("slow", 20), row("fast", 60, 60))
+    assert ours.speed == 30
+    assert found.ratio("A", "W1") == 0.5
+    assert results(ours).ratio("A", "W1") is None
+    found.write(tmp_path / "file.json")
+    assert Results.read(tmp_path / "file.json") == found
+    text = report(found, [], "plot.svg")
+    assert "| W1 | 30.0 (10.0–50.0) | 20.0 (20.0–20.0) | 60.0 (60.0–60.0) | 0.50 (fast) | 50% of memory | – |" in text
+
+
+def test_history_compares_with_the_last_of_the_same_kind(tmp_path: Path) -> None:
+    path = tmp_path / "history.jsonl"
+    assert history.change(row("stoker", 1), "a processor", history.read(path)) is None
+    history.append(path, results(row("stoker", 30, share=0.4), row("other", 1, share=0.1)))
+    history.append(path, results(row("stoker", 30, share=0.5)))
+    lines = history.read(path)
+    assert len(lines) == 3
+    assert history.change(row("stoker", 9, share=0.45), "a processor", lines) == pytest.approx(-0.1)
+    assert history.change(row("stoker", 9, share=0.45), "another", lines) is None
+    assert history.change(row("third", 9), "a processor", lines) is None
+
+
+@pytest.mark.parametrize("counts", [[4, 3], [4], [4, 4, 4], []])
+def test_a_wrong_number_of_tokens_is_no_speed(counts: list[int]) -> None:
+    asked = Workload("w", [([1], 4), ([1], 4)])
+    check_counts(asked, Finished(1, [4, 4]))
+    with pytest.raises(CannotRunError, match=r"^w: "):
+        check_counts(asked, Finished(1, counts))
+
+
+def test_engines_take_turns_with_the_same_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Machine, "measure", classmethod(lambda cls: MACHINE))
+    good, same, short = Pretended(), Pretended(), Pretended(short=1)
+    found = results()
+    still = Quiet(1, ticks=lambda: (0, 1), sleep=lambda _: None)
+    running = {"stoker": good, "same": same, "short": short}
+    rounds.measure(MODEL, running, ["W1", "decode-2"], 3, still, found)
+    assert good.seen == same.seen and len(good.seen) == 2 + 2 * 3
+    assert len({str(each.requests) for each in good.seen}) == len(good.seen)  # fresh in each round
+    assert [(each.workload, each.engine, len(each.speeds), each.noisy) for each in found.rows] == [
+        ("W1", "stoker", 3, 0), ("W1", "same", 3, 0), ("decode-2", "stoker", 3, 0), ("decode-2", "same", 3, 0),
+    ]  # fmt: skip
+    assert found.row("A", "W1", "stoker").speed == 128
+    assert "1 of 1 requests" in found.left_out["short, model A"] and len(short.seen) == 3
+
+
+def test_waiting_for_a_quiet_machine_ends() -> None:
+    now = iter(range(1000))
+    waited = list[float]()
+    busy = Quiet(2, ticks=lambda: (next(now),) * 2, sleep=waited.append)
+    assert [busy.wait() for _ in range(20)] == [False] * 20
+    assert len(waited) == 15 * 2 + 5  # and then a single look each time
+
+
+def test_what_was_made_is_kept_and_what_failed_is_not(tmp_path: Path) -> None:
+    made = list[str]()
+    for recipe in ("1", "1", "2"):
+        once(tmp_path / "kept", recipe, lambda folder, step, recipe=recipe: made.append(recipe))
+    assert made == ["1", "2"]
+    command = [sys.executable, "-c", "raise SystemExit('no compiler')"]
+    with pytest.raises(CannotRunError, match=r"a step failed, exit code 1: .*no compiler"):
+        once(tmp_path / "failed", "1", lambda folder, step: step("a step", command))
+    assert not (tmp_path / "failed").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--workloads", "W1,W9"], "no workload 'W9'; there are W1, W2, W3, decode, prefill, or one of decode-1"),
+        (["--peers", "tgi"], "no peer 'tgi'; there are openvino, llama.cpp, vllm, transformers"),
+        (["--models", "C"], "no model 'C'; there are A, B, gemma"),
+        (["--rounds", "0"], "'0' is no whole number from 1"),
+    ],
+)
+def test_unknown_arguments_name_what_there_is(
+    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        bench.main(arguments)
+    assert ended.value.code == 2
+    assert said in capsys.readouterr().err
+
+
+def test_parts_are_asked_for_by_spaces_or_commas() -> None:
+    options = bench.parse(["--workloads", "W2 decode-8", "--peers", "none", "--models", "gemma,A"])
+    assert (options.workloads, options.peers, options.models) == (["W2", "decode-8"], [], ["gemma", "A"])
