@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Sequence
@@ -47,8 +48,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     date = datetime.now(UTC)
     results = Results(date.strftime("%Y-%m-%d %H:%M"), commit(), cpu_name(), os.cpu_count() or 1, options.rounds)
     quiet = Quiet(options.quiet_s)
-    for name in options.models:
-        run_model(name, options.peers, options.workloads, options.rounds, quiet, results, cache)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that engines are ended, too
+    try:
+        for name in options.models:
+            run_model(name, options.peers, options.workloads, options.rounds, quiet, results, cache)
+    except KeyboardInterrupt:
+        results.left_out["the rest"] = "interrupted"
     if not results.rows:
         print("nothing was measured: " + "; ".join(f"{each}: {why}" for each, why in results.left_out.items()))
         return 1

@@ -31,24 +31,26 @@ def draw(results: Path, cache: Path) -> Path:
 
 
 def write(results: Results, target: Path) -> None:
-    """Writes the SVG: a row of two panels a model."""
+    """Writes the SVG: a row of two panels a model; without peers there is no ratio, and one panel."""
     import matplotlib
 
     matplotlib.use("svg")
-    matplotlib.rcParams["svg.hashsalt"] = "stoker"  # the same results give the same file
+    matplotlib.rcParams.update({"svg.hashsalt": "stoker", "svg.fonttype": "none"})  # small, and always the same file
     from matplotlib import pyplot
 
     models = list(dict.fromkeys(row.model for row in results.rows))
-    figure, panels = pyplot.subplots(len(models), 2, figsize=(13, 3.2 * len(models)), squeeze=False)
-    for model, (ratios, shares) in zip(models, panels, strict=True):
+    columns = 2 if any(row.engine != OURS for row in results.rows) else 1
+    figure, panels = pyplot.subplots(len(models), columns, figsize=(7 * columns, 3.2 * len(models)), squeeze=False)
+    for model, (*ratios, shares) in zip(models, panels, strict=True):
         rows = [row for row in results.rows if row.model == model]
         names = list(dict.fromkeys(row.workload for row in rows))
         engines = list(dict.fromkeys(row.engine for row in rows))
-        found = [results.ratio(model, name) or 0 for name in names]
-        bars = ratios.bar(names, found, color=["tab:green" if ratio >= 1 else "tab:red" for ratio in found])
-        ratios.bar_label(bars, [f"{ratio:.2f}" if ratio else "" for ratio in found], fontsize=8)
-        ratios.axhline(1, color="black", linewidth=0.8)
-        ratios.set_title(f"{model}: Stoker ÷ the best peer")
+        for panel in ratios:
+            found = [results.ratio(model, name) or 0 for name in names]
+            bars = panel.bar(names, found, color=["tab:green" if ratio >= 1 else "tab:red" for ratio in found])
+            panel.bar_label(bars, [f"{ratio:.2f}" if ratio else "" for ratio in found], fontsize=8)
+            panel.axhline(1, color="black", linewidth=0.8)
+            panel.set_title(f"{model}: Stoker ÷ the best peer")
         width = 0.8 / len(engines)
         for index, engine in enumerate(engines):
             measured = [results.row(model, name, engine) for name in names]
@@ -58,8 +60,8 @@ def write(results: Results, target: Path) -> None:
             shares.bar(places, heights, width, label=engine, color=color)
         shares.set_xticks(range(len(names)), names)
         shares.set_title(f"{model}: share of the roofline")
-        shares.legend(fontsize=8)
-        for panel in (ratios, shares):
+        shares.legend(fontsize=8, loc="upper left", bbox_to_anchor=(1, 1))
+        for panel in (*ratios, shares):
             panel.tick_params(axis="x", labelrotation=45, labelsize=8)
     figure.tight_layout()
     figure.savefig(target, metadata={"Date": None})
