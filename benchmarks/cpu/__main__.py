@@ -37,16 +37,18 @@ HISTORY = "cpu-history.jsonl"
 
 ENGINES: dict[str, Engine] = {engine.name: engine for engine in (openvino, llama_cpp, vllm, transformers)}
 
+INTERRUPTED = 130
+
 #: What is quick, and says the most.
 QUICK_WORKLOADS, QUICK_MODELS, QUICK_ROUNDS = ["W1", "W2", "decode-8", "prefill-1024"], ["A"], 2
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Returns the exit code; 2: an argument names what there is not."""
+    """Returns the exit code; 2: an argument names what there is not; 130: interrupted, after writing what there was."""
     options = parse(arguments)
     cache = cache_folder()
     date = datetime.now(UTC)
-    results = Results(date.strftime("%Y-%m-%d %H:%M"), commit(), cpu_name(), os.cpu_count() or 1, options.rounds)
+    results = Results(date.strftime("%Y-%m-%d %H:%M"), commit(), cpu_name(), os.cpu_count() or 1)
     quiet = Quiet(options.quiet_s)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that engines are ended, too
     try:
@@ -73,7 +75,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     stem.with_suffix(".md").write_text(text)
     history.append(before, results)
     print(f"\n{text}\nwritten to {stem}.md, .json{' and .svg' if drawn else ''}; added to {before}")
-    return 0
+    return INTERRUPTED if "the rest" in results.left_out else 0
 
 
 def run_model(

@@ -2,7 +2,7 @@
 
 A run compares with the last earlier row of the same processor, model, workload and engine. What is compared is the
 share of the roofline: a machine that is shared is not as fast every day, and its ceilings are measured in the same
-minute.
+minute. Rows of which most rounds ran on a busy machine are kept, and never compared with.
 """
 
 from __future__ import annotations
@@ -20,10 +20,11 @@ def read(path: Path) -> list[dict[str, Any]]:
 
 
 def change(row: Row, processor: str, lines: list[dict[str, Any]]) -> float | None:
-    """By how much the share of the roofline changed since the last line of the same kind: 0.1 is a tenth more."""
+    """By how much the share of the roofline changed since the last quiet line of the same kind: 0.1 is a tenth more."""
     kind = (processor, row.model, row.workload, row.engine)
     for line in reversed(lines):
-        if (line["processor"], line["model"], line["workload"], line["engine"]) == kind:
+        is_quiet = 2 * line["noisy"] <= line["rounds"]
+        if is_quiet and (line["processor"], line["model"], line["workload"], line["engine"]) == kind:
             return row.share / float(line["share"]) - 1
     return None
 
@@ -44,5 +45,6 @@ def append(path: Path, results: Results) -> None:
                 "share": round(row.share, 4),
                 "ceiling": row.ceiling,
                 "rounds": len(row.speeds),
+                "noisy": row.noisy,
             }
             history.write(json.dumps(line, ensure_ascii=False) + "\n")

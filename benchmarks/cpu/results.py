@@ -57,7 +57,6 @@ class Results:
     commit: str
     processor: str
     cpus: int
-    rounds: int
     read_bytes: float = 0
     gemm_flops: float = 0
     rows: list[Row] = field(default_factory=list)

@@ -29,7 +29,7 @@ MODEL = Model("A", Path("-"), body=100, head=50)
 
 
 def results(*rows: Row) -> Results:
-    return Results("2026-01-01 00:00", "abc", "a processor", 2, 3, 1e9, 1e9, rows=list(rows))
+    return Results("2026-01-01 00:00", "abc", "a processor", 2, 1e9, 1e9, rows=list(rows))
 
 
 def row(engine: str, *speeds: float, share: float = 0.5) -> Row:
@@ -110,6 +110,15 @@ def test_history_compares_with_the_last_of_the_same_kind(tmp_path: Path) -> None
     assert history.change(row("stoker", 9, share=0.45), "a processor", lines) == pytest.approx(-0.1)
     assert history.change(row("stoker", 9, share=0.45), "another", lines) is None
     assert history.change(row("third", 9), "a processor", lines) is None
+
+
+def test_history_never_compares_with_a_busy_machine(tmp_path: Path) -> None:
+    path = tmp_path / "history.jsonl"
+    busy = row("stoker", 10, 10, 10, share=0.1)
+    busy.noisy = 2
+    history.append(path, results(row("stoker", 30, share=0.4)))
+    history.append(path, results(busy))
+    assert history.change(row("stoker", 9, share=0.6), "a processor", history.read(path)) == pytest.approx(0.5)
 
 
 @pytest.mark.parametrize("counts", [[4, 3], [4], [4, 4, 4], []])
