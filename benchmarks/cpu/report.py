@@ -23,8 +23,8 @@ def report(results: Results, history: list[dict[str, Any]], plot: str | None) ->
         f"# CPU, {results.date}",
         f"{results.processor}, {results.cpus} CPUs, commit {results.commit}; memory read "
         f"{results.read_bytes / 1e9:.1f} GB/s, bfloat16 GEMM {results.gemm_flops / 1e9:.0f} GFLOP/s at best.{beside}",
-        f"Tokens a second: the median of {rounds} rounds, in which all engines had the same tokens and took turns, and the "
-        "least and the most. *Share* is ours of the roofline by the ceilings of the same minute, "
+        f"Tokens a second: the median of {rounds} rounds, in which all engines had the same tokens and took turns, and "
+        "the least and the most. *Share* is ours of the roofline by the ceilings of the same minute, "
         "*change* by how much it differs from the history's last run on such a processor.",
     ]
     if plot:
