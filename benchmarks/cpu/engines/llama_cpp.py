@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+from machine import cpu_name
 from workloads import Workload
 
 from cpu.engines.child import RUN_S, START_S, Child
@@ -60,7 +61,7 @@ convert_hf_to_gguf.main()
 
 def start(model: Model, cache: Path) -> Running:
     """See `Engine.start`."""
-    home = once(cache / name, f"{PACKAGE} {' '.join(OPTIONS)}", _install)
+    home = once(cache / name, f"{PACKAGE} {' '.join(OPTIONS)} for {cpu_name()}", _install)
     converted = once(cache / "models" / f"{model.name}-llama.cpp", PACKAGE + CONVERT, _Convert(model, home))
     return Server(home, converted / "model.gguf", cache / "logs" / f"{name}-{model.name}.log")
 

@@ -7,6 +7,7 @@ borrows torch from the project's.
 from __future__ import annotations
 
 import sys
+import sysconfig
 from pathlib import Path
 
 from cpu.engines.child import Worker
@@ -44,7 +45,8 @@ class _Convert:
         self.model, self.cache = model, cache
 
     def __call__(self, folder: Path, step: Step) -> None:
-        converter = once(self.cache / f"{name}-converter", " ".join(CONVERTS), _install_converter)
+        recipe = f"{' '.join(CONVERTS)}, torch from {sysconfig.get_paths()['purelib']}"
+        converter = once(self.cache / f"{name}-converter", recipe, _install_converter)
         command = [str(converter / "bin" / "optimum-cli"), "export", "openvino", "--model", str(self.model.folder)]
         command += ["--task", "text-generation-with-past", "--weight-format", "fp16", str(folder)]
         step(f"model {self.model.name} for OpenVINO", command)
