@@ -15,6 +15,7 @@ from stoker_engine.attention.select import attention_backend
 from stoker_engine.contract.errors import ArgumentError
 
 from .conftest import save_model
+from .served import served
 
 _SIZES: dict[str, Any] = {
     "vocab_size": 512,
@@ -101,4 +102,4 @@ def test_bits_do_not_depend_on_how_the_work_is_cut(
 
 def test_refused_where_it_cannot_be_kept() -> None:
     with pytest.raises(ArgumentError, match=r"--batch-invariant.*float16"):
-        attention_backend(torch.device("cpu"), torch.float16, batch_invariant=True)
+        attention_backend(torch.device("cpu"), served(torch.float16), batch_invariant=True)

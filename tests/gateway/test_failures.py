@@ -186,9 +186,14 @@ def test_with_fail_open_a_failing_picker_is_done_without() -> None:
                 assert [(await post(client, at))[0] for _ in range(10)] == [200] * 10
                 return [len(each.asked) - number for each, number in zip(at.servers, before, strict=True)]
 
+            async def until_all_go_to(number: int) -> None:
+                """On a busy machine the picker may take longer than the half second that Envoy waits for it."""
+                while (await asked())[number] < 10:
+                    pass
+
             for number, server in enumerate(at.servers):
                 at.picker.destination = server.address
-                assert (await asked())[number] == 10
+                await until_all_go_to(number)
             at.picker.hangs = True
             assert min(await asked()) > 0
             await at.grpc_server.stop(0)
@@ -204,7 +209,7 @@ def test_with_fail_open_a_failing_picker_is_done_without() -> None:
             at.picker.hangs = False
             at.grpc_server = await at.picker.serve(at.settings.picker_socket)
             await _until_ready_says(200, client, at)
-            assert (await asked())[1] == 10
+            await until_all_go_to(1)
 
     asyncio.run(main())
 

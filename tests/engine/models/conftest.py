@@ -27,6 +27,8 @@ from stoker_engine.models.registry import FAMILIES
 from stoker_engine.models.safetensors_folder import SafetensorsFolder
 from stoker_engine.models.weights import load_weights
 
+from ..served import served
+
 _BLOCK = 8
 
 
@@ -122,7 +124,7 @@ def load_decoder(
     """
     config = ModelConfig.from_folder(folder)
     cpu = torch.device("cpu")
-    build = Build(dtype, backend or attention_backend(cpu, dtype), kernels or select_kernels(cpu, dtype))
+    build = Build(dtype, backend or attention_backend(cpu, served(dtype)), kernels or select_kernels(cpu, dtype))
     with torch.inference_mode():
         model = Decoder(config, build, max_model_len)
         load_weights(model, SafetensorsFolder(folder), FAMILIES[config.architecture])

@@ -35,6 +35,7 @@ from stoker_engine.quant.slot import Slot
 from stoker_engine.sizing.weight_sizes import weight_bytes
 
 from ..gguf_random import quantized
+from ..served import served
 
 
 def _beside(name: str) -> ModuleType:
@@ -90,7 +91,7 @@ def _model(path: Path, dtype: torch.dtype = torch.float32, ranks: Ranks | None =
     """A rank's share of the model of a file, and that it takes what the sums say."""
     checkpoint = find_checkpoint(EngineArgs(str(path)))
     ranks = ranks or Alone()
-    build = Build(dtype, attention_backend(_CPU, dtype), select_kernels(_CPU, dtype), ranks)
+    build = Build(dtype, attention_backend(_CPU, served(dtype)), select_kernels(_CPU, dtype), ranks)
     model = checkpoint.load(build, _CPU, 128)
     assert isinstance(model, Decoder)
     return model

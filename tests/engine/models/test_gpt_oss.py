@@ -35,6 +35,8 @@ from stoker_engine.parallel.ranks import Alone, Ranks
 from stoker_engine.sizing.planned_formats import stated_formats
 from stoker_engine.sizing.weight_sizes import weight_bytes
 
+from ..served import served
+
 CPU = torch.device("cpu")
 EXPERTS, SIZE, LAYERS = 4, 64, 3
 #: As openai/gpt-oss-20b's, but for the sizes.
@@ -146,7 +148,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory, tiny_llama: Path) -> tuple[P
 
 
 def _decoder(folder: Path, ranks: Ranks | None = None, dtype: torch.dtype = torch.float32) -> Decoder:
-    build = Build(dtype, attention_backend(CPU, dtype), select.select_kernels(CPU, dtype), ranks or Alone())
+    build = Build(dtype, attention_backend(CPU, served(dtype)), select.select_kernels(CPU, dtype), ranks or Alone())
     model = find_checkpoint(EngineArgs(str(folder))).load(build, CPU, max_model_len=256)
     assert isinstance(model, Decoder)
     return model
@@ -339,7 +341,9 @@ def unquantized(folder: Path) -> PreTrainedModel:
 @pytest.mark.parametrize("method", ["int8", "fp8"])
 def test_quantized_when_it_is_loaded(method: str, tmp_path: Path) -> None:
     theirs = unquantized(tmp_path)
-    build = Build(torch.float32, attention_backend(CPU, torch.float32), select.select_kernels(CPU, torch.float32))
+    build = Build(
+        torch.float32, attention_backend(CPU, served(torch.float32)), select.select_kernels(CPU, torch.float32)
+    )
     model = find_checkpoint(EngineArgs(str(tmp_path), quantization=method)).load(build, CPU, max_model_len=256)
     assert isinstance(model, Decoder)
     experts = theirs.model.layers[1].mlp.experts

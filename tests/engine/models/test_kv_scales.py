@@ -27,6 +27,7 @@ from stoker_engine.models.decoder_loader import DecoderLoader
 from stoker_engine.parallel.layout import Layout
 
 from ..conftest import save_model, tiny_llama_model
+from ..served import served
 from ..thread_ranks import thread_engine
 
 KEY, VALUE = 0.031, 0.0042
@@ -186,7 +187,7 @@ def test_what_scales_are_made_for(config: dict[str, Any], stated: str, tiny_llam
     checkpoint = find_checkpoint(EngineArgs(str(with_scales(tiny_llama, tmp_path / "m", SPELLINGS["vllm"]))))
     assert isinstance(checkpoint.loader, DecoderLoader)
     loader, cpu = replace(checkpoint.loader, kv_cache=stated), torch.device("cpu")
-    build = Build(torch.float32, attention_backend(cpu, torch.float32), select_kernels(cpu, torch.float32))
+    build = Build(torch.float32, attention_backend(cpu, served(torch.float32)), select_kernels(cpu, torch.float32))
     assert not loader.kv_scales("int8_per_token_head", checkpoint.config, build)
     if stated in ("", "fp8"):
         assert len(loader.kv_scales("fp8", checkpoint.config, build)) == 2

@@ -29,6 +29,7 @@ from stoker_engine.quant.slot import Slot
 from stoker_engine.sizing.weight_sizes import weight_bytes
 
 from ..conftest import save_model
+from ..served import served
 from . import gguf_models, llama_cpp
 
 #: Rows that groups of 32 do not divide; GPT-2 and DBRX have theirs transposed, others several matrices in a tensor.
@@ -42,7 +43,7 @@ CPU: Final = torch.device("cpu")
 
 def _load(checkpoint: Checkpoint, ranks: Ranks | None = None) -> Decoder:
     dtype = torch.float32
-    build = Build(dtype, attention_backend(CPU, dtype), select_kernels(CPU, dtype), ranks or Alone())
+    build = Build(dtype, attention_backend(CPU, served(dtype)), select_kernels(CPU, dtype), ranks or Alone())
     model = checkpoint.load(build, CPU, 128)
     assert isinstance(model, Decoder)
     return model

@@ -28,6 +28,8 @@ from stoker_engine.models.weights import load_weights
 from stoker_engine.parallel.ranks import Alone, Ranks
 from stoker_engine.sizing.weight_sizes import Sharding, stage_weight_bytes, weight_bytes
 
+from ..served import served
+
 _VOCABULARY = 131  # which nothing divides
 
 #: Heads that 2, 3 and 4 ranks can share, and an MLP that they share unequally.
@@ -152,7 +154,7 @@ class ThreadRanks:
 def load(folder: Path, ranks: Ranks, whole_experts: bool = False) -> Decoder:
     """One rank's part of the model in `folder`."""
     config, cpu = ModelConfig.from_folder(folder), torch.device("cpu")
-    backend, kernels = attention_backend(cpu, torch.float32), select_kernels(cpu, torch.float32)
+    backend, kernels = attention_backend(cpu, served(torch.float32)), select_kernels(cpu, torch.float32)
     build = Build(torch.float32, backend, kernels, ranks, whole_experts=whole_experts)
     with torch.inference_mode():
         model = Decoder(config, build, max_model_len=256)

@@ -28,6 +28,7 @@ from stoker_engine.models.decoder import Decoder
 from stoker_engine.sizing.planned_formats import stated_formats
 from stoker_engine.sizing.weight_sizes import weight_bytes
 
+from ..served import served
 from .packed_words import Quantized
 
 _SIZES: dict[str, Any] = {
@@ -184,7 +185,7 @@ def _assert_close(answers: Answers, wanted: Answers) -> None:
 def _decoder(folder: Path) -> Decoder:
     """The model, and that its weights take the bytes that were planned before there were files."""
     checkpoint, cpu, dtype = find_checkpoint(EngineArgs(str(folder))), torch.device("cpu"), torch.float32
-    build = Build(dtype, attention_backend(cpu, dtype), select.select_kernels(cpu, dtype))
+    build = Build(dtype, attention_backend(cpu, served(dtype)), select.select_kernels(cpu, dtype))
     model = checkpoint.load(build, cpu, 128)
     assert isinstance(model, Decoder)
     return model

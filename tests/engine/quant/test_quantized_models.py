@@ -28,6 +28,7 @@ from stoker_engine.models.decoder import Decoder
 from stoker_engine.parallel.ranks import Alone, Ranks
 from stoker_engine.sizing.weight_sizes import weight_bytes
 
+from ..served import served
 from .compressed import Compressed, with_columns_shuffled
 
 _SIZES: dict[str, Any] = {
@@ -328,7 +329,7 @@ def test_answers_are_those_of_transformers_with_the_numbers(
 def _decoder(folder: Path, ranks: Ranks | None = None) -> tuple[Decoder, int]:
     """The model, or one rank's part of it, and how many bytes the weights of the model were to take."""
     checkpoint, cpu, dtype = find_checkpoint(EngineArgs(str(folder))), torch.device("cpu"), torch.float32
-    build = Build(dtype, attention_backend(cpu, dtype), select.select_kernels(cpu, dtype), ranks or Alone())
+    build = Build(dtype, attention_backend(cpu, served(dtype)), select.select_kernels(cpu, dtype), ranks or Alone())
     model = checkpoint.load(build, cpu, 128)
     assert isinstance(model, Decoder)
     formats = checkpoint.weight_formats(dtype, cpu)
