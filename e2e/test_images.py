@@ -88,6 +88,7 @@ def engine(docker: Docker) -> Iterator[str]:
     docker("rm", "--force", "--volumes", name)
 
 
+@pytest.mark.further
 def test_a_second_build_makes_the_same_files(docker: Docker) -> None:
     before = _dangling(docker)
     docker.run(str(ROOT / "images/build"), "operator", NO_CACHE="1", TAG="again")

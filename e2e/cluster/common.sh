@@ -6,9 +6,6 @@ HERE=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 CLUSTER=stoker-e2e
 KIND_VERSION=v0.33.0       # the last one known to run on cgroup v1
 KUBERNETES_VERSION=v1.37.0 # what this kind is made for, and what kube/go.mod builds
-COREDNS_VERSION=v1.14.6
-LOCAL_PATH_VERSION=v0.0.30
-HELM_VERSION=v4.2.3
 DEBIAN=bookworm
 PYTHON_IMAGE=python:3.12-slim # what the project's own images are built on
 
@@ -22,7 +19,7 @@ export PATH=$BIN:$PATH
 # hash_of FILE...: twelve hex digits that name the content of these files.
 hash_of() { cat -- "$@" | sha256sum | cut -c1-12; }
 
-KUBE=$BIN/kube-$(hash_of "$HERE"/kube/*)
+KUBE_SOURCES=$(hash_of "$HERE"/kube/*.* "$HERE"/kube/*/*)
 TOOLS=$BIN/tools-$(hash_of "$HERE"/tools/*/*.go)
 CLUSTER_KUBECONFIG=$CACHE/kubeconfig
 

@@ -122,6 +122,7 @@ def test_a_revoked_key_is_refused_within_seconds(endpoint: Endpoint, keys: Calla
     assert revoked - 5 < accepted < revoked + IN_FORCE
 
 
+@pytest.mark.further
 @pytest.mark.timeout(900)
 def test_who_floods_leaves_others_their_time(
     endpoint: Endpoint, images: Images, results: Results, keys: Callable[..., str]

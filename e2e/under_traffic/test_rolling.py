@@ -75,6 +75,7 @@ def test_rolling_update(endpoint: Endpoint, undisturbed: Disturbed, what: str, e
     undisturbed(f"rolling update: {what}", change)
 
 
+@pytest.mark.further
 @pytest.mark.timeout(900)
 def test_rolling_update_of_the_image(
     cluster: Cluster, images: Images, endpoint: Endpoint, undisturbed: Disturbed
@@ -107,6 +108,7 @@ def test_scale(endpoint: Endpoint, undisturbed: Disturbed) -> None:
     undisturbed("scale up and down", change)
 
 
+@pytest.mark.further
 @pytest.mark.timeout(900)
 def test_node_drain(cluster: Cluster, endpoint: Endpoint, undisturbed: Disturbed) -> None:
     node = endpoint.pods()[0]["spec"]["nodeName"]

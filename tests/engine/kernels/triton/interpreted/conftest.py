@@ -1,6 +1,6 @@
 """Triton's kernels without a GPU: the interpreter runs them on tensors of the CPU, one program after another.
 
-It is chosen when a kernel is decorated, so these tests have a process of their own (`../test_interpreted.py`). What an
+It is chosen when a kernel is decorated, so these tests have a process of their own (`../interpreter.py`). What an
 operation reads and writes lies between inaccessible pages, so that a stray address ends the process; faulthandler
 prints where.
 

@@ -60,12 +60,12 @@ def check_tiles(chosen: torch.Tensor, experts: int, tile_rows: int) -> None:
         (2, 1),
         (5, 16),
         pytest.param(17, 64, marks=pytest.mark.slow),
-        pytest.param(1025, 4, marks=pytest.mark.slow),
+        pytest.param(513, 4, marks=pytest.mark.slow),
     ],
 )
 def test_tiles(experts: int, tile_rows: int) -> None:
     """Lengths around tiles and around what a program reads at once; others' experts; all to one."""
-    for tokens in (0, 1, 15, 16, 17, 63, 64, 65, 341, 342):
+    for tokens in (0, 1, 15, 16, 17, 63, 64, 65, 341, 342) if experts < 100 else (0, 17):
         numbers = experts + tokens % 2 * 3
         check_tiles(draw_chosen(tokens, min(3, numbers), numbers, tokens), experts, tile_rows)
     check_tiles(torch.full((1025, 1), experts - 1), experts, tile_rows)

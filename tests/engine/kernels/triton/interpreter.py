@@ -1,0 +1,30 @@
+"""Tests of Triton's kernels in its interpreter, which is chosen when they are decorated: in a process of its own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+FOLDER = Path(__file__).parent / "interpreted"
+
+
+def files(*names: str) -> set[Path]:
+    return {FOLDER / f"test_{name}.py" for name in names}
+
+
+#: Those that run beside all others.
+ATTENTION = files("attention", "float8", "kv_store", "latent", "packages", "turn_and_store")
+MODELS = files("batch_invariant", "models")
+
+
+def run_interpreted(tests: set[Path], config: pytest.Config) -> None:
+    """As many of the slow ones as are asked for here."""
+    options = [f"--slow={config.getoption('--slow')}", "-m", config.getoption("markexpr")]
+    command = [sys.executable, "-P", "-m", "pytest", *sorted(tests), "-p", "no:xdist", "-q", *options]
+    environment = os.environ | {"TRITON_INTERPRET": "1"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout[-20_000:] + done.stderr[-5_000:]

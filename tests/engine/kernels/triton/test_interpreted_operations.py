@@ -1,0 +1,19 @@
+"""Products by Triton's kernels, and all else, in its interpreter: a file of its own, to run beside the other."""
+
+from __future__ import annotations
+
+import pytest
+
+from .interpreter import ATTENTION, FOLDER, MODELS, files, run_interpreted
+
+pytestmark = pytest.mark.timeout(1200)
+
+PRODUCTS = files("block_experts", "block_product", "experts", "moe", "route")
+
+
+def test_products(pytestconfig: pytest.Config) -> None:
+    run_interpreted(PRODUCTS, pytestconfig)
+
+
+def test_all_else(pytestconfig: pytest.Config) -> None:
+    run_interpreted(set(FOLDER.glob("test_*.py")) - PRODUCTS - ATTENTION - MODELS, pytestconfig)
