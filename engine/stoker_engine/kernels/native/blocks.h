@@ -146,6 +146,8 @@ struct Blocks {
       }
   }
 
+  Bytes bytes(long, long) const { return {}; }
+
   Plain<T> numbers(long n, long n_end, long inner) const {
     thread_local std::vector<T> buffer;
     if ((long)buffer.size() < (n_end - n) * inner) buffer.resize((n_end - n) * inner);

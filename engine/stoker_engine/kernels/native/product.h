@@ -16,6 +16,7 @@
 //     load(place)    the numbers there, into registers
 //     rest(place, count)   the last `count`, fewer than STEP; zeros follow. It is all that this object is asked for
 //   numbers(n, n_end, inner)   rows n … n_end as they are multiplied, for as long as this thread asks for no others
+//   bytes(n, n_end)            where rows n … n_end lie, to be fetched beforehand; nowhere if `load` sees to that
 #pragma once
 
 #include <algorithm>
@@ -24,6 +25,11 @@
 
 #include "simd.h"
 #include "threads.h"
+
+// A range of memory.
+struct Bytes {
+  const char *begin = nullptr, *end = nullptr;
+};
 
 // Numbers that lie in memory as they are multiplied; the stride in elements.
 template <class T>
@@ -42,6 +48,7 @@ struct Plain {
   long place(long k) const { return k; }
   Row row(long n) const { return {at + n * stride}; }
   Plain numbers(long n, long, long) const { return {at + n * stride, stride}; }
+  Bytes bytes(long n, long n_end) const { return {(const char*)(at + n * stride), (const char*)(at + n_end * stride)}; }
 };
 
 template <class T, class W>
@@ -59,6 +66,25 @@ struct Product {
   Product<T, Numbers> part(const Numbers& numbers, long n, long n_end) const {
     return {x, x_stride, numbers, bias ? bias + n : nullptr, y + n, y_stride, rows, n_end - n, inner};
   }
+};
+
+// What this thread multiplies next, brought into the second-level cache a few lines at each step of what it multiplies
+// now: rows are short and pieces lie apart, so processors do not foresee them, and memory would idle while they compute.
+class Ahead {
+ public:
+  Ahead(Bytes bytes, long steps)
+      : at_(bytes.begin),
+        end_(bytes.begin + std::min<long>(bytes.end - bytes.begin, MOST)),
+        lines_(((end_ - at_) / LINE + steps - 1) / steps) {}
+
+  void fetch() {
+    for (long i = 0; i < lines_ && at_ < end_; i++, at_ += LINE) __builtin_prefetch(at_, 0, 2);
+  }
+
+ private:
+  static constexpr long LINE = 64, MOST = 128 * 1024;  // more would push out what is multiplied now
+  const char *at_, *end_;
+  const long lines_;  // a step
 };
 
 // Calls `f` with 0 … N - 1, each a constant: what they index stays in registers.
@@ -96,7 +122,7 @@ __attribute__((noinline)) void add_rest(const Product<T, W>& p, long m, long n, 
 
 // Rows m … m + M of x with rows n … n + LANES / M of W: one register for each sum.
 template <int M, class T, class W>
-inline void tile(const Product<T, W>& p, long m, long n) {
+inline void tile(const Product<T, W>& p, long m, long n, Ahead& ahead) {
   constexpr int N = LANES / M, PACKS = W::STEP / Pack<T>::SIZE;
   using P = Pack<T>;
   const T* x[M];
@@ -106,6 +132,7 @@ inline void tile(const Product<T, W>& p, long m, long n) {
   Vec sums[M * N] = {};
   long k = 0;
   for (; k + W::STEP <= p.inner; k += W::STEP) {
+    ahead.fetch();
     const auto place = p.w.place(k);
     with_each<N>([&](auto j) { w[j].begin(place); });
     typename P::Type a[M * PACKS];
@@ -133,38 +160,56 @@ inline void tile(const Product<T, W>& p, long m, long n) {
   }
   T rounded[LANES];
   store(rounded, result);
-  for (int i = 0; i < M; i++) memcpy(p.y + (m + i) * p.y_stride + n, rounded + i * N, count * sizeof(T));
+  with_each<M>([&](auto i) {
+    T* y = p.y + (m + i) * p.y_stride + n;
+    if (count == N)
+      memcpy((void*)y, rounded + i * N, N * sizeof(T));  // as a rule: its size is known, so it is no call
+    else
+      memcpy((void*)y, rounded + i * N, count * sizeof(T));
+  });
 }
 
 template <int M, class T, class W>
-inline long tiles(const Product<T, W>& p, long m, long m_end, long n, long n_end) {
+inline long tiles(const Product<T, W>& p, long m, long m_end, long n, long n_end, Ahead& ahead) {
   for (; m + M <= m_end; m += M)
-    for (long j = n; j < n_end; j += LANES / M) tile<M>(p, m, j);
+    for (long j = n; j < n_end; j += LANES / M) tile<M>(p, m, j, ahead);
   return m;
 }
 
+constexpr long MOST_ROWS = LANES >= 16 ? 4 : 2;  // of x in a tile
+
 template <class T, class W>
-void block(const Product<T, W>& p, long m, long m_end, long n, long n_end) {
-  if constexpr (LANES >= 16) m = tiles<4>(p, m, m_end, n, n_end);
-  m = tiles<2>(p, m, m_end, n, n_end);
-  tiles<1>(p, m, m_end, n, n_end);
+void block(const Product<T, W>& p, long m, long m_end, long n, long n_end, Bytes next) {
+  const auto tiles_of = [&](long rows) { return ((n_end - n) * rows + LANES - 1) / LANES; };
+  const long rows = m_end - m, rest = rows % MOST_ROWS;
+  const long count = rows / MOST_ROWS * tiles_of(MOST_ROWS) + rest / 2 * tiles_of(2) + rest % 2 * tiles_of(1);
+  Ahead ahead(next, std::max(1l, count * (p.inner / W::STEP)));
+  m = tiles<MOST_ROWS>(p, m, m_end, n, n_end, ahead);
+  m = tiles<2>(p, m, m_end, n, n_end, ahead);
+  tiles<1>(p, m, m_end, n, n_end, ahead);
 }
 
 template <class T, class W>
 void with_vectors(const Product<T, W>& p) {
-  // A block of outputs and a block of rows stay in the second-level cache while they are multiplied.
-  const long n_block = 32, m_block = W::BLOCK;
+  // A block of outputs and a block of rows stay in the second-level cache while they are multiplied. Small batches wait
+  // for memory: their pieces are small, so that threads end together.
+  const long n_block = p.rows <= 64 && p.inner * (long)sizeof(T) >= 2048 ? 16 : 32, m_block = W::BLOCK;
   const long n_blocks = (p.outputs + n_block - 1) / n_block, m_blocks = (p.rows + m_block - 1) / m_block;
+  const auto first_of = [&](long piece) { return piece % n_blocks * n_block; };
+  const auto end_of = [&](long piece) { return std::min(first_of(piece) + n_block, p.outputs); };
   parallel(n_blocks * m_blocks, [&](Pieces& pieces) {
-    for (long piece; pieces.take(piece);) {
-      const long n = piece % n_blocks * n_block, n_end = std::min(n + n_block, p.outputs);
+    long piece, next;
+    for (bool more = pieces.take(piece); more; piece = next) {
+      more = pieces.take(next);
+      const Bytes ahead = more ? p.w.bytes(first_of(next), end_of(next)) : Bytes{};
+      const long n = first_of(piece), n_end = end_of(piece);
       const long m = piece / n_blocks * m_block, m_end = std::min(m + m_block, p.rows);
       if constexpr (W::DIRECT_ROWS > 0)
         if (p.rows <= W::DIRECT_ROWS) {
-          block(p, m, m_end, n, n_end);
+          block(p, m, m_end, n, n_end, ahead);
           continue;
         }
-      block(p.part(p.w.numbers(n, n_end, p.inner), n, n_end), m, m_end, 0, n_end - n);
+      block(p.part(p.w.numbers(n, n_end, p.inner), n, n_end), m, m_end, 0, n_end - n, ahead);
     }
   });
 }

@@ -162,14 +162,14 @@ inline Vec sums_of(const Vec* v) {
   } else {
     constexpr int HALF = WIDTH / 2;
     Vec folded[HALF];
-    for (int i = 0; i < HALF; i++) {
-      IntVec own, other;
-      for (int lane = 0; lane < LANES; lane++) {
-        const bool low = lane % WIDTH < HALF;
-        own[lane] = low ? lane : LANES + lane;
-        other[lane] = low ? lane + HALF : LANES + lane - HALF;
-      }
-      folded[i] = __builtin_shuffle(v[i], v[i + HALF], own) + __builtin_shuffle(v[i], v[i + HALF], other);
+    IntVec low, across;
+    for (int lane = 0; lane < LANES; lane++) {
+      low[lane] = lane % WIDTH < HALF ? -1 : 0;
+      across[lane] = lane ^ HALF;
+    }
+    for (int i = 0; i < HALF; i++) {  // blends and one shuffle within a register, which cost less than shuffles of two
+      const Vec own = low ? v[i] : v[i + HALF], other = low ? v[i + HALF] : v[i];
+      folded[i] = own + __builtin_shuffle(other, across);
     }
     return sums_of<HALF>(folded);
   }
