@@ -125,7 +125,7 @@ def build_kernels(
             inputs = inputs_of.build(step, rows)
             prepared = build.backend.prepare(inputs.metadata)
             hidden = model.forward(StepInputs(inputs.token_ids, inputs.positions, prepared, pool.caches))
-            _sample(model.logits(hidden[inputs.logit_rows]))
+            _sample(model.logits(hidden[inputs.logit_rows]).float())
     return compiled
 
 

@@ -169,7 +169,7 @@ class Runner:
                 return StepResult([], {}, prepared - started, time.monotonic() - prepared)
             # No copy where they are all of them.
             rows = hidden if len(inputs.logit_rows) == len(hidden) else hidden[inputs.logit_rows]
-            logits = self.model.logits(rows) if len(rows) else None
+            logits = self._logits(rows) if len(rows) else None
             computed = time.monotonic()
             by_place = masks.result() if masks is not None else {}
             sampled = self._sample(logits, step, by_place) if logits is not None else []
@@ -185,6 +185,11 @@ class Runner:
             return self.model.forward(inputs)
         shape = len(inputs.token_ids), self.config.hidden_size
         return self.model.forward(inputs, self._pipeline.receive(shape, self.dtype, self.device))
+
+    def _logits(self, rows: torch.Tensor) -> torch.Tensor:
+        """[rows, hidden] → [rows, this rank's part of the vocabulary] float32, or bfloat16 where `argmax` takes it."""
+        logits = self.model.logits(rows)
+        return logits if self._kernels.narrow_logits and logits.dtype == torch.bfloat16 else logits.float()
 
     def _sample(self, logits: torch.Tensor, step: Step, masks: StepMasksByPlace) -> list[Sampled]:
         """Of each sequence that samples: what was drawn, drafts judged. Of ranks that share the vocabulary, each knows
@@ -222,7 +227,7 @@ class Runner:
         asking = [row for row, choice in enumerate(choices) if choice is not None]
         if asking:
             rows = logits if len(asking) == len(choices) else logits[to_device(asking, self.device)]
-            rows, theirs = self._ranks.all_gather(rows, self._widths), [choices[row] for row in asking]
+            rows, theirs = self._ranks.all_gather(rows.float(), self._widths), [choices[row] for row in asking]
             if self._groups.samples:
                 for row, its in zip(asking, sample(rows, theirs, self._rows_at_once, self._kernels), strict=True):
                     drawn[row] = its
@@ -288,7 +293,9 @@ class Runner:
         is_finite = True
         for start in range(positions.start, positions.stop, self._rows_at_once):
             stop = min(start + self._rows_at_once, positions.stop)
-            logits = self._ranks.all_gather(self.model.logits(hidden[first + start : first + stop]), self._widths)
+            logits = self._ranks.all_gather(
+                self.model.logits(hidden[first + start : first + stop]).float(), self._widths
+            )
             is_finite = is_finite and bool(to_host(self._kernels.argmax(logits)[1].isfinite().all()))
             if is_finite and self._groups.samples:
                 tokens = self._rows.token_ids[row, start + 1 : stop + 1].tolist()

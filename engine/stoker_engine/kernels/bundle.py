@@ -123,6 +123,7 @@ class Kernels:
         join_rotated: `rotary.join_rotated`.
         angles: `rotary.angles`.
         argmax: `argmax.argmax`.
+        narrow_logits: whether `argmax` takes bfloat16, too: then logits are made float32 only where more is asked for.
         keep_allowed: `token_mask.keep_allowed`.
         select_token: `select_token.select_token`.
         logprobs: `logprobs.logprobs`.
@@ -148,3 +149,4 @@ class Kernels:
     keep_allowed: KeepAllowed
     select_token: SelectToken
     logprobs: Logprobs
+    narrow_logits: bool = False

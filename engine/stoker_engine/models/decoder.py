@@ -191,10 +191,13 @@ class Decoder(nn.Module):
         return _maybe(self.embed_norm, x)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """[rows, hidden] → [rows, this rank's part of the vocabulary] float32."""
+        """See `Model.logits`."""
         assert self.lm_head is not None
         head = self.config.decoder.head
-        logits: torch.Tensor = self.lm_head(hidden).float()
+        logits: torch.Tensor = self.lm_head(hidden)
+        if head.multiplier == 1.0 and head.soft_cap is None:
+            return logits
+        logits = logits.float()
         if head.multiplier != 1.0:
             logits *= head.multiplier
         if head.soft_cap is not None:  # in place: logits are large

@@ -46,5 +46,5 @@ class Model(Protocol):
         ...
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """[rows, hidden] → [rows, this rank's part of the vocabulary] float32."""
+        """[rows, hidden] → [rows, this rank's part of the vocabulary], float32 or as the head's product gives them."""
         ...

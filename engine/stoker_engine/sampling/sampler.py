@@ -34,7 +34,8 @@ def sample(
     """Samples each row.
 
     Args:
-        logits: [rows, vocabulary] float32, as the model gave them. They may be overwritten.
+        logits: [rows, vocabulary] float32, or bfloat16 where `kernels.argmax` takes it, as the model gave them. They
+            may be overwritten.
         choices: how to choose by each row; None: the likeliest token, and nothing else.
         rows_at_once: most rows that are worked on, `sizing.activations.sampler_rows`.
         kernels: for the device that the logits are on.
@@ -62,6 +63,7 @@ def _sample(
     best, largest = kernels.argmax(logits)
     if all(choice is None for choice in choices):
         return greedy(best, largest)
+    logits = logits.float()
     beams = [(row, choice) for row, choice in enumerate(choices) if choice is not None and choice.num_candidates]
     others = [(row, choice) for row, choice in enumerate(choices) if choice is not None and not choice.num_candidates]
     offers: list[list[tuple[int, float]]] = []

@@ -18,7 +18,7 @@ def likeliest(logits: torch.Tensor, first: int, ranks: Ranks, argmax: Argmax) ->
     """See `kernels.argmax.argmax`, of all ranks' parts together; the same on all of them.
 
     Args:
-        logits: [rows, this rank's part of the vocabulary] float32.
+        logits: [rows, this rank's part of the vocabulary], of what `argmax` takes.
         first: the token that the part begins with.
         ranks: those that have the other parts.
         argmax: of one part.

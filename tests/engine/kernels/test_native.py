@@ -119,16 +119,17 @@ def test_activation(kernels: ctypes.CDLL, size: int, name: str, dtype: torch.dty
     check(kernels, lambda by, x: by.act_and_mul(name)(x), x)
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("size", [5, 16, 1000, 50_001])
-def test_argmax(kernels: ctypes.CDLL, size: int) -> None:
+def test_argmax(kernels: ctypes.CDLL, size: int, dtype: torch.dtype) -> None:
     argmax = native_kernels(kernels).argmax
-    x = random(9, size)
+    x = random(9, size, dtype=dtype)
     x[3, size // 2 :] = x[3].max() + 1  # equals: the first counts
     x[4] = -torch.inf
     x[4, size - 1] = -5.0
     best, largest = argmax(x)
     assert best.tolist() == x.max(dim=-1, keepdim=True).values.eq(x).int().argmax(dim=-1).tolist()
-    assert torch.equal(largest, x.amax(dim=-1))
+    assert torch.equal(largest, x.amax(dim=-1).float())
     assert argmax(x[:1])[0].tolist() == best.tolist()[:1]
 
 
@@ -148,12 +149,14 @@ def test_what_is_allowed_is_kept(kernels: ctypes.CDLL, size: int, native: bool) 
     assert torch.equal(whole, expected)
 
 
-@pytest.mark.parametrize("native", [True, False])
+@pytest.mark.parametrize(("native", "dtype"), [(True, torch.float32), (True, torch.bfloat16), (False, torch.float32)])
 @pytest.mark.parametrize("size", [1, 5, 16, 1000, 50_001])
-def test_the_largest_tells_of_what_is_no_number(kernels: ctypes.CDLL, size: int, native: bool) -> None:
+def test_the_largest_tells_of_what_is_no_number(
+    kernels: ctypes.CDLL, size: int, native: bool, dtype: torch.dtype
+) -> None:
     argmax = native_kernels(kernels).argmax if native else REFERENCE.argmax
     places = sorted({0, size // 3, size - 1})
-    x = random(4 * len(places), size)
+    x = random(4 * len(places), size).to(dtype)
     for row, place in enumerate(places):
         x[row, place] = torch.nan
         x[row + len(places), place] = torch.inf

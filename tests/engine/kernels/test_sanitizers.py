@@ -88,9 +88,9 @@ from stoker_engine.kernels.native.levels import usable_levels
 from stoker_engine.kernels.native.library import load
 kernels, x = load(usable_levels()[0]), torch.ones(3, 21)
 out, largest = torch.empty(3, dtype=torch.int64), torch.empty(3)
-kernels.stoker_argmax(x.data_ptr(), 21, out.data_ptr(), largest.data_ptr(), 3, 21)
+kernels.stoker_argmax(0, x.data_ptr(), 21, out.data_ptr(), largest.data_ptr(), 3, 21)
 print("all is well", flush=True)
-kernels.stoker_argmax(x.data_ptr(), 21, out.data_ptr(), largest.data_ptr(), 3, 22)
+kernels.stoker_argmax(0, x.data_ptr(), 21, out.data_ptr(), largest.data_ptr(), 3, 22)
 print("and still")
 """
 

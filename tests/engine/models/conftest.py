@@ -97,7 +97,7 @@ class PagedRun:
         )
         plan = self.model.backend.prepare(metadata)
         hidden = self.model.forward(StepInputs(torch.tensor(tokens), torch.tensor(positions), plan, self.caches))
-        logits = self.model.logits(hidden)
+        logits = self.model.logits(hidden).float()
         for (sequence, _), first, last in zip(parts, starts[:-1], starts[1:], strict=True):
             sequence.logits += logits[first:last]
             if len(sequence.logits) == len(sequence.tokens):

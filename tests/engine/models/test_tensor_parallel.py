@@ -187,7 +187,7 @@ def part_of(model: Decoder, ranks: Ranks) -> Any:
     config = SimpleNamespace(layers=layers)
 
     def logits(hidden: torch.Tensor) -> torch.Tensor:
-        return ranks.all_gather(model.logits(hidden))
+        return ranks.all_gather(model.logits(hidden).float())
 
     return SimpleNamespace(config=config, backend=model.backend, forward=model.forward, logits=logits)
 

@@ -12,6 +12,8 @@ def argmax(library: ctypes.CDLL, x: torch.Tensor) -> tuple[torch.Tensor, torch.T
     if x.stride(1) != 1:
         x = x.contiguous()
     rows, size = x.shape
+    is_bf16 = x.dtype == torch.bfloat16
+    assert is_bf16 or x.dtype == torch.float32
     out, largest = torch.empty(rows, dtype=torch.int64), torch.empty(rows)
-    library.stoker_argmax(x.data_ptr(), x.stride(0), out.data_ptr(), largest.data_ptr(), rows, size)
+    library.stoker_argmax(is_bf16, x.data_ptr(), x.stride(0), out.data_ptr(), largest.data_ptr(), rows, size)
     return out, largest

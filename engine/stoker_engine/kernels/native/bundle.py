@@ -83,6 +83,7 @@ def native_kernels(library: ctypes.CDLL) -> Kernels:
         apply_rotary=partial(apply_rotary, library),
         angles=partial(angles, library),
         argmax=partial(argmax, library),
+        narrow_logits=True,
         keep_allowed=partial(keep_allowed, library),
     )
 

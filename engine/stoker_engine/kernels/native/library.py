@@ -31,7 +31,7 @@ _ARGUMENTS = {
         *(_INT, _INT, _INT, _INT, _LONG),
         *(_INT, _POINTER, _LONG, _POINTER, _LONG, _LONG),
     ),
-    "stoker_argmax": (_POINTER, _LONG, _POINTER, _POINTER, _LONG, _LONG),
+    "stoker_argmax": (_INT, _POINTER, _LONG, _POINTER, _POINTER, _LONG, _LONG),
     "stoker_keep_allowed": (_POINTER, _LONG, _LONG, _POINTER, _POINTER, _LONG, _LONG),
     "stoker_attention": (_POINTER,),
     "stoker_rms_norm": (_INT, _INT, _POINTER, _LONG, _LONG, _POINTER, _FLOAT, _POINTER, _LONG, _LONG),
