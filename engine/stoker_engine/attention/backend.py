@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 import torch
 
+from stoker_engine.architectures.activation import Activation
 from stoker_engine.attention.metadata import AttentionMetadata
+from stoker_engine.kernels.bundle import Operation
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,6 +92,49 @@ class Angles:
 #: What a backend makes of a step's metadata; each has its own.
 AttentionPlan = Any
 
+#: (x [tokens, hidden], angles, plan, cache): x, the residual stream, becomes what it is behind the layer.
+WholeLayer = Callable[[torch.Tensor, Angles | None, AttentionPlan, KVCache], None]
+
+
+@dataclass(frozen=True, eq=False)
+class NormParts:
+    """A norm by root mean square over the residual stream.
+
+    Attributes:
+        weight: [hidden]; see `kernels.rms_norm` for its dtype.
+    """
+
+    weight: torch.Tensor
+    eps: float
+
+
+@dataclass(frozen=True, eq=False)
+class LayerParts:
+    """What a layer is computed from that adds its attention to the residual stream, and then its MLP.
+
+    Attributes:
+        norms: by the names of `architectures.decoder_config`.
+        multiplier: attention's and the MLP's results are multiplied by it.
+        qkv, out, up, down: the products; `up` makes gates and ups where the MLP has gates.
+        rotary_dim: of each head's numbers, those that are turned; 0: none.
+        interleaved: see `kernels.rotary.apply_rotary`.
+    """
+
+    dtype: torch.dtype
+    hidden: int
+    norms: Mapping[str, NormParts]
+    multiplier: float
+    shape: AttentionShape
+    head_norm: HeadNorm | None
+    qkv: Operation
+    out: Operation
+    up: Operation
+    down: Operation
+    rotary_dim: int
+    interleaved: bool
+    activation: Activation
+    gated: bool
+
 
 class AttentionBackend(Protocol):
     """Computes causal attention of a flat batch against the paged cache."""
@@ -113,6 +159,15 @@ class AttentionBackend(Protocol):
         Returns:
             [tokens, heads × value_head_dim], in the query's dtype.
         """
+        ...
+
+
+@runtime_checkable
+class LayerBackend(AttentionBackend, Protocol):
+    """One that computes whole layers."""
+
+    def layer(self, parts: LayerParts) -> WholeLayer | None:
+        """The layer as one call, with the bits of its operations one by one; None: there is no such call for it."""
         ...
 
 

@@ -99,6 +99,23 @@ class BlockStack:
 
 
 @dataclass(frozen=True)
+class Panels:
+    """Operations on matrices [outputs, inner] whose rows were brought into panels (`kernels.panels`).
+
+    Attributes:
+        fit: whether a matrix can be packed, and is multiplied faster then.
+        pack: packs a matrix, in place.
+        product: as `Kernels.product`, of a packed matrix.
+        rows: a packed matrix, and numbers of rows [count] int64 → [count, inner].
+    """
+
+    fit: Callable[[torch.Tensor], bool]
+    pack: Callable[[torch.Tensor], None]
+    product: MakeProduct
+    rows: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+@dataclass(frozen=True)
 class Kernels:
     """The operations. Each is defined by a file of this folder.
 
@@ -127,6 +144,7 @@ class Kernels:
         keep_allowed: `token_mask.keep_allowed`.
         select_token: `select_token.select_token`.
         logprobs: `logprobs.logprobs`.
+        panels: for weights that are packed once they are loaded; None: rows are multiplied as they are.
     """
 
     product: MakeProduct
@@ -150,3 +168,4 @@ class Kernels:
     select_token: SelectToken
     logprobs: Logprobs
     narrow_logits: bool = False
+    panels: Panels | None = None

@@ -56,15 +56,16 @@ class Attention(nn.Module):
             self.full_norm = config.qk_norm.over == "full"
             self.q_norm = _head_norm(build, f"{prefix}.q_norm", config.qk_norm, self._query_heads, config.head_dim)
             self.k_norm = _head_norm(build, f"{prefix}.k_norm", config.qk_norm, self._kv_heads, config.head_dim)
-        self._fusing = build.backend if isinstance(build.backend, FusingBackend) and self._can_be_fused() else None
+        self._fusing = build.backend if isinstance(build.backend, FusingBackend) and self.can_be_fused() else None
 
-    def _can_be_fused(self) -> bool:
+    def can_be_fused(self) -> bool:
         """Whether nothing but a norm of each head comes between the product and the turn."""
         is_plain = self.q_norm is None or (isinstance(self.q_norm, RMSNorm) and not self.full_norm)
         return is_plain and self.clip_qkv is None
 
     @functools.cached_property
-    def _head_norm(self) -> HeadNorm | None:
+    def head_norm(self) -> HeadNorm | None:
+        """The norm of each head, if it has one."""
         if not isinstance(self.q_norm, RMSNorm) or not isinstance(self.k_norm, RMSNorm):
             return None
         return HeadNorm(self.q_norm.weight.data, self.k_norm.weight.data, self.q_norm.eps)
@@ -75,7 +76,7 @@ class Attention(nn.Module):
         heads, kv_heads = self.shape.num_heads, self.shape.num_kv_heads
         qkv = qkv.view(-1, heads + 2 * kv_heads, self.shape.head_dim)
         if self._fusing is not None:
-            return self.out(self._fusing.forward_qkv(self.shape, qkv, self._head_norm, rotation, cache, plan))
+            return self.out(self._fusing.forward_qkv(self.shape, qkv, self.head_norm, rotation, cache, plan))
         value = qkv[:, heads + kv_heads :]
         turned = qkv[:, : heads + kv_heads]  # queries and keys, which share what comes next
         if self.q_norm is not None and self.k_norm is not None:

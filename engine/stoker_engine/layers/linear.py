@@ -22,6 +22,7 @@ from stoker_engine.layers.build import Build
 from stoker_engine.quant.method import LinearMethod, Products
 from stoker_engine.quant.segments import merged
 from stoker_engine.quant.slot import Share, Slot
+from stoker_engine.quant.unquantized import as_it_stays
 
 
 class MergedLinear(nn.Module):
@@ -52,6 +53,11 @@ class MergedLinear(nn.Module):
         self.matrix: Products = merged(stored, inputs.size, build.dtype, build.kernels)
         self.bias = nn.Parameter(torch.empty(size, dtype=build.dtype), requires_grad=False) if bias else None
         self._product = self._reduced(build) if reduce and not inputs.is_whole else self.matrix.product(self._bias)
+
+    @property
+    def product(self) -> Operation:
+        """What `forward` computes by, once weights are where they stay."""
+        return as_it_stays(self._product)
 
     def _check_cut(self, build: Build, methods: Sequence[LinearMethod], inputs: Share) -> None:
         for name, method in zip(self._parts, methods, strict=True):

@@ -27,6 +27,7 @@ class MLP(nn.Module):
         parts = {"gate": inner, "up": inner} if config.gated else {"up": inner}
         self.up = MergedLinear(build, prefix, hidden, parts, config.bias)
         self.down = MergedLinear(build, prefix, inner, {"down": hidden}, config.bias)
+        self.config = config
         self.act = (build.kernels.act_and_mul if config.gated else build.kernels.activation)(config.act)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:

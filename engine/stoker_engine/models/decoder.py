@@ -24,7 +24,14 @@ from torch.nn import functional
 
 from stoker_engine.architectures.decoder_config import LayerConfig
 from stoker_engine.architectures.model_config import ModelConfig
-from stoker_engine.attention.backend import AttentionPlan, KVCache
+from stoker_engine.attention.backend import (
+    AttentionPlan,
+    KVCache,
+    LayerBackend,
+    LayerParts,
+    NormParts,
+    WholeLayer,
+)
 from stoker_engine.layers.attention import Attention
 from stoker_engine.layers.build import Build
 from stoker_engine.layers.embedding import Embedding, Head
@@ -32,7 +39,7 @@ from stoker_engine.layers.linear import MergedLinear
 from stoker_engine.layers.mla import LatentAttention
 from stoker_engine.layers.mlp import MLP
 from stoker_engine.layers.moe import MoE
-from stoker_engine.layers.norm import Norm, make_norm
+from stoker_engine.layers.norm import Norm, RMSNorm, make_norm
 from stoker_engine.layers.rotary import Rotary, Rotation
 from stoker_engine.models.model import StepInputs
 from stoker_engine.quant.slot import Share, Slot
@@ -75,9 +82,52 @@ class DecoderLayer(nn.Module):
         self.pre_mlp_norm, self.post_mlp_norm = norm("pre_mlp_norm"), norm("post_mlp_norm")
         self.attention = _attention(build, prefix, config, layer)
         self.mlp = _mlp(build, prefix, config, layer)
+        self._dtype, self._hidden, self._rope = build.dtype, config.hidden_size, layer.rope
+        self._whole: WholeLayer | None = None
+
+    def fuse(self) -> None:
+        """Has the backend compute the layer in one call, if it can; once all weights are where they stay."""
+        attention, mlp, backend = self.attention, self.mlp, self.attention.backend
+        if not isinstance(backend, LayerBackend) or self.kind != "sequential":
+            return
+        norms = {name: getattr(self, name) for name in self.norms}
+        if not all(isinstance(norm, RMSNorm) for norm in norms.values()):
+            return
+        if not isinstance(attention, Attention) or not attention.can_be_fused() or not isinstance(mlp, MLP):
+            return
+        parts = LayerParts(
+            dtype=self._dtype,
+            hidden=self._hidden,
+            norms={name: NormParts(norm.weight.data, norm.eps) for name, norm in norms.items()},
+            multiplier=self.multiplier,
+            shape=attention.shape,
+            head_norm=attention.head_norm,
+            qkv=attention.qkv.product,
+            out=attention.out.product,
+            up=mlp.up.product,
+            down=mlp.down.product,
+            rotary_dim=0 if self._rope is None else self._rope.rotary_dim,
+            interleaved=self._rope is not None and self._rope.interleaved,
+            activation=mlp.config.act,
+            gated=mlp.config.gated,
+        )
+        self._whole = backend.layer(parts)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it is computed in one call."""
+        return self._whole is not None
+
+    def take_apart(self) -> None:
+        """Has it computed by one operation after another again."""
+        self._whole = None
 
     def forward(self, stream: Stream, rotation: Rotation | None, plan: AttentionPlan, cache: KVCache) -> Stream:
         """The residual stream, before the layer → behind it."""
+        if self._whole is not None:
+            x = stream.x if stream.added is None else stream.x + stream.added
+            self._whole(x, rotation, plan, cache)
+            return Stream(x)
         x, normed = stream.normed(self.input_norm)
         attended = self.attention(normed, rotation, plan, cache)
         if self.kind == "parallel":
@@ -166,6 +216,12 @@ class Decoder(nn.Module):
             assert isinstance(layer, DecoderLayer)
             slots.update(layer.slots())
         return slots
+
+    def fuse(self) -> None:
+        """See `DecoderLayer.fuse`."""
+        for layer in self.layers:
+            assert isinstance(layer, DecoderLayer)
+            layer.fuse()
 
     def forward(self, inputs: StepInputs, hidden: torch.Tensor | None = None) -> torch.Tensor:
         """See `Model.forward`."""

@@ -17,7 +17,9 @@ from stoker_engine.models.stored_weights import stored_weights, with_formats
 from stoker_engine.models.weight_names import WeightNames
 from stoker_engine.models.weight_source import Part, WeightSource
 from stoker_engine.models.weights import load_weights
+from stoker_engine.parallel.huge_pages import use_huge_pages
 from stoker_engine.quant.slot import Slot
+from stoker_engine.quant.unquantized import UnquantizedMatrix
 from stoker_engine.sizing.pipeline_stages import Stage
 from stoker_engine.sizing.weight_formats import WeightFormats
 
@@ -50,10 +52,13 @@ class DecoderLoader:
         with torch.inference_mode():
             with device:
                 model = Decoder(config, build, max_model_len)
+            for parameter in model.parameters():
+                use_huge_pages(parameter)
             weights = self.weights if self.on_load is None else QuantizedOnLoad(self.weights)
             progress = LoadProgress(on_progress)
             elsewhere = _slots_of_all_stages(config, build) if build.stage.count > 1 else frozenset[str]()
             load_weights(model, _Watched(weights, progress), self.spelling, progress, elsewhere)
+            settle(model)
         return model
 
     def weight_formats(self, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> WeightFormats:
@@ -64,6 +69,14 @@ class DecoderLoader:
     def kv_scales(self, kv_cache_dtype: str, config: ModelConfig, build: Build) -> dict[int, LayerScales]:
         """See `models.checkpoint.Loader`."""
         return kv_scales(kv_cache_dtype, self.weights, config, build, self.kv_cache)
+
+
+def settle(model: Decoder) -> None:
+    """Prepares a model whose weights are all there, and stay."""
+    for module in model.modules():
+        if isinstance(module, UnquantizedMatrix):
+            module.pack()
+    model.fuse()
 
 
 def _slots_of_all_stages(config: ModelConfig, build: Build) -> frozenset[str]:

@@ -19,12 +19,24 @@ class UnquantizedMatrix(nn.Module):
 
     Attributes:
         weight: [outputs, inner], or [count, outputs, inner].
+        is_packed: its matrices are in panels (`kernels.panels`).
     """
 
     def __init__(self, weight: torch.Tensor, kernels: Kernels) -> None:
         super().__init__()
         self.weight = nn.Parameter(weight, requires_grad=False)
         self.kernels = kernels
+        self.is_packed = False
+
+    def pack(self) -> None:
+        """Brings the numbers into the order in which they are multiplied fastest; once, when all of them are there."""
+        panels, matrices = self.kernels.panels, self.weight.data
+        each = list(matrices) if matrices.dim() == 3 else [matrices]
+        if panels is None or self.is_packed or not each or not panels.fit(each[0]):
+            return
+        for matrix in each:
+            panels.pack(matrix)
+        self.is_packed = True
 
     def slot(self, first: int, rows: Share, columns: Share, index: int | None = None) -> Slot:
         """See `Matrix`."""
@@ -41,18 +53,23 @@ class UnquantizedMatrix(nn.Module):
 
     def product(self, bias: torch.Tensor | None = None) -> Operation:
         """See `Matrix`."""
-        return self.kernels.product(self.weight.data, bias)
+        return self._product(self.weight.data, bias)
 
     def products(self, biases: torch.Tensor | None = None) -> list[Operation]:
         """See `Matrix`."""
-        return each_product(self.kernels.product, self.weight.data, biases)
+        return each_product(self._product, self.weight.data, biases)
 
     def batched_product(self) -> Operation:
         """See `Matrix`."""
-        return self.kernels.batched_product(self.weight.data)
+        if self._stays():
+            return self.kernels.batched_product(self.weight.data)
+        products = self.products()
+        return lambda x: torch.stack([each(x[:, index]) for index, each in enumerate(products)], dim=1)
 
     def lookup(self, rows: torch.Tensor) -> torch.Tensor:
         """See `Matrix`."""
+        if self.is_packed and self.kernels.panels is not None:
+            return self.kernels.panels.rows(self.weight.data, rows)
         return nn.functional.embedding(rows, self.weight)
 
     def experts(
@@ -63,9 +80,42 @@ class UnquantizedMatrix(nn.Module):
         down_biases: torch.Tensor | None = None,
     ) -> Experts:
         """See `Matrix`."""
-        if isinstance(down, UnquantizedMatrix):
+        if isinstance(down, UnquantizedMatrix) and self._stays() and down._stays():
             return self.kernels.experts(self.weight.data, down.weight.data, act, biases, down_biases)
         return experts(self.products(biases), down.products(down_biases), self.kernels.act_and_mul(act))
+
+    def _stays(self) -> bool:
+        """Whether `pack` changes nothing."""
+        matrix = self.weight.data[0] if self.weight.dim() == 3 and len(self.weight) else self.weight.data
+        return self.kernels.panels is None or matrix.dim() != 2 or not self.kernels.panels.fit(matrix)
+
+    def _product(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Operation:
+        """The product with one matrix, before it is packed and after."""
+        of_rows = self.kernels.product(weight, bias)
+        if self._stays() or self.kernels.panels is None:
+            return of_rows
+        return PackedLater(self, of_rows, self.kernels.panels.product(weight, bias))
+
+
+class PackedLater:
+    """The product with a matrix, before it is packed and after."""
+
+    def __init__(self, matrix: UnquantizedMatrix, of_rows: Operation, of_panels: Operation) -> None:
+        self._matrix, self._of_rows, self._of_panels = matrix, of_rows, of_panels
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """See `Products.product`."""
+        return self._of_panels(x) if self._matrix.is_packed else self._of_rows(x)
+
+    @property
+    def now(self) -> Operation:
+        """What computes it, as long as the matrix stays as it is."""
+        return self._of_panels if self._matrix.is_packed else self._of_rows
+
+
+def as_it_stays(product: Operation) -> Operation:
+    """A product with a matrix that is packed by now, or never will be."""
+    return product.now if isinstance(product, PackedLater) else product
 
 
 class Unquantized:

@@ -31,6 +31,7 @@ from stoker_engine.kernels.native.bundle import native_kernels
 from stoker_engine.kernels.native.levels import usable_levels
 from stoker_engine.kernels.native.library import load
 from stoker_engine.kernels.native.linear import product
+from stoker_engine.kernels.native.panels import panels
 from stoker_engine.kernels.native.rms_norm import rms_norm
 
 from ..attention.conftest import Sequences, run
@@ -105,6 +106,26 @@ def test_linear(
         product(kernels, weight, bias)(x),
         functional.linear(x.double(), weight.double(), None if bias is None else bias.double()),
     )
+
+
+@drawn
+@given(
+    st.one_of(rows, st.sampled_from([95, 96, 97])), st.one_of(st.integers(1, 70), st.sampled_from([1023, 1024, 1025])),
+    st.integers(16, 130), st.integers(0, 9), st.booleans(), seeds,
+)  # fmt: skip
+def test_panels(kernels: ctypes.CDLL, count: int, pairs: int, outputs: int, more: int, biased: bool, seed: int) -> None:
+    """Packed, looked up and multiplied."""
+    operations = panels(kernels)
+    if operations is None:
+        return
+    numbers, inner = Numbers(seed, torch.bfloat16), 2 * pairs
+    x, weight = numbers.rows_of_wider(count, inner, more), numbers(outputs, inner)
+    bias = numbers(outputs) if biased else None
+    exact = functional.linear(x.double(), weight.double(), None if bias is None else bias.double())
+    in_panels = weight.clone()
+    operations.pack(in_panels)
+    assert torch.equal(operations.rows(in_panels, torch.arange(outputs)), weight)
+    close(operations.product(in_panels, bias)(x), exact)
 
 
 @drawn

@@ -22,6 +22,7 @@ from stoker_engine.kernels.bundle import Kernels
 from stoker_engine.kernels.select import select_kernels
 from stoker_engine.layers.build import Build
 from stoker_engine.models.decoder import Decoder
+from stoker_engine.models.decoder_loader import settle
 from stoker_engine.models.model import Model, StepInputs
 from stoker_engine.models.registry import FAMILIES
 from stoker_engine.models.safetensors_folder import SafetensorsFolder
@@ -128,6 +129,7 @@ def load_decoder(
     with torch.inference_mode():
         model = Decoder(config, build, max_model_len)
         load_weights(model, SafetensorsFolder(folder), FAMILIES[config.architecture])
+        settle(model)
     return model
 
 

@@ -3,12 +3,28 @@
 from __future__ import annotations
 
 import ctypes
+from typing import Final
 
 import torch
 
-from stoker_engine.architectures.activation import ClampedSwiGLU
+from stoker_engine.architectures.activation import Activation, ClampedSwiGLU
 
+#: activation.h's ActivationKind.
 SILU, GELU_TANH, GELU = range(3)
+
+_KINDS: Final = {
+    "gelu": GELU,
+    "gelu_fast": GELU_TANH,
+    "gelu_new": GELU_TANH,
+    "gelu_pytorch_tanh": GELU_TANH,
+    "silu": SILU,
+    "swish": SILU,
+}
+
+
+def kind_of(act: Activation) -> int | None:
+    """The kind of an activation as a config states it; None: there is no kernel for it."""
+    return _KINDS.get(act) if isinstance(act, str) else None
 
 
 def activation(library: ctypes.CDLL, kind: int, x: torch.Tensor, gated: bool) -> torch.Tensor:

@@ -3,7 +3,16 @@
 
 #include <cstdint>
 
-struct AttentionCall {
+// Where a step's sequences and one group's blocks lie.
+struct AttentionStep {
+  long block_size;
+  long tokens, sequences;
+  const int32_t *query_starts, *seq_lens, *tables;
+  long table_stride;
+  const int64_t* slots;
+};
+
+struct AttentionCall : AttentionStep {
   long is_bf16;  // queries, new keys and values, and the result; else they are floats
   // What is fixed for a layer.
   long heads, kv_heads, head_dim, value_dim, window;  // window 0: none
@@ -32,10 +41,7 @@ struct AttentionCall {
   long key_scale_block, key_scale_slot, key_scale_head;
   float* value_scales;
   long value_scale_block, value_scale_slot, value_scale_head;
-  long block_size;
-  // The step.
-  long tokens, sequences;
-  const int32_t *query_starts, *seq_lens, *tables;
-  long table_stride;
-  const int64_t* slots;
 };
+
+// Stores the new keys and values, then attends.
+void attention(const AttentionCall& call);

@@ -7,8 +7,8 @@ import ctypes
 import torch
 
 from stoker_engine.architectures.stored_formats import GGUFFormat, StoredFormat
-from stoker_engine.kernels.bundle import Operation
 from stoker_engine.kernels.native import gguf_blocks, group_blocks
+from stoker_engine.kernels.native.matrix import NativeProduct
 
 
 def product(
@@ -18,7 +18,7 @@ def product(
     inner: int,
     dtype: torch.dtype,
     bias: torch.Tensor | None = None,
-) -> Operation:
+) -> NativeProduct:
     """See `kernels.blocks.block_linear`. Rows of `blocks` may lie apart."""
     if isinstance(stored, GGUFFormat):
         return gguf_blocks.product(library, blocks, stored, dtype, bias)

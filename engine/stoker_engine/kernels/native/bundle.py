@@ -6,7 +6,6 @@ import ctypes
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache, partial
-from typing import Final
 
 import torch
 
@@ -14,23 +13,15 @@ from stoker_engine.architectures.activation import Activation, ClampedSwiGLU
 from stoker_engine.kernels.bundle import BlockStack, Experts, Kernels, Operation
 from stoker_engine.kernels.moe import block_experts, each_product, experts, wide_product
 from stoker_engine.kernels.native import blocks
-from stoker_engine.kernels.native.activation import GELU, GELU_TANH, SILU, activation, clamped_swiglu
+from stoker_engine.kernels.native.activation import activation, clamped_swiglu, kind_of
 from stoker_engine.kernels.native.argmax import argmax
 from stoker_engine.kernels.native.linear import product
+from stoker_engine.kernels.native.panels import panels
 from stoker_engine.kernels.native.rms_norm import rms_norm
 from stoker_engine.kernels.native.rotary import angles, apply_rotary
 from stoker_engine.kernels.native.token_mask import keep_allowed
 from stoker_engine.kernels.reference import REFERENCE
 from stoker_engine.kernels.rms_norm import after_sum
-
-_KINDS: Final = {
-    "gelu": GELU,
-    "gelu_fast": GELU_TANH,
-    "gelu_new": GELU_TANH,
-    "gelu_pytorch_tanh": GELU_TANH,
-    "silu": SILU,
-    "swish": SILU,
-}
 
 
 @cache
@@ -85,12 +76,12 @@ def native_kernels(library: ctypes.CDLL) -> Kernels:
         argmax=partial(argmax, library),
         narrow_logits=True,
         keep_allowed=partial(keep_allowed, library),
+        panels=panels(library),
     )
 
 
 def _activation(
     library: ctypes.CDLL, act: Activation, reference: Callable[[Activation], Operation], *, gated: bool
 ) -> Operation:
-    if not isinstance(act, str) or act not in _KINDS:
-        return reference(act)
-    return partial(activation, library, _KINDS[act], gated=gated)
+    kind = kind_of(act)
+    return reference(act) if kind is None else partial(activation, library, kind, gated=gated)

@@ -1,5 +1,6 @@
 // Products with matrices in GGUF's types, and what they stand for.
 #include "gguf_blocks.h"
+#include "matrix.h"
 
 namespace {
 
@@ -11,10 +12,9 @@ const GGUFOperations& operations(int type) {
 
 }  // namespace
 
-// `type` is ggml's number of it. x's stride in elements, w's in bytes; `bias` may be null.
-extern "C" void stoker_gguf_product(int type, int is_bf16, const void* x, long x_stride, const uint8_t* w,
-                                    long w_stride, const void* bias, void* y, long rows, long outputs, long inner) {
-  operations(type).product[is_bf16 != 0]({x, x_stride, w, w_stride, bias, y, rows, outputs, inner});
+void multiply_gguf(bool is_bf16, const Matrix& m, const Multiplied& by) {
+  operations(m.format[0]).product[is_bf16](
+      {by.x, by.x_stride, (const uint8_t*)m.w, m.stride, m.bias, by.y, by.rows, m.outputs, m.inner});
 }
 
 // Rows of w, their stride in bytes → y [rows, inner].

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import ctypes
-from functools import partial
 from typing import Final
 
 import torch
 
 from stoker_engine.architectures.stored_formats import GGUFFormat
-from stoker_engine.kernels.bundle import Operation
-from stoker_engine.kernels.native.linear import product_by
+from stoker_engine.kernels.native.matrix import GGUF, NativeProduct
 
 #: ggml's numbers of its types.
 TYPES: Final = {
@@ -38,11 +36,10 @@ def product(
     format: GGUFFormat,
     dtype: torch.dtype,
     bias: torch.Tensor | None = None,
-) -> Operation:
+) -> NativeProduct:
     """The product with a matrix in `blocks` (uint8 [outputs, row bytes], whose rows may lie apart), of x in `dtype`;
     it has the bits of the product with the dequantized matrix."""
-    function = partial(library.stoker_gguf_product, TYPES[format.name])
-    return product_by(function, blocks, _inner(blocks, format), dtype, bias)
+    return NativeProduct(library, GGUF, blocks, _inner(blocks, format), dtype, bias, [TYPES[format.name]])
 
 
 def dequantize(library: ctypes.CDLL, blocks: torch.Tensor, format: GGUFFormat, dtype: torch.dtype) -> torch.Tensor:

@@ -2,6 +2,7 @@
 //
 // What a row's groups have in common is read before its numbers, into floats: then all kinds of scales are alike.
 #include "group_codes.h"
+#include "matrix.h"
 
 namespace {
 
@@ -234,12 +235,11 @@ void dequantize(const Layout& layout, const uint8_t* w, long w_stride, void* y, 
 
 }  // namespace
 
-// x's stride in elements, w's in bytes; `bias` may be null.
-extern "C" void stoker_group_product(int code, int scale, int has_zeros, int has_row_scale, long group, int is_bf16,
-                                     const void* x, long x_stride, const uint8_t* w, long w_stride, const void* bias,
-                                     void* y, long rows, long outputs, long inner) {
-  const Layout layout(code, scale, has_zeros, has_row_scale, group, inner);
-  (is_bf16 ? product<bf16> : product<float>)({x, x_stride, w, w_stride, bias, y, rows, outputs, inner}, layout);
+void multiply_groups(bool is_bf16, const Matrix& m, const Multiplied& by) {
+  const Layout layout(m.format[0], m.format[1], m.format[2], m.format[3], m.format[4], m.inner);
+  (is_bf16 ? product<bf16> : product<float>)({by.x, by.x_stride, (const uint8_t*)m.w, m.stride, m.bias, by.y, by.rows,
+                                              m.outputs, m.inner},
+                                             layout);
 }
 
 // Rows of w, their stride in bytes → y [rows, inner].

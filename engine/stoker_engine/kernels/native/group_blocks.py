@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import ctypes
-from functools import partial
 from typing import Final
 
 import torch
 
 from stoker_engine.architectures.stored_formats import Code, GroupFormat, Scale
-from stoker_engine.kernels.bundle import Operation
-from stoker_engine.kernels.native.linear import product_by
+from stoker_engine.kernels.native.matrix import GROUPS, NativeProduct
 
 #: In the order of group_blocks.cpp.
 _CODES: Final[tuple[Code, ...]] = (
@@ -26,11 +24,11 @@ def product(
     inner: int,
     dtype: torch.dtype,
     bias: torch.Tensor | None = None,
-) -> Operation:
+) -> NativeProduct:
     """The product with a matrix uint8 [outputs, row_bytes], whose rows may lie apart: that with the numbers that
     `kernels.group_blocks.dequantize` makes of it, bit for bit."""
     _check(blocks, format, inner)
-    return product_by(partial(library.stoker_group_product, *_numbers(format, inner)), blocks, inner, dtype, bias)
+    return NativeProduct(library, GROUPS, blocks, inner, dtype, bias, _numbers(format, inner))
 
 
 def dequantize(

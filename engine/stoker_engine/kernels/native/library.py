@@ -20,13 +20,11 @@ _POINTER, _INT, _LONG, _FLOAT = ctypes.c_void_p, ctypes.c_int, ctypes.c_long, ct
 
 _ARGUMENTS = {
     "stoker_use_threads": (_INT,),
-    "stoker_linear": (_INT, _POINTER, _LONG, _POINTER, _LONG, _POINTER, _POINTER, _LONG, _LONG, _LONG),
-    "stoker_gguf_product": (_INT, _INT, _POINTER, _LONG, _POINTER, _LONG, _POINTER, _POINTER, _LONG, _LONG, _LONG),
+    "stoker_product": (_INT, _POINTER, _POINTER, _LONG, _POINTER, _LONG),
+    "stoker_has_panels": (),
+    "stoker_pack_panels": (_POINTER, _LONG, _LONG),
+    "stoker_panel_rows": (_POINTER, _POINTER, _POINTER, _LONG, _LONG, _LONG),
     "stoker_gguf_dequantize": (_INT, _INT, _POINTER, _LONG, _POINTER, _LONG, _LONG),
-    "stoker_group_product": (
-        *(_INT, _INT, _INT, _INT, _LONG),
-        *(_INT, _POINTER, _LONG, _POINTER, _LONG, _POINTER, _POINTER, _LONG, _LONG, _LONG),
-    ),
     "stoker_group_dequantize": (
         *(_INT, _INT, _INT, _INT, _LONG),
         *(_INT, _POINTER, _LONG, _POINTER, _LONG, _LONG),
@@ -34,6 +32,7 @@ _ARGUMENTS = {
     "stoker_argmax": (_INT, _POINTER, _LONG, _POINTER, _POINTER, _LONG, _LONG),
     "stoker_keep_allowed": (_POINTER, _LONG, _LONG, _POINTER, _POINTER, _LONG, _LONG),
     "stoker_attention": (_POINTER,),
+    "stoker_layer": (_POINTER, _POINTER, _POINTER, _POINTER, _POINTER),
     "stoker_rms_norm": (_INT, _INT, _POINTER, _LONG, _LONG, _POINTER, _FLOAT, _POINTER, _LONG, _LONG),
     "stoker_rotary": (_INT, _INT, _POINTER, _LONG, _LONG, _POINTER, _POINTER, _POINTER, _LONG, _LONG, _LONG, _LONG),
     "stoker_angles": (_INT, _POINTER, _POINTER, _FLOAT, _POINTER, _POINTER, _LONG, _LONG),
@@ -88,7 +87,7 @@ def load(level: Level) -> ctypes.CDLL:
         raise BuildError("the system does not allow this process to use its registers")
     for name, types in _ARGUMENTS.items():
         function = getattr(loaded, name)
-        function.argtypes, function.restype = types, None
+        function.argtypes, function.restype = types, _INT if name == "stoker_has_panels" else None
     loaded.stoker_use_threads(torch.get_num_threads())
     logger.info("CPU kernels: %s, %d threads (%.1f s)", level.name, torch.get_num_threads(), time.monotonic() - started)
     return loaded

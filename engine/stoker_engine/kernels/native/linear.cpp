@@ -1,19 +1,13 @@
-// Products with W as checkpoints hold it: nothing is packed.
+// Products with weights whose rows are numbers of x's dtype; see kernels/linear.py.
+#include "matrix.h"
 #include "product.h"
 
-namespace {
-
 template <class T>
-void linear(const void* x, long x_stride, const void* w, long w_stride, const void* bias, void* y, long rows,
-            long outputs, long inner) {
-  multiply(Product<T, Plain<T>>{
-      (const T*)x, x_stride, {(const T*)w, w_stride}, (const T*)bias, (T*)y, outputs, rows, outputs, inner});
+static void multiply_rows_of(const Matrix& m, const Multiplied& by) {
+  multiply(Product<T, Plain<T>>{(const T*)by.x, by.x_stride, {(const T*)m.w, m.stride}, (const T*)m.bias, (T*)by.y,
+                                m.outputs, by.rows, m.outputs, m.inner});
 }
 
-}  // namespace
-
-// Strides in elements; `bias` may be null.
-extern "C" void stoker_linear(int is_bf16, const void* x, long x_stride, const void* w, long w_stride,
-                              const void* bias, void* y, long rows, long outputs, long inner) {
-  (is_bf16 ? linear<bf16> : linear<float>)(x, x_stride, w, w_stride, bias, y, rows, outputs, inner);
+void multiply_rows(bool is_bf16, const Matrix& matrix, const Multiplied& by) {
+  is_bf16 ? multiply_rows_of<bf16>(matrix, by) : multiply_rows_of<float>(matrix, by);
 }

@@ -72,19 +72,21 @@ struct Product {
 // now: rows are short and pieces lie apart, so processors do not foresee them, and memory would idle while they compute.
 class Ahead {
  public:
-  Ahead(Bytes bytes, long steps)
+  Ahead(Bytes bytes, long steps, long most = 128 * 1024)  // more would push out what is multiplied now
       : at_(bytes.begin),
-        end_(bytes.begin + std::min<long>(bytes.end - bytes.begin, MOST)),
-        lines_(((end_ - at_) / LINE + steps - 1) / steps) {}
+        end_(bytes.begin + std::min<long>(bytes.end - bytes.begin, most)),
+        step_(((end_ - at_) * PARTS + steps - 1) / steps) {}
 
-  void fetch() {
-    for (long i = 0; i < lines_ && at_ < end_; i++, at_ += LINE) __builtin_prefetch(at_, 0, 2);
+  void fetch() {  // evenly: memory should never idle
+    for (due_ += step_; due_ >= LINE * PARTS; due_ -= LINE * PARTS, at_ += LINE)
+      if (at_ < end_) __builtin_prefetch(at_, 0, 2);
   }
 
  private:
-  static constexpr long LINE = 64, MOST = 128 * 1024;  // more would push out what is multiplied now
+  static constexpr long LINE = 64, PARTS = 64;
   const char *at_, *end_;
-  const long lines_;  // a step
+  const long step_;  // bytes, in parts
+  long due_ = 0;
 };
 
 // Calls `f` with 0 … N - 1, each a constant: what they index stays in registers.
@@ -189,6 +191,14 @@ void block(const Product<T, W>& p, long m, long m_end, long n, long n_end, Bytes
   tiles<1>(p, m, m_end, n, n_end, ahead);
 }
 
+// Of outputs n … n_end and rows m … m_end.
+template <class T, class W>
+void row_piece(const Product<T, W>& p, long m, long m_end, long n, long n_end, Bytes next) {
+  if constexpr (W::DIRECT_ROWS > 0)
+    if (p.rows <= W::DIRECT_ROWS) return block(p, m, m_end, n, n_end, next);
+  block(p.part(p.w.numbers(n, n_end, p.inner), n, n_end), m, m_end, 0, n_end - n, next);
+}
+
 template <class T, class W>
 void with_vectors(const Product<T, W>& p) {
   // A block of outputs and a block of rows stay in the second-level cache while they are multiplied. Small batches wait
@@ -202,14 +212,8 @@ void with_vectors(const Product<T, W>& p) {
     for (bool more = pieces.take(piece); more; piece = next) {
       more = pieces.take(next);
       const Bytes ahead = more ? p.w.bytes(first_of(next), end_of(next)) : Bytes{};
-      const long n = first_of(piece), n_end = end_of(piece);
-      const long m = piece / n_blocks * m_block, m_end = std::min(m + m_block, p.rows);
-      if constexpr (W::DIRECT_ROWS > 0)
-        if (p.rows <= W::DIRECT_ROWS) {
-          block(p, m, m_end, n, n_end, ahead);
-          continue;
-        }
-      block(p.part(p.w.numbers(n, n_end, p.inner), n, n_end), m, m_end, 0, n_end - n, ahead);
+      const long m = piece / n_blocks * m_block;
+      row_piece(p, m, std::min(m + m_block, p.rows), first_of(piece), end_of(piece), ahead);
     }
   });
 }

@@ -1,7 +1,5 @@
-// Rotary position embedding; see kernels/rotary.py.
-#include <algorithm>
+#include "rotary.h"
 
-#include "rows.h"
 #include "threads.h"
 
 namespace {
@@ -10,26 +8,9 @@ template <class T>
 void rotary(bool interleaved, const T* x, long token, long head, const T* cos, const T* sin, T* out, long tokens,
             long heads, long size, long pairs) {
   parallel_for(tokens * heads * size >= WORTH_SHARING, tokens, [&](long t) {
-    for (long h = 0; h < heads; h++) {
-      const T *from = x + t * token + h * head, *c = cos + t * pairs, *s = sin + t * pairs;
-      T* to = out + (t * heads + h) * size;
-      for (long i = 0; i < pairs; i += LANES) {
-        const long left = std::min<long>(pairs - i, LANES);
-        T pair[2][LANES];
-        if (interleaved)
-          for (long j = 0; j < left; j++) pair[0][j] = from[2 * (i + j)], pair[1][j] = from[2 * (i + j) + 1];
-        else
-          for (long j = 0; j < left; j++) pair[0][j] = from[i + j], pair[1][j] = from[pairs + i + j];
-        const Vec a = load(pair[0]), b = load(pair[1]), cs = load_up_to(c + i, left), sn = load_up_to(s + i, left);
-        store(pair[0], a * cs - b * sn);
-        store(pair[1], b * cs + a * sn);
-        if (interleaved)
-          for (long j = 0; j < left; j++) to[2 * (i + j)] = pair[0][j], to[2 * (i + j) + 1] = pair[1][j];
-        else
-          for (long j = 0; j < left; j++) to[i + j] = pair[0][j], to[pairs + i + j] = pair[1][j];
-      }
-      memcpy((void*)(to + 2 * pairs), from + 2 * pairs, (size - 2 * pairs) * sizeof(T));
-    }
+    for (long h = 0; h < heads; h++)
+      rotate(interleaved, x + t * token + h * head, cos + t * pairs, sin + t * pairs, out + (t * heads + h) * size,
+             size, pairs);
   });
 }
 

@@ -100,8 +100,27 @@ inline float max_of(Vec v) {
   return v[0];
 }
 
+// eʳ for |r| ≤ ln 2 / 2.
+inline Vec exp_polynomial(Vec r) {
+  Vec p = r * 1.9875691500e-4f + 1.3981999507e-3f;
+  p = p * r + 8.3334519073e-3f;
+  p = p * r + 4.1665795894e-2f;
+  p = p * r + 1.6666665459e-1f;
+  p = p * r + 5.0000001201e-1f;
+  return p * (r * r) + r + 1.0f;
+}
+
 // eˣ to about 1 ulp (Cephes' expf): x = n ln 2 + r, a polynomial for eʳ, and 2ⁿ put into the exponent.
-// e⁰ is exactly 1; what lies below e⁻⁸⁷ becomes 0, and above e⁸⁸ infinite.
+// e⁰ is exactly 1; what is too small for a float becomes 0, what is too large infinite, and what is no number stays that.
+#if defined(__AVX512F__)
+inline Vec exp_of(Vec x) {
+  // Of two operands these instructions take the second where one is no number.
+  const __m512 bounded = _mm512_min_ps(_mm512_set1_ps(200), _mm512_max_ps(_mm512_set1_ps(-200), (__m512)x));
+  const __m512 n = _mm512_roundscale_ps(bounded * _mm512_set1_ps(1.44269504088896341f), 0);
+  const Vec r = (Vec)(bounded - n * _mm512_set1_ps(0.693359375f) + n * _mm512_set1_ps(2.12194440e-4f));
+  return (Vec)_mm512_scalef_ps((__m512)exp_polynomial(r), n);
+}
+#else
 inline Vec exp_of(Vec x) {
   Vec small = broadcast(-87.0f), large = broadcast(88.0f);
   Vec bounded = x < small ? small : x;
@@ -109,17 +128,11 @@ inline Vec exp_of(Vec x) {
   Vec shifted = bounded * 1.44269504088896341f + 12582912.0f;  // 1.5 × 2²³: rounds to an integer in the low bits
   IntVec n = (IntVec)shifted - 0x4b400000;
   Vec whole = shifted - 12582912.0f;
-  Vec r = bounded - whole * 0.693359375f + whole * 2.12194440e-4f;
-  Vec p = r * 1.9875691500e-4f + 1.3981999507e-3f;
-  p = p * r + 8.3334519073e-3f;
-  p = p * r + 4.1665795894e-2f;
-  p = p * r + 1.6666665459e-1f;
-  p = p * r + 5.0000001201e-1f;
-  p = p * (r * r) + r + 1.0f;
   Vec power = (Vec)((n + 127) << 23);
-  const Vec result = x > large ? broadcast(INFINITY) : p * power;
+  const Vec result = x > large ? broadcast(INFINITY) : exp_polynomial(bounded - whole * 0.693359375f + whole * 2.12194440e-4f) * power;
   return x < small ? Vec{} : result;
 }
+#endif
 
 inline Vec tanh_of(Vec x) { return 1.0f - 2.0f / (exp_of(x * 2.0f) + 1.0f); }
 
@@ -175,7 +188,32 @@ inline Vec sums_of(const Vec* v) {
   }
 }
 
-// LANES vectors of LANES words: rows become columns. A step a power of two: words change places across blocks of W.
+// LANES vectors of LANES words: rows become columns.
+#if defined(__AVX512F__)
+inline void transpose(WordVec* v) {
+  __m512i a[16], b[16];
+  for (int i = 0; i < 16; i += 2) {  // words of neighbours, within quarters
+    a[i] = _mm512_unpacklo_epi32((__m512i)v[i], (__m512i)v[i + 1]);
+    a[i + 1] = _mm512_unpackhi_epi32((__m512i)v[i], (__m512i)v[i + 1]);
+  }
+  for (int i = 0; i < 16; i += 4) {  // pairs of those: each quarter holds a column of four rows
+    b[i] = _mm512_unpacklo_epi64(a[i], a[i + 2]);
+    b[i + 1] = _mm512_unpackhi_epi64(a[i], a[i + 2]);
+    b[i + 2] = _mm512_unpacklo_epi64(a[i + 1], a[i + 3]);
+    b[i + 3] = _mm512_unpackhi_epi64(a[i + 1], a[i + 3]);
+  }
+  for (int i = 0; i < 16; i += 8)  // whole quarters
+    for (int j = i; j < i + 4; j++) {
+      a[j] = _mm512_shuffle_i32x4(b[j], b[j + 4], 0x88);
+      a[j + 4] = _mm512_shuffle_i32x4(b[j], b[j + 4], 0xdd);
+    }
+  for (int j = 0; j < 8; j++) {
+    v[j] = (WordVec)_mm512_shuffle_i32x4(a[j], a[j + 8], 0x88);
+    v[j + 8] = (WordVec)_mm512_shuffle_i32x4(a[j], a[j + 8], 0xdd);
+  }
+}
+#else
+// A step a power of two: words change places across blocks of W.
 template <int W = 1>
 inline void transpose(WordVec* v) {
   if constexpr (W < LANES) {
@@ -194,3 +232,4 @@ inline void transpose(WordVec* v) {
     transpose<W * 2>(v);
   }
 }
+#endif

@@ -1,0 +1,464 @@
+// Some queries of one sequence against the keys of one head: what a thread of attention.cpp works on.
+//
+// How numbers are multiplied is one of two ways:
+//
+//   Singles<K>   queries, weights and values as floats; keys K in words of one float or two bf16
+//   Pairs        all as bf16, two products and their sum at a time: weights are rounded to it, sums stay floats.
+//                Two keys' values lie in a word; of a pair that a row sees half of, the other value becomes 0
+#pragma once
+
+#include <algorithm>
+#include <limits>
+
+#include "attention.h"
+#include "stored_numbers.h"
+
+namespace {
+
+constexpr long TILE = 64, PART = 512;
+constexpr int ROWS = 4;                       // rows that share a key while it is in a register
+constexpr int VECTORS = LANES == 16 ? 4 : 2;  // vectors of each of these rows in registers
+constexpr float NOTHING = -std::numeric_limits<float>::infinity();
+
+inline long rounded_up(long n, long to) { return (n + to - 1) / to * to; }
+
+template <class K>
+struct Singles {
+  typedef K Key;
+  static constexpr bool PAIRS = false;
+};
+
+struct Pairs {
+  typedef bf16 Key;
+  static constexpr bool PAIRS = true;
+};
+// The softmax of some keys so far: the largest score, the sum of exp(score - largest), and with these weights the sum
+// of the values, [rows][width].
+struct State {
+  float *largest, *weight, *values;
+  long width;
+
+  static long size(long rows, long width) { return rows * (width + 2); }
+  State(float* memory, long rows, long width)
+      : largest(memory), weight(memory + rows), values(memory + 2 * rows), width(width) {}
+  // Of rows from `row` on.
+  State from(long row) const {
+    State later = *this;
+    later.largest += row, later.weight += row, later.values += row * width;
+    return later;
+  }
+  void clear(long rows) const {
+    std::fill(largest, largest + rows, NOTHING);
+    std::fill(weight, weight + rows, 0.0f);
+    std::fill(values, values + rows * width, 0.0f);
+  }
+};
+
+inline float exp_of(float x) { return ::exp_of(broadcast(x))[0]; }
+
+// What a state is multiplied by when its largest score becomes `to`.
+inline float correction(float from, float to) {
+  if (from == to) return 1.0f;
+  return from == NOTHING ? 0.0f : exp_of(from - to);
+}
+
+void merge(const State& total, const State& part, long rows) {
+  for (long r = 0; r < rows; r++) {
+    const float largest = std::max(total.largest[r], part.largest[r]);
+    const float a = correction(total.largest[r], largest), b = correction(part.largest[r], largest);
+    total.largest[r] = largest;
+    total.weight[r] = total.weight[r] * a + part.weight[r] * b;
+    float *to = total.values + r * total.width, *from = part.values + r * part.width;
+    for (long i = 0; i < total.width; i += LANES) store(to + i, load(to + i) * a + load(from + i) * b);
+  }
+}
+
+inline long size_of(long stored) { return stored == FLOAT ? 4 : stored == BF16 ? 2 : 1; }
+
+// Where a tile's keys, values and scales lie in the cache.
+struct Tile {
+  const char *keys[TILE], *values[TILE];
+  const float *key_scales[TILE], *value_scales[TILE];
+};
+
+// Asks for `size` bytes that are needed soon. Blocks lie apart, so the processor does not foresee them.
+inline void fetch(const char* from, long size) {
+  for (long i = 0; i < size; i += 64) __builtin_prefetch(from + i, 0, 2);
+}
+
+// What a thread works on: an item's queries, and a tile brought into the form that rows are multiplied with.
+struct Workspace {
+  float* queries;           // [rows][depth], padded with 0; of pairs words [rows][depth / 2]
+  uint32_t* keys;           // [depth / numbers in a word][TILE]: a vector holds a word of LANES keys
+  float* values;            // [TILE][width]; of pairs words [TILE / 2][width]
+  const float* rows[TILE];  // of the values: here, or in the cache if that holds floats; of pairs not used
+  float key_scales[TILE], value_scales[TILE];
+
+  static long size(long rows, long depth, long width) { return rows * depth + TILE * (depth + width); }
+  Workspace(float* memory, long rows, long depth)
+      : queries(memory), keys((uint32_t*)(memory + rows * depth)), values(memory + (rows + TILE) * depth) {}
+};
+
+// Words of one or two numbers of LANES keys × a query's numbers, added to the scores.
+inline Vec add_products(Vec scores, WordVec keys, const float* query, float) { return scores + (Vec)keys * query[0]; }
+inline Vec add_products(Vec scores, WordVec keys, const float* query, bf16) {
+  scores += (Vec)(keys << 16) * query[0];
+  return scores + (Vec)(keys & 0xffff0000u) * query[1];
+}
+
+// A query's words of two numbers likewise.
+inline Vec add_pairs(Vec sums, WordVec keys, uint32_t query) {
+#if defined(__AVX512BF16__)
+  return (Vec)_mm512_dpbf16_ps((__m512)sums, (__m512bh)_mm512_set1_epi32(query), (__m512bh)keys);
+#else
+  return sums;  // Pairs are used where there is the instruction
+#endif
+}
+
+// Some queries with all heads of one key head: rows are (query, head of the group). They are consecutive ones of one
+// sequence; or where `places` are given, each of another, and all see each key that they are run over.
+template <class A>
+struct Item {
+  typedef typename A::Key K;
+  static constexpr bool PAIRS = A::PAIRS;
+  static constexpr long WORD = 4 / sizeof(K);  // numbers in a word
+  static constexpr long UNIT = PAIRS ? 2 : 1;  // keys whose values are added at once
+
+  const AttentionCall& call;
+  long sequence, kv_head;
+  long first, count;  // the first query, as a row of the flat batch, and how many
+  long position;      // of the first query
+  const long* places = nullptr;  // of queries, as rows of the flat batch
+  long group = call.heads / call.kv_heads;
+  long rows = count * group;
+  long depth = depth_of(call), width = width_of(call);
+
+  static long depth_of(const AttentionCall& call) { return rounded_up(call.head_dim, LANES * WORD); }
+  static long width_of(const AttentionCall& call) { return rounded_up(call.value_dim, LANES * UNIT); }
+
+  long query_of(long row) const { return places ? places[row / group] : first + row / group; }
+  long position_of(long row) const { return places ? position : position + row / group; }
+  long head_of(long row) const { return kv_head * group + row % group; }
+  long oldest_of(long row) const {
+    return call.window && !places ? std::max(0l, position_of(row) + 1 - call.window) : 0;
+  }
+
+  void read_queries(float* to) const {
+    if constexpr (PAIRS)
+      read_pairs((uint32_t*)to);
+    else
+      call.is_bf16 ? read_queries_of<bf16>(to) : read_queries_of<float>(to);
+  }
+
+  void read_pairs(uint32_t* to) const {
+    for (long r = 0; r < rows; r++, to += depth / 2) {
+      const bf16* from = (const bf16*)call.query + query_of(r) * call.query_token + head_of(r) * call.query_head;
+      memcpy(to, from, call.head_dim * sizeof(bf16));
+      memset((bf16*)to + call.head_dim, 0, (depth - call.head_dim) * sizeof(bf16));
+    }
+  }
+
+  template <class T>
+  void read_queries_of(float* to) const {
+    for (long r = 0; r < rows; r++) {
+      const T* from = (const T*)call.query + query_of(r) * call.query_token + head_of(r) * call.query_head;
+      for (long d = 0; d < depth; d += LANES) {
+        const long left = std::max(0l, call.head_dim - d);
+        store(to + r * depth + d, left >= LANES ? load(from + d) : load_part(from + d, left));
+      }
+    }
+  }
+
+  // The keys from `start` to before `end`; those that are missing to a whole tile repeat the last. Tiles begin where they
+  // do for every row, also below the window: keys that it has left repeat its oldest, since their blocks are others'.
+  void locate(long start, long end, Tile& tile) const {
+    const int32_t* table = call.tables + sequence * call.table_stride;
+    const long oldest = oldest_of(0), size = size_of(call.stored);
+    const char *keys = (const char*)call.keys + kv_head * call.key_head * size;
+    const char *values = (const char*)call.values + kv_head * call.value_head * size;
+    const float *key_scales = call.key_scales + kv_head * call.key_scale_head;
+    const float *value_scales = call.value_scales + kv_head * call.value_scale_head;
+    for (long j = 0; j < TILE; j++) {
+      const long at = std::min(std::max(start + j, oldest), end - 1);
+      const long block = table[at / call.block_size], slot = at % call.block_size;
+      tile.keys[j] = keys + (block * call.key_block + slot * call.key_slot) * size;
+      tile.values[j] = values + (block * call.value_block + slot * call.value_slot) * size;
+      if (!call.key_scales) continue;
+      tile.key_scales[j] = key_scales + block * call.key_scale_block + slot * call.key_scale_slot;
+      tile.value_scales[j] = value_scales + block * call.value_scale_block + slot * call.value_scale_slot;
+    }
+  }
+
+  // Brings `keys` of the tile into the workspace, and meanwhile fetches the next tile.
+  void rearrange(const Tile& tile, const Tile* next, long keys, Workspace& work) const {
+    if constexpr (sizeof(K) == sizeof(float)) return rearrange_stored<float>(tile, next, keys, work);
+    switch (call.stored) {
+      case BF16: return rearrange_stored<bf16>(tile, next, keys, work);
+      case E4M3: return rearrange_stored<e4m3>(tile, next, keys, work);
+      case E5M2: return rearrange_stored<e5m2>(tile, next, keys, work);
+      case INT8: return rearrange_stored<int8>(tile, next, keys, work);
+    }
+  }
+
+  template <class S>
+  void rearrange_stored(const Tile& tile, const Tile* next, long keys, Workspace& work) const {
+    for (long j = 0; j < keys; j += LANES) {
+      if (next)
+        for (long k = j; k < j + LANES; k++) fetch(next->keys[k], call.head_dim * sizeof(S));
+      for (long d = 0; d < depth; d += LANES * WORD) {
+        WordVec taken[LANES];
+        const long left = call.head_dim - d;
+        for (int k = 0; k < LANES; k++) {
+          const S* from = (const S*)tile.keys[j + k] + d;
+          taken[k] = left >= LANES * WORD ? words(from) : words_part(from, left);
+        }
+        transpose(taken);
+        for (int i = 0; i < LANES; i++) memcpy(work.keys + (d / WORD + i) * TILE + j, &taken[i], sizeof(WordVec));
+      }
+    }
+    if constexpr (PAIRS) {
+      for (long j = 0; j < keys; j += 2) {
+        if (next) fetch(next->values[j], call.value_dim * sizeof(S)), fetch(next->values[j + 1], call.value_dim * sizeof(S));
+        pair_values((const S*)tile.values[j], (const S*)tile.values[j + 1], (uint32_t*)work.values + j / 2 * width);
+      }
+    }
+    for (long j = 0; !PAIRS && j < keys; j++) {
+      const S* from = (const S*)tile.values[j];
+      if (next) fetch(next->values[j], call.value_dim * sizeof(S));
+      work.rows[j] = (const float*)from;
+      if (sizeof(S) == sizeof(float) && call.value_dim % LANES == 0) continue;
+      work.rows[j] = work.values + j * width;
+      to_floats(work.values + j * width, from, call.value_dim);
+    }
+    if (!call.key_scales) return;
+    for (long j = 0; j < TILE; j++) {
+      if (next) fetch((const char*)next->key_scales[j], 4), fetch((const char*)next->value_scales[j], 4);
+      work.key_scales[j] = *tile.key_scales[j];
+      work.value_scales[j] = *tile.value_scales[j];
+    }
+  }
+
+  // Two keys' values → words of both. Of each 2 × LANES numbers those at even places come first, then the others.
+  template <class S>
+  void pair_values(const S* first, const S* second, uint32_t* to) const {
+    for (long d = 0; d < width; d += 2 * LANES) {
+      const long left = call.value_dim - d;
+      const bool whole = left >= 2 * LANES;
+      const WordVec a = whole ? words(first + d) : words_part(first + d, left);
+      const WordVec b = whole ? words(second + d) : words_part(second + d, left);
+      const WordVec even = (a & 0xffffu) | (b << 16), odd = (a >> 16) | (b & 0xffff0000u);
+      memcpy(to + d, &even, sizeof even);
+      memcpy(to + d + LANES, &odd, sizeof odd);
+    }
+  }
+
+  template <int R>
+  void score(const Workspace& work, long r, float (*scores)[TILE], long keys) const {
+    for (long j = 0; j < keys; j += VECTORS * LANES) {
+      Vec sums[R][VECTORS] = {};
+      const float* query = work.queries + r * depth;
+      for (long d = 0; d < depth / WORD; d++)
+        for (int v = 0; v < VECTORS; v++) {
+          WordVec words;
+          memcpy(&words, work.keys + d * TILE + j + v * LANES, sizeof words);
+          for (int i = 0; i < R; i++)
+            if constexpr (PAIRS)
+              sums[i][v] = add_pairs(sums[i][v], words, ((const uint32_t*)work.queries)[(r + i) * (depth / 2) + d]);
+            else
+              sums[i][v] = add_products(sums[i][v], words, query + i * depth + d * WORD, K());
+        }
+      for (int i = 0; i < R; i++)
+        for (int v = 0; v < VECTORS; v++) store(scores[i] + j + v * LANES, sums[i][v]);
+    }
+  }
+
+  // Scores of row `r` for the keys from `start` → weights, 0 where it sees none, times the values' scales; returns the
+  // correction.
+  float weigh(const Workspace& work, long r, float* scores, long start, const State& state) const {
+    const float at = (float)position_of(r), oldest = (float)oldest_of(r);
+    const float slope = call.alibi_slopes ? call.alibi_slopes[head_of(r)] : 0.0f;
+    const bool all_seen = start + TILE - 1 <= position_of(r) && start >= oldest_of(r);
+    Vec steps;
+    for (int i = 0; i < LANES; i++) steps[i] = (float)i;
+    Vec most = broadcast(NOTHING);
+    for (long j = 0; j < TILE; j += LANES) {
+      Vec s = load(scores + j) * call.scale;
+      if (call.key_scales) s *= load(work.key_scales + j);
+      if (call.soft_cap != 0) s = tanh_of(s / call.soft_cap) * call.soft_cap;
+      if (!all_seen || slope != 0) {
+        // Positions are small next to 2²⁴, so floats hold them exactly.
+        const Vec positions = steps + (float)(start + j);
+        if (slope != 0) s += slope * (positions - at);
+        s = positions <= at ? s : broadcast(NOTHING);
+        s = positions >= oldest ? s : broadcast(NOTHING);
+      }
+      store(scores + j, s);
+      most = larger(most, s);
+    }
+    const float before = state.largest[r], largest = std::max(before, max_of(most));
+    if (largest == NOTHING) {
+      std::fill(scores, scores + TILE, 0.0f);
+      return 1.0f;
+    }
+    Vec sum = {};
+    for (long j = 0; j < TILE; j += LANES) {
+      const Vec p = ::exp_of(load(scores + j) - largest);
+      store(scores + j, call.key_scales ? p * load(work.value_scales + j) : p);
+      sum += p;
+    }
+    const float factor = correction(before, largest);
+    state.largest[r] = largest;
+    state.weight[r] = state.weight[r] * factor + sum_of(sum);
+    return factor;
+  }
+
+  // Units of keys: singles, or pairs. Weights are what they are multiplied by, [TILE / UNIT] of 4 bytes for each row.
+  struct Weights {
+    alignas(64) float of[TILE / UNIT];
+  };
+
+  // Multiplies R rows by their corrections and adds weights × values, for the units begin … end - 1 of the tile.
+  template <int R, int V>
+  void add_values(const Workspace& work, float* to, const Weights* weights, const float* factors, long d, long begin,
+                  long end, uint32_t seen = ~0u) const {
+    Vec sums[R][V];
+    for (int r = 0; r < R; r++)
+      for (int v = 0; v < V; v++) sums[r][v] = load(to + r * width + d + v * LANES) * factors[r];
+    for (long k = begin; k < end; k++)
+      for (int v = 0; v < V; v++) {
+        if constexpr (PAIRS) {
+          WordVec value;
+          memcpy(&value, (const uint32_t*)work.values + k * width + d + v * LANES, sizeof value);
+          if constexpr (R == 1) value &= seen;
+          for (int r = 0; r < R; r++) {
+            uint32_t pair;
+            memcpy(&pair, weights[r].of + k, sizeof pair);
+            sums[r][v] = add_pairs(sums[r][v], value, pair);
+          }
+        } else {
+          const Vec value = load(work.rows[k] + d + v * LANES);
+          for (int r = 0; r < R; r++) sums[r][v] += value * weights[r].of[k];
+        }
+      }
+    for (int r = 0; r < R; r++)
+      for (int v = 0; v < V; v++) store(to + r * width + d + v * LANES, sums[r][v]);
+  }
+
+  template <int R>
+  void add_values(const Workspace& work, float* to, const Weights* weights, const float* factors, long begin, long end,
+                  uint32_t seen = ~0u) const {
+    long d = 0;
+    for (; d + VECTORS * LANES <= width; d += VECTORS * LANES)
+      add_values<R, VECTORS>(work, to, weights, factors, d, begin, end, seen);
+    for (; d < width; d += LANES) add_values<R, 1>(work, to, weights, factors, d, begin, end, seen);
+  }
+
+  // Likewise for one row that sees the keys first … last, of which the units begin … end - 1 hold some.
+  void add_own(const Workspace& work, float* to, const Weights& weights, float factor, long first, long last, long begin,
+               long end) const {
+    if constexpr (PAIRS) {
+      for (long k = begin; k < end; k++, factor = 1.0f) {
+        const uint32_t seen = (2 * k < first ? 0xffff0000u : ~0u) & (2 * k + 1 > last ? 0x0000ffffu : ~0u);
+        add_values<1>(work, to, &weights, &factor, k, k + 1, seen);
+      }
+      if (begin >= end && factor != 1.0f) add_values<1>(work, to, &weights, &factor, 0, 0);
+    } else {
+      add_values<1>(work, to, &weights, &factor, begin, end);
+    }
+  }
+
+  template <int R>
+  void run_rows(const Workspace& work, long r, long start, const State& state) const {
+    long first[R], last[R];  // keys of the tile that a row sees, none where first > last; both grow from row to row
+    for (int i = 0; i < R; i++) {
+      first[i] = std::max(0l, oldest_of(r + i) - start);
+      last[i] = std::min(TILE - 1, position_of(r + i) - start);
+    }
+    if (first[0] > last[R - 1]) return;
+    float scores[R][TILE] = {}, factors[R];
+    Weights weights[R];
+    score<R>(work, r, scores, last[R - 1] + 1);
+    for (int i = 0; i < R; i++) {
+      factors[i] = weigh(work, r + i, scores[i], start, state);
+      for (long j = 0; j < TILE; j += LANES)
+        if constexpr (PAIRS)
+          store((bf16*)weights[i].of + j, load(scores[i] + j));
+        else
+          store(weights[i].of + j, load(scores[i] + j));
+    }
+    float* to = state.values + r * width;
+    // A value that a row does not see is left out, not multiplied by 0: it may be nan. So units that not all rows see
+    // whole, at either end, go to each row alone.
+    const long begin = (first[R - 1] + UNIT - 1) / UNIT, end = (last[0] + 1) / UNIT;
+    const auto first_of = [&](int i) { return first[i] / UNIT; };
+    const auto end_of = [&](int i) { return last[i] < first[i] ? first_of(i) : last[i] / UNIT + 1; };
+    const bool alike = first[0] == first[R - 1] && last[0] == last[R - 1];
+    if (alike && first_of(0) == begin && end_of(0) == end) {
+      add_values<R>(work, to, weights, factors, begin, end);
+      return;
+    }
+    for (int i = 0; i < R; i++)
+      add_own(work, to + i * width, weights[i], factors[i], first[i], last[i], first_of(i), std::min(end_of(i), begin));
+    std::fill(factors, factors + R, 1.0f);
+    if (begin < end) add_values<R>(work, to, weights, factors, begin, end);
+    for (int i = 0; i < R; i++)
+      add_own(work, to + i * width, weights[i], 1.0f, first[i], last[i], std::max(std::max(begin, end), first_of(i)),
+              end_of(i));
+  }
+
+  // Runs all rows over the keys of one part.
+  void run_part(long part, Workspace& work, const State& state) const {
+    state.clear(rows);
+    const long end = std::min((part + 1) * PART, position_of(rows - 1) + 1);
+    const long begin = std::max(part * PART, oldest_of(0) / TILE * TILE);
+    Tile tiles[2];
+    if (begin < end) locate(begin, end, tiles[0]);
+    for (long start = begin, turn = 0; start < end; start += TILE, turn ^= 1) {
+      Tile* next = start + TILE < end ? &tiles[turn ^ 1] : nullptr;
+      if (next) locate(start + TILE, end, *next);
+      rearrange(tiles[turn], next, std::min(TILE, rounded_up(end - start, LANES)), work);
+      for (long r = 0; r < rows; r += ROWS) {
+        const long left = rows - r;
+        if (left >= 4)
+          run_rows<4>(work, r, start, state);
+        else if (left == 3)
+          run_rows<3>(work, r, start, state);
+        else if (left == 2)
+          run_rows<2>(work, r, start, state);
+        else
+          run_rows<1>(work, r, start, state);
+      }
+    }
+  }
+
+  // What the values of row `r` are multiplied by at the end. A sink is a key without a value, which each row of its head
+  // sees last.
+  float share_of(long r, const State& state) const {
+    if (!call.sinks) return 1.0f / state.weight[r];
+    const float sink = call.sinks[head_of(r)], largest = std::max(state.largest[r], sink);
+    const float factor = correction(state.largest[r], largest);
+    return factor / (state.weight[r] * factor + correction(sink, largest));
+  }
+
+  void put(const State& state) const { call.is_bf16 ? put_as<bf16>(state) : put_as<float>(state); }
+
+  template <class T>
+  void put_as(const State& state) const {
+    for (long r = 0; r < rows; r++) {
+      T* to = (T*)call.out + (query_of(r) * call.heads + head_of(r)) * call.value_dim;
+      const float share = share_of(r, state);
+      if constexpr (PAIRS) {
+        for (long d = 0; d < call.value_dim; d += 2 * LANES) {  // even places, then odd ones: see pair_values
+          const WordVec even = bf16_bits(load(state.values + r * width + d) * share);
+          const WordVec both = even | bf16_bits(load(state.values + r * width + d + LANES) * share) << 16;
+          memcpy((void*)(to + d), &both, std::min<long>(2 * LANES, call.value_dim - d) * sizeof(bf16));
+        }
+        continue;
+      }
+      for (long d = 0; d < call.value_dim; d += LANES)
+        store_up_to(to + d, load(state.values + r * width + d) * share, call.value_dim - d);
+    }
+  }
+};
+
+}  // namespace

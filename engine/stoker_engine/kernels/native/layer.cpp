@@ -1,0 +1,137 @@
+// A decoder's layer in one call: attention and MLP, each with its norms, on one residual stream (models/decoder.py draws
+// it). Every number is computed as by the layer's operations one by one, so its bits are theirs; what is saved is a dozen
+// calls, their results' memory and the page faults in it. `layer.py` mirrors the structures.
+#include <memory>
+
+#include "activation.h"
+#include "attention.h"
+#include "matrix.h"
+#include "rms_norm.h"
+#include "rotary.h"
+#include "threads.h"
+
+namespace {
+
+struct Norm {
+  const void* weight;  // null: there is none
+  long is_wide;        // the weight is float32, whatever the model is
+  double eps;
+};
+
+struct Layer {
+  long is_bf16, hidden;
+  float multiplier;  // of what is added to the stream
+  Norm input_norm, q_norm, k_norm, post_attention_norm, pre_mlp_norm, post_mlp_norm;
+  Matrix qkv, out, up, down;
+  long pairs, interleaved;  // that are turned in each head; 0: none
+  long activation, gated;
+  AttentionCall attention;  // but for the step, and where queries, new keys and values and the result are
+};
+
+// Rows of x for which an MLP's results stay in the cache.
+constexpr long CHUNK = 256;
+
+// Grows, and is kept: memory that is new costs a page fault every 4 KiB.
+class Memory {
+ public:
+  char* of(size_t bytes) {
+    if (bytes > size_) at_.reset(new (std::align_val_t(64)) char[size_ = bytes]);
+    return at_.get();
+  }
+
+ private:
+  struct Free {
+    void operator()(char* at) const { ::operator delete[](at, std::align_val_t(64)); }
+  };
+  std::unique_ptr<char[], Free> at_;
+  size_t size_ = 0;
+};
+
+template <class T>
+inline void norm_row(const Norm& norm, const T* from, T* to, long size) {
+  if (norm.is_wide)
+    rms_norm(from, (const float*)norm.weight, norm.eps, to, size);
+  else
+    rms_norm(from, (const T*)norm.weight, norm.eps, to, size);
+}
+
+template <class T>
+void run(const Layer& layer, const AttentionStep& step, T* x, const T* cos, const T* sin) {
+  const AttentionCall& fixed = layer.attention;
+  const long tokens = step.tokens, hidden = layer.hidden, size = fixed.head_dim, width = layer.qkv.outputs;
+  const long heads = fixed.heads, turned = heads + fixed.kv_heads, chunk = std::min(tokens, CHUNK);
+  const bool share_rows = tokens * hidden >= WORTH_SHARING;
+  static thread_local Memory memory;
+  const long before_mlp = tokens * (width + layer.out.inner), within_mlp = chunk * layer.up.outputs;
+  T* const normed = (T*)memory.of((tokens * hidden + std::max(before_mlp, within_mlp)) * sizeof(T));
+  T* const qkv = normed + tokens * hidden;
+  T* const attended = qkv + tokens * width;
+
+  const T* input = x;
+  if (layer.input_norm.weight) {
+    parallel_for(share_rows, tokens,
+                 [&](long t) { norm_row(layer.input_norm, x + t * hidden, normed + t * hidden, hidden); });
+    input = normed;
+  }
+  multiply(layer.is_bf16, layer.qkv, {input, hidden, qkv, tokens});
+
+  if (layer.q_norm.weight || layer.pairs)
+    parallel_for(tokens * turned * size >= WORTH_SHARING, tokens, [&](long t) {
+      for (long h = 0; h < turned; h++) {
+        T* head = qkv + t * width + h * size;
+        const Norm& norm = h < heads ? layer.q_norm : layer.k_norm;
+        if (norm.weight) norm_row(norm, head, head, size);
+        if (layer.pairs)
+          rotate(layer.interleaved, head, cos + t * layer.pairs, sin + t * layer.pairs, head, size, layer.pairs);
+      }
+    });
+
+  AttentionCall call = fixed;
+  (AttentionStep&)call = step;
+  call.query = qkv, call.new_keys = qkv + heads * size, call.new_values = qkv + turned * size, call.out = attended;
+  call.query_token = call.new_key_token = call.new_value_token = width;
+  call.query_head = call.new_key_head = call.new_value_head = size;
+  attention(call);
+
+  // x += norm(added), and normed = norm of that, where there are such norms. Each of it is rounded.
+  const auto join = [&](const Norm& of_added, const Norm& of_sum, T* added, long first, long count) {
+    parallel_for(share_rows, count, [&](long i) {
+      T *row = added + i * hidden, *to = x + (first + i) * hidden;
+      if (of_added.weight) norm_row(of_added, row, row, hidden);
+      for (long d = 0; d < hidden; d += LANES) {
+        Vec v = load_up_to(row + d, hidden - d);
+        if (layer.multiplier != 1.0f) v = rounded_to<T>(v * layer.multiplier);
+        store_up_to(to + d, load_up_to(to + d, hidden - d) + v, hidden - d);
+      }
+      if (of_sum.weight) norm_row(of_sum, to, row, hidden);
+    });
+  };
+  multiply(layer.is_bf16, layer.out, {attended, layer.out.inner, normed, tokens});
+  join(layer.post_attention_norm, layer.pre_mlp_norm, normed, 0, tokens);
+
+  T* const inner = qkv;
+  const long inner_width = layer.up.outputs;
+  for (long first = 0; first < tokens; first += chunk) {
+    const long count = std::min(chunk, tokens - first);
+    T* const mlp = normed + first * hidden;
+    const T* of = layer.pre_mlp_norm.weight ? mlp : x + first * hidden;
+    multiply(layer.is_bf16, layer.up, {of, hidden, inner, count});
+    parallel_for(count * inner_width >= WORTH_SHARING / 4, count, [&](long i) {
+      T* gate = inner + i * inner_width;
+      activate(layer.activation, gate, layer.gated ? gate + layer.down.inner : nullptr, gate, layer.down.inner);
+    });
+    multiply(layer.is_bf16, layer.down, {inner, inner_width, mlp, count});
+    join(layer.post_mlp_norm, Norm{}, mlp, first, count);
+  }
+}
+
+}  // namespace
+
+// x [tokens, hidden] is the residual stream, before the layer and behind it; cos and sin [tokens, pairs] are null where
+// nothing is turned.
+extern "C" void stoker_layer(const Layer* layer, const AttentionStep* step, void* x, const void* cos, const void* sin) {
+  if (layer->is_bf16)
+    run(*layer, *step, (bf16*)x, (const bf16*)cos, (const bf16*)sin);
+  else
+    run(*layer, *step, (float*)x, (const float*)cos, (const float*)sin);
+}

@@ -1,0 +1,15 @@
+// Products with weights of any kind; see matrix.h.
+#include "matrix.h"
+
+void multiply(bool is_bf16, const Matrix& matrix, const Multiplied& by) {
+  switch (matrix.kind) {
+    case Matrix::ROWS: return multiply_rows(is_bf16, matrix, by);
+    case Matrix::PANELS: return multiply_panels(matrix, by);
+    case Matrix::GGUF: return multiply_gguf(is_bf16, matrix, by);
+    case Matrix::GROUPS: return multiply_groups(is_bf16, matrix, by);
+  }
+}
+
+extern "C" void stoker_product(int is_bf16, const Matrix* matrix, const void* x, long x_stride, void* y, long rows) {
+  multiply(is_bf16, *matrix, {x, x_stride, y, rows});
+}

@@ -1,0 +1,28 @@
+// A weight, in any of the ways in which kernels multiply by one; `matrix.py` mirrors it.
+#pragma once
+
+struct Matrix {
+  enum Kind : long { ROWS, PANELS, GGUF, GROUPS };
+  long kind;
+  long format[5];  // GGUF: ggml's number of the type. GROUPS: code, scale, has zeros, has a row scale, numbers in a group
+  const void* w;
+  long stride;  // of rows: of ROWS in numbers, of GGUF and GROUPS in bytes
+  const void* bias;  // [outputs], or null
+  long outputs, inner;
+};
+
+// x [rows, inner] with rows `x_stride` apart → y [rows, outputs] without gaps, of bf16 or floats.
+struct Multiplied {
+  const void* x;
+  long x_stride;
+  void* y;
+  long rows;
+};
+
+void multiply(bool is_bf16, const Matrix& matrix, const Multiplied& by);
+
+// Of one kind each.
+void multiply_rows(bool is_bf16, const Matrix& matrix, const Multiplied& by);
+void multiply_panels(const Matrix& matrix, const Multiplied& by);
+void multiply_gguf(bool is_bf16, const Matrix& matrix, const Multiplied& by);
+void multiply_groups(bool is_bf16, const Matrix& matrix, const Multiplied& by);

@@ -1,0 +1,75 @@
+"""Calls matrix.cpp: products with a weight in any of the ways in which it may lie in memory."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from typing import Final
+
+import torch
+
+#: matrix.h's Kind.
+ROWS, PANELS, GGUF, GROUPS = range(4)
+
+_POINTER, _LONG = ctypes.c_void_p, ctypes.c_long
+_LONGEST_FORMAT: Final = 5
+
+
+class Matrix(ctypes.Structure):
+    """matrix.h's Matrix."""
+
+    _fields_ = (
+        ("kind", _LONG),
+        ("format", _LONG * _LONGEST_FORMAT),
+        ("w", _POINTER),
+        ("stride", _LONG),
+        ("bias", _POINTER),
+        ("outputs", _LONG),
+        ("inner", _LONG),
+    )
+
+
+class NativeProduct:
+    """The product with one weight: [..., inner] → [..., outputs].
+
+    Attributes:
+        matrix: the weight, for C++.
+    """
+
+    __slots__ = ("_dtype", "_function", "_is_bf16", "_kept", "_pointer", "_shape", "matrix")
+
+    def __init__(
+        self,
+        library: ctypes.CDLL,
+        kind: int,
+        stored: torch.Tensor,
+        inner: int,
+        dtype: torch.dtype,
+        bias: torch.Tensor | None,
+        format: Sequence[int] = (),
+    ) -> None:
+        """
+        Args:
+            stored: [outputs, …], whose rows may lie apart; it must stay where it is.
+            dtype: of x and the result.
+            format: see matrix.h.
+        """
+        assert stored.stride(1) == 1 or stored.shape[1] == 1
+        assert bias is None or (bias.dtype == dtype and bias.is_contiguous())
+        self._function, self._dtype, self._is_bf16 = library.stoker_product, dtype, dtype == torch.bfloat16
+        self._kept, self._shape = (stored, bias), (len(stored), inner)
+        words = (_LONG * _LONGEST_FORMAT)(*format)
+        pointer = None if bias is None else bias.data_ptr()
+        self.matrix = Matrix(kind, words, stored.data_ptr(), stored.stride(0), pointer, len(stored), inner)
+        self._pointer = ctypes.addressof(self.matrix)
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """See the class."""
+        outputs, inner = self._shape
+        if x.dim() != 2 or (x.stride(1) != 1 and inner > 1):
+            return self(x.reshape(-1, inner).contiguous()).view(*x.shape[:-1], outputs)
+        rows, width = x.shape
+        assert width == inner and x.dtype == self._dtype
+        out = torch.empty((rows, outputs), dtype=self._dtype)
+        self._function(self._is_bf16, self._pointer, x.data_ptr(), x.stride(0), out.data_ptr(), rows)
+        return out

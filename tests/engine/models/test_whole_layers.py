@@ -1,0 +1,102 @@
+"""Layers in one call of the CPU's kernels: the bits of their operations one by one, of every family that has such."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from gguf import GGMLQuantizationType
+
+from stoker_engine.attention.select import attention_backend
+from stoker_engine.contract.engine_args import EngineArgs
+from stoker_engine.kernels.native.library import native_library
+from stoker_engine.kernels.select import select_kernels
+from stoker_engine.layers.build import Build
+from stoker_engine.models.checkpoint import find_checkpoint
+from stoker_engine.models.decoder import Decoder, DecoderLayer
+
+from ..gguf_random import quantized
+from ..served import served
+
+_CPU = torch.device("cpu")
+
+pytestmark = pytest.mark.skipif(native_library(_CPU, torch.float32) is None, reason="these are the CPU's kernels")
+
+
+def _beside(name: str) -> ModuleType:
+    """A module in this folder, which is no package."""
+    spec = importlib.util.spec_from_file_location(name, Path(__file__).parent / f"{name}.py")
+    assert spec is not None and spec.loader is not None
+    module = sys.modules.setdefault(name, importlib.util.module_from_spec(spec))
+    spec.loader.exec_module(module)
+    return module
+
+
+llama_cpp, gguf_models = _beside("llama_cpp"), _beside("gguf_models")
+
+WHOLE = (
+    "gemma",
+    "gemma2",
+    "gemma3",
+    "glm4",
+    "granite",
+    "llama",
+    "llama biases",
+    "llama head_dim",
+    "phi3",
+    "qwen2",
+    "qwen3",
+)
+#: Whose layers have something else: norms with biases, norms over all heads, experts, attention beside the MLP.
+IN_PARTS = ("gpt2", "olmo2", "mixtral", "falcon 7b")
+
+#: So that rows are whole blocks.
+_IN_BLOCKS = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 16}
+
+
+def _loaded(path: Path, dtype: torch.dtype) -> Decoder:
+    checkpoint = find_checkpoint(EngineArgs(str(path)))
+    build = Build(dtype, attention_backend(_CPU, served(dtype)), select_kernels(_CPU, dtype))
+    model = checkpoint.load(build, _CPU, 128)
+    assert isinstance(model, Decoder)
+    return model
+
+
+def _layers(model: Decoder) -> list[DecoderLayer]:
+    return [layer for layer in model.layers if isinstance(layer, DecoderLayer)]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize("stored", ["F32", "Q8_0"])
+@pytest.mark.parametrize("name", WHOLE)
+def test_bits(name: str, stored: str, dtype: torch.dtype, tmp_path: Path, paged_run: Any) -> None:
+    """Of numbers and of blocks; prompts of one token, and beyond windows and blocks."""
+    kind, options = gguf_models.MODELS[name]
+    format = GGMLQuantizationType[stored]
+    if stored == "Q8_0":
+        options = {key: _IN_BLOCKS.get(key, value) for key, value in options.items()}
+    theirs, path = gguf_models.tiny(kind, options), tmp_path / "model.gguf"
+    llama_cpp.write(theirs, path, stored=lambda _: format, quantize=quantized)
+    model = _loaded(path, dtype)
+    assert all(layer.is_whole for layer in _layers(model))
+    prompts = [[5], [5, 100, 2, 77], list(range(2, 63))]
+    whole = paged_run(model, prompts, new_tokens=5, dtype=dtype)
+    for layer in _layers(model):
+        layer.take_apart()
+    apart = paged_run(model, prompts, new_tokens=5, dtype=dtype)
+    for ours, expected in zip(whole.sequences, apart.sequences, strict=True):
+        assert ours.tokens == expected.tokens
+        assert torch.equal(torch.stack(ours.logits), torch.stack(expected.logits))
+
+
+@pytest.mark.parametrize("name", IN_PARTS)
+def test_others_are_computed_in_parts(name: str, tmp_path: Path) -> None:
+    kind, options = gguf_models.MODELS[name]
+    path = tmp_path / "model.gguf"
+    llama_cpp.write(gguf_models.tiny(kind, options), path, stored=lambda _: GGMLQuantizationType.F32)
+    assert not any(layer.is_whole for layer in _layers(_loaded(path, torch.float32)))
