@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import gc
 import sys
 import weakref
 from array import array
@@ -26,8 +27,9 @@ from triton.backends.compiler import GPUTarget
 
 from stoker_engine.architectures.model_config import ModelConfig
 from stoker_engine.core.engine_request import EngineRequest
+from stoker_engine.core.grammar import Grammar
 from stoker_engine.core.sampling_params import SamplingParams
-from stoker_engine.core.step import NewSequence, Step
+from stoker_engine.core.step import Draft, NewSequence, Step
 from stoker_engine.exec import kv_cache, runner
 from stoker_engine.kernels.triton.compile_only import HostFunctions
 from stoker_engine.models.checkpoint import Checkpoint
@@ -231,6 +233,15 @@ class DeviceTrace(HostFunctions):
             self._held -= size
 
 
+def bytes_on_device() -> int:
+    """Of all tensors that there are."""
+    gc.collect()
+    # A type is asked, not the object: some are proxies of what is gone.
+    tensors = [each for each in gc.get_objects() if issubclass(type(each), torch.Tensor)]
+    storages = {_storage(each): each.untyped_storage().nbytes() for each in tensors if each.device.type == "cuda"}
+    return sum(storages.values())
+
+
 def _storage(tensor: torch.Tensor) -> int:
     return tensor.untyped_storage()._cdata
 
@@ -296,11 +307,11 @@ def fake_device(monkeypatch: pytest.MonkeyPatch, memory_bytes: int = 80 * GIB) -
         yield reads
 
 
-def prompts(*lengths: int, greedy: bool = True, **params: Any) -> Step:
+def prompts(*lengths: int, greedy: bool = True, grammar: Grammar | None = None, **params: Any) -> Step:
     """A first step of that many prompts, with a block a sequence in the tables."""
     asked = SamplingParams(**({"temperature": 0} if greedy else {"temperature": 0.7, "logprobs": 2}) | params)
     new = [
-        NewSequence(row, EngineRequest(str(row), [1] * length, asked, 5, row), 0, [], [[1 + row]])
+        NewSequence(row, EngineRequest(str(row), [1] * length, asked, 5, row, grammar=grammar), 0, [], [[1 + row]])
         for row, length in enumerate(lengths)
     ]
     rows = array("i", range(len(lengths)))
@@ -314,3 +325,12 @@ def decodes(*positions: int) -> Step:
     rows = array("i", range(len(positions)))
     ones = array("i", [1] * len(rows))
     return Step(1, rows, array("i", positions), ones, ones, len(rows), len(rows))
+
+
+def verified(*positions: int, draft: int) -> Step:
+    """A step in which each sequence computes a token and as many drafted ones."""
+    rows = array("i", range(len(positions)))
+    lengths = array("i", [1 + draft] * len(rows))
+    drafts = [Draft(place, [1] * draft) for place in rows]
+    ones = array("i", [1] * len(rows))
+    return Step(1, rows, array("i", positions), lengths, ones, 0, sum(lengths), drafts=drafts)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from stoker_engine.architectures.decoder_config import LayerConfig
+from stoker_engine.architectures.decoder_config import AttentionConfig, LayerConfig
 from stoker_engine.architectures.model_config import ModelConfig
 from stoker_engine.sizing.weight_sizes import ONE_DEVICE, Sharding
 
@@ -19,10 +19,15 @@ SAMPLER_COPIES: Final = 11
 #: Logits that it works on at once however few sequences there are: fewer are not worth a call.
 SAMPLER_LOGITS: Final = 2**20
 
+#: Rows that it starts at a multiple of: what such a part begins with lies at a multiple of 16 bytes whatever the
+#: vocabulary, and kernels are compiled for what lies there.
+_ROWS_TOGETHER: Final = 4
+
 #: Vectors of the hidden size that each token has while a layer's widest part is computed, likewise where attention and
-#: MLP stand beside each other, and while tokens are drawn.
+#: MLP stand beside each other, between the two parts, where devices have little of either, and while tokens are drawn.
 _VECTORS: Final = 5
 _VECTORS_IF_PARALLEL: Final = 7
+_VECTORS_BETWEEN: Final = 7
 _VECTORS_AT_LAST: Final = 3
 
 #: Of 100, what is added for sizes that an allocator rounds up.
@@ -53,7 +58,8 @@ def activation_bytes(
     widest = max(_layer_numbers(layer, config.hidden_size, split) for layer in config.layers)
     hidden = config.hidden_size
     vectors = _VECTORS_IF_PARALLEL if config.decoder.residual.kind == "parallel" else _VECTORS
-    layers = token_bytes * (vectors * hidden + widest) * (100 + _ROUNDED) // 100
+    numbers = max(vectors * hidden + widest, _VECTORS_BETWEEN * hidden)
+    layers = token_bytes * numbers * (100 + _ROUNDED) // 100
     return max(layers, token_bytes * _VECTORS_AT_LAST * hidden + logits)
 
 
@@ -66,15 +72,27 @@ def _layer_numbers(layer: LayerConfig, hidden: int, split: Sharding) -> int:
         of_heads = attention.num_heads * (latent.qk_head_dim + latent.cache.head_dim + latent.kv_lora_rank)
         mixing = of_heads // split.tensor + 2 * (latent.q_lora_rank or 0) + latent.cache.head_dim
     else:
-        heads = 2 * attention.num_heads + 2 * attention.num_kv_heads
-        mixing = heads * attention.head_dim // split.tensor
+        mixing = _mixing_numbers(attention, split.tensor)
     if moe is None:
-        return angles + max(mixing, (2 + layer.mlp.gated) * layer.mlp.size // split.tensor)
+        size = layer.mlp.size // split.tensor
+        results = 1 + layer.mlp.bias  # which is added to what all devices' parts are together
+        return angles + max(mixing, (2 + layer.mlp.gated) * size, size + results * hidden)
     chosen = moe.num_experts_per_tok
     experts = chosen * moe.intermediate_size // (1 if split.expert > 1 else split.tensor)
-    routed = max(3 * experts, experts + chosen * hidden)
+    routed = max(3 * experts, experts + (chosen + 1) * hidden)
     shared = 3 * moe.shared_intermediate_size // split.tensor + hidden
     return angles + max(mixing, routed, shared)
+
+
+def _mixing_numbers(attention: AttentionConfig, tensor: int) -> int:
+    """What a token has of queries, keys, values and results. Operators of torch's come between where not each head has
+    a norm of its own; and where all heads have one together, each device has those of all for a while."""
+    norm = attention.qk_norm
+    if (norm is None or norm.over == "head") and attention.clip_qkv is None:
+        return (2 * attention.num_heads + 2 * attention.num_kv_heads) * attention.head_dim // tensor
+    apart = (3 * attention.num_heads + 4 * attention.num_kv_heads) * attention.head_dim // tensor
+    is_gathered = tensor > 1 and norm is not None and norm.over == "full"
+    return apart + (2 * attention.num_heads * attention.head_dim if is_gathered else 0)
 
 
 def _numbers_of_operators(config: ModelConfig, tensor: int) -> int:
@@ -86,8 +104,10 @@ def _numbers_of_operators(config: ModelConfig, tensor: int) -> int:
 
 
 def sampler_rows(vocab_size: int, max_num_seqs: int) -> int:
-    """Rows of logits that the sampler works on at once: its copies take no more than twice the whole batch's logits."""
-    return max(1, 2 * max_num_seqs // SAMPLER_COPIES, SAMPLER_LOGITS // vocab_size)
+    """Rows of logits that the sampler works on at once: its copies take no more than twice the whole batch's logits,
+    unless these are few."""
+    rows = max(2 * max_num_seqs // SAMPLER_COPIES, SAMPLER_LOGITS // vocab_size)
+    return max(1, rows // _ROWS_TOGETHER) * _ROWS_TOGETHER
 
 
 def sampling_bytes(vocab_size: int, rows: int) -> int:

@@ -7,7 +7,7 @@ backend, which moves nothing (torch's own fake process group).
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -15,16 +15,13 @@ import torch
 
 pytest.importorskip("triton")
 
-from torch import distributed
-from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from stoker_engine.contract.engine_args import EngineArgs
 from stoker_engine.contract.errors import ArgumentError
 from stoker_engine.core.step import Step
 from stoker_engine.exec.runner import Runner
 from stoker_engine.kernels.triton.compile_only import compile_only
-from stoker_engine.parallel import process_ranks
-from stoker_engine.parallel.join import Joined, join
+from stoker_engine.parallel.join import Joined
 from stoker_engine.parallel.layout import Layout
 from stoker_engine.parallel.ranks import Alone
 
@@ -40,19 +37,6 @@ from ..fake_device import (
     fake_device,
     prompts,
 )
-
-
-@pytest.fixture
-def meet(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int, Layout], Joined]]:
-    """Makes a rank meet the others, who are not there."""
-    begin = distributed.init_process_group
-
-    def fake(backend: str, *, store: Any, rank: int, world_size: int, timeout: Any) -> None:
-        begin("fake", store=FakeStore(), rank=rank, world_size=world_size)
-
-    monkeypatch.setattr(process_ranks.distributed, "init_process_group", fake)
-    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")  # as a rank sets it, for good, in its own process
-    yield lambda rank, layout: join(rank, layout, "file:///dev/null", 1.0)
 
 
 @pytest.fixture
