@@ -146,8 +146,16 @@ class Runner:
             for step in warm_up_steps(*limits, len(self.plan.groups)):
                 self.run(step)
                 on_progress(0, 0)
+            self._constrain_nothing()
         self._rows = self._no_rows(args)
         logger.info("ran each kernel once in %.1f s, %d of them compiled", time.monotonic() - started, len(compiled))
+
+    def _constrain_nothing(self) -> None:
+        """What grammars leave of a row of logits; no step of the warm-up has a grammar."""
+        size = self.config.vocab_size
+        any_token = np.full((1, -(-size // 32)), -1, dtype=np.int32)
+        logits = torch.zeros((1, size), device=self.device)
+        self._kernels.keep_allowed(logits, to_device([0], self.device), to_device(any_token, self.device))
 
     def run(self, step: Step) -> StepResult:
         """Computes a step and samples. Unless there are stages, the tokens of the first child of each sequence are in

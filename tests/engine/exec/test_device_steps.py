@@ -17,9 +17,13 @@ pytest.importorskip("triton")
 
 from stoker_engine.architectures.model_config import ModelConfig
 from stoker_engine.contract.engine_args import EngineArgs
+from stoker_engine.core.grammar import Grammar
 from stoker_engine.core.step import Step
+from stoker_engine.core.structured_outputs import StructuredOutputs
 from stoker_engine.exec.build_kernels import build_kernels
 from stoker_engine.exec.runner import Runner
+from stoker_engine.grammar.compile import compile_grammar
+from stoker_engine.grammar.token_table import TokenTable
 from stoker_engine.kernels.triton import compile_only as compile_only_module
 from stoker_engine.kernels.triton.compile_only import compile_only
 from stoker_engine.sizing.activations import activation_bytes
@@ -37,6 +41,7 @@ from ..fake_device import (
     decodes,
     fake_device,
     prompts,
+    verified,
 )
 
 #: Models, how they are quantized, and the most that a layer of theirs may launch.
@@ -50,6 +55,9 @@ MODELS: Final[dict[str, tuple[dict[str, Any], str | None, int]]] = {
     "DeepSeek-V3": ({**DEEPSEEK_V3, "first_k_dense_replace": 1}, None, 22),
 }
 KERNELS: Final = Path(compile_only_module.__file__).parent
+#: A vocabulary that grammars can be spelled in.
+LETTERS: Final = TokenTable.of([b"", b"a", b"b"], special=[0])
+GRAMMAR: Final = Grammar(compile_grammar(StructuredOutputs(regex="(a|b)*")))
 
 
 def traces(
@@ -65,6 +73,7 @@ def traces(
     with monkeypatch.context() as patch, fake_device(patch) as reads:
         with compile_only(SM_90, lambda kernel, key: None):
             runner = Runner(EngineArgs("m", device="cuda", **sizes), checkpoint(config, quantization))
+        runner.grammars.set_token_table(LETTERS)
         for step in steps:
             reads.clear()
             trace = DeviceTrace()
@@ -115,8 +124,11 @@ def test_every_kernel_is_launched(monkeypatch: pytest.MonkeyPatch) -> None:
     [(trace, _)] = traces(monkeypatch, {**QWEN3_06B, "num_hidden_layers": 1}, [prompts(9)], batch_invariant=True)
     assert not {"mm", "addmm", "bmm"} & set(trace.launches)
     launched |= {name.partition(".")[0] for name in trace.launches}
+    constrained = prompts(9, greedy=False, grammar=GRAMMAR)
+    [(trace, _)] = traces(monkeypatch, {**QWEN3_06B, "num_hidden_layers": 1, "eos_token_id": 0}, [constrained])
+    launched |= {name.partition(".")[0] for name in trace.launches}
     files = {each.stem for each in KERNELS.glob("*.py") if "\n@torch.library.custom_op" in each.read_text()}
-    assert files - launched == {"token_mask"}  # of grammars
+    assert files <= launched
 
 
 @pytest.mark.parametrize("more", [{}, {"kv_cache_dtype": "fp8"}, {"batch_invariant": True}], ids=str)
@@ -151,6 +163,41 @@ def test_nothing_is_compiled_after_the_start(model: str, more: dict[str, Any], m
             runner.run(decodes(*[rng.randint(60, 4095) for _ in range(count)]))
         runner.run(prompts(4096))
     assert launched == at_start
+
+
+def test_nothing_is_compiled_for_what_requests_may_ask(monkeypatch: pytest.MonkeyPatch) -> None:
+    """More rows of logits than the sampler works on at once, of a vocabulary whose rows begin anywhere."""
+    config = {**QWEN3_06B, "num_hidden_layers": 1, "vocab_size": 131075, "eos_token_id": 0}
+    sizes = {"max_model_len": 512, "max_num_seqs": 64, "num_gpu_blocks_override": 64}
+    launched: set[Any] = set()
+    with monkeypatch.context() as patch, fake_device(patch):
+        with compile_only(SM_90, lambda *key: launched.add(key)):
+            runner = Runner(EngineArgs("m", device="cuda", **sizes), checkpoint(config))
+        runner.grammars.set_token_table(LETTERS)
+        at_start = set(launched)
+        rules = {"min_tokens": 3, "logit_bias": {3: 1.0}, "presence_penalty": 1.0, "temperature": 0.7}
+        with compile_only(SM_90, lambda *key: launched.add(key)):
+            for count in (1, 3, 63):
+                lengths = [3] * count
+                runner.run(prompts(*lengths))
+                runner.run(verified(*lengths, draft=2))
+                for step in (
+                    prompts(*lengths, greedy=False, top_k=5),
+                    prompts(*lengths, prompt_logprobs=2, logprobs=1),
+                    prompts(*lengths, greedy=False, **rules),
+                    prompts(*lengths, greedy=False, grammar=GRAMMAR),
+                ):
+                    runner.run(step)
+                    runner.run(decodes(*lengths))
+                    runner.run(verified(*[4] * count, draft=1))
+    assert launched == at_start
+
+
+def test_drafts_that_are_verified_cross_no_more_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = {**LLAMA_8B, "num_hidden_layers": 1}
+    _, (trace, reads) = traces(monkeypatch, config, [prompts(9, 16), verified(9, 16, draft=3)])
+    assert trace.uploads == 1
+    assert reads == [(8,)]
 
 
 def test_what_is_compiled_beforehand_is_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
