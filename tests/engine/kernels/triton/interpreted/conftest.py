@@ -16,11 +16,14 @@ import os
 from collections.abc import Iterator
 from typing import Any, Final
 
+import numpy as np
 import pytest
 import torch
 from torch._library import custom_ops
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
+
+from stoker_engine.attention import select
 
 from ....guarded_cache import GuardedBlocks
 
@@ -132,5 +135,18 @@ def _on_chip(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         return
     # Whole storages are copied, and what must not be read is nan there, too.
     monkeypatch.setattr(GuardedBlocks, "_protect", staticmethod(lambda pages, readable: None))
+    monkeypatch.setattr(select, "lack_of_triton", lambda device: None)  # engines whose tensors are here, too
     with OnDevice(os.environ.get("STOKER_CHIP", "cuda")):
         yield
+
+
+@pytest.fixture
+def products_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the interpreter's own ones a row's last bits depend on its place in a tile, on some processors; in a GPU's
+    they do not."""
+
+    def multiply(a: np.ndarray, b: np.ndarray, dtype: np.dtype) -> np.ndarray:
+        found: np.ndarray = np.einsum("mk,kn->mn", a, b, dtype=dtype)
+        return found
+
+    monkeypatch.setattr(np, "matmul", multiply)

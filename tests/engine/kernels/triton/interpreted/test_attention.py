@@ -150,6 +150,7 @@ def test_parts_of_many_decodes_lie_side_by_side() -> None:
         torch.testing.assert_close(rows[index].double(), sequences.expected(index)[-1:], rtol=4e-6, atol=4e-6)
 
 
+@pytest.mark.usefixtures("products_of_a_gpu")
 @pytest.mark.parametrize(
     "dtype", [torch.bfloat16, pytest.param(torch.float32, marks=pytest.mark.slow)], ids=["bfloat16", "float32"]
 )
@@ -181,6 +182,7 @@ def decodes(sequences: Sequences) -> list[tuple[int, int, int]]:
     return [(s, length - 1, length) for s, length in enumerate(lengths)]
 
 
+@pytest.mark.usefixtures("products_of_a_gpu")
 @pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(2, 24))])
 def test_decodes_that_share_prefixes(seed: int) -> None:
     """Two prefixes, whose sequences lie among each other and beside one without, of lengths around parts, drawn. What

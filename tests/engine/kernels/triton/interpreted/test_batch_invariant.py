@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
@@ -24,15 +23,7 @@ DTYPES = pytest.mark.parametrize("dtype", NEAR, ids=["float32", "bfloat16", "flo
 SIZES = [(0, 3, 5), (1, 1, 1), (15, 31, 33), (17, 32, 32), (64, 129, 65), (65, 128, 64), (130, 5, 200)]
 
 
-@pytest.fixture(autouse=True)
-def products_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In the interpreter's own ones a row's last bits depend on its place in a tile, in a GPU's they do not."""
-
-    def multiply(a: np.ndarray, b: np.ndarray, dtype: np.dtype) -> np.ndarray:
-        found: np.ndarray = np.einsum("mk,kn->mn", a, b, dtype=dtype)
-        return found
-
-    monkeypatch.setattr(np, "matmul", multiply)
+pytestmark = pytest.mark.usefixtures("products_of_a_gpu")
 
 
 def drawn(*shape: int, dtype: torch.dtype, seed: int = 0) -> torch.Tensor:
