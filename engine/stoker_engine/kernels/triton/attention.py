@@ -367,13 +367,22 @@ def tiles_of(head_dim: int, dtype: torch.dtype, code: int, are_decodes: bool, is
         if are_decodes:
             return Tiles(16, 16 if code else 32, split_keys, warps=8, stages=3)
         return Tiles(16, 32 if code else 16, warps=8, stages=2)
+    # Decoding takes registers; AMD's GPUs have more of them.
+    is_costly = code != PLAIN and not is_amd
     if dtype == torch.float32:  # without tensor cores, where it would lose digits
-        return Tiles(16, 16, split_keys, warps=8 if are_decodes and not is_amd else 4, stages=2)
-    if head_dim > 128:
-        return Tiles(16, 32, split_keys) if are_decodes else Tiles(32, 32, stages=2)
+        is_costly = is_costly and head_dim > 64
+        has_more = is_costly or (are_decodes and not is_amd)
+        return Tiles(16, 16, split_keys, warps=8 if has_more else 4, stages=1 if is_costly else 2)
     in_two_parts = head_dim & (head_dim - 1) != 0
+    is_costly = is_costly and in_two_parts
     if are_decodes:
-        return Tiles(16, 32 if in_two_parts else 64, split_keys)
+        if head_dim > 128:
+            return Tiles(16, 32, split_keys)
+        return Tiles(16, 32 if in_two_parts else 64, split_keys, warps=8 if is_costly else 4)
+    if is_costly:
+        return Tiles(32, 16, stages=2)
+    if head_dim > 128:
+        return Tiles(32, 32, stages=2)
     return Tiles(32 if code and in_two_parts else 64, 32)
 
 
@@ -549,6 +558,7 @@ _SHAPES: Final = {
     "64": (16, 8, 64, 64),
     "96": (32, 32, 96, 96),
     "128": (32, 8, 128, 128),
+    "168": (25, 5, 168, 168),
     "256": (8, 4, 256, 256),
     "mla": (128, 1, 576, 512),
 }
@@ -572,12 +582,15 @@ def specimens(is_amd: bool) -> Iterator[Specimen]:
     for shape, sizes in _SHAPES.items():
         for are_decodes in (True, False):
             for code, kind in ((PLAIN, "bf16"), (E4M3, "e4m3"), (E5M2, "e5m2"), (INT8, "int8")):
-                if code in (PLAIN, E4M3) or shape == "128":
+                if (code in (PLAIN, E4M3) and shape != "168") or shape == "128":
                     yield _specimen(f"{shape} {kind}", sizes, "bf16", code, are_decodes, is_amd)
     for are_decodes in (True, False):
         yield _specimen("128 fp32", _SHAPES["128"], "fp32", PLAIN, are_decodes, is_amd)
         every = {"WINDOW": 128, "CAPPED": True, "ALIBI": True, "SINKS": True}
         yield _specimen("128 fp16, all a layer may have", _SHAPES["128"], "fp16", PLAIN, are_decodes, is_amd, **every)
+        yield _specimen("96 fp16 e4m3", _SHAPES["96"], "fp16", E4M3, are_decodes, is_amd)
+        yield _specimen("168 e5m2, all a layer may have", _SHAPES["168"], "bf16", E5M2, are_decodes, is_amd, **every)
+        yield _specimen("256 fp32 e4m3", _SHAPES["256"], "fp32", E4M3, are_decodes, is_amd)
     tiles = tiles_of(128, torch.bfloat16, PLAIN, True, is_amd)
     constants = _constants(*_SHAPES["128"], 16, PLAIN, tiles, True, tiles.split_keys)
     yield Specimen.of(
