@@ -46,6 +46,10 @@ logger = logging.getLogger(__name__)
 #: Tokens beyond the longest sequence that a row has room for: what a step in flight samples behind the last one.
 _SPARE_TOKENS = 16
 
+#: Of logits on a CPU, where no more of them are asked for than which is the largest. What is larger glibc gives back to the
+#: system each time, and each page of it would be new in each step.
+_KEPT_BYTES = 32 << 20
+
 
 class Runner:
     """One model on one device.
@@ -126,6 +130,8 @@ class Runner:
         self._rows_at_once = activations.sampler_rows(
             self.config.vocab_size, min(args.max_num_seqs, args.max_num_batched_tokens)
         )
+        on_cpu = self.device.type == "cpu"
+        self._logits_at_once = max(1, _KEPT_BYTES // (2 * self.config.vocab_size)) if on_cpu else args.max_num_seqs
         self._inputs = InputBuilder(args.block_size, self.plan.groups, self.device)
         self.grammars = Grammars(self.config.vocab_size, self.config.eos_token_ids)
         self._masks = StepMasks(self.grammars)
@@ -177,10 +183,13 @@ class Runner:
                 return StepResult([], {}, prepared - started, time.monotonic() - prepared)
             # No copy where they are all of them.
             rows = hidden if len(inputs.logit_rows) == len(hidden) else hidden[inputs.logit_rows]
-            logits = self._logits(rows) if len(rows) else None
+            first, *others = rows.split(self._logits_at_once) if self._is_plain(step) else (rows,)
+            logits = self._logits(first) if len(rows) else None
             computed = time.monotonic()
             by_place = masks.result() if masks is not None else {}
             sampled = self._sample(logits, step, by_place) if logits is not None else []
+            for part in others:
+                sampled += self._draw(self._logits(part), [None] * len(part))
             if logits is not None and self._pipeline.stage.count == 1:
                 self._keep_sampled(step, sampled)
             prompt_logprobs = self._all_prompt_logprobs(hidden, inputs, step)
@@ -203,9 +212,8 @@ class Runner:
         """Of each sequence that samples: what was drawn, drafts judged. Of ranks that share the vocabulary, each knows
         the likeliest tokens, and the one that samples all others."""
         drafts = {draft.place: draft.token_ids for draft in step.drafts}
-        rows = [row for row, num_samples in zip(step.rows, step.num_samples, strict=True) if num_samples]
-        if not drafts and self._rows.is_plain[rows].all() and max(step.num_samples, default=0) == 1:
-            return self._draw(logits, [None] * len(rows))
+        if self._is_plain(step):
+            return self._draw(logits, [None] * len(logits))
         choices: list[Choice | None] = []
         shares = zip(step.rows, step.starts, step.lengths, step.num_samples, strict=True)
         for place, (row, start, length, num_samples) in enumerate(shares):
@@ -225,6 +233,11 @@ class Runner:
             of_place = masks.get(place, [FREE] * (1 + len(draft)))
             judged.append(_judged([next(drawn) for _ in of_place], draft, [mask.error for mask in of_place]))
         return judged
+
+    def _is_plain(self, step: Step) -> bool:
+        """Whether each sequence that samples wants its likeliest token, and nothing else."""
+        rows = [row for row, num_samples in zip(step.rows, step.num_samples, strict=True) if num_samples]
+        return not step.drafts and bool(self._rows.is_plain[rows].all()) and max(step.num_samples, default=0) == 1
 
     def _draw(self, logits: torch.Tensor, choices: list[Choice | None]) -> list[Sampled]:
         """By each row of this rank's part of the logits. Other parts are gathered of those rows alone that more is
