@@ -322,3 +322,20 @@ def test_the_cache_is_sized_by_the_contracts_sums(tiny_llama: Path) -> None:
     llm = LLM(str(tiny_llama), kv_cache_memory_bytes=1 << 20)
     # 2 layers, keys and values, blocks of 16 tokens, 2 heads of 16, 4 bytes
     assert llm.engine.info.num_blocks == (1 << 20) // (2 * 2 * 16 * 2 * 16 * 4)
+
+
+def test_logits_of_many_streams_are_searched_in_parts(tiny_llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some streams ask for more in some steps: then all logits are there at once."""
+    prompts = [[30 + (i * 17 + at * 5) % 60 for at in range(3 + i)] for i in range(11)]
+    params = [SamplingParams(temperature=0, max_tokens=4 + i, ignore_eos=True) for i in range(10)]
+    params.append(SamplingParams(temperature=0, max_tokens=3, logprobs=1))
+    expected = LLM(str(tiny_llama)).generate(prompts, params, use_tqdm=False)
+    llm = LLM(str(tiny_llama))
+    runner = llm.engine.executor.runner  # type: ignore[attr-defined]
+    monkeypatch.setattr(runner, "_logits_at_once", 3)
+    sizes = list[int]()
+    of_rows = runner._logits
+    monkeypatch.setattr(runner, "_logits", lambda rows: sizes.append(len(rows)) or of_rows(rows))
+    got = llm.generate(prompts, params, use_tqdm=False)
+    assert [output.outputs for output in got] == [output.outputs for output in expected]
+    assert 11 in sizes and 3 in sizes and sizes.count(1) > 1

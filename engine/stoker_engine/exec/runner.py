@@ -46,8 +46,8 @@ logger = logging.getLogger(__name__)
 #: Tokens beyond the longest sequence that a row has room for: what a step in flight samples behind the last one.
 _SPARE_TOKENS = 16
 
-#: Of logits on a CPU, where no more of them are asked for than which is the largest. What is larger glibc gives back to the
-#: system each time, and each page of it would be new in each step.
+#: Of logits on a CPU at once, where no more is asked for than which is the largest. What is larger glibc gives back to
+#: the system each time, and each page of it would be new in each step.
 _KEPT_BYTES = 32 << 20
 
 
