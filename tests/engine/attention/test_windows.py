@@ -66,17 +66,24 @@ def test_a_window_sees_its_keys_and_no_others(backend: AttentionBackend, window:
 
 @pytest.mark.parametrize("window", [None, 37, 64])
 @pytest.mark.parametrize("num_kv_heads", [6, 2])  # rows of the kernel are queries, or heads too
-def test_what_a_row_does_not_see_may_be_nan(num_kv_heads: int, window: int | None) -> None:
+@pytest.mark.parametrize(
+    "dtype,kv_cache_dtype",
+    [(torch.float32, "auto"), (torch.bfloat16, "auto"), (torch.bfloat16, "fp8_per_token_head"),
+     (torch.float32, "int8_per_token_head")],
+)  # fmt: skip
+def test_what_a_row_does_not_see_may_be_nan(
+    num_kv_heads: int, window: int | None, dtype: torch.dtype, kv_cache_dtype: str
+) -> None:
     """A token whose key and value are nan spoils the rows that see it; to all others nothing is different."""
     kernels = library()
     if kernels is None:
         pytest.skip("there are no CPU kernels here")
     shape = dataclasses.replace(SHAPE, num_kv_heads=num_kv_heads, sliding_window=window)
     length = 300
-    clean = Sequences.random(shape, [length], torch.float32)
+    clean = Sequences.random(shape, [length], dtype, kv_cache_dtype=kv_cache_dtype)
     [expected] = run(NativeBackend(kernels), clean, [(0, 0, length)])
-    for spoiled in (0, 63, 64, 150):
-        sequences = Sequences.random(shape, [length], torch.float32)
+    for spoiled in (0, 21, 63, 64, 150):
+        sequences = Sequences.random(shape, [length], dtype, kv_cache_dtype=kv_cache_dtype)
         sequences.keys[0][spoiled] = sequences.values[0][spoiled] = torch.nan
         [rows] = run(NativeBackend(kernels), sequences, [(0, 0, length)])
         position = torch.arange(length)
@@ -85,3 +92,19 @@ def test_what_a_row_does_not_see_may_be_nan(num_kv_heads: int, window: int | Non
             sees &= position < spoiled + window
         assert torch.equal(rows[~sees], expected[~sees])
         assert rows[sees].isnan().all()
+
+
+@pytest.mark.parametrize("dtype", EXACT, ids=str)
+def test_nan_in_all_keys_of_a_tile_is_seen(dtype: torch.dtype) -> None:
+    """Also by rows that have scores from other tiles, before it or behind."""
+    kernels = library()
+    if kernels is None:
+        pytest.skip("there are no CPU kernels here")
+    sequences = Sequences.random(SHAPE, [300], dtype)
+    sequences.keys[0][64:128] = torch.nan
+    [rows] = run(NativeBackend(kernels), sequences, [(0, 0, 300)])
+    assert rows[:64].isfinite().all() and rows[64:].isnan().all()
+    sequences = Sequences.random(SHAPE, [300], dtype)
+    sequences.keys[0][:64] = torch.nan
+    [rows] = run(NativeBackend(kernels), sequences, [(0, 0, 300)])
+    assert rows.isnan().all()

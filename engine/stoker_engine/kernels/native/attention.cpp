@@ -15,9 +15,13 @@
 #include <vector>
 
 #include "attention_item.h"
+#include "memory.h"
 #include "store_tokens.h"
 
 namespace {
+
+// Bytes of states that wait to be merged: more decodes than these belong to come one wave after another.
+constexpr long MOST_WAITING = 32 << 20;
 
 inline long parts_until(long position) { return position / PART + 1; }
 
@@ -27,7 +31,7 @@ struct Work {
   long first, count;  // queries: rows of the flat batch; of a part, decodes as `Decodes` lists them
   long position;      // of the first query
   long part;          // -1: all parts, one after another
-  long scratch;       // of a part, the queries before it whose states wait
+  long waiting;       // of a part, the queries before it whose states wait
 };
 
 // The decodes of a step that see more keys than a part. Their parts are shared out among threads, and a part that several
@@ -44,30 +48,37 @@ class Decodes {
     return true;
   }
 
-  // Their parts, after all of them were taken.
-  void share_out(std::vector<Work>& work) {
+  // After all of them were taken.
+  void sort() {
     std::stable_sort(all_.begin(), all_.end(), [&](const Decode& a, const Decode& b) { return is_before(a, b); });
-    long last_part = 0, pieces = 0;
-    for (Decode& each : all_) {
+    for (const Decode& each : all_) places_.push_back(call_.query_starts[each.sequence]);
+  }
+
+  // Of decodes from `first` on, of which so many as have room for their parts' states become work; returns the next one.
+  long share_out(long first, long room, std::vector<Work>& work) {
+    long last = first, last_part = 0, pieces = 0;
+    for (; last < size() && (last == first || pieces + all_[last].parts <= room); last++) {
+      Decode& each = all_[last];
       each.piece = pieces, pieces += each.parts;
       last_part = std::max(last_part, each.first_part + each.parts);
-      places_.push_back(call_.query_starts[each.sequence]);
     }
     pieces_.resize(pieces);
+    waiting = 0;
     for (long part = 0; part < last_part; part++)
-      for (long i = 0, count; i < (long)all_.size(); i += count) {
+      for (long i = first, count; i < last; i += count) {
         count = 1;
         const Decode& decode = all_[i];
         if (part < decode.first_part || part >= decode.first_part + decode.parts) continue;
-        while (count < most_ && i + count < (long)all_.size() && shared(all_[i + count - 1], all_[i + count], part)) count++;
+        while (count < most_ && i + count < last && shared(all_[i + count - 1], all_[i + count], part)) count++;
         const long position = count > 1 ? (part + 1) * PART - 1 : decode.position;
         for (long n = 0; n < count; n++) {
           const Decode& each = all_[i + n];
           pieces_[each.piece + part - each.first_part] = {(long)work.size(), n};
         }
-        work.push_back({decode.sequence, i, count, position, part, scratch});
-        scratch += count;
+        work.push_back({decode.sequence, i, count, position, part, waiting});
+        waiting += count;
       }
+    return last;
   }
 
   long size() const { return all_.size(); }
@@ -80,7 +91,7 @@ class Decodes {
   }
   Work whole(long i) const { return {all_[i].sequence, places_[i], 1, all_[i].position, -1, -1}; }
 
-  long scratch = 0;  // queries of all parts
+  long waiting = 0;  // queries, one a part, whose states wait
 
  private:
   struct Decode {
@@ -100,7 +111,7 @@ class Decodes {
       const int32_t one = table(a)[n * PART / call_.block_size], other = table(b)[n * PART / call_.block_size];
       if (one != other) return one < other;
     }
-    return false;
+    return a.parts < b.parts;
   }
 
   // Whether both see all keys of a part, which lie in the same blocks. A slope depends on each one's own position.
@@ -136,11 +147,8 @@ void attend(const AttentionCall& call) {
     for (long q = 0; q < count; q += queries)
       work.push_back({s, start + q, std::min(queries, count - q), position + q, -1, -1});
   }
-  decodes.share_out(work);
-  const long total = (long)work.size(), waiting = decodes.scratch * heads * group;
-  std::vector<float> memory_of_parts(State::size(waiting, width));
-  const State parts(memory_of_parts.data(), waiting, width);
-  const auto part_of = [&](const Work& w, long head) { return parts.from((w.scratch * heads + head * w.count) * group); };
+  decodes.sort();
+  const long room = std::max(1l, MOST_WAITING / (long)sizeof(float) / State::size(call.heads, width));
 
   // Kept between calls: the largest, for latent attention, would cost page faults each time.
   const auto memory = [&] {
@@ -148,42 +156,52 @@ void attend(const AttentionCall& call) {
     if ((long)kept.size() < 2 * state_size + work_size) kept.resize(2 * state_size + work_size);
     return kept.data();
   };
-  parallel(total * heads, [&](Pieces& pieces) {
-    float* own = memory();
-    Workspace space(own + 2 * state_size, queries * group, depth);
-    for (long piece; pieces.take(piece);) {
-      const Work& w = work[total - 1 - piece / heads];  // a sequence's last queries first: they see the most keys
-      const long head = piece % heads;
-      if (w.part >= 0) {
-        const long* places = decodes.places(w);
-        const Item<A> item{call, w.sequence, head, *places, w.count, w.position, w.count > 1 ? places : nullptr};
+  for (long decode = 0; !work.empty() || decode < decodes.size(); work.clear()) {
+    const long first = decode;
+    decode = decodes.share_out(first, room, work);
+    const long total = (long)work.size(), waiting = decodes.waiting * call.heads;
+    static thread_local Memory memory_of_parts;
+    const State parts((float*)memory_of_parts.of(State::size(waiting, width) * sizeof(float)), waiting, width);
+    const auto part_of = [&](const Work& w, long head) {
+      return parts.from((w.waiting * heads + head * w.count) * group);
+    };
+    parallel(total * heads, [&](Pieces& pieces) {
+      float* own = memory();
+      Workspace space(own + 2 * state_size, queries * group, depth);
+      for (long piece; pieces.take(piece);) {
+        const Work& w = work[total - 1 - piece / heads];  // a sequence's last queries first: they see the most keys
+        const long head = piece % heads;
+        if (w.part >= 0) {
+          const long* places = decodes.places(w);
+          const Item<A> item{call, w.sequence, head, *places, w.count, w.position, w.count > 1 ? places : nullptr};
+          item.read_queries(space.queries);
+          item.run_part(w.part, space, part_of(w, head));
+          continue;
+        }
+        const Item<A> item{call, w.sequence, head, w.first, w.count, w.position};
         item.read_queries(space.queries);
-        item.run_part(w.part, space, part_of(w, head));
-        continue;
+        const State sum(own, item.rows, width), part(own + state_size, item.rows, width);
+        sum.clear(item.rows);
+        for (long p = item.oldest_of(0) / PART; p < parts_until(item.position_of(item.rows - 1)); p++) {
+          item.run_part(p, space, part);
+          merge(sum, part, item.rows);
+        }
+        item.put(sum);
       }
-      const Item<A> item{call, w.sequence, head, w.first, w.count, w.position};
-      item.read_queries(space.queries);
-      const State sum(own, item.rows, width), part(own + state_size, item.rows, width);
-      sum.clear(item.rows);
-      for (long p = item.oldest_of(0) / PART; p < parts_until(item.position_of(item.rows - 1)); p++) {
-        item.run_part(p, space, part);
-        merge(sum, part, item.rows);
+    });
+    parallel((decode - first) * heads, [&](Pieces& pieces) {
+      const State sum(memory(), group, width);
+      for (long piece; pieces.take(piece);) {
+        const long index = first + piece / heads, head = piece % heads;
+        const Work w = decodes.whole(index);
+        const Item<A> item{call, w.sequence, head, w.first, 1, w.position};
+        sum.clear(group);
+        decodes.parts_of(index,
+                         [&](long i, long query) { merge(sum, part_of(work[i], head).from(query * group), group); });
+        item.put(sum);
       }
-      item.put(sum);
-    }
-  });
-  parallel(decodes.size() * heads, [&](Pieces& pieces) {
-    const State sum(memory(), group, width);
-    for (long piece; pieces.take(piece);) {
-      const long head = piece % heads;
-      const Work w = decodes.whole(piece / heads);
-      const Item<A> item{call, w.sequence, head, w.first, 1, w.position};
-      sum.clear(group);
-      decodes.parts_of(piece / heads,
-                       [&](long i, long query) { merge(sum, part_of(work[i], head).from(query * group), group); });
-      item.put(sum);
-    }
-  });
+    });
+  }
 }
 
 }  // namespace

@@ -296,14 +296,17 @@ struct Item {
       most = larger(most, s);
     }
     const float before = state.largest[r], largest = std::max(before, max_of(most));
-    if (largest == NOTHING) {
+    if (largest == NOTHING) {  // it sees none of these keys, or only some without a score, which then has none either
+      for (long j = 0; j < TILE; j++)
+        if (scores[j] != scores[j]) state.weight[r] = scores[j];
       std::fill(scores, scores + TILE, 0.0f);
       return 1.0f;
     }
     Vec sum = {};
     for (long j = 0; j < TILE; j += LANES) {
-      const Vec p = ::exp_of(load(scores + j) - largest);
-      store(scores + j, call.key_scales ? p * load(work.value_scales + j) : p);
+      const Vec s = load(scores + j), p = ::exp_of(s - largest);
+      // Of a key that is not seen the scale may be no number, too.
+      store(scores + j, call.key_scales ? (s == NOTHING ? Vec{} : p * load(work.value_scales + j)) : p);
       sum += p;
     }
     const float factor = correction(before, largest);

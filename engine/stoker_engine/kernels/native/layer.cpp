@@ -1,11 +1,10 @@
 // A decoder's layer in one call: attention and MLP, each with its norms, on one residual stream (models/decoder.py draws
 // it). Every number is computed as by the layer's operations one by one, so its bits are theirs; what is saved is a dozen
 // calls, their results' memory and the page faults in it. `layer.py` mirrors the structures.
-#include <memory>
-
 #include "activation.h"
 #include "attention.h"
 #include "matrix.h"
+#include "memory.h"
 #include "rms_norm.h"
 #include "rotary.h"
 #include "threads.h"
@@ -30,22 +29,6 @@ struct Layer {
 
 // Rows of x for which an MLP's results stay in the cache.
 constexpr long CHUNK = 256;
-
-// Grows, and is kept: memory that is new costs a page fault every 4 KiB.
-class Memory {
- public:
-  char* of(size_t bytes) {
-    if (bytes > size_) at_.reset(new (std::align_val_t(64)) char[size_ = bytes]);
-    return at_.get();
-  }
-
- private:
-  struct Free {
-    void operator()(char* at) const { ::operator delete[](at, std::align_val_t(64)); }
-  };
-  std::unique_ptr<char[], Free> at_;
-  size_t size_ = 0;
-};
 
 template <class T>
 inline void norm_row(const Norm& norm, const T* from, T* to, long size) {

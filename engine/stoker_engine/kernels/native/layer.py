@@ -85,6 +85,7 @@ def layer(library: ctypes.CDLL, of: LayerOf) -> RunLayer:
     heads = call.attention.heads + 2 * call.attention.kv_heads
     assert call.qkv.outputs == heads * call.attention.head_dim and call.attention.value_dim == call.attention.head_dim
     assert call.qkv.inner == call.out.outputs == call.up.inner == call.down.outputs == of.hidden
+    assert call.out.inner == call.attention.heads * call.attention.value_dim
     assert call.up.outputs == call.down.inner * (1 + of.gated)
     function, pointer = library.stoker_layer, ctypes.addressof(call)
 
