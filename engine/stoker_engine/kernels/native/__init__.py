@@ -1,7 +1,10 @@
 """The CPU's kernels: plain C++ behind ctypes, each the fast version of an operation that `kernels` defines in torch.
 
     linear.cpp  attention.cpp  rms_norm.cpp  …     what is computed; no torch in it, only pointers and strides
-    product.h  rows.h                              what several of them share
+    product.h  panels.h                            products with rows of a weight as they are, and with packed ones
+    matrix.cpp                                     a weight of any kind, and the product with it
+    layer.cpp                                      a decoder's layer in one call, of the functions of the others
+    rows.h  memory.h                               what several of them share
     shared_ranks.cpp  shared_ranks.h               how ranks of one machine meet in memory (`parallel/shared_ranks.py`)
     simd.h  threads.h                              vectors as wide as the processor's; sharing work between threads
     levels.py                                      instruction sets, from the widest to what every processor has

@@ -129,7 +129,8 @@ inline Vec exp_of(Vec x) {
   IntVec n = (IntVec)shifted - 0x4b400000;
   Vec whole = shifted - 12582912.0f;
   Vec power = (Vec)((n + 127) << 23);
-  const Vec result = x > large ? broadcast(INFINITY) : exp_polynomial(bounded - whole * 0.693359375f + whole * 2.12194440e-4f) * power;
+  const Vec r = bounded - whole * 0.693359375f + whole * 2.12194440e-4f;
+  const Vec result = x > large ? broadcast(INFINITY) : exp_polynomial(r) * power;
   return x < small ? Vec{} : result;
 }
 #endif
