@@ -118,10 +118,6 @@ class DecoderLayer(nn.Module):
         """Whether it is computed in one call."""
         return self._whole is not None
 
-    def take_apart(self) -> None:
-        """Has it computed by one operation after another again."""
-        self._whole = None
-
     def forward(self, stream: Stream, rotation: Rotation | None, plan: AttentionPlan, cache: KVCache) -> Stream:
         """The residual stream, before the layer → behind it."""
         if self._whole is not None:

@@ -27,15 +27,17 @@ class UnquantizedMatrix(nn.Module):
         self.weight = nn.Parameter(weight, requires_grad=False)
         self.kernels = kernels
         self.is_packed = False
+        matrix = weight[0] if weight.dim() == 3 and len(weight) else weight
+        fit = kernels.panels is not None and matrix.dim() == 2 and kernels.panels.fit(matrix)
+        self._panels = kernels.panels if fit else None
 
     def pack(self) -> None:
         """Brings the numbers into the order in which they are multiplied fastest; once, when all of them are there."""
-        panels, matrices = self.kernels.panels, self.weight.data
-        each = list(matrices) if matrices.dim() == 3 else [matrices]
-        if panels is None or self.is_packed or not each or not panels.fit(each[0]):
+        if self._panels is None or self.is_packed:
             return
-        for matrix in each:
-            panels.pack(matrix)
+        weight = self.weight.data
+        for matrix in weight if weight.dim() == 3 else [weight]:
+            self._panels.pack(matrix)
         self.is_packed = True
 
     def slot(self, first: int, rows: Share, columns: Share, index: int | None = None) -> Slot:
@@ -61,15 +63,15 @@ class UnquantizedMatrix(nn.Module):
 
     def batched_product(self) -> Operation:
         """See `Matrix`."""
-        if self._stays():
+        if self._panels is None:
             return self.kernels.batched_product(self.weight.data)
         products = self.products()
         return lambda x: torch.stack([each(x[:, index]) for index, each in enumerate(products)], dim=1)
 
     def lookup(self, rows: torch.Tensor) -> torch.Tensor:
         """See `Matrix`."""
-        if self.is_packed and self.kernels.panels is not None:
-            return self.kernels.panels.rows(self.weight.data, rows)
+        if self._panels is not None and self.is_packed:
+            return self._panels.rows(self.weight.data, rows)
         return nn.functional.embedding(rows, self.weight)
 
     def experts(
@@ -80,21 +82,14 @@ class UnquantizedMatrix(nn.Module):
         down_biases: torch.Tensor | None = None,
     ) -> Experts:
         """See `Matrix`."""
-        if isinstance(down, UnquantizedMatrix) and self._stays() and down._stays():
+        if isinstance(down, UnquantizedMatrix) and self._panels is None and down._panels is None:
             return self.kernels.experts(self.weight.data, down.weight.data, act, biases, down_biases)
         return experts(self.products(biases), down.products(down_biases), self.kernels.act_and_mul(act))
-
-    def _stays(self) -> bool:
-        """Whether `pack` changes nothing."""
-        matrix = self.weight.data[0] if self.weight.dim() == 3 and len(self.weight) else self.weight.data
-        return self.kernels.panels is None or matrix.dim() != 2 or not self.kernels.panels.fit(matrix)
 
     def _product(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Operation:
         """The product with one matrix, before it is packed and after."""
         of_rows = self.kernels.product(weight, bias)
-        if self._stays() or self.kernels.panels is None:
-            return of_rows
-        return PackedLater(self, of_rows, self.kernels.panels.product(weight, bias))
+        return of_rows if self._panels is None else PackedLater(self, of_rows, self._panels.product(weight, bias))
 
 
 class PackedLater:

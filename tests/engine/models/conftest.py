@@ -51,6 +51,7 @@ class PagedRun:
     new_tokens: int
     seed: int = 0
     dtype: torch.dtype = torch.float32
+    chunks: tuple[int, ...] = (1, 5, 17)
 
     def __post_init__(self) -> None:
         rng = random.Random(self.seed)
@@ -72,7 +73,7 @@ class PagedRun:
         with torch.inference_mode():
             while any(len(s.tokens) < end for s, end in zip(self.sequences, ends, strict=True)):
                 todo = [s for s, end in zip(self.sequences, ends, strict=True) if len(s.tokens) < end]
-                self._step([(s, min(rng.choice((1, 5, 17)), len(s.tokens) - len(s.logits))) for s in todo])
+                self._step([(s, min(rng.choice(self.chunks), len(s.tokens) - len(s.logits))) for s in todo])
 
     def _step(self, parts: list[tuple[Sequence, int]]) -> None:
         parts = sorted(parts, key=lambda part: part[1] > 1)  # decodes first

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -59,10 +60,10 @@ IN_PARTS = ("gpt2", "olmo2", "mixtral", "falcon 7b")
 _IN_BLOCKS = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 16}
 
 
-def _loaded(path: Path, dtype: torch.dtype) -> Decoder:
+def _loaded(path: Path, dtype: torch.dtype, max_model_len: int = 128) -> Decoder:
     checkpoint = find_checkpoint(EngineArgs(str(path)))
     build = Build(dtype, attention_backend(_CPU, served(dtype)), select_kernels(_CPU, dtype))
-    model = checkpoint.load(build, _CPU, 128)
+    model = checkpoint.load(build, _CPU, max_model_len)
     assert isinstance(model, Decoder)
     return model
 
@@ -83,12 +84,30 @@ def test_bits(name: str, stored: str, dtype: torch.dtype, tmp_path: Path, paged_
     theirs, path = gguf_models.tiny(kind, options), tmp_path / "model.gguf"
     llama_cpp.write(theirs, path, stored=lambda _: format, quantize=quantized)
     model = _loaded(path, dtype)
-    assert all(layer.is_whole for layer in _layers(model))
     prompts = [[5], [5, 100, 2, 77], list(range(2, 63))]
-    whole = paged_run(model, prompts, new_tokens=5, dtype=dtype)
+    _same_in_parts(model, lambda: paged_run(model, prompts, new_tokens=5, dtype=dtype))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize("name", ["gemma3", "phi3"])
+def test_bits_of_large_steps(name: str, dtype: torch.dtype, tmp_path: Path, paged_run: Any) -> None:
+    """More rows than an MLP takes at once, and around that; keys of several parts."""
+    kind, options = gguf_models.MODELS[name]
+    path = tmp_path / "model.gguf"
+    llama_cpp.write(gguf_models.tiny(kind, options), path, stored=lambda _: GGMLQuantizationType.F32)
+    model = _loaded(path, dtype, max_model_len=2048)
+    prompts = [[at * 7 % 90 + 2 for at in range(length)] for length in (1100, 256, 600)]
+    chunks = 1, 128, 255, 256, 257, 600
+    _same_in_parts(model, lambda: paged_run(model, prompts, new_tokens=2, dtype=dtype, chunks=chunks))
+
+
+def _same_in_parts(model: Decoder, run: Callable[[], Any]) -> None:
+    """What `run` gives has the same bits when each layer's operations are called one by one."""
+    assert all(layer.is_whole for layer in _layers(model))
+    whole = run()
     for layer in _layers(model):
-        layer.take_apart()
-    apart = paged_run(model, prompts, new_tokens=5, dtype=dtype)
+        layer._whole = None
+    apart = run()
     for ours, expected in zip(whole.sequences, apart.sequences, strict=True):
         assert ours.tokens == expected.tokens
         assert torch.equal(torch.stack(ours.logits), torch.stack(expected.logits))

@@ -39,8 +39,10 @@ def rows(library: ctypes.CDLL, weight: torch.Tensor, ids: torch.Tensor) -> torch
     outputs, inner = weight.shape
     ids = ids.contiguous()
     assert fit(weight) and ids.dtype == torch.int64 and ids.dim() == 1
-    if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < outputs:
-        raise IndexError(f"rows {ids.min()} to {ids.max()} of {outputs}")
+    if len(ids):
+        lowest, highest = (int(bound) for bound in torch.aminmax(ids))
+        if lowest < 0 or highest >= outputs:
+            raise IndexError(f"rows {lowest} to {highest} of {outputs}")
     out = torch.empty(len(ids), inner, dtype=weight.dtype)
     library.stoker_panel_rows(weight.data_ptr(), ids.data_ptr(), out.data_ptr(), len(ids), outputs, inner)
     return out
