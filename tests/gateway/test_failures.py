@@ -297,8 +297,9 @@ def test_wrong_requests_are_the_clients_fault_and_smuggle_nothing() -> None:
 
             async def ask(text: bytes) -> None:
                 async with at_once:
-                    said = re.findall(rb"HTTP/1\.[01] (\d)\d\d", await at.raw(text))
-                assert said and b"5" not in said, text
+                    answer = await at.raw(text)
+                said = re.findall(rb"HTTP/1\.[01] (\d)\d\d", answer)
+                assert said and b"5" not in said, (text, answer)
 
             await asyncio.gather(*map(ask, requests(1000, seed=7)))
             assert not other.asked
