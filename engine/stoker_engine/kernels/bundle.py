@@ -116,6 +116,23 @@ class Panels:
 
 
 @dataclass(frozen=True)
+class BlockPanels:
+    """Likewise on matrices in blocks [outputs, bytes of a row].
+
+    Attributes:
+        fit: whether a matrix in this format can be packed, and is multiplied faster by activations of this dtype then.
+        pack: packs a matrix, in place.
+        product: as `Kernels.block_product`, of a packed matrix.
+        rows: as `Kernels.block_rows`, of a packed matrix.
+    """
+
+    fit: Callable[[torch.Tensor, StoredFormat, torch.dtype], bool]
+    pack: Callable[[torch.Tensor], None]
+    product: MakeBlockProduct
+    rows: Callable[[torch.Tensor, StoredFormat, int, torch.Tensor, torch.dtype], torch.Tensor]
+
+
+@dataclass(frozen=True)
 class Kernels:
     """The operations. Each is defined by a file of this folder.
 
@@ -145,6 +162,7 @@ class Kernels:
         select_token: `select_token.select_token`.
         logprobs: `logprobs.logprobs`.
         panels: for weights that are packed once they are loaded; None: rows are multiplied as they are.
+        block_panels: likewise for weights in blocks.
     """
 
     product: MakeProduct
@@ -169,3 +187,4 @@ class Kernels:
     logprobs: Logprobs
     narrow_logits: bool = False
     panels: Panels | None = None
+    block_panels: BlockPanels | None = None

@@ -3,6 +3,11 @@
     rows      [outputs][inner]                    as checkpoints have them
     panels    [outputs / 16][inner / 2][16][2]    16 rows beside each other, two numbers of each at a time
 
+Matrices in GGUF's blocks likewise, the words of two bytes that their rows are made of:
+
+    rows      [outputs][words]
+    panels    [outputs / 16][words][16]
+
 A panel takes the memory that its rows took, so a matrix is packed where it is. Rows beyond the last whole panel stay.
 """
 
@@ -27,3 +32,17 @@ def packed(weight: torch.Tensor) -> torch.Tensor:
     whole = outputs // PANEL * PANEL
     panels = weight[:whole].view(-1, PANEL, inner // 2, 2).transpose(1, 2).reshape(whole, inner)
     return torch.cat((panels, weight[whole:]))
+
+
+def checked(ids: torch.Tensor, rows: int) -> torch.Tensor:
+    """`ids` [count] int64 without gaps.
+
+    Raises:
+        IndexError: one is no row of so many.
+    """
+    assert ids.dtype == torch.int64 and ids.dim() == 1
+    if len(ids):
+        lowest, highest = (int(bound) for bound in torch.aminmax(ids))
+        if lowest < 0 or highest >= rows:
+            raise IndexError(f"rows {lowest} to {highest} of {rows}")
+    return ids.contiguous()

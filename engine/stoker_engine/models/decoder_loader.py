@@ -18,8 +18,8 @@ from stoker_engine.models.weight_names import WeightNames
 from stoker_engine.models.weight_source import Part, WeightSource
 from stoker_engine.models.weights import load_weights
 from stoker_engine.parallel.huge_pages import use_huge_pages
+from stoker_engine.quant.packed_later import Packable
 from stoker_engine.quant.slot import Slot
-from stoker_engine.quant.unquantized import UnquantizedMatrix
 from stoker_engine.sizing.pipeline_stages import Stage
 from stoker_engine.sizing.weight_formats import WeightFormats
 
@@ -74,7 +74,7 @@ class DecoderLoader:
 def settle(model: Decoder) -> None:
     """Prepares a model whose weights are all there, and stay."""
     for module in model.modules():
-        if isinstance(module, UnquantizedMatrix):
+        if isinstance(module, Packable):
             module.pack()
     model.fuse()
 

@@ -16,6 +16,7 @@ from stoker_engine.architectures.stored_formats import StoredFormat
 from stoker_engine.kernels.bundle import BlockStack, Experts, Kernels, Operation
 from stoker_engine.kernels.moe import experts
 from stoker_engine.quant.method import Products
+from stoker_engine.quant.packed_later import PackedLater
 from stoker_engine.quant.slot import Share, Slot
 
 
@@ -25,6 +26,7 @@ class BlockMatrix(nn.Module):
     Attributes:
         blocks: uint8 [outputs, bytes of a row], or [count, outputs, bytes of a row].
         columns: where rows are in order of groups, the column at each position, int32 [inner] or [count, inner].
+        is_packed: it is one matrix, and that is in panels (`kernels.panels`).
     """
 
     def __init__(
@@ -37,6 +39,17 @@ class BlockMatrix(nn.Module):
         if stored.order_bytes(inner):
             order = torch.empty((*blocks.shape[:-2], inner), dtype=torch.int32)
             self.columns = nn.Parameter(order, requires_grad=False)
+        self.is_packed = False
+        panels = kernels.block_panels
+        self._panels = (
+            panels if panels is not None and blocks.dim() == 2 and panels.fit(blocks, stored, dtype) else None
+        )
+
+    def pack(self) -> None:
+        """See `Packable`."""
+        if self._panels is not None and not self.is_packed:
+            self._panels.pack(self.blocks.data)
+            self.is_packed = True
 
     def slot(self, first: int, rows: Share, columns: Share, index: int | None = None) -> Slot:
         """See `Matrix`."""
@@ -72,7 +85,8 @@ class BlockMatrix(nn.Module):
 
     def lookup(self, rows: torch.Tensor) -> torch.Tensor:
         """See `Matrix`."""
-        found = self.kernels.block_rows(self.blocks.data, self.stored, self.inner, rows, self.dtype)
+        look_up = self._panels.rows if self._panels is not None and self.is_packed else self.kernels.block_rows
+        found = look_up(self.blocks.data, self.stored, self.inner, rows, self.dtype)
         if self.columns is None:
             return found
         return torch.empty_like(found).index_copy_(1, self.columns.data.long(), found)
@@ -96,7 +110,10 @@ class BlockMatrix(nn.Module):
     def _product(
         self, blocks: torch.Tensor, columns: torch.Tensor | None, bias: torch.Tensor | None = None
     ) -> Operation:
-        product = self.kernels.block_product(blocks, self.stored, self.inner, self.dtype, bias)
+        matrix = blocks, self.stored, self.inner, self.dtype, bias
+        product = self.kernels.block_product(*matrix)
+        if self._panels is not None:
+            product = PackedLater(self, product, self._panels.product(*matrix))
         if columns is None:
             return product
         return lambda x: product(x.index_select(-1, columns))

@@ -11,6 +11,7 @@ from stoker_engine.architectures.activation import Activation
 from stoker_engine.kernels.bundle import Experts, Kernels, Operation
 from stoker_engine.kernels.moe import each_product, experts
 from stoker_engine.quant.method import Products
+from stoker_engine.quant.packed_later import PackedLater
 from stoker_engine.quant.slot import Share, Slot
 
 
@@ -32,7 +33,7 @@ class UnquantizedMatrix(nn.Module):
         self._panels = kernels.panels if fit else None
 
     def pack(self) -> None:
-        """Brings the numbers into the order in which they are multiplied fastest; once, when all of them are there."""
+        """See `Packable`."""
         if self._panels is None or self.is_packed:
             return
         weight = self.weight.data
@@ -90,27 +91,6 @@ class UnquantizedMatrix(nn.Module):
         """The product with one matrix, before it is packed and after."""
         of_rows = self.kernels.product(weight, bias)
         return of_rows if self._panels is None else PackedLater(self, of_rows, self._panels.product(weight, bias))
-
-
-class PackedLater:
-    """The product with a matrix, before it is packed and after."""
-
-    def __init__(self, matrix: UnquantizedMatrix, of_rows: Operation, of_panels: Operation) -> None:
-        self._matrix, self._of_rows, self._of_panels = matrix, of_rows, of_panels
-
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """See `Products.product`."""
-        return self._of_panels(x) if self._matrix.is_packed else self._of_rows(x)
-
-    @property
-    def now(self) -> Operation:
-        """What computes it, as long as the matrix stays as it is."""
-        return self._of_panels if self._matrix.is_packed else self._of_rows
-
-
-def as_it_stays(product: Operation) -> Operation:
-    """A product with a matrix that is packed by now, or never will be."""
-    return product.now if isinstance(product, PackedLater) else product
 
 
 class Unquantized:

@@ -28,6 +28,7 @@ from stoker_engine.kernels.native import gguf_blocks, group_blocks
 from stoker_engine.kernels.native import rotary as native_rotary
 from stoker_engine.kernels.native.argmax import argmax
 from stoker_engine.kernels.native.bundle import native_kernels
+from stoker_engine.kernels.native.gguf_panels import block_panels
 from stoker_engine.kernels.native.levels import usable_levels
 from stoker_engine.kernels.native.library import load
 from stoker_engine.kernels.native.linear import product
@@ -152,6 +153,30 @@ def test_gguf_blocks(
         plain = gguf_blocks.dequantize(kernels, weight, format, dtype)
         got = gguf_blocks.product(kernels, weight, format, dtype, bias)(x)
         assert torch.equal(got, product(kernels, plain, bias)(x)), format
+
+
+@drawn
+@given(
+    st.one_of(rows, st.sampled_from([191, 192, 193])), st.integers(1, 20), st.integers(16, 130), st.integers(0, 9),
+    st.booleans(), st.sampled_from(["Q4_0", "Q5_0", "Q8_0"]), seeds,
+)  # fmt: skip
+def test_gguf_panels(
+    kernels: ctypes.CDLL, count: int, units: int, outputs: int, more: int, biased: bool, name: str, seed: int
+) -> None:
+    """Packed, looked up and multiplied, bit for bit as with plain numbers in panels."""
+    of_blocks, operations = block_panels(kernels), panels(kernels)
+    if of_blocks is None or operations is None:
+        return
+    numbers, inner, format = Numbers(seed, torch.bfloat16), 32 * units, GGUF_FORMATS[name]
+    x, blocks = numbers.rows_of_wider(count, inner, more), random_blocks(format, outputs, units, seed)
+    bias = numbers(outputs) if biased else None
+    plain = gguf_blocks.dequantize(kernels, blocks, format, torch.bfloat16)
+    of_blocks.pack(blocks)
+    found = of_blocks.rows(blocks, format, inner, torch.arange(outputs), torch.bfloat16)
+    assert torch.equal(found, plain)
+    operations.pack(plain)
+    got = of_blocks.product(blocks, format, inner, torch.bfloat16, bias)(x)
+    assert torch.equal(got, operations.product(plain, bias)(x))
 
 
 @drawn

@@ -7,11 +7,16 @@ import ctypes
 import pytest
 import torch
 
-from stoker_engine.kernels.bundle import Panels
+from stoker_engine.architectures.stored_formats import GGUF_FORMATS
+from stoker_engine.kernels.bundle import BlockPanels, Panels
+from stoker_engine.kernels.native import gguf_blocks
+from stoker_engine.kernels.native.gguf_panels import block_panels
 from stoker_engine.kernels.native.levels import usable_levels
 from stoker_engine.kernels.native.library import load
 from stoker_engine.kernels.native.panels import panels
 from stoker_engine.kernels.panels import packed
+
+from ..gguf_random import random_blocks, same
 
 
 @pytest.fixture(
@@ -29,6 +34,15 @@ def library(request: pytest.FixtureRequest) -> ctypes.CDLL:
 def operations(library: ctypes.CDLL) -> Panels:
     """Those of a level that has panels."""
     found = panels(library)
+    if found is None:
+        pytest.skip("this level multiplies rows")
+    return found
+
+
+@pytest.fixture
+def of_blocks(library: ctypes.CDLL) -> BlockPanels:
+    """Likewise."""
+    found = block_panels(library)
     if found is None:
         pytest.skip("this level multiplies rows")
     return found
@@ -97,3 +111,50 @@ def test_there_is_no_other_row(operations: Panels) -> None:
     for row in (-1, 32):
         with pytest.raises(IndexError, match="of 32"):
             operations.rows(weight, torch.tensor([0, row]))
+
+
+IN_PANELS = ["Q4_0", "Q5_0", "Q8_0"]
+
+
+@pytest.mark.parametrize("outputs,units", [(16, 1), (33, 2), (64, 8), (100, 9), (150, 20)])
+@pytest.mark.parametrize("name", IN_PANELS)
+def test_blocks_have_the_bits_of_their_numbers(
+    library: ctypes.CDLL, operations: Panels, of_blocks: BlockPanels, name: str, outputs: int, units: int
+) -> None:
+    """Whichever bytes they are, in batches of every size: multiplied as they are, unpacked, and more than a block."""
+    format, inner = GGUF_FORMATS[name], 32 * units
+    drawn = random_blocks(format, outputs, units, seed=outputs)
+    hostile = drawn.clone()
+    hostile[outputs // 3] = torch.arange(hostile.shape[1], dtype=torch.uint8) * 7 + 3
+    hostile[outputs // 2, :2] = torch.tensor([0, [0x7C, 0x7E][units % 2]], dtype=torch.uint8)  # inf, or nan
+    hostile[outputs // 4, :2] = torch.tensor([1, 0], dtype=torch.uint8)  # no normal number
+    bias, x = random(outputs), random(210, inner + 6)[:, 3 : inner + 3]
+    for blocks, added in ((drawn, bias), (hostile, None)):
+        plain = gguf_blocks.dequantize(library, blocks, format, torch.bfloat16)
+        in_panels = blocks.clone()
+        assert of_blocks.fit(in_panels, format, torch.bfloat16)
+        of_blocks.pack(in_panels)
+        ids = torch.randperm(outputs, generator=torch.Generator().manual_seed(outputs))[:9]
+        assert same(of_blocks.rows(in_panels, format, inner, ids, torch.bfloat16), plain[ids])
+        operations.pack(plain)
+        product = of_blocks.product(in_panels, format, inner, torch.bfloat16, added)
+        expected = operations.product(plain, added)(x)
+        for rows in (1, 2, 3, 4, 5, 6, 7, 8, 11, 12, 13, 14, 19, 32, 96, 191, 192, 193, 204, 205, 210):
+            assert same(product(x[:rows]), expected[:rows]), rows
+            assert same(product(x[-rows:]), expected[-rows:]), rows
+
+
+def test_blocks_that_have_no_panel_are_not_packed(of_blocks: BlockPanels) -> None:
+    q8 = GGUF_FORMATS["Q8_0"]
+    blocks = random_blocks(q8, 64, 4, seed=1)
+    assert of_blocks.fit(blocks, q8, torch.bfloat16)
+    assert not of_blocks.fit(blocks, q8, torch.float32) and not of_blocks.fit(blocks[:15], q8, torch.bfloat16)
+    assert not of_blocks.fit(blocks[:, :68], q8, torch.bfloat16)
+    for format in GGUF_FORMATS.values():
+        if format.name not in IN_PANELS:
+            wide = random_blocks(format, 64, 2, seed=1)
+            assert not of_blocks.fit(wide, format, torch.bfloat16)
+    of_blocks.pack(blocks)
+    for row in (-1, 64):
+        with pytest.raises(IndexError, match="of 64"):
+            of_blocks.rows(blocks, q8, 128, torch.tensor([0, row]), torch.bfloat16)

@@ -87,11 +87,19 @@ class Shard:
     all_gather = broadcast = all_reduce
 
 
-def _model(path: Path, dtype: torch.dtype = torch.float32, ranks: Ranks | None = None) -> Decoder:
-    """A rank's share of the model of a file, and that it takes what the sums say."""
+def _model(
+    path: Path, dtype: torch.dtype = torch.float32, ranks: Ranks | None = None, in_panels: bool = False
+) -> Decoder:
+    """A rank's share of the model of a file, and that it takes what the sums say.
+
+    Args:
+        in_panels: what can be is packed; sums have another order then, and not all types of blocks can be.
+    """
     checkpoint = find_checkpoint(EngineArgs(str(path)))
     ranks = ranks or Alone()
-    kernels = replace(select_kernels(_CPU, dtype), panels=None)  # whose sums have another order than those of blocks
+    kernels = select_kernels(_CPU, dtype)
+    if not in_panels:
+        kernels = replace(kernels, panels=None, block_panels=None)
     build = Build(dtype, attention_backend(_CPU, served(dtype)), kernels, ranks)
     model = checkpoint.load(build, _CPU, 128)
     assert isinstance(model, Decoder)
@@ -143,6 +151,22 @@ def test_every_family(name: str, dtype: torch.dtype, tmp_path: Path, paged_run: 
     matrices = {key for key, slot in blocks.slots().items() if len(slot.full_shape) > 1}
     left = {key for key in matrices - held if not any(part in key for part in ("router", "_gate", "positions", "k_b"))}
     assert not left and held
+
+
+@pytest.mark.parametrize("kind", ["Q4_0", "Q5_0", "Q8_0"])
+@pytest.mark.parametrize("name", ["bloom", "gemma3", "gpt2", "llama biases", "olmo2", "phi3", "qwen3"])
+def test_blocks_in_panels(name: str, kind: str, tmp_path: Path, paged_run: Any) -> None:
+    """The bits of the same numbers in panels, whether the whole prompt is one step or one of several."""
+    if select_kernels(_CPU, torch.bfloat16).block_panels is None:
+        pytest.skip("this processor multiplies rows")
+    paths = _write(name, tmp_path, lambda name: GGMLQuantizationType[kind])
+    blocks, plain = (_model(path, torch.bfloat16, in_panels=True) for path in paths)
+    packed = {name for name, module in blocks.named_modules() if isinstance(module, BlockMatrix) and module.is_packed}
+    assert any("embed" in name for name in packed) and len(packed) > 4
+    prompts = [[5, 100, 2, 77], list(range(2, 63))]
+    ran = [paged_run(model, prompts, new_tokens=6, dtype=torch.bfloat16) for model in (blocks, plain)]
+    for ours, expected in zip(ran[0].sequences, ran[1].sequences, strict=True):
+        assert torch.equal(torch.stack(ours.logits), torch.stack(expected.logits))
 
 
 #: Types by the rows that they fit: whole blocks of 32, or of 256.

@@ -15,6 +15,7 @@ from stoker_engine.kernels.moe import block_experts, each_product, experts, wide
 from stoker_engine.kernels.native import blocks
 from stoker_engine.kernels.native.activation import activation, clamped_swiglu, kind_of
 from stoker_engine.kernels.native.argmax import argmax
+from stoker_engine.kernels.native.gguf_panels import block_panels
 from stoker_engine.kernels.native.linear import product
 from stoker_engine.kernels.native.panels import panels
 from stoker_engine.kernels.native.rms_norm import rms_norm
@@ -77,6 +78,7 @@ def native_kernels(library: ctypes.CDLL) -> Kernels:
         narrow_logits=True,
         keep_allowed=partial(keep_allowed, library),
         panels=panels(library),
+        block_panels=block_panels(library),
     )
 
 

@@ -24,6 +24,9 @@ _ARGUMENTS = {
     "stoker_has_panels": (),
     "stoker_pack_panels": (_POINTER, _LONG, _LONG),
     "stoker_panel_rows": (_POINTER, _POINTER, _POINTER, _LONG, _LONG, _LONG),
+    "stoker_has_gguf_panels": (_INT,),
+    "stoker_pack_gguf_panels": (_POINTER, _LONG, _LONG),
+    "stoker_gguf_panel_rows": (_POINTER, _POINTER, _POINTER, _LONG, _LONG, _LONG),
     "stoker_gguf_dequantize": (_INT, _INT, _POINTER, _LONG, _POINTER, _LONG, _LONG),
     "stoker_group_dequantize": (
         *(_INT, _INT, _INT, _INT, _LONG),
@@ -87,7 +90,7 @@ def load(level: Level) -> ctypes.CDLL:
         raise BuildError("the system does not allow this process to use its registers")
     for name, types in _ARGUMENTS.items():
         function = getattr(loaded, name)
-        function.argtypes, function.restype = types, _INT if name == "stoker_has_panels" else None
+        function.argtypes, function.restype = types, _INT if name.startswith("stoker_has_") else None
     loaded.stoker_use_threads(torch.get_num_threads())
     logger.info("CPU kernels: %s, %d threads (%.1f s)", level.name, torch.get_num_threads(), time.monotonic() - started)
     return loaded

@@ -6,6 +6,7 @@ void multiply(bool is_bf16, const Matrix& matrix, const Multiplied& by) {
     case Matrix::ROWS: return multiply_rows(is_bf16, matrix, by);
     case Matrix::PANELS: return multiply_panels(matrix, by);
     case Matrix::GGUF: return multiply_gguf(is_bf16, matrix, by);
+    case Matrix::GGUF_PANELS: return multiply_gguf_panels(matrix, by);
     case Matrix::GROUPS: return multiply_groups(is_bf16, matrix, by);
   }
 }

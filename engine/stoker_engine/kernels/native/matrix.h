@@ -2,11 +2,11 @@
 #pragma once
 
 struct Matrix {
-  enum Kind : long { ROWS, PANELS, GGUF, GROUPS };
+  enum Kind : long { ROWS, PANELS, GGUF, GGUF_PANELS, GROUPS };
   long kind;
-  long format[5];  // GGUF: ggml's number of the type. GROUPS: code, scale, has zeros, has a row scale, numbers in a group
+  long format[5];  // GGUF…: ggml's number of the type. GROUPS: code, scale, has zeros, has a row scale, numbers in a group
   const void* w;
-  long stride;  // of rows: of ROWS in numbers, of GGUF and GROUPS in bytes
+  long stride;  // of rows: of ROWS in numbers, of others in bytes
   const void* bias;  // [outputs], or null
   long outputs, inner;
 };
@@ -25,4 +25,5 @@ void multiply(bool is_bf16, const Matrix& matrix, const Multiplied& by);
 void multiply_rows(bool is_bf16, const Matrix& matrix, const Multiplied& by);
 void multiply_panels(const Matrix& matrix, const Multiplied& by);
 void multiply_gguf(bool is_bf16, const Matrix& matrix, const Multiplied& by);
+void multiply_gguf_panels(const Matrix& matrix, const Multiplied& by);
 void multiply_groups(bool is_bf16, const Matrix& matrix, const Multiplied& by);

@@ -9,7 +9,7 @@ from typing import Final
 import torch
 
 #: matrix.h's Kind.
-ROWS, PANELS, GGUF, GROUPS = range(4)
+ROWS, PANELS, GGUF, GGUF_PANELS, GROUPS = range(5)
 
 _POINTER, _LONG = ctypes.c_void_p, ctypes.c_long
 _LONGEST_FORMAT: Final = 5

@@ -9,7 +9,7 @@ import torch
 
 from stoker_engine.kernels.bundle import Panels
 from stoker_engine.kernels.native.matrix import PANELS, NativeProduct
-from stoker_engine.kernels.panels import can_be_packed
+from stoker_engine.kernels.panels import can_be_packed, checked
 
 
 def panels(library: ctypes.CDLL) -> Panels | None:
@@ -37,12 +37,8 @@ def rows(library: ctypes.CDLL, weight: torch.Tensor, ids: torch.Tensor) -> torch
         IndexError: there is no such row.
     """
     outputs, inner = weight.shape
-    ids = ids.contiguous()
-    assert fit(weight) and ids.dtype == torch.int64 and ids.dim() == 1
-    if len(ids):
-        lowest, highest = (int(bound) for bound in torch.aminmax(ids))
-        if lowest < 0 or highest >= outputs:
-            raise IndexError(f"rows {lowest} to {highest} of {outputs}")
+    assert fit(weight)
+    ids = checked(ids, outputs)
     out = torch.empty(len(ids), inner, dtype=weight.dtype)
     library.stoker_panel_rows(weight.data_ptr(), ids.data_ptr(), out.data_ptr(), len(ids), outputs, inner)
     return out

@@ -1,0 +1,64 @@
+// Products with GGUF's blocks in panels; see gguf_panels.h.
+#include "gguf_panels.h"
+
+#include "gguf_small.h"
+#include "matrix.h"
+#include "rows.h"
+
+#if defined(STOKER_PANELS)
+namespace {
+
+typedef void (*Multiply)(const BlockProduct&);
+
+// By ggml's number of the type; null where it has no panels.
+Multiply multiply_of(int type) {
+  switch (type) {
+    case 2: return panels::multiply_blocks<Q4_0, panels::Q4_0>;
+    case 6: return panels::multiply_blocks<Q5_0, panels::Q5_0>;
+    case 8: return panels::multiply_blocks<Q8_0, panels::Q8_0>;
+  }
+  return nullptr;
+}
+
+}  // namespace
+
+extern "C" int stoker_has_gguf_panels(int type) { return multiply_of(type) != nullptr; }
+
+void multiply_gguf_panels(const Matrix& m, const Multiplied& by) {
+  multiply_of(m.format[0])(
+      {by.x, by.x_stride, (const uint8_t*)m.w, m.stride, m.bias, by.y, by.rows, m.outputs, m.inner});
+}
+
+// w [outputs, row], rows of words of two bytes, without gaps: its whole panels, in place.
+extern "C" void stoker_pack_gguf_panels(void* w, long outputs, long row) {
+  parallel(outputs / PANEL, [&](Pieces& pieces) {
+    std::vector<uint16_t> copy(PANEL * row);
+    for (long piece; pieces.take(piece);) {
+      uint16_t* panel = (uint16_t*)w + piece * PANEL * row;
+      memcpy(copy.data(), panel, copy.size() * sizeof(uint16_t));
+      for (long word = 0; word < row; word++)
+        for (long n = 0; n < PANEL; n++) panel[word * PANEL + n] = copy[n * row + word];
+    }
+  });
+}
+
+// Rows of w by their numbers → y [count, row], rows of words of two bytes, as they were before they were packed.
+extern "C" void stoker_gguf_panel_rows(const void* w, const int64_t* rows, void* y, long count, long outputs, long row) {
+  const long whole = outputs / PANEL * PANEL;
+  parallel_for(count * row > WORTH_SHARING, count, [&](long i) {
+    const long n = rows[i];
+    uint16_t* to = (uint16_t*)y + i * row;
+    if (n >= whole) {
+      memcpy(to, (const uint16_t*)w + n * row, row * sizeof(uint16_t));
+      return;
+    }
+    const uint16_t* from = (const uint16_t*)w + n / PANEL * PANEL * row + n % PANEL;
+    for (long word = 0; word < row; word++) to[word] = from[word * PANEL];
+  });
+}
+#else
+extern "C" int stoker_has_gguf_panels(int) { return 0; }
+extern "C" void stoker_pack_gguf_panels(void*, long, long) {}
+extern "C" void stoker_gguf_panel_rows(const void*, const int64_t*, void*, long, long, long) {}
+void multiply_gguf_panels(const Matrix&, const Multiplied&) {}
+#endif
