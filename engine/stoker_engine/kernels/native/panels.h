@@ -111,10 +111,16 @@ inline void tile(const Panels<W>& p, long m, long k, long k_end, float* kept, Ah
 
 template <int N, class W>
 inline void tile_of(long rows, const Panels<W>& p, long m, long k, long k_end, float* kept, Ahead& ahead) {
-  constexpr long MOST = std::min(most_rows(N), W::DIRECT_ROWS);
-  with_each<MOST>([&](auto i) {
-    if (rows == i + 1) tile<decltype(i)::value + 1, N>(p, m, k, k_end, kept, ahead);
-  });
+  switch (rows) {
+    case 1: return tile<1, N>(p, m, k, k_end, kept, ahead);
+    case 2: return tile<2, N>(p, m, k, k_end, kept, ahead);
+    case 3: return tile<3, N>(p, m, k, k_end, kept, ahead);
+    case 4: return tile<4, N>(p, m, k, k_end, kept, ahead);
+    case 5: return tile<5, N>(p, m, k, k_end, kept, ahead);
+    case 6: return tile<6, N>(p, m, k, k_end, kept, ahead);
+  }
+  if constexpr (most_rows(N) == 8)
+    rows == 7 ? tile<7, N>(p, m, k, k_end, kept, ahead) : tile<8, N>(p, m, k, k_end, kept, ahead);
 }
 
 // N panels' inner numbers k … k_end, unpacked for as long as this thread asks for no others.
