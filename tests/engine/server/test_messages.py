@@ -336,7 +336,8 @@ def test_who_goes_half_way_frees_what_is_held(url: str, engine: ScriptedEngine) 
 def test_keys_in_either_header(serve: Serve, named: str) -> None:
     with serve(api_key=("sesame",)) as url:
         for header in ({"x-api-key": "sesame"}, {"authorization": "Bearer sesame"}):
-            answer = httpx.post(f"{url}/v1/messages", json=HELLO, headers={"anthropic-version": "2023-06-01", **header})
+            headers = {"anthropic-version": "2023-06-01", **header}
+            answer = httpx.post(f"{url}/v1/messages", json=HELLO, headers=headers, timeout=60)
             assert answer.status_code == 200
         with Anthropic(base_url=url, **{named: "sesame"}, max_retries=0) as client:  # type: ignore[arg-type]
             assert client.messages.create(**HELLO).stop_reason == "end_turn"

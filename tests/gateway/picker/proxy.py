@@ -103,10 +103,15 @@ class Proxy:
         return _routed(answer, getattr(answer, where).response)
 
     async def _streamed(self, call: Any, body: bytes | None, chunk: int, trailers: bool) -> Outcome:
-        sending = asyncio.ensure_future(_send(call, body, chunk, trailers))
+        reading = asyncio.ensure_future(call.read())
+        # A refusal comes at the head. A call that ends while this library still writes is an error to it, now and then.
+        await asyncio.wait([reading], timeout=0.01)
+        sending = asyncio.ensure_future(_send(call, None if reading.done() else body, chunk, trailers))
         answers = []
-        while (answer := await call.read()) is not grpc.aio.EOF:
+        answer = await reading
+        while answer is not grpc.aio.EOF:
             answers.append(answer)
+            answer = await call.read()
         assert await call.code() == grpc.StatusCode.OK
         sending.cancel()
         await asyncio.gather(sending, return_exceptions=True)
