@@ -24,7 +24,7 @@ class EnvoySettings:
         folder: where its sockets and files are; its path is short, since a socket's path has at most 107 bytes.
         hold_s: the longest that the picker holds a request.
         max_body_bytes: the longest body of a request. Each request's body is in memory until its server has it.
-        upload_s: the longest that a client may take to send a request.
+        upload_s: the longest that a client may take to send a request, with what the picker then takes to place it.
         headers_s: the longest that a client may take to send its headers.
         idle_s: the longest that a stream may be silent, in either direction. A prompt's first token comes within it.
         max_connections: of clients at once; more are closed as they come.

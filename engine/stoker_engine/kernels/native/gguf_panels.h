@@ -6,9 +6,8 @@
 // that they have when their row is read (blocks.h), and are multiplied in the order in which panels are.
 //
 // A format is a class of
-//   WORDS          of a block of 32 numbers
-//   scale(block)   [16] → Vec
-//   codes(block, k)   signed, two bytes of each row: of numbers k and k + 1, k even
+//   WORDS                of a block of 32 numbers, the first of them its scale, a float16
+//   codes(block, pair)   signed bytes, two of each row: of numbers 2 × pair and the one after it
 #pragma once
 
 #include "blocks.h"
@@ -37,7 +36,8 @@ struct BlockPanels {
   Header header(long j, long k) const {
     const __m512 scales = _mm512_cvtph_ps(words_at(block(j, k), 0));
     const __m512i low = _mm512_set_epi32(7, 7, 6, 6, 5, 5, 4, 4, 3, 3, 2, 2, 1, 1, 0, 0);
-    return {_mm512_permutexvar_ps(low, scales), _mm512_permutexvar_ps(_mm512_add_epi32(low, _mm512_set1_epi32(8)), scales)};
+    const __m512i high = _mm512_add_epi32(low, _mm512_set1_epi32(8));
+    return {_mm512_permutexvar_ps(low, scales), _mm512_permutexvar_ps(high, scales)};
   }
 
   Pack<bf16>::Type load(long j, long k, const Header& scales) const {

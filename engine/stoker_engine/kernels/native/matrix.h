@@ -4,7 +4,8 @@
 struct Matrix {
   enum Kind : long { ROWS, PANELS, GGUF, GGUF_PANELS, GROUPS };
   long kind;
-  long format[5];  // GGUF…: ggml's number of the type. GROUPS: code, scale, has zeros, has a row scale, numbers in a group
+  // GGUF…: ggml's number of the type. GROUPS: code, scale, has zeros, has a row scale, numbers in a group.
+  long format[5];
   const void* w;
   long stride;  // of rows: of ROWS in numbers, of others in bytes
   const void* bias;  // [outputs], or null
