@@ -158,7 +158,7 @@ def test_gguf_blocks(
 @drawn
 @given(
     st.one_of(rows, st.sampled_from([191, 192, 193])), st.integers(1, 20), st.integers(16, 130), st.integers(0, 9),
-    st.booleans(), st.sampled_from(["Q4_0", "Q5_0", "Q8_0"]), seeds,
+    st.booleans(), st.sampled_from(["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K"]), seeds,
 )  # fmt: skip
 def test_gguf_panels(
     kernels: ctypes.CDLL, count: int, units: int, outputs: int, more: int, biased: bool, name: str, seed: int
@@ -167,7 +167,9 @@ def test_gguf_panels(
     of_blocks, operations = block_panels(kernels), panels(kernels)
     if of_blocks is None or operations is None:
         return
-    numbers, inner, format = Numbers(seed, torch.bfloat16), 32 * units, GGUF_FORMATS[name]
+    numbers, format = Numbers(seed, torch.bfloat16), GGUF_FORMATS[name]
+    units = units if format.numbers == 32 else -(-units // 8)
+    inner = format.numbers * units
     x, blocks = numbers.rows_of_wider(count, inner, more), random_blocks(format, outputs, units, seed)
     bias = numbers(outputs) if biased else None
     plain = gguf_blocks.dequantize(kernels, blocks, format, torch.bfloat16)

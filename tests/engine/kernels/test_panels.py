@@ -16,7 +16,7 @@ from stoker_engine.kernels.native.library import load
 from stoker_engine.kernels.native.panels import panels
 from stoker_engine.kernels.panels import packed
 
-from ..gguf_random import random_blocks, same
+from ..gguf_random import SCALES, random_blocks, same
 
 
 @pytest.fixture(
@@ -113,7 +113,7 @@ def test_there_is_no_other_row(operations: Panels) -> None:
             operations.rows(weight, torch.tensor([0, row]))
 
 
-IN_PANELS = ["Q4_0", "Q5_0", "Q8_0"]
+IN_PANELS = ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K"]
 
 
 @pytest.mark.parametrize("outputs,units", [(16, 1), (33, 2), (64, 8), (100, 9), (150, 20)])
@@ -122,12 +122,15 @@ def test_blocks_have_the_bits_of_their_numbers(
     library: ctypes.CDLL, operations: Panels, of_blocks: BlockPanels, name: str, outputs: int, units: int
 ) -> None:
     """Whichever bytes they are, in batches of every size: multiplied as they are, unpacked, and more than a block."""
-    format, inner = GGUF_FORMATS[name], 32 * units
+    format = GGUF_FORMATS[name]
+    units = units if format.numbers == 32 else -(-units // 8)
+    inner = format.numbers * units
     drawn = random_blocks(format, outputs, units, seed=outputs)
     hostile = drawn.clone()
     hostile[outputs // 3] = torch.arange(hostile.shape[1], dtype=torch.uint8) * 7 + 3
-    hostile[outputs // 2, :2] = torch.tensor([0, [0x7C, 0x7E][units % 2]], dtype=torch.uint8)  # inf, or nan
-    hostile[outputs // 4, :2] = torch.tensor([1, 0], dtype=torch.uint8)  # no normal number
+    for place in SCALES[name]:
+        hostile[outputs // 2, place : place + 2] = torch.tensor([0, [0x7C, 0x7E][units % 2]])  # inf, or nan
+        hostile[outputs // 4, place : place + 2] = torch.tensor([1, 0])  # no normal number
     bias, x = random(outputs), random(210, inner + 6)[:, 3 : inner + 3]
     for blocks, added in ((drawn, bias), (hostile, None)):
         plain = gguf_blocks.dequantize(library, blocks, format, torch.bfloat16)

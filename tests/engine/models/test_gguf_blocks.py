@@ -153,13 +153,13 @@ def test_every_family(name: str, dtype: torch.dtype, tmp_path: Path, paged_run: 
     assert not left and held
 
 
-@pytest.mark.parametrize("kind", ["Q4_0", "Q5_0", "Q8_0"])
+@pytest.mark.parametrize("kind", ["Q4_0", "Q5_1", "Q8_0", "Q4_K", "Q6_K"])
 @pytest.mark.parametrize("name", ["bloom", "gemma3", "gpt2", "llama biases", "olmo2", "phi3", "qwen3"])
 def test_blocks_in_panels(name: str, kind: str, tmp_path: Path, paged_run: Any) -> None:
     """The bits of the same numbers in panels, whether the whole prompt is one step or one of several."""
     if select_kernels(_CPU, torch.bfloat16).block_panels is None:
         pytest.skip("this processor multiplies rows")
-    paths = _write(name, tmp_path, lambda name: GGMLQuantizationType[kind])
+    paths = _write(name, tmp_path, lambda name: GGMLQuantizationType[kind], size=GGUF_FORMATS[kind].numbers)
     blocks, plain = (_model(path, torch.bfloat16, in_panels=True) for path in paths)
     packed = {name for name, module in blocks.named_modules() if isinstance(module, BlockMatrix) and module.is_packed}
     assert any("embed" in name for name in packed) and len(packed) > 4

@@ -1,6 +1,7 @@
 // Products with GGUF's blocks in panels; see gguf_panels.h.
 #include "gguf_panels.h"
 
+#include "gguf_k.h"
 #include "gguf_small.h"
 #include "matrix.h"
 #include "rows.h"
@@ -14,8 +15,13 @@ typedef void (*Multiply)(const BlockProduct&);
 Multiply multiply_of(int type) {
   switch (type) {
     case 2: return panels::multiply_blocks<Q4_0, panels::Q4_0>;
+    case 3: return panels::multiply_blocks<Q4_1, panels::Q4_1>;
     case 6: return panels::multiply_blocks<Q5_0, panels::Q5_0>;
+    case 7: return panels::multiply_blocks<Q5_1, panels::Q5_1>;
     case 8: return panels::multiply_blocks<Q8_0, panels::Q8_0>;
+    case 12: return panels::multiply_blocks<Q4_K, panels::Q4_K>;
+    case 13: return panels::multiply_blocks<Q5_K, panels::Q5_K>;
+    case 14: return panels::multiply_blocks<Q6_K, panels::Q6_K>;
   }
   return nullptr;
 }
