@@ -29,7 +29,7 @@ def _is_advised(address: int) -> bool:
 
 
 def test_whole_pages_of_a_matrix_are_asked_for() -> None:
-    """Its ends, which others share, are not."""
+    """And what is written there stays."""
     # Memory of its own, since what the allocator hands out may lie in large pages that another matrix asked for.
     tensor = torch.frombuffer(mmap.mmap(-1, 40 << 20), dtype=torch.uint8)
     middle = tensor.data_ptr() + (20 << 20)
