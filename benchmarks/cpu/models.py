@@ -1,4 +1,5 @@
-"""The models, as folders in Hugging Face's format with bfloat16 weights, so that every engine starts from the same."""
+"""The models: folders in Hugging Face's format with bfloat16 weights, so that every engine starts from the same, and
+GGUF files made of them."""
 
 from __future__ import annotations
 
@@ -9,43 +10,76 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from cpu.environments import Step, once
+from cpu.environments import CannotRunError, Step, once
+from cpu.gguf import gguf_file
 
-#: Name → what it is.
-MODELS: Final = {
+SHAPES: Final = {
     "A": "SmolLM2-135M's shape, random weights",
     "B": "Qwen2.5-0.5B's shape, random weights",
     "gemma": "Gemma 3 270M, the demo model's weights",
+}
+
+#: llama.cpp's name for a way to store weights → what it is, and OpenVINO's that is nearest.
+WEIGHTS: Final = {
+    "bf16": "bfloat16",
+    "q8_0": "8 bits (GGUF's Q8_0; OpenVINO's int8)",
+    "q4_k_m": "4 bits for the most part (GGUF's Q4_K_M; OpenVINO's int4)",
+}
+
+#: Name → what it is: ``A``, ``A-q8_0``.
+MODELS: Final = {
+    shape if weights == "bf16" else f"{shape}-{weights}": f"{what}, {stored}"
+    for weights, stored in WEIGHTS.items()
+    for shape, what in SHAPES.items()
 }
 
 
 @dataclass(frozen=True)
 class Model:
     """Attributes:
-    folder: weights, configuration and tokenizer.
+    folder: weights, configuration and tokenizer, in bfloat16.
     body: parameters that every token goes through.
     head: parameters that only those tokens go through from which another is drawn: the matrix that gives the logits.
+    weight_bytes: what a step reads of them at least.
+    file: the GGUF file of quantized weights.
     """
 
     name: str
     folder: Path
     body: int
     head: int
+    weight_bytes: int
+    file: Path | None = None
 
     @property
-    def weight_bytes(self) -> int:
-        """What a step reads at least, in bfloat16."""
-        return 2 * (self.body + self.head)
+    def weights(self) -> str:
+        """One of `WEIGHTS`."""
+        return self.name.partition("-")[2] or "bf16"
+
+    def folder_alone(self, engine: str) -> Path:
+        """The folder, for an `engine` that loads nothing else. Raises `CannotRunError` of quantized weights."""
+        if self.file is None:
+            return self.folder
+        raise CannotRunError(f"{engine} does not load GGUF files on CPUs")
 
 
 def prepare(name: str, cache: Path) -> Model:
-    """Makes a model's folder in `cache` when it is first used. Another process does it: it leaves no memory behind."""
+    """Makes a model's files in `cache` when they are first used. Other processes do it, and leave no memory behind.
+
+    Raises:
+        CannotRunError: they cannot be made.
+    """
+    shape, _, weights = name.partition("-")
 
     def make(folder: Path, step: Step) -> None:
-        step(f"model {name}", [sys.executable, "-m", "cpu.models", name, str(folder)])
+        step(f"model {shape}", [sys.executable, "-m", "cpu.models", shape, str(folder)])
 
-    folder = once(cache / "models" / name, f"{MODELS[name]}, 1", make)
-    return Model(name, folder, *parameters(folder))
+    folder = once(cache / "models" / shape, f"{SHAPES[shape]}, 1", make)
+    body, head = parameters(folder)
+    if not weights:
+        return Model(name, folder, body, head, 2 * (body + head))
+    file = gguf_file(shape, weights, folder, cache)
+    return Model(name, folder, body, head, bytes_read(file), file)
 
 
 def parameters(folder: Path) -> tuple[int, int]:
@@ -64,6 +98,15 @@ def parameters(folder: Path) -> tuple[int, int]:
     embedding = sum(sizes.pop(name) for name in [*sizes] if name.endswith("embed_tokens.weight"))
     head = sum(sizes.pop(name) for name in [*sizes] if name.endswith("lm_head.weight"))
     return sum(sizes.values()), head or embedding
+
+
+def bytes_read(file: Path) -> int:
+    """Of a GGUF file's weights, in bytes, less an embedding that is no head."""
+    from gguf import GGUFReader  # which environments of other engines, that import this file, do not have
+
+    sizes = {tensor.name: int(tensor.n_bytes) for tensor in GGUFReader(file).tensors}
+    embedding = sizes.pop("token_embd.weight", 0)
+    return sum(sizes.values()) + (0 if "output.weight" in sizes else embedding)
 
 
 def write(name: str, folder: Path) -> None:

@@ -30,7 +30,7 @@ def report(results: Results, history: list[dict[str, Any]], plot: str | None) ->
     if plot:
         parts.append(f"![ratios and shares]({plot})")
     for model in dict.fromkeys(row.model for row in results.rows):
-        parts += [f"## Model {model}: {MODELS[model]}, bfloat16", _table(results, model, history)]
+        parts += [f"## Model {model}: {MODELS[model]}", _table(results, model, history)]
     noisy = [f"{r.model} {r.workload} {r.engine} ({r.noisy} of {len(r.speeds)})" for r in results.rows if r.noisy]
     if noisy:
         parts.append(f"Rounds on a machine that did not become quiet: {', '.join(noisy)}.")

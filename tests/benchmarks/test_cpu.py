@@ -25,7 +25,7 @@ from workloads import Workload
 
 #: Reads 1,000 bytes a second, computes 10,000 operations.
 MACHINE = Machine("a processor", 2, 1000, 10_000)
-MODEL = Model("A", Path("-"), body=100, head=50)
+MODEL = Model("A", Path("-"), body=100, head=50, weight_bytes=300)
 
 
 def results(*rows: Row) -> Results:

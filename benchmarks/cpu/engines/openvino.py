@@ -1,7 +1,7 @@
 """OpenVINO GenAI: its pipeline with continuous batching, computing in bfloat16; its KV cache is 8 bits by default.
 
-It loads its own format, in 16 bits. What converts has an environment of its own, as it needs an older transformers; it
-borrows torch from the project's.
+It loads its own format, in 16, 8 or 4 bits. What converts has an environment of its own, as it needs an older
+transformers; it borrows torch from the project's.
 """
 
 from __future__ import annotations
@@ -19,13 +19,20 @@ from cpu.models import Model
 name = "openvino"
 
 RUNS = ["openvino-genai==2026.4.1.0"]
+#: Its converter's options for `WEIGHTS`. Groups of 64 divide the rows of all our models.
+FORMATS = {
+    "bf16": ["--weight-format", "fp16"],
+    "q8_0": ["--weight-format", "int8"],
+    "q4_k_m": ["--weight-format", "int4", "--group-size", "64"],
+}
 CONVERTS = ["optimum-intel[openvino]==2.2.0", "transformers==5.0.0", "huggingface_hub<1.4", "datasets<5"]
 
 
 def start(model: Model, cache: Path) -> Running:
     """See `Engine.start`."""
     home = once(cache / name, " ".join(RUNS), _install)
-    converted = once(cache / "models" / f"{model.name}-openvino", " ".join(CONVERTS), _Convert(model, cache))
+    recipe = " ".join([*CONVERTS, *FORMATS[model.weights]])
+    converted = once(cache / "models" / f"{model.name}-openvino", recipe, _Convert(model, cache))
     return Worker(python_of(home), __name__, converted, cache / "logs" / f"{name}-{model.name}.log")
 
 
@@ -48,7 +55,7 @@ class _Convert:
         recipe = f"{' '.join(CONVERTS)}, torch from {sysconfig.get_paths()['purelib']}"
         converter = once(self.cache / f"{name}-converter", recipe, _install_converter)
         command = [str(converter / "bin" / "optimum-cli"), "export", "openvino", "--model", str(self.model.folder)]
-        command += ["--task", "text-generation-with-past", "--weight-format", "fp16", str(folder)]
+        command += ["--task", "text-generation-with-past", *FORMATS[self.model.weights], str(folder)]
         step(f"model {self.model.name} for OpenVINO", command)
 
 

@@ -15,7 +15,7 @@ name = "stoker"
 
 def start(model: Model, cache: Path) -> Running:
     """See `Engine.start`."""
-    return Worker(sys.executable, __name__, model.folder, cache / "logs" / f"{name}-{model.name}.log")
+    return Worker(sys.executable, __name__, model.file or model.folder, cache / "logs" / f"{name}-{model.name}.log")
 
 
 def load(folder: Path, cpus: int) -> tuple[str, Generate]:

@@ -20,7 +20,7 @@ name = "transformers"
 
 def start(model: Model, cache: Path) -> Running:
     """See `Engine.start`."""
-    return Worker(sys.executable, __name__, model.folder, cache / "logs" / f"{name}-{model.name}.log")
+    return Worker(sys.executable, __name__, model.folder_alone(name), cache / "logs" / f"{name}-{model.name}.log")
 
 
 def load(folder: Path, cpus: int) -> tuple[str, Generate]:

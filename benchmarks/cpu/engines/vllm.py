@@ -49,7 +49,7 @@ def start(model: Model, cache: Path) -> Running:
         "VLLM_NO_USAGE_STATS": "1",
         "DO_NOT_TRACK": "1",
     }
-    return Worker(python_of(home), __name__, model.folder, cache / "logs" / f"{name}-{model.name}.log", env)
+    return Worker(python_of(home), __name__, model.folder_alone(name), cache / "logs" / f"{name}-{model.name}.log", env)
 
 
 def _install(folder: Path, step: Step) -> None:

@@ -32,7 +32,7 @@ class EngineArgs:
     )
     revision: str | None = flag("branch, tag or commit of a hub model", None)
     dtype: names.Dtype = flag(
-        "weights and activations; auto: the checkpoint's own, float32 for GGUF",
+        "weights and activations; auto: the checkpoint's own; for GGUF bfloat16, unless all its numbers are float32",
         "auto",
         choices=names.DTYPES,
     )

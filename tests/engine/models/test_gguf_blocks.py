@@ -326,7 +326,8 @@ def test_rows_of_another_length_are_refused_by_name(tmp_path: Path) -> None:
 def test_the_cache_gets_what_is_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     blocks, plain = _write("qwen3", tmp_path)
     monkeypatch.setattr("stoker_engine.exec.kv_cache.memory_bytes", lambda *_: 2 * 1024**3)
-    plans = [Engine.from_args(EngineArgs(str(path), max_num_seqs=4)).executor.plan for path in (blocks, plain)]
+    args = [EngineArgs(str(path), dtype="float32", max_num_seqs=4) for path in (blocks, plain)]
+    plans = [Engine.from_args(each).executor.plan for each in args]
     saved = _held(_model(plain)) - _held(_model(blocks))
     block = 16 * 2 * 2 * 16 * 4 * 2  # tokens × keys and values × heads × size × float32 × layers
     assert abs(plans[0].num_blocks - plans[1].num_blocks - saved / block) <= 1

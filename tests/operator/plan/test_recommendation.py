@@ -138,7 +138,7 @@ def test_a_cut_is_warned_about_whoever_chooses_the_length(spec: SpecOf) -> None:
     for args in ([], ["--max-model-len=auto"], ["--max-num-seqs=8"]):
         assert "sequences are cut" in planned(spec, LLAMA_31_70B, H100, 2, args=args).warnings[0]
     assert "sequences are cut" in planned(spec, LLAMA_31_70B, H100, 2, parallelism={"mode": "Auto"}).warnings[0]
-    memory = {"resources": {"limits": {"memory": "2400Mi"}}}
+    memory = {"resources": {"limits": {"memory": "2320Mi"}}}
     (warning,) = planned(spec, "demo://gemma-3-270m", "cpu", hardware=memory, runtime="stoker").warnings
     assert "sequences are cut" in warning and "resources.limits.memory" in warning
 

