@@ -1,5 +1,5 @@
 """The models: folders in Hugging Face's format with bfloat16 weights, so that every engine starts from the same, and
-GGUF files made of them."""
+GGUF files made of them. Other engines' environments import this file: it needs no more than Python to be imported."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Final
 
 from cpu.environments import CannotRunError, Step, once
-from cpu.gguf import gguf_file
 
 SHAPES: Final = {
     "A": "SmolLM2-135M's shape, random weights",
@@ -78,6 +77,8 @@ def prepare(name: str, cache: Path) -> Model:
     body, head = parameters(folder)
     if not weights:
         return Model(name, folder, body, head, 2 * (body + head))
+    from cpu.gguf import gguf_file
+
     file = gguf_file(shape, weights, folder, cache)
     return Model(name, folder, body, head, bytes_read(file), file)
 
@@ -102,7 +103,7 @@ def parameters(folder: Path) -> tuple[int, int]:
 
 def bytes_read(file: Path) -> int:
     """Of a GGUF file's weights, in bytes, less an embedding that is no head."""
-    from gguf import GGUFReader  # which environments of other engines, that import this file, do not have
+    from gguf import GGUFReader
 
     sizes = {tensor.name: int(tensor.n_bytes) for tensor in GGUFReader(file).tensors}
     embedding = sizes.pop("token_embd.weight", 0)
