@@ -9,12 +9,13 @@ import torch
 
 from stoker_engine.architectures.stored_formats import GGUF_FORMATS
 from stoker_engine.kernels.bundle import BlockPanels, Panels
+from stoker_engine.kernels.eight_bits import in_eight_bits
 from stoker_engine.kernels.native import gguf_blocks
 from stoker_engine.kernels.native.gguf_panels import block_panels
 from stoker_engine.kernels.native.levels import usable_levels
 from stoker_engine.kernels.native.library import load
 from stoker_engine.kernels.native.panels import panels
-from stoker_engine.kernels.panels import packed
+from stoker_engine.kernels.panels import PANEL, packed
 
 from ..gguf_random import SCALES, random_blocks, same
 
@@ -116,12 +117,22 @@ def test_there_is_no_other_row(operations: Panels) -> None:
 IN_PANELS = ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K"]
 
 
+def multiplied(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+    """x in 8 bits by the whole panels of numbers [outputs, inner], and x itself by the rest; and how far results may be
+    from it: sums are float32, and results and what lies beyond the panels are rounded to bfloat16."""
+    whole = len(weight) // PANEL * PANEL
+    exact = torch.cat((in_eight_bits(x) @ weight[:whole].T, x.double() @ weight[whole:].bfloat16().double().T), dim=1)
+    summed = x.double().abs() @ weight.abs().T
+    exact += 0 if bias is None else bias.double()
+    return exact, exact.abs() * 2**-8 + summed * 2**-19
+
+
 @pytest.mark.parametrize("outputs,units", [(16, 1), (33, 2), (64, 8), (100, 9), (150, 20)])
 @pytest.mark.parametrize("name", IN_PANELS)
-def test_blocks_have_the_bits_of_their_numbers(
-    library: ctypes.CDLL, operations: Panels, of_blocks: BlockPanels, name: str, outputs: int, units: int
+def test_blocks_are_multiplied_in_8_bits(
+    library: ctypes.CDLL, of_blocks: BlockPanels, name: str, outputs: int, units: int
 ) -> None:
-    """Whichever bytes they are, in batches of every size: multiplied as they are, unpacked, and more than a block."""
+    """Whichever bytes they are, in batches of every size; a row has the same bits in each."""
     format = GGUF_FORMATS[name]
     units = units if format.numbers == 32 else -(-units // 8)
     inner = format.numbers * units
@@ -132,19 +143,36 @@ def test_blocks_have_the_bits_of_their_numbers(
         hostile[outputs // 2, place : place + 2] = torch.tensor([0, [0x7C, 0x7E][units % 2]])  # inf, or nan
         hostile[outputs // 4, place : place + 2] = torch.tensor([1, 0])  # no normal number
     bias, x = random(outputs), random(210, inner + 6)[:, 3 : inner + 3]
+    x[7], x[8], x[9, 5:] = 0, 1e-31, 1e30  # nothing; less than has a scale; large
     for blocks, added in ((drawn, bias), (hostile, None)):
-        plain = gguf_blocks.dequantize(library, blocks, format, torch.bfloat16)
+        plain = gguf_blocks.dequantize(library, blocks, format, torch.float32)
         in_panels = blocks.clone()
         assert of_blocks.fit(in_panels, format, torch.bfloat16)
         of_blocks.pack(in_panels)
         ids = torch.randperm(outputs, generator=torch.Generator().manual_seed(outputs))[:9]
-        assert same(of_blocks.rows(in_panels, format, inner, ids, torch.bfloat16), plain[ids])
-        operations.pack(plain)
+        assert same(of_blocks.rows(in_panels, format, inner, ids, torch.bfloat16), plain[ids].bfloat16())
         product = of_blocks.product(in_panels, format, inner, torch.bfloat16, added)
-        expected = operations.product(plain, added)(x)
+        got, (exact, room) = product(x), multiplied(x, plain.double(), added)
+        numbers = exact.isfinite() & room.isfinite() & (exact.abs() < 1e38)
+        assert numbers[:7, : outputs // 4].all() and ((got - exact).abs() <= room)[numbers].all()
+        assert not got[:7][~exact[:7].isfinite()].isfinite().any()
         for rows in (1, 2, 3, 4, 5, 6, 7, 8, 11, 12, 13, 14, 19, 32, 96, 191, 192, 193, 204, 205, 210):
-            assert same(product(x[:rows]), expected[:rows]), rows
-            assert same(product(x[-rows:]), expected[-rows:]), rows
+            assert same(product(x[:rows]), got[:rows]), rows
+            assert same(product(x[-rows:]), got[-rows:]), rows
+
+
+@pytest.mark.parametrize("name", IN_PANELS)
+def test_what_is_no_number_stays_in_its_row_of_blocks(of_blocks: BlockPanels, name: str) -> None:
+    format = GGUF_FORMATS[name]
+    blocks, x = random_blocks(format, 40, 256 // format.numbers, seed=1), random(10, 256)
+    of_blocks.pack(blocks)
+    product = of_blocks.product(blocks, format, 256, torch.bfloat16)
+    expected = product(x)
+    x[3, 5], x[7, 63], x[8, 255] = torch.nan, torch.inf, -torch.inf
+    got = product(x)
+    assert got[3].isnan().all() and not got[[7, 8]].isfinite().any()
+    others = [row for row in range(10) if row not in (3, 7, 8)]
+    assert torch.equal(got[others], expected[others])
 
 
 def test_blocks_that_have_no_panel_are_not_packed(of_blocks: BlockPanels) -> None:

@@ -2,17 +2,22 @@
 //
 //   panel of rows n … n + 15      [blocks of a row][words of a block][16], words of two bytes
 //
-// So what a register is loaded with holds the same bytes of 16 rows, and scales are a number a lane. Numbers have the bits
-// that they have when their row is read (blocks.h), and are multiplied in the order in which panels are.
+// So what a register is loaded with holds the same bytes of 16 rows, and scales are a number a lane. x is rounded to 8 bits
+// (eight_bits.h) and multiplied as integers, 4 inner numbers at a time; what numbers that share a scale add up to, without an
+// error, is scaled and added to a float. A row's result depends on nothing but the row.
 //
 // A format is a class of
-//   NUMBERS, WORDS         of a block
-//   STEP                   numbers that share a scale
-//   Header, header(block, k)   the scales of numbers k … k + STEP of a block, and offsets where it has such
-//   codes(block, pair)     signed bytes, two of each row: of numbers 2 × pair and the one after it
+//   NUMBERS, WORDS       of a block
+//   STEP                 numbers that share a scale, 32 or 16
+//   ZERO                 the code that means 0, before an offset
+//   HAS_OFFSET           numbers are code × scale + offset
+//   header(block, k)     scales of numbers k … k + STEP of the block, and offsets
+//   first(i)             of these numbers, the first of the i-th four
+//   codes(block, k, i)   codes of the i-th four of each row, bytes from 0 on
 #pragma once
 
 #include "blocks.h"
+#include "eight_bits.h"
 #include "panels.h"
 
 #if defined(STOKER_PANELS)
@@ -24,111 +29,79 @@ inline __m256i words_at(const uint16_t* block, long word) {
 
 inline __m512 halves_at(const uint16_t* block, long word) { return _mm512_cvtph_ps(words_at(block, word)); }
 
-// A number of each row, beside each of its two codes: of the first eight rows and of the last.
-struct Twice {
-  __m512 low, high;
+// Two words of each row beside each other, this one and the next.
+inline __m512i fours_at(const uint16_t* block, long word) {
+  const __m512i order = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6, 21, 5,
+                                         20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
+  return _mm512_permutexvar_epi16(order, _mm512_loadu_si512(block + word * PANEL));
+}
 
-  Twice() = default;
-  explicit Twice(__m512 numbers) {
-    const __m512i first = _mm512_set_epi32(7, 7, 6, 6, 5, 5, 4, 4, 3, 3, 2, 2, 1, 1, 0, 0);
-    low = _mm512_permutexvar_ps(first, numbers);
-    high = _mm512_permutexvar_ps(_mm512_add_epi32(first, _mm512_set1_epi32(8)), numbers);
-  }
-};
-
-struct Scale {
-  Twice scale;
-  __m512 low(__m512 codes) const { return codes * scale.low; }
-  __m512 high(__m512 codes) const { return codes * scale.high; }
-};
-
-struct ScaleAndOffset {
-  Twice scale, offset;
-  __m512 low(__m512 codes) const { return codes * scale.low + offset.low; }
-  __m512 high(__m512 codes) const { return codes * scale.high + offset.high; }
-};
-
-template <class Format>
-struct BlockPanels {
-  static constexpr long STEP = Format::STEP, DIRECT_ROWS = 12, DEPTH = 256, ROWS = 192;
-  static constexpr int width(long) { return GROUP; }
-  typedef typename Format::Header Header;
-  const uint16_t* at;
-  long panel;  // words from one to the next
-
-  const uint16_t* block(long j, long k) const { return at + j * panel + k / Format::NUMBERS * Format::WORDS * PANEL; }
-
-  Header header(long j, long k) const { return Format::header(block(j, k), k % Format::NUMBERS); }
-
-  Pack<bf16>::Type load(long j, long k, const Header& header) const {
-    const __m256i codes = Format::codes(block(j, k), k % Format::NUMBERS / 2);
-    const __m512 low = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm256_castsi256_si128(codes)));
-    const __m512 high = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm256_extracti128_si256(codes, 1)));
-    return (Pack<bf16>::Type)_mm512_cvtne2ps_pbh(header.high(high), header.low(low));
-  }
-
-  BlockPanels from(long j) const { return {at + j * panel, panel}; }
-  const char* begin(long j) const { return (const char*)(at + j * panel); }
-};
+inline __m512i shifted(__m512i words, int by) { return _mm512_srl_epi16(words, _mm_cvtsi32_si128(by)); }
 
 // Codes of four bits in the low halves of bytes, or in the high ones.
-inline __m256i four_bits(__m256i words, bool high) {
-  return _mm256_and_si256(high ? _mm256_srli_epi16(words, 4) : words, _mm256_set1_epi8(15));
+inline __m512i four_bits(__m512i bytes, bool high) {
+  return _mm512_and_si512(high ? shifted(bytes, 4) : bytes, _mm512_set1_epi8(15));
 }
 
-// Those of numbers 2 × pair and the one after it, of 32 whose first half is in the low halves of the words from `first` on.
-inline __m256i four_bits_of(const uint16_t* block, long first, long pair) {
-  return four_bits(words_at(block, first + pair % 8), pair >= 8);
+// `codes` plus 16 where a bit of `bits` that `mask` names is set.
+inline __m512i with_fifth_bit(__m512i codes, __m512i bits, __m512i mask) {
+  return _mm512_mask_add_epi8(codes, _mm512_test_epi8_mask(bits, mask), codes, _mm512_set1_epi8(16));
 }
 
-// Bits 2 × pair and the one after it, of 32 in two words, as the fifth of bytes.
-inline __m256i fifth_bits_of(const uint16_t* block, long first, long pair) {
-  const __m256i bits = _mm256_srlv_epi16(words_at(block, first + pair / 8), _mm256_set1_epi16(pair % 8 * 2));
-  return _mm256_or_si256(_mm256_and_si256(_mm256_slli_epi16(bits, 4), _mm256_set1_epi16(0x10)),
-                         _mm256_and_si256(_mm256_slli_epi16(bits, 11), _mm256_set1_epi16(0x1000)));
-}
+struct Header {
+  __m512 scale, offset;
+};
 
-// Blocks of 32 numbers, which begin with their scale.
-template <long BLOCK_WORDS>
-struct Scaled {
+// Blocks of 32 numbers, which begin with their scale, and an offset.
+template <long BLOCK_WORDS, int CODE_OF_ZERO, bool OFFSET = false>
+struct Small {
   static constexpr long NUMBERS = 32, WORDS = BLOCK_WORDS, STEP = 32;
-  typedef Scale Header;
-  static Header header(const uint16_t* block, long) { return {Twice(halves_at(block, 0))}; }
-};
-
-// And an offset.
-template <long BLOCK_WORDS>
-struct ScaledWithOffset {
-  static constexpr long NUMBERS = 32, WORDS = BLOCK_WORDS, STEP = 32;
-  typedef ScaleAndOffset Header;
-  static Header header(const uint16_t* block, long) { return {Twice(halves_at(block, 0)), Twice(halves_at(block, 1))}; }
-};
-
-struct Q8_0 : Scaled<17> {
-  static __m256i codes(const uint16_t* block, long pair) { return words_at(block, 1 + pair); }
-};
-
-struct Q4_0 : Scaled<9> {
-  static __m256i codes(const uint16_t* block, long pair) {
-    return _mm256_sub_epi8(four_bits_of(block, 1, pair), _mm256_set1_epi8(8));
+  static constexpr int ZERO = CODE_OF_ZERO;
+  static constexpr bool HAS_OFFSET = OFFSET;
+  static Header header(const uint16_t* block, long) {
+    return {halves_at(block, 0), OFFSET ? halves_at(block, 1) : _mm512_setzero_ps()};
   }
 };
 
-struct Q4_1 : ScaledWithOffset<10> {
-  static __m256i codes(const uint16_t* block, long pair) { return four_bits_of(block, 2, pair); }
-};
-
-struct Q5_0 : Scaled<11> {
-  static __m256i codes(const uint16_t* block, long pair) {
-    const __m256i five = _mm256_or_si256(four_bits_of(block, 3, pair), fifth_bits_of(block, 1, pair));
-    return _mm256_sub_epi8(five, _mm256_set1_epi8(16));
+struct Q8_0 : Small<17, 128> {
+  static constexpr int first(int i) { return i * 4; }
+  static __m512i codes(const uint16_t* block, long, int i) {
+    return _mm512_xor_si512(fours_at(block, 1 + i * 2), _mm512_set1_epi8(-128));
   }
 };
 
-struct Q5_1 : ScaledWithOffset<12> {
-  static __m256i codes(const uint16_t* block, long pair) {
-    return _mm256_or_si256(four_bits_of(block, 4, pair), fifth_bits_of(block, 2, pair));
+// The first half of numbers is in the low halves of bytes, the second in the high ones; those of a byte come one after
+// the other.
+struct Nibbles {
+  static constexpr int first(int i) { return i % 2 * 16 + i / 2 * 4; }
+  static __m512i codes_at(const uint16_t* block, long word, int i) {
+    return four_bits(fours_at(block, word + i / 2 * 2), i % 2);
   }
+
+  // And the fifth bits of 32 numbers in two words.
+  static __m512i codes_at(const uint16_t* block, long word, long bits, int i) {
+    const int byte = first(i) / 8, bit = first(i) % 8;
+    const __m512i own = _mm512_shuffle_epi8(fours_at(block, bits),
+                                            _mm512_add_epi32(_mm512_set4_epi32(0x0c0c0c0c, 0x08080808, 0x04040404, 0),
+                                                             _mm512_set1_epi8(byte)));
+    return with_fifth_bit(codes_at(block, word, i), own, _mm512_set1_epi32(0x08040201 << bit));
+  }
+};
+
+struct Q4_0 : Small<9, 8>, Nibbles {
+  static __m512i codes(const uint16_t* block, long, int i) { return codes_at(block, 1, i); }
+};
+
+struct Q4_1 : Small<10, 0, true>, Nibbles {
+  static __m512i codes(const uint16_t* block, long, int i) { return codes_at(block, 2, i); }
+};
+
+struct Q5_0 : Small<11, 16>, Nibbles {
+  static __m512i codes(const uint16_t* block, long, int i) { return codes_at(block, 3, 1, i); }
+};
+
+struct Q5_1 : Small<12, 0, true>, Nibbles {
+  static __m512i codes(const uint16_t* block, long, int i) { return codes_at(block, 4, 2, i); }
 };
 
 // Small integers, a byte in each word.
@@ -138,7 +111,10 @@ inline __m512 integers(__m256i words) { return _mm512_cvtepi32_ps(_mm512_cvtepi1
 template <long BLOCK_WORDS>
 struct SixBits {
   static constexpr long NUMBERS = 256, WORDS = BLOCK_WORDS, STEP = 32;
-  typedef ScaleAndOffset Header;
+  static constexpr int ZERO = 0;
+  static constexpr bool HAS_OFFSET = true;
+
+  static constexpr int first(int i) { return i * 4; }
 
   static Header header(const uint16_t* block, long k) {
     const auto bytes = [&](long i, int shift, int mask) {
@@ -150,54 +126,153 @@ struct SixBits {
     const bool first = unit < 4;
     const __m256i scale = first ? bytes(unit, 0, 63) : joined(bytes(unit + 4, 0, 15), bytes(unit - 4, 6, 3));
     const __m256i offset = first ? bytes(unit + 4, 0, 63) : joined(bytes(unit + 4, 4, 15), bytes(unit, 6, 3));
-    return {Twice(integers(scale) * halves_at(block, 0)), Twice(integers(offset) * -halves_at(block, 1))};
+    return {integers(scale) * halves_at(block, 0), integers(offset) * -halves_at(block, 1)};
   }
 
-  // Pairs of units lie in the low and the high halves of 32 bytes.
-  static __m256i four_bits_of(const uint16_t* block, long first, long pair) {
-    return four_bits(words_at(block, first + pair / 32 * 16 + pair % 16), pair / 16 % 2);
+  // Pairs of 32 lie in the low and the high halves of 32 bytes.
+  static __m512i codes_at(const uint16_t* block, long word, long k, int i) {
+    return four_bits(fours_at(block, word + k / 64 * 16 + i * 2), k / 32 % 2);
   }
 };
 
 struct Q4_K : SixBits<72> {
-  static __m256i codes(const uint16_t* block, long pair) { return four_bits_of(block, 8, pair); }
+  static __m512i codes(const uint16_t* block, long k, int i) { return codes_at(block, 8, k, i); }
 };
 
 struct Q5_K : SixBits<88> {
-  static __m256i codes(const uint16_t* block, long pair) {
-    const __m256i bits = _mm256_srl_epi16(words_at(block, 8 + pair % 16), _mm_cvtsi32_si128(pair / 16));
-    const __m256i fifth = _mm256_slli_epi16(_mm256_and_si256(bits, _mm256_set1_epi8(1)), 4);
-    return _mm256_or_si256(four_bits_of(block, 24, pair), fifth);
+  static __m512i codes(const uint16_t* block, long k, int i) {
+    return with_fifth_bit(codes_at(block, 24, k, i), fours_at(block, 8 + i * 2), _mm512_set1_epi8(1 << k / 32));
   }
 };
 
 // 16 numbers share a scale of 8 bits.
 struct Q6_K {
   static constexpr long NUMBERS = 256, WORDS = 105, STEP = 16;
-  typedef Scale Header;
+  static constexpr int ZERO = 32;
+  static constexpr bool HAS_OFFSET = false;
+
+  static constexpr int first(int i) { return i * 4; }
 
   static Header header(const uint16_t* block, long k) {
     const __m256i words = words_at(block, 96 + k / 32);
     const __m256i scale = _mm256_srai_epi16(k / 16 % 2 ? words : _mm256_slli_epi16(words, 8), 8);
-    return {Twice(integers(scale) * halves_at(block, 104))};
+    return {integers(scale) * halves_at(block, 104), _mm512_setzero_ps()};
   }
 
-  static __m256i codes(const uint16_t* block, long pair) {
-    const long half = pair / 64, quarter = pair / 16 % 4, word = pair % 16;
-    const __m256i four = four_bits(words_at(block, half * 32 + quarter % 2 * 16 + word), quarter / 2);
-    const __m256i bits = _mm256_srl_epi16(words_at(block, 64 + half * 16 + word), _mm_cvtsi32_si128(quarter * 2));
-    const __m256i two = _mm256_slli_epi16(_mm256_and_si256(bits, _mm256_set1_epi8(3)), 4);
-    return _mm256_sub_epi8(_mm256_or_si256(four, two), _mm256_set1_epi8(32));
+  static __m512i codes(const uint16_t* block, long k, int i) {
+    const long half = k / 128, quarter = k / 32 % 4, word = k / 16 % 2 * 8 + i * 2;
+    const __m512i four = four_bits(fours_at(block, half * 32 + quarter % 2 * 16 + word), quarter / 2);
+    const __m512i two = shifted(fours_at(block, 64 + half * 16 + word), quarter * 2);
+    return _mm512_or_si512(four, _mm512_and_si512(_mm512_slli_epi16(two, 4), _mm512_set1_epi8(0x30)));
+  }
+};
+
+// Of `share_out`.
+template <class Format>
+struct BlockPanels {
+  static constexpr long ROWS = 192;
+
+  const EightBits* x;
+  const uint16_t* w;
+  const bf16* bias;
+  bf16* y;
+  long y_stride, inner;
+
+  const uint16_t* block_at(long panel, long k) const {
+    return w + (panel * (inner / Format::NUMBERS) + k / Format::NUMBERS) * Format::WORDS * PANEL;
+  }
+
+  const char* begin(long panel) const { return (const char*)block_at(panel, 0); }
+
+  // Rows m … m + M of x with N panels from `panel` on.
+  template <int M, int N>
+  void tile(long panel, long m, Ahead& ahead) const {
+    constexpr long STEP = Format::STEP;
+    const long groups = inner / EightBits::NUMBERS;
+    const EightBits* rows[M];
+    with_each<M>([&](auto i) { rows[i] = x + (m + i) * groups; });
+    Vec sums[M * N] = {};
+    for (long group = 0; group < groups; group++) {
+      const long k = group * EightBits::NUMBERS % Format::NUMBERS;
+      const uint16_t* blocks[N];
+      with_each<N>([&](auto j) { blocks[j] = block_at(panel + j, group * EightBits::NUMBERS); });
+      with_each<EightBits::NUMBERS / STEP>([&](auto part) {
+        const long at = k + part * STEP;
+        __m512i products[M * N];
+        with_each<M * N>([&](auto i) { products[i] = _mm512_set1_epi32(rows[i / N]->starts[part]); });
+        with_each<STEP / 4>([&](auto four) {
+          ahead.fetch();
+          __m512i codes[N];
+          with_each<N>([&](auto j) { codes[j] = Format::codes(blocks[j], at, four); });
+          with_each<M>([&](auto i) {
+            int32_t bytes;
+            memcpy(&bytes, rows[i]->codes + part * STEP + Format::first(four), sizeof bytes);
+            const __m512i each = _mm512_set1_epi32(bytes);
+            with_each<N>([&](auto j) { products[i * N + j] = _mm512_dpbusd_epi32(products[i * N + j], codes[j], each); });
+          });
+        });
+        with_each<N>([&](auto j) {
+          const Header header = Format::header(blocks[j], at);
+          with_each<M>([&](auto i) {
+            const __m512 scale = _mm512_mul_ps(header.scale, _mm512_set1_ps(rows[i]->scale));
+            __m512 sum = (__m512)sums[i * N + j];
+            sum = _mm512_fmadd_ps(_mm512_cvtepi32_ps(products[i * N + j]), scale, sum);
+            if (Format::HAS_OFFSET) sum = _mm512_fmadd_ps(header.offset, _mm512_set1_ps(rows[i]->sum), sum);
+            sums[i * N + j] = (Vec)sum;
+          });
+        });
+      });
+      with_each<M>([&](auto i) { rows[i]++; });
+    }
+    with_each<N>([&](auto j) {
+      const long n = (panel + j) * PANEL;
+      const Vec added = bias ? load(bias + n) : Vec{};
+      with_each<M>([&](auto i) { store(y + (m + i) * y_stride + n, sums[i * N + j] + added); });
+    });
+  }
+
+  template <int N>
+  void tile_of(long rows, long panel, long m, Ahead& ahead) const {
+    switch (rows) {
+      case 1: return tile<1, N>(panel, m, ahead);
+      case 2: return tile<2, N>(panel, m, ahead);
+      case 3: return tile<3, N>(panel, m, ahead);
+      case 4: return tile<4, N>(panel, m, ahead);
+      case 5: return tile<5, N>(panel, m, ahead);
+      case 6: return tile<6, N>(panel, m, ahead);
+    }
+  }
+
+  // Rows m … m_end of x with N panels, in tiles of as many rows as each other, within one: up to 6, as registers hold.
+  template <int N>
+  void block(long panel, long m, long m_end, Bytes next) const {
+    long tiles = (m_end - m + 5) / 6;
+    Ahead ahead(next, tiles * (inner / 4), MOST_AHEAD);
+    for (; tiles > 0; tiles--) {
+      const long rows = (m_end - m + tiles - 1) / tiles;
+      tile_of<N>(rows, panel, m, ahead);
+      m += rows;
+    }
+  }
+
+  void multiply(long panel, long count, long m, long m_end, Bytes next) const {
+    for (long j = 0; j < count; j += 2) {
+      if (count - j >= 2)
+        block<2>(panel + j, m, m_end, part_of(next, j, 2, count));
+      else
+        block<1>(panel + j, m, m_end, part_of(next, j, 1, count));
+    }
   }
 };
 
 // W's rows beyond the last whole panel are blocks of `Rows`.
 template <class Rows, class Format>
 void multiply_blocks(const BlockProduct& p) {
-  const auto* bias = (const bf16*)p.bias;
-  multiply(Product<bf16, ::Blocks<bf16, Rows>>{(const bf16*)p.x, p.x_stride, {p.w, p.w_stride, {}}, bias, (bf16*)p.y,
-                                               p.outputs, p.rows, p.outputs, p.inner},
-           BlockPanels<Format>{(const uint16_t*)p.w, p.w_stride / 2 * PANEL});
+  const bf16 *x = (const bf16*)p.x, *bias = (const bf16*)p.bias;
+  const EightBits* rounded_x = rounded(x, p.x_stride, p.rows, p.inner, Format::ZERO, Format::STEP);
+  share_out(Product<bf16, Blocks<bf16, Rows>>{x, p.x_stride, {p.w, p.w_stride, {}}, bias, (bf16*)p.y, p.outputs,
+                                                p.rows, p.outputs, p.inner},
+            BlockPanels<Format>{rounded_x, (const uint16_t*)p.w, bias, (bf16*)p.y, p.outputs, p.inner});
 }
 
 }  // namespace panels

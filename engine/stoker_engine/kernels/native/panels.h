@@ -22,165 +22,16 @@ namespace panels {
 constexpr int GROUP = 4;
 constexpr long most_rows(int panels) { return panels == 2 ? 8 : 6; }
 
+constexpr long DEPTH = 2048;  // inner numbers for which a group of panels and a block of rows stay in the cache
 constexpr long MOST_AHEAD = 256 * 1024;  // bytes of the next piece that are fetched beforehand
 
-// What panels lie in memory as is a class of
-//   STEP            inner numbers that share a header
-//   DIRECT_ROWS     up to so many rows of x, panels are multiplied as they are; beyond, they are unpacked first
-//   DEPTH           inner numbers for which a group of panels and a block of rows stay in the cache
-//   ROWS            of x in a block
-//   width(rows)     panels that a tile of a block of so many rows takes
-//   Header, header(j, k)   what numbers k … k + STEP of the rows of panel j share
-//   load(j, k, header)     numbers k and k + 1 of each of its rows
-//   from(j)         those that begin with panel j
-//   begin(j)        where panel j does
-
-// bfloat16 numbers, as they are multiplied.
-struct Numbers {
-  static constexpr long STEP = 2, DIRECT_ROWS = 1L << 62, DEPTH = 2048, ROWS = 96;
-  static constexpr int width(long rows) { return rows == 7 || rows == 8 ? 2 : GROUP; }
-  struct Header {};
-  const bf16* at;
-  long panel;  // numbers from one to the next
-
-  Header header(long, long) const { return {}; }
-  Pack<bf16>::Type load(long j, long k, Header) const { return Pack<bf16>::load(at + j * panel + k * PANEL); }
-  Numbers from(long j) const { return {at + j * panel, panel}; }
-  const char* begin(long j) const { return (const char*)(at + j * panel); }
-};
-
-// A block of rows of x with a group of panels, DEPTH inner numbers at a time: sums wait here in between.
-template <long ROWS>
-struct Sums {
-  float at[ROWS][GROUP * PANEL];
-};
-
-// A group of panels, and what is multiplied by them.
-template <class W>
-struct Panels {
-  const bf16* x;
-  long x_stride;
-  W w;
-  const bf16* bias;  // of the first output, as y
-  bf16* y;
-  long y_stride;
-  long inner;
-
-  Panels from(long panel) const { return with(w.from(panel), panel); }
-
-  // The outputs from this panel on, by other weights.
-  template <class Other>
-  Panels<Other> with(const Other& other, long panel = 0) const {
-    return {x, x_stride, other, bias ? bias + panel * PANEL : nullptr, y + panel * PANEL, y_stride, inner};
-  }
-};
-
-// Rows m … m + M of x with N panels, from inner number k to k_end.
-template <int M, int N, class W>
-inline void tile(const Panels<W>& p, long m, long k, long k_end, float* kept, Ahead& ahead) {
-  typedef Pack<bf16> P;
-  const W w = p.w;
-  const bf16* x[M];
-  with_each<M>([&](auto i) { x[i] = p.x + (m + i) * p.x_stride; });
-  Vec sums[M * N];
-  with_each<M * N>([&](auto i) { sums[i] = k ? load(kept + i / N * GROUP * PANEL + i % N * PANEL) : Vec{}; });
-  for (; k < k_end; k += W::STEP) {
-    typename W::Header headers[N];
-    with_each<N>([&](auto j) { headers[j] = w.header(j, k); });
-    for (long pair = k; pair < k + W::STEP; pair += 2) {
-      ahead.fetch();
-      P::Type b[N];
-      with_each<N>([&](auto j) { b[j] = w.load(j, pair, headers[j]); });
-      with_each<M>([&](auto i) {
-        int32_t two;
-        memcpy(&two, x[i] + pair, sizeof two);
-        const P::Type a = (P::Type)_mm512_set1_epi32(two);
-        with_each<N>([&](auto j) { sums[i * N + j] = P::multiply_add(sums[i * N + j], a, b[j]); });
-      });
-    }
-  }
-  if (k_end < p.inner) {
-    with_each<M * N>([&](auto i) { store(kept + i / N * GROUP * PANEL + i % N * PANEL, sums[i]); });
-    return;
-  }
-  with_each<N>([&](auto j) {
-    const Vec bias = p.bias ? load(p.bias + j * PANEL) : Vec{};
-    with_each<M>([&](auto i) { store(p.y + (m + i) * p.y_stride + j * PANEL, sums[i * N + j] + bias); });
-  });
-}
-
-template <int N, class W>
-inline void tile_of(long rows, const Panels<W>& p, long m, long k, long k_end, float* kept, Ahead& ahead) {
-  switch (rows) {
-    case 1: return tile<1, N>(p, m, k, k_end, kept, ahead);
-    case 2: return tile<2, N>(p, m, k, k_end, kept, ahead);
-    case 3: return tile<3, N>(p, m, k, k_end, kept, ahead);
-    case 4: return tile<4, N>(p, m, k, k_end, kept, ahead);
-    case 5: return tile<5, N>(p, m, k, k_end, kept, ahead);
-    case 6: return tile<6, N>(p, m, k, k_end, kept, ahead);
-  }
-  if constexpr (most_rows(N) == 8)
-    rows == 7 ? tile<7, N>(p, m, k, k_end, kept, ahead) : tile<8, N>(p, m, k, k_end, kept, ahead);
-}
-
-// N panels' inner numbers k … k_end, unpacked for as long as this thread asks for no others.
-template <int N, class W>
-Numbers unpacked(const W& w, long k, long k_end) {
-  thread_local std::vector<bf16> buffer(N * W::DEPTH * PANEL);
-  constexpr long panel = W::DEPTH * PANEL;
-  for (long j = 0; j < N; j++)
-    for (long unit = k; unit < k_end; unit += W::STEP) {
-      const auto header = w.header(j, unit);
-      for (long pair = unit; pair < unit + W::STEP; pair += 2) {
-        const Pack<bf16>::Type numbers = w.load(j, pair, header);
-        memcpy((void*)(buffer.data() + j * panel + (pair - k) * PANEL), &numbers, sizeof numbers);
-      }
-    }
-  return {buffer.data() - k * PANEL, panel};
-}
-
-// Rows m … m_end of x, at most ROWS, with N panels.
-template <int N, class W>
-void block(const Panels<W>& p, long m, long m_end, Bytes next) {
-  thread_local Sums<W::ROWS> sums;
-  const long tiles = (m_end - m + most_rows(N) - 1) / most_rows(N);
-  Ahead ahead(next, tiles * (p.inner / 2), MOST_AHEAD);
-  for (long k = 0; k < p.inner; k += W::DEPTH) {
-    const long k_end = std::min(k + W::DEPTH, p.inner);
-    const auto multiply = [&](const auto& panels) {
-      long row = m;
-      for (long left = tiles; left > 0; left--) {  // tiles of as many rows as each other, within one
-        const long rows = (m_end - row + left - 1) / left;
-        tile_of<N>(rows, panels, row, k, k_end, sums.at[row - m], ahead);
-        row += rows;
-      }
-    };
-    if (m_end - m <= W::DIRECT_ROWS)
-      multiply(p);
-    else if constexpr (W::DIRECT_ROWS < W::ROWS)
-      multiply(p.with(unpacked<N>(p.w, k, k_end)));
-  }
-}
-
-// Likewise with any number of panels, up to a group.
-template <class W>
-inline void blocks(const Panels<W>& p, long count, long m, long m_end, Bytes next) {
-  const long width = W::width(m_end - m), bytes = next.end - next.begin;
-  for (long j = 0, taken; j < count; j += taken) {
-    taken = count - j >= width ? width : 1;
-    const Bytes part{next.begin + bytes * j / count, next.begin + bytes * (j + taken) / count};
-    if (taken == GROUP)
-      block<GROUP>(p.from(j), m, m_end, part);
-    else if (taken == 2)
-      block<2>(p.from(j), m, m_end, part);
-    else
-      block<1>(p.from(j), m, m_end, part);
-  }
-}
-
-// W's whole panels are `w`; its rows beyond the last are multiplied as in product.h.
+// Shares a product out among threads: blocks of rows with groups of panels. W's rows beyond the last whole panel are
+// multiplied as in product.h. `W` is a class of
+//   ROWS                                   of x in a block
+//   begin(panel)                           where a panel begins
+//   multiply(panel, count, m, m_end, next) rows m … m_end of x with so many panels from this one on; and fetches `next`
 template <class Rows, class W>
-inline void multiply(const Product<bf16, Rows>& p, const W& w) {
+inline void share_out(const Product<bf16, Rows>& p, const W& w) {
   const long whole = p.outputs / PANEL, rest = whole * PANEL;
   const long groups = (whole + GROUP - 1) / GROUP, row_blocks = (p.rows + W::ROWS - 1) / W::ROWS;
   const long pieces_of = groups + (rest < p.outputs);  // the last rows of W are a piece, too
@@ -195,11 +46,110 @@ inline void multiply(const Product<bf16, Rows>& p, const W& w) {
         continue;
       }
       const long n = group * GROUP, count = std::min<long>(GROUP, whole - n), after = more ? next % pieces_of : groups;
-      const Panels<W> all{p.x, p.x_stride, w, p.bias, p.y, p.y_stride, p.inner};
-      blocks(all.from(n), count, m, m_end, Bytes{begin(after), begin(after + 1)});
+      w.multiply(n, count, m, m_end, Bytes{begin(after), begin(after + 1)});
     }
   });
 }
+
+// Of `bytes` the part that is fetched while `taken` of `count` panels are multiplied, from the j-th on.
+inline Bytes part_of(Bytes bytes, long j, long taken, long count) {
+  const long size = bytes.end - bytes.begin;
+  return {bytes.begin + size * j / count, bytes.begin + size * (j + taken) / count};
+}
+
+// bfloat16 numbers.
+struct Numbers {
+  static constexpr long ROWS = 96;
+
+  const bf16* x;
+  long x_stride;
+  const bf16* w;
+  const bf16* bias;
+  bf16* y;
+  long y_stride, inner;
+
+  // A block of rows with a group of panels, DEPTH inner numbers at a time: sums wait here in between.
+  struct Sums {
+    float at[ROWS][GROUP * PANEL];
+  };
+
+  const char* begin(long panel) const { return (const char*)(w + panel * PANEL * inner); }
+
+  // Rows m … m + M of x with N panels from `panel` on, from inner number k to k_end.
+  template <int M, int N>
+  void tile(long panel, long m, long k, long k_end, float* kept, Ahead& ahead) const {
+    typedef Pack<bf16> P;
+    const bf16* from = w + panel * PANEL * inner;
+    const bf16* rows[M];
+    with_each<M>([&](auto i) { rows[i] = x + (m + i) * x_stride; });
+    Vec sums[M * N];
+    with_each<M * N>([&](auto i) { sums[i] = k ? load(kept + i / N * GROUP * PANEL + i % N * PANEL) : Vec{}; });
+    for (; k < k_end; k += 2) {
+      ahead.fetch();
+      P::Type b[N];
+      with_each<N>([&](auto j) { b[j] = P::load(from + (j * inner + k) * PANEL); });
+      with_each<M>([&](auto i) {
+        int32_t pair;
+        memcpy(&pair, rows[i] + k, sizeof pair);
+        const P::Type a = (P::Type)_mm512_set1_epi32(pair);
+        with_each<N>([&](auto j) { sums[i * N + j] = P::multiply_add(sums[i * N + j], a, b[j]); });
+      });
+    }
+    if (k_end < inner) {
+      with_each<M * N>([&](auto i) { store(kept + i / N * GROUP * PANEL + i % N * PANEL, sums[i]); });
+      return;
+    }
+    with_each<N>([&](auto j) {
+      const long n = (panel + j) * PANEL;
+      const Vec added = bias ? load(bias + n) : Vec{};
+      with_each<M>([&](auto i) { store(y + (m + i) * y_stride + n, sums[i * N + j] + added); });
+    });
+  }
+
+  template <int N>
+  void tile_of(long rows, long panel, long m, long k, long k_end, float* kept, Ahead& ahead) const {
+    switch (rows) {
+      case 1: return tile<1, N>(panel, m, k, k_end, kept, ahead);
+      case 2: return tile<2, N>(panel, m, k, k_end, kept, ahead);
+      case 3: return tile<3, N>(panel, m, k, k_end, kept, ahead);
+      case 4: return tile<4, N>(panel, m, k, k_end, kept, ahead);
+      case 5: return tile<5, N>(panel, m, k, k_end, kept, ahead);
+      case 6: return tile<6, N>(panel, m, k, k_end, kept, ahead);
+    }
+    if constexpr (most_rows(N) == 8)
+      rows == 7 ? tile<7, N>(panel, m, k, k_end, kept, ahead) : tile<8, N>(panel, m, k, k_end, kept, ahead);
+  }
+
+  template <int N>
+  void block(long panel, long m, long m_end, Bytes next) const {
+    thread_local Sums sums;
+    const long tiles = (m_end - m + most_rows(N) - 1) / most_rows(N);
+    Ahead ahead(next, tiles * (inner / 2), MOST_AHEAD);
+    for (long k = 0; k < inner; k += DEPTH) {
+      const long k_end = std::min(k + DEPTH, inner);
+      long row = m;
+      for (long left = tiles; left > 0; left--) {  // tiles of as many rows as each other, within one
+        const long rows = (m_end - row + left - 1) / left;
+        tile_of<N>(rows, panel, row, k, k_end, sums.at[row - m], ahead);
+        row += rows;
+      }
+    }
+  }
+
+  void multiply(long panel, long count, long m, long m_end, Bytes next) const {
+    const long rows = m_end - m, width = rows == 7 || rows == 8 ? 2 : GROUP;
+    for (long j = 0, taken; j < count; j += taken) {
+      taken = count - j >= width ? width : 1;
+      const Bytes part = part_of(next, j, taken, count);
+      if (taken == GROUP)
+        block<GROUP>(panel + j, m, m_end, part);
+      else if (taken == 2)
+        block<2>(panel + j, m, m_end, part);
+      else
+        block<1>(panel + j, m, m_end, part);
+    }
+  }
+};
 
 }  // namespace panels
 #endif

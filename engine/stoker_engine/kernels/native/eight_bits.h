@@ -1,0 +1,64 @@
+// Rows of bfloat16 rounded to 8 bits, 32 numbers by a scale of their own, to be multiplied with small integers exactly:
+// a number is about code × scale, where the largest of its 32 has the code 127 or −127. What is no number, or infinite,
+// makes its row's products so.
+#pragma once
+
+#include "memory.h"
+#include "rows.h"
+#include "threads.h"
+
+#if defined(__AVX512VNNI__) && defined(__AVX512BF16__)
+
+// Of 32 numbers of a row.
+struct EightBits {
+  static constexpr long NUMBERS = 32;
+
+  int8_t codes[NUMBERS];
+  int32_t starts[2];  // −`zero` × the sum of the codes of so many as share a scale with `zero`: of all, or of each half
+  float scale, sum;   // sum: scale × the sum of codes
+};
+
+// The largest of 32 numbers, without its sign; what is no number is the largest of all.
+inline float largest_of(__m512i numbers) {
+  const __m512i bits = _mm512_and_si512(numbers, _mm512_set1_epi16(0x7fff));
+  const __m256i half = _mm256_max_epu16(_mm512_castsi512_si256(bits), _mm512_extracti64x4_epi64(bits, 1));
+  const __m128i eight = _mm_max_epu16(_mm256_castsi256_si128(half), _mm256_extracti128_si256(half, 1));
+  const __m128i least = _mm_minpos_epu16(_mm_xor_si128(eight, _mm_set1_epi16(-1)));
+  bf16 largest;
+  largest.bits = ~_mm_extract_epi16(least, 0);
+  return to_float(largest);
+}
+
+// `zero` is the code of what is multiplied with that means 0; `step` of its numbers, 16 or 32, share a scale.
+inline void round_row(const bf16* from, long inner, int zero, long step, EightBits* to) {
+  for (long k = 0; k < inner; k += EightBits::NUMBERS, to++) {
+    const __m512i numbers = _mm512_loadu_si512(from + k);
+    const float largest = largest_of(numbers);
+    // What is that small becomes 0: its inverse would be infinite.
+    const __m512 inverse = _mm512_set1_ps(largest < 1e-30f ? 0.0f : 127.0f / largest);
+    const auto half = [&](__m256i words) {
+      const __m512 floats = (__m512)_mm512_slli_epi32(_mm512_cvtepu16_epi32(words), 16);
+      return _mm512_cvtps_epi32(_mm512_mul_ps(floats, inverse));
+    };
+    const __m512i first = half(_mm512_castsi512_si256(numbers)), last = half(_mm512_extracti64x4_epi64(numbers, 1));
+    _mm_storeu_si128((__m128i*)to->codes, _mm512_cvtsepi32_epi8(first));
+    _mm_storeu_si128((__m128i*)(to->codes + 16), _mm512_cvtsepi32_epi8(last));
+    // Sums wrap around where numbers are infinite, or none; the scale is no number then either.
+    const uint32_t one = _mm512_reduce_add_epi32(first), other = _mm512_reduce_add_epi32(last);
+    to->starts[0] = -zero * (step == 16 ? one : one + other), to->starts[1] = -zero * other;
+    to->scale = largest / 127.0f;
+    to->sum = to->scale * (float)(int32_t)(one + other);
+  }
+}
+
+// x [rows, inner], rows `stride` apart, `inner` a multiple of 32 → [rows][inner / 32], until this thread calls it again.
+inline const EightBits* rounded(const bf16* x, long stride, long rows, long inner, int zero, long step) {
+  static thread_local Memory memory;
+  const long groups = inner / EightBits::NUMBERS;
+  EightBits* const found = (EightBits*)memory.of(rows * groups * sizeof(EightBits));
+  parallel_for(rows * inner >= WORTH_SHARING, rows,
+               [=](long m) { round_row(x + m * stride, inner, zero, step, found + m * groups); });
+  return found;
+}
+
+#endif
