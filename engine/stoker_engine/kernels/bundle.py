@@ -7,7 +7,7 @@ themselves. Weights must stay where they are; their numbers may change.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -139,6 +139,7 @@ class Kernels:
     Attributes:
         product: weight [outputs, inner] and bias [outputs] or None → `linear.linear` with them.
         batched_product: weight [heads, outputs, inner] → `batched_linear.batched_linear` with it.
+        side_by_side: `side_by_side.side_by_side`.
         experts: gate_up [experts, 2 × size, hidden], down [experts, hidden, size], the activation, and biases
             [experts, 2 × size] and [experts, hidden] or None → `moe.experts` with them.
         wide_product: as `product`, `moe.wide_product` of it.
@@ -167,6 +168,7 @@ class Kernels:
 
     product: MakeProduct
     batched_product: Callable[[torch.Tensor], Operation]
+    side_by_side: Callable[[Sequence[Operation]], Operation]
     experts: MakeExperts
     wide_product: MakeProduct
     route: Callable[[MoEConfig, torch.Tensor | None], Route]

@@ -24,4 +24,5 @@ def in_eight_bits(x: torch.Tensor) -> torch.Tensor:
     largest = groups.abs().amax(-1, keepdim=True)
     inverse = torch.where(largest < LEAST, 0.0, torch.full_like(largest, 127) / largest)
     scale = largest / torch.full_like(largest, 127)
-    return ((groups * inverse).round().double() * scale.double()).flatten(-2)
+    multiplied: torch.Tensor = (groups * inverse).round().double() * scale.double()
+    return multiplied.flatten(-2)

@@ -20,6 +20,7 @@ from stoker_engine.kernels.moe import block_experts, each_product, experts, rout
 from stoker_engine.kernels.rms_norm import after_sum, rms_norm
 from stoker_engine.kernels.rotary import angles, apply_rotary, join_rotated
 from stoker_engine.kernels.select_token import select_token
+from stoker_engine.kernels.side_by_side import side_by_side
 from stoker_engine.kernels.token_mask import keep_allowed
 
 
@@ -52,6 +53,7 @@ def _block_experts(gate_up: BlockStack, down: BlockStack, act: Activation, dtype
 REFERENCE: Final = Kernels(
     product=_product,
     batched_product=lambda weight: lambda x: batched_linear(x, weight),
+    side_by_side=side_by_side,
     experts=_experts,
     wide_product=wide_product(_product),
     route=lambda config, correction_bias: lambda logits: route(logits, config, correction_bias),

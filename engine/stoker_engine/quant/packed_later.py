@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
 
 import torch
 
-from stoker_engine.kernels.bundle import Operation
+from stoker_engine.kernels.bundle import Kernels, Operation
 
 
 @runtime_checkable
@@ -40,6 +41,23 @@ class PackedLater:
         return self._of_panels if self._matrix.is_packed else self._of_rows
 
 
+class PackedSideBySide:
+    """Products with matrices of which each may be packed later; their results lie side by side."""
+
+    def __init__(self, products: Sequence[Operation], kernels: Kernels) -> None:
+        self._products, self._kernels = products, kernels
+        self._before = kernels.side_by_side(products)
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """See `Products.product`."""
+        return self._before(x)
+
+    @property
+    def now(self) -> Operation:
+        """See `PackedLater.now`."""
+        return self._kernels.side_by_side([as_it_stays(product) for product in self._products])
+
+
 def as_it_stays(product: Operation) -> Operation:
-    """A product with a matrix that is packed by now, or never will be."""
-    return product.now if isinstance(product, PackedLater) else product
+    """A product with matrices that are packed by now, or never will be."""
+    return product.now if isinstance(product, PackedLater | PackedSideBySide) else product

@@ -12,6 +12,7 @@ from stoker_engine.architectures.activation import Activation
 from stoker_engine.kernels.bundle import Experts, Kernels, Operation
 from stoker_engine.kernels.moe import experts
 from stoker_engine.quant.method import LinearMethod, Matrix, Products
+from stoker_engine.quant.packed_later import PackedSideBySide
 from stoker_engine.quant.slot import Share, Slot
 
 
@@ -58,13 +59,14 @@ class Segments(nn.Module):
     def product(self, bias: torch.Tensor | None = None) -> Operation:
         """See `Products`."""
         biases = [None] * len(self._sizes) if bias is None else bias.split(self._sizes)
-        return _side_by_side([matrix.product(each) for matrix, each in zip(self.matrices, biases, strict=True)])
+        products = [matrix.product(each) for matrix, each in zip(self.matrices, biases, strict=True)]
+        return PackedSideBySide(products, self._kernels)
 
     def products(self, biases: torch.Tensor | None = None) -> list[Operation]:
         """See `Products`."""
         parts = [None] * len(self._sizes) if biases is None else biases.split(self._sizes, dim=1)
         each = [matrix.products(part) for matrix, part in zip(self.matrices, parts, strict=True)]
-        return [_side_by_side(products) for products in zip(*each, strict=True)]
+        return [self._kernels.side_by_side(products) for products in zip(*each, strict=True)]
 
     def experts(
         self,
@@ -84,7 +86,3 @@ class Segments(nn.Module):
                 return matrix, start
             start += size
         raise IndexError(row)
-
-
-def _side_by_side(products: Sequence[Operation]) -> Operation:
-    return lambda x: torch.cat([product(x) for product in products], dim=-1)

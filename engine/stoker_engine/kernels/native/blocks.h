@@ -164,13 +164,13 @@ struct BlockProduct {
   long w_stride;
   const void* bias;
   void* y;
-  long rows, outputs, inner;
+  long y_stride, rows, outputs, inner;
 };
 
 template <class T, class Format>
 void multiply_blocks(const BlockProduct& p, const Format& format) {
   multiply(Product<T, Blocks<T, Format>>{(const T*)p.x, p.x_stride, {p.w, p.w_stride, format}, (const T*)p.bias,
-                                         (T*)p.y, p.outputs, p.rows, p.outputs, p.inner});
+                                         (T*)p.y, p.y_stride, p.rows, p.outputs, p.inner});
 }
 
 // Rows of w, their stride in bytes → y [rows, inner].

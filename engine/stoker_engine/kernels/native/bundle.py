@@ -17,6 +17,7 @@ from stoker_engine.kernels.native.activation import activation, clamped_swiglu, 
 from stoker_engine.kernels.native.argmax import argmax
 from stoker_engine.kernels.native.gguf_panels import block_panels
 from stoker_engine.kernels.native.linear import product
+from stoker_engine.kernels.native.matrix import side_by_side
 from stoker_engine.kernels.native.panels import panels
 from stoker_engine.kernels.native.rms_norm import rms_norm
 from stoker_engine.kernels.native.rotary import angles, apply_rotary
@@ -63,6 +64,7 @@ def native_kernels(library: ctypes.CDLL) -> Kernels:
         REFERENCE,
         product=multiply,
         batched_product=batched_product,
+        side_by_side=partial(side_by_side, library),
         experts=chosen_experts,
         wide_product=wide_product(multiply),
         block_product=multiply_blocks,

@@ -14,7 +14,7 @@ const GGUFOperations& operations(int type) {
 
 void multiply_gguf(bool is_bf16, const Matrix& m, const Multiplied& by) {
   operations(m.format[0]).product[is_bf16](
-      {by.x, by.x_stride, (const uint8_t*)m.w, m.stride, m.bias, by.y, by.rows, m.outputs, m.inner});
+      {by.x, by.x_stride, (const uint8_t*)m.w, m.stride, m.bias, by.y, by.y_stride, by.rows, m.outputs, m.inner});
 }
 
 // Rows of w, their stride in bytes → y [rows, inner].

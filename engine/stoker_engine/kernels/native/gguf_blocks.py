@@ -39,7 +39,7 @@ def product(
 ) -> NativeProduct:
     """The product with a matrix in `blocks` (uint8 [outputs, row bytes], whose rows may lie apart), of x in `dtype`;
     it has the bits of the product with the dequantized matrix."""
-    return NativeProduct(library, GGUF, blocks, _inner(blocks, format), dtype, bias, [TYPES[format.name]])
+    return NativeProduct.of(library, GGUF, blocks, _inner(blocks, format), dtype, bias, [TYPES[format.name]])
 
 
 def dequantize(library: ctypes.CDLL, blocks: torch.Tensor, format: GGUFFormat, dtype: torch.dtype) -> torch.Tensor:

@@ -32,7 +32,7 @@ extern "C" int stoker_has_gguf_panels(int type) { return multiply_of(type) != nu
 
 void multiply_gguf_panels(const Matrix& m, const Multiplied& by) {
   multiply_of(m.format[0])(
-      {by.x, by.x_stride, (const uint8_t*)m.w, m.stride, m.bias, by.y, by.rows, m.outputs, m.inner});
+      {by.x, by.x_stride, (const uint8_t*)m.w, m.stride, m.bias, by.y, by.y_stride, by.rows, m.outputs, m.inner});
 }
 
 // w [outputs, row], rows of words of two bytes, without gaps: its whole panels, in place.

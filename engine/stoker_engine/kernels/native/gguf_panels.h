@@ -270,9 +270,9 @@ template <class Rows, class Format>
 void multiply_blocks(const BlockProduct& p) {
   const bf16 *x = (const bf16*)p.x, *bias = (const bf16*)p.bias;
   const EightBits* rounded_x = rounded(x, p.x_stride, p.rows, p.inner, Format::ZERO, Format::STEP);
-  share_out(Product<bf16, Blocks<bf16, Rows>>{x, p.x_stride, {p.w, p.w_stride, {}}, bias, (bf16*)p.y, p.outputs,
+  share_out(Product<bf16, Blocks<bf16, Rows>>{x, p.x_stride, {p.w, p.w_stride, {}}, bias, (bf16*)p.y, p.y_stride,
                                                 p.rows, p.outputs, p.inner},
-            BlockPanels<Format>{rounded_x, (const uint16_t*)p.w, bias, (bf16*)p.y, p.outputs, p.inner});
+            BlockPanels<Format>{rounded_x, (const uint16_t*)p.w, bias, (bf16*)p.y, p.y_stride, p.inner});
 }
 
 }  // namespace panels

@@ -47,7 +47,7 @@ def product(
 ) -> NativeProduct:
     """See `BlockPanels`."""
     assert isinstance(stored, GGUFFormat) and fit(library, blocks, stored, dtype)
-    return NativeProduct(library, GGUF_PANELS, blocks, inner, dtype, bias, [TYPES[stored.name]])
+    return NativeProduct.of(library, GGUF_PANELS, blocks, inner, dtype, bias, [TYPES[stored.name]])
 
 
 def rows(

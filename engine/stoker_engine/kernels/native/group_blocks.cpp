@@ -237,7 +237,7 @@ void dequantize(const Layout& layout, const uint8_t* w, long w_stride, void* y, 
 
 void multiply_groups(bool is_bf16, const Matrix& m, const Multiplied& by) {
   const Layout layout(m.format[0], m.format[1], m.format[2], m.format[3], m.format[4], m.inner);
-  (is_bf16 ? product<bf16> : product<float>)({by.x, by.x_stride, (const uint8_t*)m.w, m.stride, m.bias, by.y, by.rows,
+  (is_bf16 ? product<bf16> : product<float>)({by.x, by.x_stride, (const uint8_t*)m.w, m.stride, m.bias, by.y, by.y_stride, by.rows,
                                               m.outputs, m.inner},
                                              layout);
 }

@@ -28,7 +28,7 @@ def product(
     """The product with a matrix uint8 [outputs, row_bytes], whose rows may lie apart: that with the numbers that
     `kernels.group_blocks.dequantize` makes of it, bit for bit."""
     _check(blocks, format, inner)
-    return NativeProduct(library, GROUPS, blocks, inner, dtype, bias, _numbers(format, inner))
+    return NativeProduct.of(library, GROUPS, blocks, inner, dtype, bias, _numbers(format, inner))
 
 
 def dequantize(

@@ -56,7 +56,7 @@ void run(const Layer& layer, const AttentionStep& step, T* x, const T* cos, cons
                  [&](long t) { norm_row(layer.input_norm, x + t * hidden, normed + t * hidden, hidden); });
     input = normed;
   }
-  multiply(layer.is_bf16, layer.qkv, {input, hidden, qkv, tokens});
+  multiply(layer.is_bf16, layer.qkv, {input, hidden, qkv, width, tokens});
 
   if (layer.q_norm.weight || layer.pairs)
     parallel_for(tokens * turned * size >= WORTH_SHARING, tokens, [&](long t) {
@@ -89,7 +89,7 @@ void run(const Layer& layer, const AttentionStep& step, T* x, const T* cos, cons
       if (of_sum.weight) norm_row(of_sum, to, row, hidden);
     });
   };
-  multiply(layer.is_bf16, layer.out, {attended, layer.out.inner, normed, tokens});
+  multiply(layer.is_bf16, layer.out, {attended, layer.out.inner, normed, hidden, tokens});
   join(layer.post_attention_norm, layer.pre_mlp_norm, normed, 0, tokens);
 
   T* const inner = qkv;
@@ -98,12 +98,12 @@ void run(const Layer& layer, const AttentionStep& step, T* x, const T* cos, cons
     const long count = std::min(chunk, tokens - first);
     T* const mlp = normed + first * hidden;
     const T* of = layer.pre_mlp_norm.weight ? mlp : x + first * hidden;
-    multiply(layer.is_bf16, layer.up, {of, hidden, inner, count});
+    multiply(layer.is_bf16, layer.up, {of, hidden, inner, inner_width, count});
     parallel_for(count * inner_width >= WORTH_SHARING / 4, count, [&](long i) {
       T* gate = inner + i * inner_width;
       activate(layer.activation, gate, layer.gated ? gate + layer.down.inner : nullptr, gate, layer.down.inner);
     });
-    multiply(layer.is_bf16, layer.down, {inner, inner_width, mlp, count});
+    multiply(layer.is_bf16, layer.down, {inner, inner_width, mlp, hidden, count});
     join(layer.post_mlp_norm, Norm{}, mlp, first, count);
   }
 }

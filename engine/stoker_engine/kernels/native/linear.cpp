@@ -5,7 +5,7 @@
 template <class T>
 static void multiply_rows_of(const Matrix& m, const Multiplied& by) {
   multiply(Product<T, Plain<T>>{(const T*)by.x, by.x_stride, {(const T*)m.w, m.stride}, (const T*)m.bias, (T*)by.y,
-                                m.outputs, by.rows, m.outputs, m.inner});
+                                by.y_stride, by.rows, m.outputs, m.inner});
 }
 
 void multiply_rows(bool is_bf16, const Matrix& matrix, const Multiplied& by) {

@@ -11,4 +11,4 @@ from stoker_engine.kernels.native.matrix import ROWS, NativeProduct
 
 def product(library: ctypes.CDLL, weight: torch.Tensor, bias: torch.Tensor | None = None) -> NativeProduct:
     """See `kernels.linear.linear`."""
-    return NativeProduct(library, ROWS, weight, weight.shape[1], weight.dtype, bias)
+    return NativeProduct.of(library, ROWS, weight, weight.shape[1], weight.dtype, bias)

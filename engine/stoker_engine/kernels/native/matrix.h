@@ -2,22 +2,22 @@
 #pragma once
 
 struct Matrix {
-  enum Kind : long { ROWS, PANELS, GGUF, GGUF_PANELS, GROUPS };
+  enum Kind : long { ROWS, PANELS, GGUF, GGUF_PANELS, GROUPS, BESIDE };
   long kind;
-  // GGUF…: ggml's number of the type. GROUPS: code, scale, has zeros, has a row scale, numbers in a group.
+  // GGUF…: ggml's number of the type. GROUPS: code, scale, has zeros, has a row scale, numbers in a group. BESIDE: how many.
   long format[5];
-  const void* w;
+  const void* w;  // of BESIDE matrices, whose outputs lie side by side; it has no stride and bias of its own
   long stride;  // of rows: of ROWS in numbers, of others in bytes
   const void* bias;  // [outputs], or null
   long outputs, inner;
 };
 
-// x [rows, inner] with rows `x_stride` apart → y [rows, outputs] without gaps, of bf16 or floats.
+// x [rows, inner] → y [rows, outputs], rows as many numbers apart as said, of bf16 or floats.
 struct Multiplied {
   const void* x;
   long x_stride;
   void* y;
-  long rows;
+  long y_stride, rows;
 };
 
 void multiply(bool is_bf16, const Matrix& matrix, const Multiplied& by);

@@ -47,4 +47,4 @@ def rows(library: ctypes.CDLL, weight: torch.Tensor, ids: torch.Tensor) -> torch
 def product(library: ctypes.CDLL, weight: torch.Tensor, bias: torch.Tensor | None = None) -> NativeProduct:
     """See `Panels`."""
     assert fit(weight)
-    return NativeProduct(library, PANELS, weight, weight.shape[1], weight.dtype, bias)
+    return NativeProduct.of(library, PANELS, weight, weight.shape[1], weight.dtype, bias)
