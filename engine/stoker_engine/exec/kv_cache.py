@@ -27,6 +27,7 @@ from stoker_engine.contract.engine_args import EngineArgs
 from stoker_engine.contract.errors import ArgumentError, ModelError, OutOfMemoryError
 from stoker_engine.exec.kv_views import layer_view
 from stoker_engine.models.kv_scales import LayerScales
+from stoker_engine.parallel.claim_memory import claim_memory
 from stoker_engine.parallel.device import memory_bytes
 from stoker_engine.parallel.groups import Groups
 from stoker_engine.parallel.layout import Layout
@@ -39,6 +40,9 @@ from stoker_engine.sizing.state_layout import Piece, state_layout
 from stoker_engine.sizing.weight_formats import ALL_NUMBERS, WeightFormats
 
 logger = logging.getLogger(__name__)
+
+#: How long a start takes longer, at most, so that first prompts need not wait for memory.
+_CLAIM_S = 0.5
 
 
 @dataclass(frozen=True)
@@ -229,8 +233,10 @@ def allocate(shape: tuple[int, int], device: torch.device) -> torch.Tensor:
     """Bytes [blocks, bytes of a block]; on a CPU not set to anything."""
     if device.type != "cpu":  # packages' kernels multiply by 0 what must not be seen, which must be a number then
         return torch.zeros(shape, dtype=torch.uint8, device=device)
-    # numpy asks for huge pages where the kernel has them. Pages become memory only when a block is first written.
-    return torch.from_numpy(np.empty(math.prod(shape), dtype=np.uint8)).view(shape)
+    # numpy asks for huge pages where the kernel has them. The first blocks are the first to be used.
+    pool = torch.from_numpy(np.empty(math.prod(shape), dtype=np.uint8)).view(shape)
+    claim_memory(pool, within_s=_CLAIM_S)
+    return pool
 
 
 def _gib(size: int) -> str:

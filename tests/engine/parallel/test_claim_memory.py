@@ -1,0 +1,44 @@
+"""Memory that is there before it is used."""
+
+from __future__ import annotations
+
+import mmap
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from stoker_engine.parallel.claim_memory import claim_memory
+
+MIB = 1 << 20
+
+
+def resident() -> int:
+    """Bytes of memory that this process has written."""
+    return int(Path("/proc/self/status").read_text().split("RssAnon:")[1].split()[0]) << 10
+
+
+@pytest.fixture
+def fresh() -> torch.Tensor:
+    """64 MiB that nobody wrote."""
+    return torch.from_numpy(np.frombuffer(mmap.mmap(-1, 64 * MIB, mmap.MAP_PRIVATE), dtype=np.uint8))
+
+
+@pytest.mark.parametrize("cut", [0, 1, 4097])
+def test_memory_is_there_and_what_was_written_stays(fresh: torch.Tensor, cut: int) -> None:
+    part = fresh[cut : len(fresh) - cut]
+    part[5], part[-5] = 7, 9
+    before = resident()
+    claimed = claim_memory(part, within_s=60)
+    assert len(part) - 8192 <= claimed <= len(part)
+    assert resident() - before > 60 * MIB
+    assert part[5] == 7 and part[-5] == 9 and part[6] == 0
+
+
+def test_it_ends_in_time(fresh: torch.Tensor) -> None:
+    assert 0 < claim_memory(fresh, within_s=-1) < len(fresh)
+
+
+def test_little_memory_has_no_page(fresh: torch.Tensor) -> None:
+    assert claim_memory(fresh[1:4000], within_s=1) == 0
