@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
+from gguf import GGMLQuantizationType, GGUFWriter
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 
@@ -14,7 +17,7 @@ from cpu import __main__ as bench
 from cpu import history, rounds
 from cpu.engines.engine import Finished, check_counts
 from cpu.environments import CannotRunError, once
-from cpu.models import Model, parameters
+from cpu.models import Model, bytes_read, parameters
 from cpu.quiet import Quiet
 from cpu.report import report
 from cpu.results import Results, Row
@@ -86,6 +89,22 @@ def test_parameters_by_what_tokens_go_through(tmp_path: Path, head: bool) -> Non
     header = json.dumps({name: {"shape": shape} for name, shape in shapes.items()}).encode()
     (tmp_path / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
     assert parameters(tmp_path) == (24, 40)
+
+
+def test_bytes_of_quantized_weights(tmp_path: Path) -> None:
+    writer = GGUFWriter(tmp_path / "model.gguf", "llama")
+    writer.add_tensor("token_embd.weight", np.zeros((10, 34), dtype=np.uint8), raw_dtype=GGMLQuantizationType.Q8_0)
+    writer.add_tensor("blk.0.attn_q.weight", np.zeros((4, 18), dtype=np.uint8), raw_dtype=GGMLQuantizationType.Q4_0)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    assert bytes_read(tmp_path / "model.gguf") == 10 * 34 + 4 * 18
+    quantized = replace(MODEL, name="A-q8_0", file=tmp_path / "model.gguf")
+    assert (quantized.weights, MODEL.weights) == ("q8_0", "bf16")
+    assert MODEL.folder_alone("vllm") == MODEL.folder
+    with pytest.raises(CannotRunError, match="vllm does not load GGUF"):
+        quantized.folder_alone("vllm")
 
 
 def test_medians_ratios_and_shares(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

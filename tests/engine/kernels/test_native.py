@@ -14,14 +14,18 @@ import numpy as np
 import pytest
 import torch
 
+from stoker_engine.architectures.stored_formats import GGUF_FORMATS
 from stoker_engine.kernels.bundle import Kernels
 from stoker_engine.kernels.native import build, library
 from stoker_engine.kernels.native.bundle import native_kernels
 from stoker_engine.kernels.native.levels import Level, levels, usable_levels
 from stoker_engine.kernels.native.library import load
 from stoker_engine.kernels.native.linear import product
+from stoker_engine.kernels.native.matrix import NativeProduct
 from stoker_engine.kernels.reference import REFERENCE
 from stoker_engine.kernels.select import select_kernels
+
+from ..gguf_random import random_blocks
 
 DTYPES = (torch.float32, torch.bfloat16)
 EXACT = {torch.float32: 3e-6, torch.bfloat16: 1.6e-2}
@@ -68,6 +72,29 @@ def test_linear(kernels: ctypes.CDLL, rows: int, inner: int, outputs: int, dtype
     for x in (wide[:, :inner], wide[:, inner:]):  # rows of a wider tensor
         check(kernels, lambda by, rows: by.product(weight, bias)(rows), x)
         check(kernels, lambda by, rows: by.product(weight)(rows), x)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("rows", [1, 7, 40])
+def test_products_side_by_side(kernels: ctypes.CDLL, rows: int, dtype: torch.dtype) -> None:
+    """Of weights that are stored in different ways, with a bias or without, in one call: the bits of each alone."""
+    inner, native = 64, native_kernels(kernels)
+    blocks = [random_blocks(GGUF_FORMATS[name], outputs, 2, seed=1) for name, outputs in (("Q8_0", 33), ("Q4_0", 5))]
+    products = [
+        native.product(random(17, inner, dtype=dtype), random(17, dtype=dtype)),
+        native.block_product(blocks[0], GGUF_FORMATS["Q8_0"], inner, dtype),
+        native.block_product(blocks[1], GGUF_FORMATS["Q4_0"], inner, dtype, random(5, dtype=dtype)),
+    ]
+    if native.panels is not None and dtype == torch.bfloat16:
+        weight = random(48, inner, dtype=dtype)
+        native.panels.pack(weight)
+        products.append(native.panels.product(weight))
+    x = random(rows, inner + 3, dtype=dtype)[:, 3:]
+    together = native.side_by_side(products)
+    assert isinstance(together, NativeProduct)
+    assert torch.equal(together(x), torch.cat([product(x) for product in products], dim=1))
+    nested = native.side_by_side([products[0], together])  # as of parts that are several themselves
+    assert torch.equal(nested(x), torch.cat([products[0](x), together(x)], dim=1))
 
 
 def test_linear_does_not_round_sums(kernels: ctypes.CDLL) -> None:

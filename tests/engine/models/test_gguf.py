@@ -40,6 +40,35 @@ def test_an_architecture_that_is_not_read_is_refused_by_name(tmp_path: Path) -> 
         GGUFFile(_write(tmp_path / "model.gguf", architecture="mamba")).config()
 
 
+@pytest.mark.parametrize(
+    ("embedding", "matrix", "dtype"),
+    [
+        (GGMLQuantizationType.F32, GGMLQuantizationType.F32, "float32"),
+        (GGMLQuantizationType.F32, GGMLQuantizationType.Q8_0, "bfloat16"),
+        (GGMLQuantizationType.F16, GGMLQuantizationType.F32, "bfloat16"),
+        (GGMLQuantizationType.BF16, GGMLQuantizationType.BF16, "bfloat16"),
+    ],
+)
+def test_a_file_is_computed_in_bfloat16_unless_its_matrices_are_float32(
+    tmp_path: Path, embedding: GGMLQuantizationType, matrix: GGMLQuantizationType, dtype: str
+) -> None:
+    writer = GGUFWriter(tmp_path / "model.gguf", "llama")
+    writer.add_embedding_length(64)
+    writer.add_block_count(1)
+    writer.add_head_count(2)
+    writer.add_feed_forward_length(64)
+    writer.add_context_length(128)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_tensor("token_embd.weight", quantize(np.ones((8, 64), dtype=np.float32), embedding), raw_dtype=embedding)
+    writer.add_tensor("blk.0.attn_q.weight", quantize(np.ones((64, 64), dtype=np.float32), matrix), raw_dtype=matrix)
+    writer.add_tensor("output_norm.weight", np.ones(64, dtype=np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    assert GGUFFile(tmp_path / "model.gguf").config().dtype == dtype
+
+
 def test_big_endian_files_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="big-endian"):
         GGUFFile(_write(tmp_path / "model.gguf", GGUFEndian.BIG))
