@@ -64,7 +64,7 @@ class NoModel:
 
     def forward(self, inputs: StepInputs) -> torch.Tensor:
         """See `Model.forward`."""
-        return self._hidden[: len(inputs.token_ids)]
+        return self._hidden[: len(inputs.token_ids if inputs.rows is None else inputs.rows)]
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """See `Model.logits`."""

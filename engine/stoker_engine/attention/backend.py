@@ -92,8 +92,9 @@ class Angles:
 #: What a backend makes of a step's metadata; each has its own.
 AttentionPlan = Any
 
-#: (x [tokens, hidden], angles, plan, cache): x, the residual stream, becomes what it is behind the layer.
-WholeLayer = Callable[[torch.Tensor, Angles | None, AttentionPlan, KVCache], None]
+#: (x [tokens, hidden], angles, plan, cache, rows) → the residual stream behind the layer, x itself; or, of these rows
+#: alone, a new one.
+WholeLayer = Callable[[torch.Tensor, Angles | None, AttentionPlan, KVCache, torch.Tensor | None], torch.Tensor]
 
 
 @dataclass(frozen=True, eq=False)

@@ -78,12 +78,18 @@ class NativeBackend:
 
         made: tuple[KVCache, RunLayer] | None = None
 
-        def run(x: torch.Tensor, angles: Angles | None, plan: list[AttentionStep], cache: KVCache) -> None:
+        def run(
+            x: torch.Tensor,
+            angles: Angles | None,
+            plan: list[AttentionStep],
+            cache: KVCache,
+            rows: torch.Tensor | None,
+        ) -> torch.Tensor:
             nonlocal made
             if made is None or made[0] is not cache:
                 made = cache, on(cache)
             cos, sin = (None, None) if angles is None else (angles.cos, angles.sin)
-            made[1](x, plan[cache.group], cos, sin)
+            return made[1](x, plan[cache.group], cos, sin, rows)
 
         return run
 

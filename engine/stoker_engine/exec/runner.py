@@ -177,7 +177,8 @@ class Runner:
             plan = self._backend.prepare(inputs.metadata)
             masks = self._masks.launch(step, self._rows) if self._groups.samples else None
             prepared = time.monotonic()
-            hidden = self._forward(StepInputs(inputs.token_ids, inputs.positions, plan, self._pool.caches))
+            wanted = self._wanted(inputs, step)
+            hidden = self._forward(StepInputs(inputs.token_ids, inputs.positions, plan, self._pool.caches, wanted))
             if not self._pipeline.stage.is_last:
                 self._pipeline.send(hidden)
                 return StepResult([], {}, prepared - started, time.monotonic() - prepared)
@@ -196,8 +197,15 @@ class Runner:
             sample_time = time.monotonic() - computed
             return StepResult(sampled, prompt_logprobs, prepared - started, computed - prepared, sample_time)
 
+    def _wanted(self, inputs: Inputs, step: Step) -> torch.Tensor | None:
+        """`StepInputs.rows`: all where all have logits, or where others need them: the next stage, or a prompt's
+        log-probabilities."""
+        if len(inputs.logit_rows) == len(inputs.token_ids) or not self._pipeline.stage.is_last:
+            return None
+        return inputs.logit_rows if self._rows.wants_prompt_logprobs.isdisjoint(step.rows) else None
+
     def _forward(self, inputs: StepInputs) -> torch.Tensor:
-        """This stage's part of the model: [tokens, hidden]."""
+        """This stage's part of the model: see `Model.forward`."""
         if self._pipeline.stage.is_first:
             return self.model.forward(inputs)
         shape = len(inputs.token_ids), self.config.hidden_size

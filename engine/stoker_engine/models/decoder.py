@@ -118,14 +118,28 @@ class DecoderLayer(nn.Module):
         """Whether it is computed in one call."""
         return self._whole is not None
 
-    def forward(self, stream: Stream, rotation: Rotation | None, plan: AttentionPlan, cache: KVCache) -> Stream:
-        """The residual stream, before the layer → behind it."""
+    def forward(
+        self,
+        stream: Stream,
+        rotation: Rotation | None,
+        plan: AttentionPlan,
+        cache: KVCache,
+        rows: torch.Tensor | None = None,
+    ) -> Stream:
+        """The residual stream, before the layer → behind it.
+
+        Args:
+            rows: of the result, where not all are wanted: nothing attends to what the last layer makes of a token.
+        """
         if self._whole is not None:
             x = stream.x if stream.added is None else stream.x + stream.added
-            self._whole(x, rotation, plan, cache)
-            return Stream(x)
+            return Stream(self._whole(x, rotation, plan, cache, rows))
         x, normed = stream.normed(self.input_norm)
         attended = self.attention(normed, rotation, plan, cache)
+        if rows is not None:
+            x, normed, attended = x[rows], normed[rows], attended[rows]
+            if not len(rows):
+                return Stream(x)
         if self.kind == "parallel":
             return Stream(x + attended, self.mlp(normed if self.pre_mlp_norm is None else self.pre_mlp_norm(x)))
         if self.kind == "post-norm":
@@ -223,9 +237,10 @@ class Decoder(nn.Module):
         """See `Model.forward`."""
         stream = Stream(self._embedded(inputs) if hidden is None else hidden)
         rotations = self.rotary.at(inputs.positions)
+        last = self.layers[-1]
         for layer, config, cache in zip(self.layers, self.layer_configs, inputs.caches, strict=True):
             rotation = None if config.rope is None else rotations[config.rope]
-            stream = layer(stream, rotation, inputs.attention, cache)
+            stream = layer(stream, rotation, inputs.attention, cache, inputs.rows if layer is last else None)
         _, x = stream.normed(self.final_norm)
         return x if self.project_out is None else self.project_out(x)
 

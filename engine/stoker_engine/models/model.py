@@ -19,12 +19,15 @@ class StepInputs:
         token_ids, positions: [tokens] int64.
         attention: what the backend made of the step's metadata.
         caches: one a layer that is here.
+        rows: int64 [rows], ascending: the tokens that logits are wanted of; None: all. Others are computed as far as
+            later ones attend to them.
     """
 
     token_ids: torch.Tensor
     positions: torch.Tensor
     attention: AttentionPlan
     caches: list[KVCache]
+    rows: torch.Tensor | None = None
 
 
 class Model(Protocol):
@@ -38,7 +41,7 @@ class Model(Protocol):
     backend: AttentionBackend
 
     def forward(self, inputs: StepInputs, hidden: torch.Tensor | None = None) -> torch.Tensor:
-        """Runs one step: [tokens, hidden], normalised and ready for `logits`, or for the next stage.
+        """Runs one step: [rows, hidden], normalised and ready for `logits`; or [tokens, hidden], for the next stage.
 
         Args:
             hidden: what the stage before gives, [tokens, hidden]; None: this is the first.

@@ -164,7 +164,7 @@ class TransformersModel(nn.Module):
         )
         self._step.inputs = None
         last: torch.Tensor = out.last_hidden_state[0]
-        return last
+        return last if inputs.rows is None else last[inputs.rows]
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """See `Model.logits`."""

@@ -1,7 +1,7 @@
 """Has the system give memory before it is used.
 
-What was never written is given page by page when it first is. On a virtual machine, whose host then looks for pages, too,
-that took a tenth of the time of a prompt whose keys and values were written there.
+What was never written is given page by page when it first is. On a virtual machine, whose host then looks for pages,
+too, that took a tenth of the time of a prompt whose keys and values were written there.
 """
 
 from __future__ import annotations

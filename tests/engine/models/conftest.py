@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
@@ -98,7 +98,12 @@ class PagedRun:
             seq_lens_host=seq_lens.numpy(),
         )
         plan = self.model.backend.prepare(metadata)
-        hidden = self.model.forward(StepInputs(torch.tensor(tokens), torch.tensor(positions), plan, self.caches))
+        inputs = StepInputs(torch.tensor(tokens), torch.tensor(positions), plan, self.caches)
+        hidden = self.model.forward(inputs)
+        if not any(len(s.logits) for s in self.sequences):  # once: the same again, of some rows alone
+            for rows in (tokens[:0], range(len(tokens) - 1, len(tokens)), range(0, len(tokens), 3)):
+                alone = self.model.forward(replace(inputs, rows=torch.tensor(rows, dtype=torch.int64)))
+                torch.testing.assert_close(alone, hidden[list(rows)], rtol=1e-3, atol=1e-4)
         logits = self.model.logits(hidden).float()
         for (sequence, _), first, last in zip(parts, starts[:-1], starts[1:], strict=True):
             sequence.logits += logits[first:last]

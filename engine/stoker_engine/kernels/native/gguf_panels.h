@@ -167,10 +167,59 @@ struct Q6_K {
   }
 };
 
+// N panels of one format, as they lie in memory: what numbers 32 × group + STEP × part and on have.
+template <class Format, int N>
+struct Packed {
+  const uint16_t* at;
+  long panel;  // words from one to the next
+
+  const uint16_t* block(long j, long group) const {
+    return at + j * panel + group * EightBits::NUMBERS / Format::NUMBERS * Format::WORDS * PANEL;
+  }
+  static long within(long group, int part) {
+    return group * EightBits::NUMBERS % Format::NUMBERS + part * Format::STEP;
+  }
+  Header header(long j, long group, int part) const { return Format::header(block(j, group), within(group, part)); }
+  __m512i codes(long j, long group, int part, int four) const {
+    return Format::codes(block(j, group), within(group, part), four);
+  }
+};
+
+// Likewise, put into the form in which they are multiplied: worth it for many rows.
+template <class Format, int N>
+struct Unpacked {
+  static constexpr long PARTS = EightBits::NUMBERS / Format::STEP, FOURS = EightBits::NUMBERS / 4;
+  struct Group {
+    __m512i codes[FOURS];
+    Header headers[PARTS];
+  };
+  const Group* at;  // [groups][N]
+
+  // Valid for as long as this thread unpacks no others of this format.
+  Unpacked(const Packed<Format, N>& from, long groups) {
+    thread_local Memory memory;
+    Group* to = (Group*)memory.of(groups * N * sizeof(Group));
+    at = to;
+    for (long group = 0; group < groups; group++)
+      for (long j = 0; j < N; j++, to++)
+        with_each<PARTS>([&](auto part) {
+          to->headers[part] = from.header(j, group, part);
+          with_each<FOURS / PARTS>([&](auto four) {
+            to->codes[part * (FOURS / PARTS) + four] = from.codes(j, group, part, four);
+          });
+        });
+  }
+  Header header(long j, long group, int part) const { return at[group * N + j].headers[part]; }
+  __m512i codes(long j, long group, int part, int four) const {
+    return at[group * N + j].codes[part * (FOURS / PARTS) + four];
+  }
+};
+
 // Of `share_out`.
 template <class Format>
 struct BlockPanels {
-  static constexpr long ROWS = 192;
+  static constexpr long ROWS = 192, MOST_ROWS = 6;  // of a block; of a tile with two panels, as registers hold sums
+  static constexpr long DIRECT_TILES = 4;           // up to so many, panels are multiplied as they lie
 
   const EightBits* x;
   const uint16_t* w;
@@ -178,32 +227,25 @@ struct BlockPanels {
   bf16* y;
   long y_stride, inner;
 
-  const uint16_t* block_at(long panel, long k) const {
-    return w + (panel * (inner / Format::NUMBERS) + k / Format::NUMBERS) * Format::WORDS * PANEL;
-  }
+  long panel_words() const { return inner / Format::NUMBERS * Format::WORDS * PANEL; }
+  const char* begin(long panel) const { return (const char*)(w + panel * panel_words()); }
 
-  const char* begin(long panel) const { return (const char*)block_at(panel, 0); }
-
-  // Rows m … m + M of x with N panels from `panel` on.
-  template <int M, int N>
-  void tile(long panel, long m, Ahead& ahead) const {
+  // Rows m … m + M of x with the N panels of `source`, which are those from `panel` on.
+  template <int M, int N, class Source>
+  void tile(const Source& source, long panel, long m, Ahead& ahead) const {
     constexpr long STEP = Format::STEP;
     const long groups = inner / EightBits::NUMBERS;
     const EightBits* rows[M];
     with_each<M>([&](auto i) { rows[i] = x + (m + i) * groups; });
     Vec sums[M * N] = {};
     for (long group = 0; group < groups; group++) {
-      const long k = group * EightBits::NUMBERS % Format::NUMBERS;
-      const uint16_t* blocks[N];
-      with_each<N>([&](auto j) { blocks[j] = block_at(panel + j, group * EightBits::NUMBERS); });
       with_each<EightBits::NUMBERS / STEP>([&](auto part) {
-        const long at = k + part * STEP;
         __m512i products[M * N];
         with_each<M * N>([&](auto i) { products[i] = _mm512_set1_epi32(rows[i / N]->starts[part]); });
         with_each<STEP / 4>([&](auto four) {
           ahead.fetch();
           __m512i codes[N];
-          with_each<N>([&](auto j) { codes[j] = Format::codes(blocks[j], at, four); });
+          with_each<N>([&](auto j) { codes[j] = source.codes(j, group, part, four); });
           with_each<M>([&](auto i) {
             int32_t bytes;
             memcpy(&bytes, rows[i]->codes + part * STEP + Format::first(four), sizeof bytes);
@@ -212,7 +254,7 @@ struct BlockPanels {
           });
         });
         with_each<N>([&](auto j) {
-          const Header header = Format::header(blocks[j], at);
+          const Header header = source.header(j, group, part);
           with_each<M>([&](auto i) {
             const __m512 scale = _mm512_mul_ps(header.scale, _mm512_set1_ps(rows[i]->scale));
             __m512 sum = (__m512)sums[i * N + j];
@@ -231,28 +273,32 @@ struct BlockPanels {
     });
   }
 
-  template <int N>
-  void tile_of(long rows, long panel, long m, Ahead& ahead) const {
-    switch (rows) {
-      case 1: return tile<1, N>(panel, m, ahead);
-      case 2: return tile<2, N>(panel, m, ahead);
-      case 3: return tile<3, N>(panel, m, ahead);
-      case 4: return tile<4, N>(panel, m, ahead);
-      case 5: return tile<5, N>(panel, m, ahead);
-      case 6: return tile<6, N>(panel, m, ahead);
+  // Rows m … m_end in so many tiles, of as many rows as each other, within one.
+  template <int N, class Source>
+  void in_tiles(const Source& source, long panel, long m, long m_end, long tiles, Ahead& ahead) const {
+    for (; tiles > 0; tiles--) {
+      const long rows = (m_end - m + tiles - 1) / tiles;
+      switch (rows) {
+        case 1: tile<1, N>(source, panel, m, ahead); break;
+        case 2: tile<2, N>(source, panel, m, ahead); break;
+        case 3: tile<3, N>(source, panel, m, ahead); break;
+        case 4: tile<4, N>(source, panel, m, ahead); break;
+        case 5: tile<5, N>(source, panel, m, ahead); break;
+        case 6: tile<6, N>(source, panel, m, ahead); break;
+      }
+      m += rows;
     }
   }
 
-  // Rows m … m_end of x with N panels, in tiles of as many rows as each other, within one: up to 6, as registers hold.
   template <int N>
   void block(long panel, long m, long m_end, Bytes next) const {
-    long tiles = (m_end - m + 5) / 6;
+    const long tiles = (m_end - m + MOST_ROWS - 1) / MOST_ROWS;
     Ahead ahead(next, tiles * (inner / 4), MOST_AHEAD);
-    for (; tiles > 0; tiles--) {
-      const long rows = (m_end - m + tiles - 1) / tiles;
-      tile_of<N>(rows, panel, m, ahead);
-      m += rows;
-    }
+    const Packed<Format, N> packed{w + panel * panel_words(), panel_words()};
+    if (tiles <= DIRECT_TILES)
+      in_tiles<N>(packed, panel, m, m_end, tiles, ahead);
+    else
+      in_tiles<N>(Unpacked<Format, N>(packed, inner / EightBits::NUMBERS), panel, m, m_end, tiles, ahead);
   }
 
   void multiply(long panel, long count, long m, long m_end, Bytes next) const {

@@ -38,8 +38,16 @@ inline void norm_row(const Norm& norm, const T* from, T* to, long size) {
     rms_norm(from, (const T*)norm.weight, norm.eps, to, size);
 }
 
+// Those rows of x that go on behind attention, and where to.
 template <class T>
-void run(const Layer& layer, const AttentionStep& step, T* x, const T* cos, const T* sin) {
+struct Kept {
+  const int64_t* rows;  // ascending
+  long count;           // −1: all rows, in place
+  T* stream;
+};
+
+template <class T>
+void run(const Layer& layer, const AttentionStep& step, const T* x, const T* cos, const T* sin, const Kept<T>& kept) {
   const AttentionCall& fixed = layer.attention;
   const long tokens = step.tokens, hidden = layer.hidden, size = fixed.head_dim, width = layer.qkv.outputs;
   const long heads = fixed.heads, turned = heads + fixed.kv_heads, chunk = std::min(tokens, CHUNK);
@@ -76,10 +84,18 @@ void run(const Layer& layer, const AttentionStep& step, T* x, const T* cos, cons
   call.query_head = call.new_key_head = call.new_value_head = size;
   attention(call);
 
-  // x += norm(added), and normed = norm of that, where there are such norms. Each of it is rounded.
+  T* const stream = kept.stream;
+  const long left = kept.count < 0 ? tokens : kept.count;
+  if (left == 0) return;
+  for (long i = 0; i < kept.count; i++) {
+    memcpy((void*)(stream + i * hidden), x + kept.rows[i] * hidden, hidden * sizeof(T));
+    memmove((void*)(attended + i * layer.out.inner), attended + kept.rows[i] * layer.out.inner, layer.out.inner * sizeof(T));
+  }
+
+  // The stream += norm(added), and normed = norm of that, where there are such norms. Each of it is rounded.
   const auto join = [&](const Norm& of_added, const Norm& of_sum, T* added, long first, long count) {
     parallel_for(share_rows, count, [&](long i) {
-      T *row = added + i * hidden, *to = x + (first + i) * hidden;
+      T *row = added + i * hidden, *to = stream + (first + i) * hidden;
       if (of_added.weight) norm_row(of_added, row, row, hidden);
       for (long d = 0; d < hidden; d += LANES) {
         Vec v = load_up_to(row + d, hidden - d);
@@ -89,15 +105,15 @@ void run(const Layer& layer, const AttentionStep& step, T* x, const T* cos, cons
       if (of_sum.weight) norm_row(of_sum, to, row, hidden);
     });
   };
-  multiply(layer.is_bf16, layer.out, {attended, layer.out.inner, normed, hidden, tokens});
-  join(layer.post_attention_norm, layer.pre_mlp_norm, normed, 0, tokens);
+  multiply(layer.is_bf16, layer.out, {attended, layer.out.inner, normed, hidden, left});
+  join(layer.post_attention_norm, layer.pre_mlp_norm, normed, 0, left);
 
   T* const inner = qkv;
   const long inner_width = layer.up.outputs;
-  for (long first = 0; first < tokens; first += chunk) {
-    const long count = std::min(chunk, tokens - first);
+  for (long first = 0; first < left; first += chunk) {
+    const long count = std::min(chunk, left - first);
     T* const mlp = normed + first * hidden;
-    const T* of = layer.pre_mlp_norm.weight ? mlp : x + first * hidden;
+    const T* of = layer.pre_mlp_norm.weight ? mlp : stream + first * hidden;
     multiply(layer.is_bf16, layer.up, {of, hidden, inner, inner_width, count});
     parallel_for(count * inner_width >= WORTH_SHARING / 4, count, [&](long i) {
       T* gate = inner + i * inner_width;
@@ -110,11 +126,12 @@ void run(const Layer& layer, const AttentionStep& step, T* x, const T* cos, cons
 
 }  // namespace
 
-// x [tokens, hidden] is the residual stream, before the layer and behind it; cos and sin [tokens, pairs] are null where
-// nothing is turned.
-extern "C" void stoker_layer(const Layer* layer, const AttentionStep* step, void* x, const void* cos, const void* sin) {
+// x [tokens, hidden] is the residual stream before the layer; out is x, or gets `count` rows of it; −1: all. cos and sin [tokens,
+// pairs] are null where nothing is turned.
+extern "C" void stoker_layer(const Layer* layer, const AttentionStep* step, const void* x, const void* cos,
+                             const void* sin, const int64_t* rows, long count, void* out) {
   if (layer->is_bf16)
-    run(*layer, *step, (bf16*)x, (const bf16*)cos, (const bf16*)sin);
+    run(*layer, *step, (const bf16*)x, (const bf16*)cos, (const bf16*)sin, {rows, count, (bf16*)out});
   else
-    run(*layer, *step, (float*)x, (const float*)cos, (const float*)sin);
+    run(*layer, *step, (const float*)x, (const float*)cos, (const float*)sin, {rows, count, (float*)out});
 }

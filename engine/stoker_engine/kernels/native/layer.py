@@ -13,8 +13,10 @@ from stoker_engine.kernels.native.matrix import Matrix, NativeProduct
 
 _POINTER, _LONG, _FLOAT, _DOUBLE = ctypes.c_void_p, ctypes.c_long, ctypes.c_float, ctypes.c_double
 
-#: (x [tokens, hidden], the step, cos and sin [tokens, 1, pairs] or None): the residual stream, in place.
-RunLayer = Callable[[torch.Tensor, AttentionStep, torch.Tensor | None, torch.Tensor | None], None]
+#: (x [tokens, hidden], the step, cos and sin [tokens, 1, pairs] or None, rows int64 or None) → see `WholeLayer`.
+RunLayer = Callable[
+    [torch.Tensor, AttentionStep, torch.Tensor | None, torch.Tensor | None, torch.Tensor | None], torch.Tensor
+]
 
 
 class _Norm(ctypes.Structure):
@@ -95,15 +97,23 @@ def layer(library: ctypes.CDLL, of: LayerOf) -> RunLayer:
         step: AttentionStep,
         cos: torch.Tensor | None,
         sin: torch.Tensor | None,
+        rows: torch.Tensor | None,
         _: object = (call, of),
-    ) -> None:
+    ) -> torch.Tensor:
         assert x.dtype == of.dtype and x.is_contiguous() and x.shape == (step.tokens, of.hidden)
+        turned: tuple[int | None, int | None] = None, None
         if cos is None or sin is None:
             assert of.pairs == 0
-            function(pointer, ctypes.addressof(step), x.data_ptr(), None, None)
-            return
-        assert cos.shape[-1] == of.pairs and cos.is_contiguous() and sin.is_contiguous() and cos.dtype == x.dtype
-        function(pointer, ctypes.addressof(step), x.data_ptr(), cos.data_ptr(), sin.data_ptr())
+        else:
+            assert cos.shape[-1] == of.pairs and cos.is_contiguous() and sin.is_contiguous() and cos.dtype == x.dtype
+            turned = cos.data_ptr(), sin.data_ptr()
+        if rows is None:
+            function(pointer, ctypes.addressof(step), x.data_ptr(), *turned, None, -1, x.data_ptr())
+            return x
+        assert rows.dtype == torch.int64 and rows.is_contiguous()
+        out = torch.empty((len(rows), of.hidden), dtype=x.dtype)
+        function(pointer, ctypes.addressof(step), x.data_ptr(), *turned, rows.data_ptr(), len(rows), out.data_ptr())
+        return out
 
     return run
 

@@ -10,6 +10,7 @@ static void multiply_beside(bool is_bf16, const Matrix& matrix, Multiplied by) {
 }
 
 void multiply(bool is_bf16, const Matrix& matrix, const Multiplied& by) {
+  if (by.rows == 0) return;
   switch (matrix.kind) {
     case Matrix::ROWS: return multiply_rows(is_bf16, matrix, by);
     case Matrix::PANELS: return multiply_panels(matrix, by);
