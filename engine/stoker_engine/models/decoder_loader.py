@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass, replace
 
 import torch
@@ -18,10 +19,13 @@ from stoker_engine.models.weight_names import WeightNames
 from stoker_engine.models.weight_source import Part, WeightSource
 from stoker_engine.models.weights import load_weights
 from stoker_engine.parallel.huge_pages import use_huge_pages
+from stoker_engine.quant.blocks import BlockMatrix
 from stoker_engine.quant.packed_later import Packable
 from stoker_engine.quant.slot import Slot
 from stoker_engine.sizing.pipeline_stages import Stage
 from stoker_engine.sizing.weight_formats import WeightFormats
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -73,9 +77,11 @@ class DecoderLoader:
 
 def settle(model: Decoder) -> None:
     """Prepares a model whose weights are all there, and stay."""
-    for module in model.modules():
-        if isinstance(module, Packable):
-            module.pack()
+    packed = [module for module in model.modules() if isinstance(module, Packable)]
+    for module in packed:
+        module.pack()
+    if any(isinstance(module, BlockMatrix) and module.is_packed for module in packed):
+        logger.info("weights in blocks are multiplied by activations rounded to 8 bits; --dtype float32 rounds none")
     model.fuse()
 
 

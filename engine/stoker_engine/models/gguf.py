@@ -90,8 +90,8 @@ class GGUFFile:
         )
 
     def _dtype(self) -> str:
-        """A file says none of its own: bfloat16 rounds activations less than the 8 bits that llama.cpp rounds them to,
-        and is what processors and GPUs multiply fastest. A file of float32 numbers alone stays what it is."""
+        """A file says none. bfloat16 is what processors and GPUs multiply fastest, and rounds activations less than the
+        8 bits that such files are made for (llama.cpp). What is float32 throughout stays that."""
         wide = ("F32", "F64")
         return "float32" if all(t.kind.name in wide for t in self._tensors.values() if len(t.shape) > 1) else "bfloat16"
 

@@ -126,8 +126,8 @@ void run(const Layer& layer, const AttentionStep& step, const T* x, const T* cos
 
 }  // namespace
 
-// x [tokens, hidden] is the residual stream before the layer; out is x, or gets `count` rows of it; −1: all. cos and sin [tokens,
-// pairs] are null where nothing is turned.
+// x [tokens, hidden] is the residual stream before the layer; out is x, or gets `count` rows of it (−1: all). cos and sin
+// [tokens, pairs] are null where nothing is turned.
 extern "C" void stoker_layer(const Layer* layer, const AttentionStep* step, const void* x, const void* cos,
                              const void* sin, const int64_t* rows, long count, void* out) {
   if (layer->is_bf16)
