@@ -124,7 +124,7 @@ def test_all_that_is_held_is_within_three_hundredths_of_what_is_planned(
 def test_activations_of_a_rank_are_within_a_tenth_of_what_is_planned(
     name: str, meet: Meet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = {**CASES[name].config, "num_hidden_layers": 4}
+    config = {**CASES[name].config, "num_hidden_layers": 5}  # of DeepSeek's three are dense; and the last holds less
     case = CASES[name]._replace(config=config)
     step = held(case, meet, monkeypatch, max_num_seqs=8, num_gpu_blocks_override=1024).step
     sharding = Layout.of(EngineArgs("m", **case.sizes)).sharding
