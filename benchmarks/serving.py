@@ -1,6 +1,6 @@
 """A server under streams: the processor time that is not the engine's, its memory, and gaps beside a long prompt.
 
-    python benchmarks/serving.py MODEL [--clients 32] [--prompt 8192] [--output FILE]
+    python benchmarks/serving.py MODEL [--clients 32] [--prompt 7936] [--output FILE]
 
 streams    `--clients` stream 128 tokens in, 128 out at once, three times: processor time of the server's process and of
            its engine's, and their memory
@@ -32,6 +32,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Final
 
+from gateway_ttft import percentile, table
 from machine import Machine
 
 from stoker_engine.contract.engine_args import CPU_LONG_PREFILL_TOKENS
@@ -189,17 +190,6 @@ async def chunk_step(server: Server, tokens: int, rng: random.Random) -> float:
     return sorted(times)[4]
 
 
-def percentile(values: list[float], part: float) -> float:
-    """The nearest rank."""
-    ordered = sorted(values)
-    return ordered[min(len(ordered) - 1, int(part * len(ordered)))]
-
-
-def table(head: list[str], rows: list[list[str]]) -> str:
-    """Markdown."""
-    return "\n".join(f"| {' | '.join(row)} |" for row in (head, ["---"] * len(head), *rows))
-
-
 def main() -> None:
     """Measures, prints, and writes where asked."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -217,7 +207,7 @@ def main() -> None:
     title = (
         f"{options.clients} streams, 128 in, 128 out; ready after {ready:.1f} s; KV cache {KV_CACHE_BYTES >> 20} MiB"
     )
-    parts.append(f"{title}; MiB are of anonymous memory\n\n{table(head, rows)}")
+    parts.append(f"{title}; MiB are of anonymous memory\n\n{table([head, *rows])}")
     rows = []
     for threshold in (CPU_LONG_PREFILL_TOKENS, LOWERED):
         with serve(options.model, f"--long-prefill-token-threshold={threshold}") as server:
@@ -228,7 +218,7 @@ def main() -> None:
             [str(threshold), f"{step * 1e3:.1f}", *(f"{each * 1e3:.1f}" for each in measured), str(len(beside))]
         )
     head = ["threshold", "prompt of it", "alone, p50", "p99", "beside, p50", "p99", "gaps beside"]
-    parts.append(f"One stream beside prompts of {options.prompt:,} tokens, ms\n\n{table(head, rows)}")
+    parts.append(f"One stream beside prompts of {options.prompt:,} tokens, ms\n\n{table([head, *rows])}")
     text = "\n\n".join(parts) + "\n"
     print(text)
     if options.output:

@@ -122,7 +122,7 @@ class BlockPanels:
     Attributes:
         fit: whether a matrix in this format can be packed, and is multiplied faster by activations of this dtype then.
         pack: packs a matrix, in place.
-        product: as `Kernels.block_product`, of a packed matrix.
+        product: as `Kernels.block_product`, of a packed matrix, and by x in 8 bits (`eight_bits`).
         rows: as `Kernels.block_rows`, of a packed matrix.
     """
 

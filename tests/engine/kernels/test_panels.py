@@ -127,7 +127,7 @@ def multiplied(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None)
     return exact, exact.abs() * 2**-8 + summed * 2**-19
 
 
-@pytest.mark.parametrize("outputs,units", [(16, 1), (33, 2), (64, 8), (100, 9), (150, 20)])
+@pytest.mark.parametrize("outputs,units", [(16, 1), (33, 2), (64, 8), (100, 9), (150, 20), (48, 160)])
 @pytest.mark.parametrize("name", IN_PANELS)
 def test_blocks_are_multiplied_in_8_bits(
     library: ctypes.CDLL, of_blocks: BlockPanels, name: str, outputs: int, units: int
