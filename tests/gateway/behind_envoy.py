@@ -26,9 +26,10 @@ class Server:
     """A server that counts what it is asked, and answers in the way `does` says.
 
     Attributes:
-        does: ``answer``: 200 and its name; ``fail``: 500; ``hang``: nothing before `more` is set; ``reset``, ``close``:
-            the connection, without an answer; ``break``: an event of a stream, then a reset; ``stream``: an event each
-            time `more` is set, until `last`; ``flood``: a stream as fast as it is read, until `last`.
+        does: ``answer``: 200 and its name; ``fail``: 500; ``refuse``: 503, not begun; ``hang``: nothing before `more`
+            is set; ``reset``, ``close``: the connection, without an answer; ``break``: an event of a stream, then a
+            reset; ``stream``: an event each time `more` is set, until `last`; ``flood``: a stream as fast as it is
+            read, until `last`.
         asked: the heads of the requests that came, but GET, by which it is asked how it does.
         sent: bytes of floods.
     """
@@ -97,8 +98,10 @@ class Server:
                     await self._stream(writer)
                     continue
                 body = json.dumps({"server": self.name, "size": len(self.body)}).encode()
-                status = b"500 x" if self.does == "fail" else b"200 OK"
+                status = {"fail": b"500 x", "refuse": b"503 x"}.get(self.does, b"200 OK")
                 fields = b"content-type: application/json\r\ncontent-length: %d" % len(body)
+                if self.does == "refuse":
+                    fields += b"\r\nx-stoker-not-begun: 1"
                 writer.write(b"HTTP/1.1 %s\r\n%s\r\n\r\n%s" % (status, fields, body))
                 await writer.drain()
         self._writers.discard(writer)

@@ -58,7 +58,11 @@ def test_a_request_without_an_answer_goes_once_to_the_pickers_next_server() -> N
             second.does = "reset"
             assert await asked() == (503, None, [1, 1, 0])  # once, though there is a third
             second.does = "fail"
-            assert await asked() == (500, "b", [1, 1, 0])  # what a server says is never repeated
+            assert await asked() == (500, "b", [1, 1, 0])  # what a server says is not repeated,
+            first.does = second.does = "refuse"
+            assert await asked() == (503, "b", [1, 1, 0])  # but that it has not begun
+            async with client.post(at.url + CHAT, data=b"{}") as answer:
+                assert not [name for name in answer.headers if name.lower().startswith("x-stoker")]
             second.does = "answer"
             await first.stop()
             assert await asked() == (200, "b", [0, 1, 0])

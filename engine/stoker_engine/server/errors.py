@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
@@ -15,7 +15,10 @@ from stoker_engine.contract.errors import EngineDeadError, OverloadedError, Requ
 from stoker_engine.server.anthropic import errors as anthropic
 from stoker_engine.server.connection.disconnect import ClientGoneError
 from stoker_engine.server.openai import errors as openai
-from stoker_engine.server.unavailable import UnauthorizedError, UnavailableError
+from stoker_engine.server.unavailable import NotBegunError, UnauthorizedError, UnavailableError
+
+#: The header that tells a gateway that it may ask another server: of this request nothing was begun here.
+NOT_BEGUN_HEADER: Final = "x-stoker-not-begun"
 
 
 def install(app: FastAPI) -> None:
@@ -39,6 +42,8 @@ def response(error: Exception, scope: Mapping[str, Any] | None) -> Response:
         headers["retry-after"] = str(error.retry_after_s)
     if isinstance(error, UnavailableError | EngineDeadError):
         headers["connection"] = "close"  # the next request finds another server
+    if isinstance(error, NotBegunError):
+        headers[NOT_BEGUN_HEADER] = "1"
     if isinstance(error, UnauthorizedError):
         headers["www-authenticate"] = "Bearer"
     if scope is not None and anthropic.is_asked(scope):

@@ -24,6 +24,7 @@ from stoker_gateway.protocol_words import (
     DESTINATION,
     DESTINATION_METADATA,
     METADATA,
+    NOT_BEGUN_HEADER,
     SUBSET_METADATA,
     USAGE_HEADER,
 )
@@ -418,6 +419,7 @@ def _routes(settings: EnvoySettings) -> Config:
     host["request_headers_to_add"] = [
         {"header": {"key": USAGE_HEADER, "value": "1"}, "append_action": "OVERWRITE_IF_EXISTS_OR_ADD"}
     ]
+    host["response_headers_to_remove"] = [NOT_BEGUN_HEADER]
     host["request_headers_to_remove"] = ["x-envoy-external-address", "x-envoy-internal"]  # Envoy's own, of each request
     # Clusters come later than routes.
     return {"name": LISTENER, "virtual_hosts": [host], "validate_clusters": False}
@@ -435,9 +437,11 @@ def _to_server(settings: EnvoySettings) -> Config:
         "timeout": "0s",
         "idle_timeout": _seconds(settings.idle_s),
         "cluster_not_found_response_code": "SERVICE_UNAVAILABLE",
-        # Only while no byte of an answer came: then Envoy itself no longer repeats.
+        # Only while no byte of an answer came (then Envoy itself no longer repeats), or where nothing was begun.
         "retry_policy": {
-            "retry_on": "connect-failure,refused-stream,reset",
+            "retry_on": "connect-failure,refused-stream,reset,retriable-headers",
+            # An answer says so itself: a request that a server died of must not be brought to the next one.
+            "retriable_headers": [{"name": NOT_BEGUN_HEADER, "present_match": True}],
             "num_retries": 1,
             "retry_back_off": {"base_interval": "0.005s", "max_interval": "0.010s"},
             "retry_host_predicate": [

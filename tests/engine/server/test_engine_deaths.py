@@ -78,12 +78,14 @@ class Answer:
     text: str = ""
     ended: str = ""
     retry_after: str | None = None
+    not_begun: bool = False
 
 
 async def _ask(client: httpx.AsyncClient, stream: bool, leaves: bool = False) -> Answer:
     body = {"prompt": "a", "max_tokens": TOKENS, "ignore_eos": True, "stream": stream}
     async with client.stream("POST", "/v1/completions", json=body) as response:
         answer = Answer(response.status_code, retry_after=response.headers.get("retry-after"))
+        answer.not_begun = "x-stoker-not-begun" in response.headers
         if answer.status != 200 or not stream:
             content = json.loads(await response.aread())
             if answer.status == 200:
@@ -204,7 +206,9 @@ def test_without_restarts_left_clients_are_told_to_come_again(
     """And the server ends, by the last death. Where memory ran out none are left."""
     with _mortal(tiny_llama, tmp_path / "deaths", restarts) as mortal:
         mortal.plan(**plan)
-        for answer in _ask_all(mortal, 12):
+        answers = _ask_all(mortal, 12)
+        assert not all(answer.not_begun for answer in answers), "what an engine died of must not reach another server"
+        for answer in answers:
             assert answer.status == 503
             assert answer.retry_after is not None and int(answer.retry_after) > 0
         mortal.serving.join()

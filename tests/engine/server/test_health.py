@@ -94,7 +94,8 @@ def test_an_engine_that_dies_while_the_prompt_is_tokenized_is_not_asked(
         return await encode(texts, add_special_tokens)
 
     monkeypatch.setattr(engine.tokenizer, "encode", dying)
-    assert client.post("/v1/completions", json={"prompt": "a"}).status_code == 503
+    refused = client.post("/v1/completions", json={"prompt": "a"})
+    assert (refused.status_code, refused.headers["x-stoker-not-begun"]) == (503, "1")
     assert not engine.asked
 
 

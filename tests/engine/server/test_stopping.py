@@ -97,6 +97,7 @@ def test_the_way_out(engine: FakeEngine) -> None:
         after = _post(server.url)
         assert after.status_code == 503
         assert int(after.headers["retry-after"]) > 0
+        assert after.headers["x-stoker-not-begun"] == "1"
         assert after.headers["connection"] == "close"
         large = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 6000000\r\n\r\n" + b"x" * 6_000_000
         assert _talk(server.url, large).startswith(b"HTTP/1.1 503"), "who sends much does not lose the answer"
@@ -166,6 +167,7 @@ def test_what_takes_too_long_is_told_so(engine: FakeEngine, stream: bool) -> Non
     body = answer.text.split("\n\n")[-2].removeprefix("data: ") if stream else answer.text
     assert json.loads(body)["error"]["type"] == "service_unavailable_error"
     assert answer.status_code == (200 if stream else 503)
+    assert "x-stoker-not-begun" not in answer.headers
     assert server.server.failure is None
     assert not engine.alive
 

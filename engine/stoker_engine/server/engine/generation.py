@@ -17,6 +17,7 @@ from stoker_engine.core.sampling_params import RequestParams
 from stoker_engine.server.engine.admission import Admission, Ticket
 from stoker_engine.server.engine.engine_client import EngineClient
 from stoker_engine.server.openai.responses import PromptTokensDetails, Usage
+from stoker_engine.server.unavailable import NotBegunError, UnavailableError
 from stoker_engine.tokens.output_stream import OutputStream
 from stoker_engine.tokens.prompt_tokens import PromptTokens
 
@@ -92,7 +93,7 @@ class Generation:
         The first error ends all of them. Closing the generator aborts all that still run.
 
         Raises:
-            UnavailableError: the engine died meanwhile, and another one is not there in time; raised first.
+            NotBegunError: the engine died meanwhile, and another one is not there in time; raised first.
             OverloadedError: a queue's limit is reached; raised first.
             RequestError: what the engine raised.
         """
@@ -209,6 +210,8 @@ class Generation:
         """The same, of another engine, or the next one."""
         try:
             await self.wait_ready()
+        except NotBegunError as error:
+            self._stream.fail(UnavailableError(error.message))  # it was begun, by the engine that died
         except Exception as error:
             self._stream.fail(error)
         else:

@@ -16,7 +16,7 @@ import math
 import time
 from dataclasses import dataclass, field
 
-from stoker_engine.server.unavailable import UnavailableError
+from stoker_engine.server.unavailable import NotBegunError
 
 
 @dataclass
@@ -38,10 +38,10 @@ class Lifecycle:
 
     def check_open(self) -> None:
         """Raises:
-        UnavailableError: the server is closed.
+        NotBegunError: the server is closed.
         """
         if self.closed:
-            raise UnavailableError("the server is stopping; try again, another one may answer")
+            raise NotBegunError("the server is stopping; try again, another one may answer")
 
     def enter(self) -> None:
         """A request has come."""

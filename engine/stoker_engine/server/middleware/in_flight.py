@@ -9,7 +9,7 @@ from stoker_engine.server import errors
 from stoker_engine.server.engine.lifecycle import Lifecycle
 from stoker_engine.server.middleware.body_limit import discard
 from stoker_engine.server.paths import OPEN_PATHS, route_path
-from stoker_engine.server.unavailable import UnavailableError
+from stoker_engine.server.unavailable import NotBegunError
 
 
 class InFlightMiddleware:
@@ -36,7 +36,7 @@ class InFlightMiddleware:
             return
         try:
             self._lifecycle.check_open()
-        except UnavailableError as error:
+        except NotBegunError as error:
             await discard(receive, self._max_request_bytes)
             await errors.response(error, scope)(scope, receive, send_last)
             return
