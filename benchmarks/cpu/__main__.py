@@ -17,6 +17,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -26,12 +27,12 @@ from cpu import history, plot
 from cpu.engines import llama_cpp, openvino, stoker, transformers, vllm
 from cpu.engines.engine import Engine, Running
 from cpu.environments import BENCHMARKS, CannotRunError, cache_folder
-from cpu.models import MODELS, prepare
+from cpu.models import MODELS, Model, prepare
 from cpu.quiet import Quiet
 from cpu.report import report
 from cpu.results import Results
 from cpu.rounds import measure
-from cpu.workloads import GROUPS, expand
+from cpu.workloads import GROUPS, Room, by_room, expand, workload
 
 RESULTS = BENCHMARKS / "results"
 HISTORY = "cpu-history.jsonl"
@@ -84,19 +85,42 @@ def run_model(
 ) -> None:
     """Measures one model: all engines are loaded at once, and take turns."""
     print(f"Model {name}: {MODELS[name]}", flush=True)
-    running: dict[str, Running] = {}
     try:
         model = prepare(name, cache)
-        for engine in (stoker, *(ENGINES[peer] for peer in peers)):
-            try:
-                running[engine.name] = engine.start(model, cache)
-            except CannotRunError as cause:
-                print(f"  {engine.name} is left out: {cause}", flush=True)
-                results.left_out[f"{engine.name}, model {name}"] = str(cause)
-        measure(model, running, workloads, rounds, quiet, results)
     except CannotRunError as cause:
         print(f"  model {name} is left out: {cause}", flush=True)
         results.left_out[f"model {name}"] = str(cause)
+        return
+    for room, together in by_room(workloads):
+        room = replace(room, longest=min(room.longest, model.context))
+        fitting = [each for each in together if room.holds(workload(each, seed=0))]
+        for each in together:
+            if each not in fitting:
+                results.left_out[f"{each}, model {name}"] = f"its context is {model.context:,} tokens"
+        if fitting:
+            run_engines(model, room, peers, fitting, rounds, quiet, results, cache)
+
+
+def run_engines(
+    model: Model,
+    room: Room,
+    peers: list[str],
+    workloads: list[str],
+    rounds: int,
+    quiet: Quiet,
+    results: Results,
+    cache: Path,
+) -> None:
+    """Measures workloads that engines can be started for together."""
+    running: dict[str, Running] = {}
+    try:
+        for engine in (stoker, *(ENGINES[peer] for peer in peers)):
+            try:
+                running[engine.name] = engine.start(model, room, cache)
+            except CannotRunError as cause:
+                print(f"  {engine.name} is left out: {cause}", flush=True)
+                results.left_out[f"{engine.name}, model {model.name}"] = str(cause)
+        measure(model, running, workloads, rounds, quiet, results)
     finally:
         for each in running.values():
             each.close()

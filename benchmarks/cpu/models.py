@@ -40,6 +40,7 @@ class Model:
     body: parameters that every token goes through.
     head: parameters that only those tokens go through from which another is drawn: the matrix that gives the logits.
     weight_bytes: what a step reads of them at least.
+    context: tokens that it was made for.
     file: the GGUF file of quantized weights.
     """
 
@@ -48,6 +49,7 @@ class Model:
     body: int
     head: int
     weight_bytes: int
+    context: int
     file: Path | None = None
 
     @property
@@ -75,12 +77,13 @@ def prepare(name: str, cache: Path) -> Model:
 
     folder = once(cache / "models" / shape, f"{SHAPES[shape]}, 1", make)
     body, head = parameters(folder)
+    context = json.loads((folder / "config.json").read_text())["max_position_embeddings"]
     if not weights:
-        return Model(name, folder, body, head, 2 * (body + head))
+        return Model(name, folder, body, head, 2 * (body + head), context)
     from cpu.gguf import gguf_file
 
     file = gguf_file(shape, weights, folder, cache)
-    return Model(name, folder, body, head, bytes_read(file), file)
+    return Model(name, folder, body, head, bytes_read(file), context, file)
 
 
 def parameters(folder: Path) -> tuple[int, int]:

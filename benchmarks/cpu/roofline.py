@@ -6,7 +6,8 @@ Two ceilings, of which the one that takes longer holds:
             two operations a weight; a prefix that all requests share counts once
     memory  every step reads all weights, and there are at least as many steps as the longest output has tokens
 
-Attention and the KV cache are left out: contexts here are short, and it makes the least time less, never more.
+Attention and the KV cache are left out, which makes the least time less, never more: by little where contexts are
+short, by much in a prompt of 16,000 tokens.
 """
 
 from __future__ import annotations

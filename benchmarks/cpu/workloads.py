@@ -2,11 +2,13 @@
 
 decode-N   N requests at once, 8 tokens in, 64 out: short contexts, so that hardly more than the weights is read
 prefill-N  1 request, N tokens in, 1 out; its speed is of the tokens in, all others' of the tokens out
+long       such requests of thousands of tokens; engines are started anew for them, with one sequence's room
 """
 
 from __future__ import annotations
 
 import random
+from dataclasses import dataclass
 from typing import Final
 
 from workloads import Workload, workloads
@@ -18,11 +20,36 @@ GROUPS: Final[dict[str, tuple[str, ...]]] = {
     "W3": ("W3",),
     "decode": tuple(f"decode-{streams}" for streams in (1, 2, 4, 8, 16, 32)),
     "prefill": ("prefill-256", "prefill-1024"),
+    "long": ("prefill-4000", "prefill-8000", "prefill-16000"),
 }
 
-#: Tokens of the longest sequence, prompt and output; of the most at once, over all sequences.
-LONGEST: Final = 1088
-MOST_AT_ONCE: Final = 32
+
+@dataclass(frozen=True)
+class Room:
+    """What engines are started for.
+
+    Attributes:
+        longest: tokens of the longest sequence, prompt and output.
+        at_once: sequences.
+    """
+
+    longest: int
+    at_once: int
+
+    def holds(self, workload: Workload) -> bool:
+        """Whether all sequences of a workload are short enough."""
+        return all(len(prompt) + out <= self.longest for prompt, out in workload.requests)
+
+
+ROOM: Final = Room(1152, 32)
+#: The same for GROUPS["long"].
+LONG_ROOM: Final = Room(16_064, 1)
+
+
+def by_room(names: list[str]) -> list[tuple[Room, list[str]]]:
+    """Workloads that engines can be started for together."""
+    long = [name for name in names if name in GROUPS["long"]]
+    return [(room, some) for room, some in ((ROOM, [n for n in names if n not in long]), (LONG_ROOM, long)) if some]
 
 
 def expand(asked: list[str]) -> list[str]:

@@ -22,13 +22,13 @@ from cpu.quiet import Quiet
 from cpu.report import report
 from cpu.results import Results, Row
 from cpu.roofline import least
-from cpu.workloads import LONGEST, MOST_AT_ONCE, counted_tokens, expand, workload
+from cpu.workloads import by_room, counted_tokens, expand, workload
 from machine import Machine
 from workloads import Workload
 
 #: Reads 1,000 bytes a second, computes 10,000 operations.
 MACHINE = Machine("a processor", 2, 1000, 10_000)
-MODEL = Model("A", Path("-"), body=100, head=50, weight_bytes=300)
+MODEL = Model("A", Path("-"), body=100, head=50, weight_bytes=300, context=64)
 
 
 def results(*rows: Row) -> Results:
@@ -55,14 +55,18 @@ class Pretended:
 
 
 def test_workloads_are_what_their_names_say() -> None:
-    names = expand(["W1", "W2", "W3", "decode", "prefill"])
+    names = expand(["W1", "W2", "W3", "decode", "prefill", "long"])
     made = {name: workload(name, seed=0) for name in names}
     assert made["decode-16"].num_output_tokens == 16 * 64
     assert counted_tokens(made["prefill-1024"]) == 1024
     assert counted_tokens(made["W2"]) == 2419
     assert workload("decode-1", 0) == workload("decode-1", 0) != workload("decode-1", 1)
-    assert max(len(prompt) + out for each in made.values() for prompt, out in each.requests) <= LONGEST
-    assert max(len(each.requests) for each in made.values()) <= MOST_AT_ONCE
+    together = by_room(names)
+    assert sorted(name for _, some in together for name in some) == sorted(names) and len(together) == 2
+    for room, some in together:
+        assert all(room.holds(made[name]) and len(made[name].requests) <= room.at_once for name in some)
+    assert not together[0][0].holds(made["prefill-4000"])
+    assert by_room(["W1"]) == [(together[0][0], ["W1"])]
     assert expand(["decode-8", "decode"])[0] == "decode-8" and len(expand(["decode-8", "decode"])) == 6
 
 
@@ -186,7 +190,7 @@ def test_what_was_made_is_kept_and_what_failed_is_not(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--workloads", "W1,W9"], "no workload 'W9'; there are W1, W2, W3, decode, prefill, or one of decode-1"),
+        (["--workloads", "W1,W9"], "no workload 'W9'; there are W1, W2, W3, decode, prefill, long, or one of decode-1"),
         (["--peers", "tgi"], "no peer 'tgi'; there are openvino, llama.cpp, vllm, transformers"),
         (["--models", "C"], "no model 'C'; there are A, B, gemma"),
         (["--rounds", "0"], "'0' is no whole number from 1"),

@@ -16,6 +16,7 @@ from workloads import Workload
 
 from cpu.engines.engine import Finished
 from cpu.environments import CannotRunError, environ, last_lines
+from cpu.workloads import Room
 
 START_S: Final = 900  # one of the engines compiles the model
 RUN_S: Final = 1800
@@ -47,8 +48,10 @@ class Child:
 class Worker(Child):
     """A library behind `worker`."""
 
-    def __init__(self, python: str, module: str, folder: Path, log: Path, env: Mapping[str, str] | None = None) -> None:
-        command = [python, "-m", "cpu.engines.worker", module, str(folder)]
+    def __init__(
+        self, python: str, module: str, folder: Path, room: Room, log: Path, env: Mapping[str, str] | None = None
+    ) -> None:
+        command = [python, "-m", "cpu.engines.worker", module, str(folder), str(room.longest), str(room.at_once)]
         super().__init__(command, log, env, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         try:
             self.version = str(self._answer("it did not start", START_S)["version"])

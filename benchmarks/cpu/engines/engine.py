@@ -10,6 +10,7 @@ from workloads import Workload
 
 from cpu.environments import CannotRunError
 from cpu.models import Model
+from cpu.workloads import Room
 
 #: Bytes of KV cache, where an engine has to be told.
 KV_CACHE_BYTES = 2 << 30
@@ -45,8 +46,8 @@ class Engine(Protocol):
 
     name: str
 
-    def start(self, model: Model, cache: Path) -> Running:
-        """Loads a model; installs the engine and converts the model first where that was not done yet.
+    def start(self, model: Model, room: Room, cache: Path) -> Running:
+        """Loads a model for what `room` says; installs the engine and converts the model first, where not done yet.
 
         Raises:
             CannotRunError: it cannot be installed, or does not start.

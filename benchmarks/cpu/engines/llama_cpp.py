@@ -17,15 +17,15 @@ from cpu.engines.engine import Finished, Running
 from cpu.environments import CannotRunError
 from cpu.gguf import VERSION, build, gguf_file
 from cpu.models import Model
-from cpu.workloads import LONGEST, MOST_AT_ONCE
+from cpu.workloads import Room
 
 name = "llama.cpp"
 
 
-def start(model: Model, cache: Path) -> Running:
+def start(model: Model, room: Room, cache: Path) -> Running:
     """See `Engine.start`."""
     file = model.file or gguf_file(model.name, "bf16", model.folder, cache)
-    return Server(build(cache), file, cache / "logs" / f"{name}-{model.name}.log")
+    return Server(build(cache), file, room, cache / "logs" / f"{name}-{model.name}.log")
 
 
 class Server(Child):
@@ -33,15 +33,15 @@ class Server(Child):
 
     version = VERSION
 
-    def __init__(self, home: Path, file: Path, log: Path) -> None:
+    def __init__(self, home: Path, file: Path, room: Room, log: Path) -> None:
         with socket.socket() as any_port:
             any_port.bind(("127.0.0.1", 0))
             port = any_port.getsockname()[1]
         self._url = f"http://127.0.0.1:{port}"
         cpus = str(os.cpu_count() or 1)
         command = [str(home / "build" / "bin" / "llama-server"), "--model", str(file), "--port", str(port)]
-        command += ["--threads", cpus, "--threads-batch", cpus, "--parallel", str(MOST_AT_ONCE)]
-        command += ["--ctx-size", str(MOST_AT_ONCE * (LONGEST + 64)), "--no-warmup", "--no-ui", "--offline"]
+        command += ["--threads", cpus, "--threads-batch", cpus, "--parallel", str(room.at_once)]
+        command += ["--ctx-size", str(room.at_once * room.longest), "--no-warmup", "--no-ui", "--offline"]
         super().__init__(command, log)
         try:
             self._wait()

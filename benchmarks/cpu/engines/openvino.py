@@ -15,6 +15,7 @@ from cpu.engines.engine import KV_CACHE_BYTES, Running
 from cpu.engines.worker import Generate
 from cpu.environments import Step, borrow_packages, once, pip, python_of
 from cpu.models import Model
+from cpu.workloads import Room
 
 name = "openvino"
 
@@ -28,12 +29,12 @@ FORMATS = {
 CONVERTS = ["optimum-intel[openvino]==2.2.0", "transformers==5.0.0", "huggingface_hub<1.4", "datasets<5"]
 
 
-def start(model: Model, cache: Path) -> Running:
+def start(model: Model, room: Room, cache: Path) -> Running:
     """See `Engine.start`."""
     home = once(cache / name, " ".join(RUNS), _install)
     recipe = " ".join([*CONVERTS, *FORMATS[model.weights]])
     converted = once(cache / "models" / f"{model.name}-openvino", recipe, _Convert(model, cache))
-    return Worker(python_of(home), __name__, converted, cache / "logs" / f"{name}-{model.name}.log")
+    return Worker(python_of(home), __name__, converted, room, cache / "logs" / f"{name}-{model.name}.log")
 
 
 def _install(folder: Path, step: Step) -> None:
@@ -59,7 +60,7 @@ class _Convert:
         step(f"model {self.model.name} for OpenVINO", command)
 
 
-def load(folder: Path, cpus: int) -> tuple[str, Generate]:
+def load(folder: Path, room: Room, cpus: int) -> tuple[str, Generate]:
     """See `worker`."""
     import numpy as np
     import openvino

@@ -9,16 +9,18 @@ from cpu.engines.child import Worker
 from cpu.engines.engine import KV_CACHE_BYTES, Running
 from cpu.engines.worker import Generate
 from cpu.models import Model
+from cpu.workloads import Room
 
 name = "stoker"
 
 
-def start(model: Model, cache: Path) -> Running:
+def start(model: Model, room: Room, cache: Path) -> Running:
     """See `Engine.start`."""
-    return Worker(sys.executable, __name__, model.file or model.folder, cache / "logs" / f"{name}-{model.name}.log")
+    log = cache / "logs" / f"{name}-{model.name}.log"
+    return Worker(sys.executable, __name__, model.file or model.folder, room, log)
 
 
-def load(folder: Path, cpus: int) -> tuple[str, Generate]:
+def load(folder: Path, room: Room, cpus: int) -> tuple[str, Generate]:
     """See `worker`."""
     from stoker_engine import LLM, SamplingParams
 

@@ -14,16 +14,18 @@ from cpu.engines.child import Worker
 from cpu.engines.engine import Running
 from cpu.engines.worker import Generate
 from cpu.models import Model
+from cpu.workloads import Room
 
 name = "transformers"
 
 
-def start(model: Model, cache: Path) -> Running:
+def start(model: Model, room: Room, cache: Path) -> Running:
     """See `Engine.start`."""
-    return Worker(sys.executable, __name__, model.folder_alone(name), cache / "logs" / f"{name}-{model.name}.log")
+    log = cache / "logs" / f"{name}-{model.name}.log"
+    return Worker(sys.executable, __name__, model.folder_alone(name), room, log)
 
 
-def load(folder: Path, cpus: int) -> tuple[str, Generate]:
+def load(folder: Path, room: Room, cpus: int) -> tuple[str, Generate]:
     """See `worker`."""
     import torch
     import transformers

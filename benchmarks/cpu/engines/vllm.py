@@ -17,7 +17,7 @@ from cpu.engines.engine import KV_CACHE_BYTES, Running
 from cpu.engines.worker import Generate
 from cpu.environments import Step, once, pip, python_of
 from cpu.models import Model
-from cpu.workloads import LONGEST
+from cpu.workloads import Room
 
 name = "vllm"
 
@@ -40,7 +40,7 @@ stub.mkdir()
 """
 
 
-def start(model: Model, cache: Path) -> Running:
+def start(model: Model, room: Room, cache: Path) -> Running:
     """See `Engine.start`."""
     home = once(cache / name, f"{VERSION} {TORCH}", _install)
     env = {
@@ -49,7 +49,8 @@ def start(model: Model, cache: Path) -> Running:
         "VLLM_NO_USAGE_STATS": "1",
         "DO_NOT_TRACK": "1",
     }
-    return Worker(python_of(home), __name__, model.folder_alone(name), cache / "logs" / f"{name}-{model.name}.log", env)
+    log = cache / "logs" / f"{name}-{model.name}.log"
+    return Worker(python_of(home), __name__, model.folder_alone(name), room, log, env)
 
 
 def _install(folder: Path, step: Step) -> None:
@@ -61,11 +62,11 @@ def _install(folder: Path, step: Step) -> None:
     step("vLLM's requirements", [*pip(folder), "--requirement", str(wanted), TORCH])
 
 
-def load(folder: Path, cpus: int) -> tuple[str, Generate]:
+def load(folder: Path, room: Room, cpus: int) -> tuple[str, Generate]:
     """See `worker`."""
     os.environ["VLLM_CPU_OMP_THREADS_BIND"] = f"0-{cpus - 1}"
     vllm: Any = importlib.import_module("vllm")  # type checkers take a folder of the end-to-end tests for it
-    llm = vllm.LLM(str(folder), dtype="bfloat16", max_model_len=2 * LONGEST, max_num_seqs=64)
+    llm = vllm.LLM(str(folder), dtype="bfloat16", max_model_len=room.longest, max_num_seqs=64)
 
     def generate(requests: list[tuple[list[int], int]]) -> list[int]:
         params = [vllm.SamplingParams(temperature=0, max_tokens=out, ignore_eos=True) for _, out in requests]
