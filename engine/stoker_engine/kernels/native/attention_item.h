@@ -26,12 +26,30 @@ template <class K>
 struct Singles {
   typedef K Key;
   static constexpr bool PAIRS = false;
+  static Vec exp_of(Vec x) { return ::exp_of(x); }
+  static void put(float* weights, long key, Vec p) { store(weights + key, p); }
 };
 
 struct Pairs {
   typedef bf16 Key;
   static constexpr bool PAIRS = true;
+#if defined(__AVX512BF16__)
+  // For x ≤ 0, to 3e-6, a thousandth of what weights are rounded by: 2ʳ for |r| ≤ 1 / 2, and a power of 2. e⁰ is exactly 1.
+  static Vec exp_of(Vec x) {
+    const Vec power = larger(broadcast(-200), x * 1.44269504f);  // where x is no number, nor is this
+    const Vec n = (Vec)_mm512_roundscale_ps((__m512)power, 0), r = power - n;
+    Vec p = r * 9.582853e-3f + 5.5906426e-2f;
+    p = p * r + 2.4024099e-1f;
+    p = p * r + 6.931242e-1f;
+    return (Vec)_mm512_scalef_ps((__m512)(p * r + 1.0f), (__m512)n);
+  }
+  static void put(float* weights, long key, Vec p) {
+    const __m256bh rounded = _mm512_cvtneps_pbh((__m512)p);
+    memcpy((bf16*)weights + key, &rounded, sizeof rounded);
+  }
+#endif
 };
+
 // The softmax of some keys so far: the largest score, the sum of exp(score - largest), and with these weights the sum
 // of the values, [rows][width].
 struct State {
@@ -60,6 +78,20 @@ inline float exp_of(float x) { return ::exp_of(broadcast(x))[0]; }
 inline float correction(float from, float to) {
   if (from == to) return 1.0f;
   return from == NOTHING ? 0.0f : exp_of(from - to);
+}
+
+// What R rows have of one number each, in lane i that of row i % 4; and back.
+template <int R>
+inline Vec row_numbers(const float* from) {
+  Vec v;
+  for (int i = 0; i < LANES; i++) v[i] = from[std::min(i % ROWS, R - 1)];
+  return v;
+}
+template <int R>
+inline void put_row_numbers(float* to, Vec v) {
+  float all[LANES];
+  store(all, v);
+  std::copy(all, all + R, to);
 }
 
 void merge(const State& total, const State& part, long rows) {
@@ -272,9 +304,9 @@ struct Item {
     }
   }
 
-  // Scores of row `r` for the keys from `start` → weights, 0 where it sees none, times the values' scales; returns the
-  // correction.
-  float weigh(const Workspace& work, long r, float* scores, long start, const State& state) const {
+  // Scores of row `r` for the keys from `start` → as the softmax takes them; NOTHING where it does not see a key. Returns
+  // the largest of each lane.
+  Vec adjust(const Workspace& work, long r, float* scores, long start) const {
     const float at = (float)position_of(r), oldest = (float)oldest_of(r);
     const float slope = call.alibi_slopes ? call.alibi_slopes[head_of(r)] : 0.0f;
     const bool all_seen = start + TILE - 1 <= position_of(r) && start >= oldest_of(r);
@@ -295,30 +327,47 @@ struct Item {
       store(scores + j, s);
       most = larger(most, s);
     }
-    const float before = state.largest[r], largest = std::max(before, max_of(most));
-    if (largest == NOTHING) {  // it sees none of these keys, or only some without a score, which then has none either
-      for (long j = 0; j < TILE; j++)
-        if (scores[j] != scores[j]) state.weight[r] = scores[j];
-      std::fill(scores, scores + TILE, 0.0f);
-      return 1.0f;
-    }
-    Vec sum = {};
-    for (long j = 0; j < TILE; j += LANES) {
-      const Vec s = load(scores + j), p = ::exp_of(s - largest);
-      // Of a key that is not seen the scale may be no number, too.
-      store(scores + j, call.key_scales ? (s == NOTHING ? Vec{} : p * load(work.value_scales + j)) : p);
-      sum += p;
-    }
-    const float factor = correction(before, largest);
-    state.largest[r] = largest;
-    state.weight[r] = state.weight[r] * factor + sum_of(sum);
-    return factor;
+    return most;
   }
 
   // Units of keys: singles, or pairs. Weights are what they are multiplied by, [TILE / UNIT] of 4 bytes for each row.
   struct Weights {
     alignas(64) float of[TILE / UNIT];
   };
+
+  // exp(scores - largest) → weights, times the values' scales; returns the sum of each lane.
+  Vec exponentials(const Workspace& work, const float* scores, float largest, Weights& weights) const {
+    Vec sum = {};
+    for (long j = 0; j < TILE; j += LANES) {
+      const Vec s = load(scores + j), p = A::exp_of(s - largest);
+      sum += p;
+      // Of a key that is not seen the scale may be no number, too.
+      A::put(weights.of, j, call.key_scales ? (s == NOTHING ? Vec{} : p * load(work.value_scales + j)) : p);
+    }
+    return sum;
+  }
+
+  // Scores of R rows for the keys from `start` → weights, 0 where a row sees none, and corrections. What there is of each
+  // row once, lies in four lanes.
+  template <int R>
+  void weigh(const Workspace& work, long r, float (*scores)[TILE], long start, const State& state, Weights* weights,
+             float* factors) const {
+    Vec most[ROWS], sums[ROWS];
+    for (int i = 0; i < R; i++) most[i] = adjust(work, r + i, scores[i], start);
+    for (int i = R; i < ROWS; i++) most[i] = most[0];
+    const Vec before = row_numbers<R>(state.largest + r), largest = larger(before, each_of_four(most, larger));
+    // A row that sees none of these keys, or only some without a score, has no largest: its weights are 0.
+    float shifts[LANES], corrections[LANES];
+    store(shifts, largest == NOTHING ? Vec{} : largest);
+    for (int i = 0; i < R; i++) sums[i] = exponentials(work, scores[i], shifts[i], weights[i]);
+    for (int i = R; i < ROWS; i++) sums[i] = sums[0];
+    const Vec factor = before == largest ? broadcast(1) : ::exp_of(before - largest);
+    const Vec sum = each_of_four(sums, [](Vec a, Vec b) { return a + b; });
+    put_row_numbers<R>(state.largest + r, largest);
+    put_row_numbers<R>(state.weight + r, row_numbers<R>(state.weight + r) * factor + sum);
+    store(corrections, factor);
+    std::copy(corrections, corrections + R, factors);
+  }
 
   // Multiplies R rows by their corrections and adds weights × values, for the units begin … end - 1 of the tile.
   template <int R, int V>
@@ -381,14 +430,7 @@ struct Item {
     float scores[R][TILE] = {}, factors[R];
     Weights weights[R];
     score<R>(work, r, scores, last[R - 1] + 1);
-    for (int i = 0; i < R; i++) {
-      factors[i] = weigh(work, r + i, scores[i], start, state);
-      for (long j = 0; j < TILE; j += LANES)
-        if constexpr (PAIRS)
-          store((bf16*)weights[i].of + j, load(scores[i] + j));
-        else
-          store(weights[i].of + j, load(scores[i] + j));
-    }
+    weigh<R>(work, r, scores, start, state, weights, factors);
     float* to = state.values + r * width;
     // A value that a row does not see is left out, not multiplied by 0: it may be nan. So units that not all rows see
     // whole, at either end, go to each row alone.

@@ -80,7 +80,12 @@ inline float to_float(bf16 x) {
   return value;
 }
 
+// Where one is no number: b.
+#if defined(__AVX512F__)
+inline Vec larger(Vec a, Vec b) { return (Vec)_mm512_max_ps((__m512)a, (__m512)b); }
+#else
 inline Vec larger(Vec a, Vec b) { return a > b ? a : b; }
+#endif
 
 // v with its lanes in the order that `from` says.
 template <class Order>
@@ -98,6 +103,20 @@ inline float sum_of(Vec v) {
 inline float max_of(Vec v) {
   for (int half = LANES / 2; half > 0; half /= 2) v = larger(v, reordered(v, [&](int i) { return i ^ half; }));
   return v[0];
+}
+
+// Four vectors, each brought to one number by an operation on two: lane i has that of v[i % 4]. All four's lanes meet in
+// the same order.
+template <class Operation>
+inline Vec each_of_four(const Vec* v, Operation of) {
+  IntVec odd, upper;
+  for (int i = 0; i < LANES; i++) odd[i] = -(i & 1), upper[i] = -(i >> 1 & 1);
+  const auto beside = [](Vec from, int by) { return reordered(from, [&](int i) { return i ^ by; }); };
+  const Vec a = of(odd ? v[1] : v[0], beside(odd ? v[0] : v[1], 1));
+  const Vec b = of(odd ? v[3] : v[2], beside(odd ? v[2] : v[3], 1));
+  Vec all = of(upper ? b : a, beside(upper ? a : b, 2));
+  for (int by = 4; by < LANES; by *= 2) all = of(all, beside(all, by));
+  return all;
 }
 
 // eʳ for |r| ≤ ln 2 / 2.
