@@ -80,7 +80,7 @@ inline float correction(float from, float to) {
   return from == NOTHING ? 0.0f : exp_of(from - to);
 }
 
-// What R rows have of one number each, in lane i that of row i % 4; and back.
+// What R rows have of one number each, in lane i that of row i % ROWS; and back.
 template <int R>
 inline Vec row_numbers(const float* from) {
   Vec v;
@@ -302,6 +302,7 @@ struct Item {
       for (int i = 0; i < R; i++)
         for (int v = 0; v < VECTORS; v++) store(scores[i] + j + v * LANES, sums[i][v]);
     }
+    for (int i = 0; i < R; i++) std::fill(scores[i] + rounded_up(keys, VECTORS * LANES), scores[i] + TILE, 0.0f);
   }
 
   // Scores of row `r` for the keys from `start` → as the softmax takes them; NOTHING where it does not see a key. Returns
@@ -348,21 +349,21 @@ struct Item {
   }
 
   // Scores of R rows for the keys from `start` → weights, 0 where a row sees none, and corrections. What there is of each
-  // row once, lies in four lanes.
+  // row once, lies in lanes of a vector.
   template <int R>
   void weigh(const Workspace& work, long r, float (*scores)[TILE], long start, const State& state, Weights* weights,
              float* factors) const {
     Vec most[ROWS], sums[ROWS];
     for (int i = 0; i < R; i++) most[i] = adjust(work, r + i, scores[i], start);
     for (int i = R; i < ROWS; i++) most[i] = most[0];
-    const Vec before = row_numbers<R>(state.largest + r), largest = larger(before, each_of_four(most, larger));
+    const Vec before = row_numbers<R>(state.largest + r), largest = larger(before, each_of<ROWS>(most, [](Vec a, Vec b) { return larger(a, b); }));
     // A row that sees none of these keys, or only some without a score, has no largest: its weights are 0.
     float shifts[LANES], corrections[LANES];
     store(shifts, largest == NOTHING ? Vec{} : largest);
     for (int i = 0; i < R; i++) sums[i] = exponentials(work, scores[i], shifts[i], weights[i]);
     for (int i = R; i < ROWS; i++) sums[i] = sums[0];
     const Vec factor = before == largest ? broadcast(1) : ::exp_of(before - largest);
-    const Vec sum = each_of_four(sums, [](Vec a, Vec b) { return a + b; });
+    const Vec sum = each_of<ROWS>(sums, [](Vec a, Vec b) { return a + b; });
     put_row_numbers<R>(state.largest + r, largest);
     put_row_numbers<R>(state.weight + r, row_numbers<R>(state.weight + r) * factor + sum);
     store(corrections, factor);
@@ -427,7 +428,7 @@ struct Item {
       last[i] = std::min(TILE - 1, position_of(r + i) - start);
     }
     if (first[0] > last[R - 1]) return;
-    float scores[R][TILE] = {}, factors[R];
+    float scores[R][TILE], factors[R];
     Weights weights[R];
     score<R>(work, r, scores, last[R - 1] + 1);
     weigh<R>(work, r, scores, start, state, weights, factors);
@@ -451,6 +452,13 @@ struct Item {
               end_of(i));
   }
 
+  // Calls `run` with a number of rows as a constant.
+  template <int R = ROWS, class Run>
+  static void with_rows(long count, Run run) {
+    if (count == R) return run(std::integral_constant<int, R>());
+    if constexpr (R > 1) with_rows<R - 1>(count, run);
+  }
+
   // Runs all rows over the keys of one part.
   void run_part(long part, Workspace& work, const State& state) const {
     state.clear(rows);
@@ -462,17 +470,8 @@ struct Item {
       Tile* next = start + TILE < end ? &tiles[turn ^ 1] : nullptr;
       if (next) locate(start + TILE, end, *next);
       rearrange(tiles[turn], next, std::min(TILE, rounded_up(end - start, LANES)), work);
-      for (long r = 0; r < rows; r += ROWS) {
-        const long left = rows - r;
-        if (left >= 4)
-          run_rows<4>(work, r, start, state);
-        else if (left == 3)
-          run_rows<3>(work, r, start, state);
-        else if (left == 2)
-          run_rows<2>(work, r, start, state);
-        else
-          run_rows<1>(work, r, start, state);
-      }
+      for (long r = 0; r < rows; r += ROWS)
+        with_rows(std::min<long>(ROWS, rows - r), [&](auto count) { run_rows<count>(work, r, start, state); });
     }
   }
 

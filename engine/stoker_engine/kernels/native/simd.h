@@ -105,18 +105,25 @@ inline float max_of(Vec v) {
   return v[0];
 }
 
-// Four vectors, each brought to one number by an operation on two: lane i has that of v[i % 4]. All four's lanes meet in
-// the same order.
-template <class Operation>
-inline Vec each_of_four(const Vec* v, Operation of) {
-  IntVec odd, upper;
-  for (int i = 0; i < LANES; i++) odd[i] = -(i & 1), upper[i] = -(i >> 1 & 1);
+// N vectors, each brought to one number by an operation on two: lane i of the result has that of v[i % N]. The lanes of
+// all of them meet in the same order.
+template <int N, int BY = 1, class Operation>
+inline Vec each_of(const Vec* v, Operation of) {
   const auto beside = [](Vec from, int by) { return reordered(from, [&](int i) { return i ^ by; }); };
-  const Vec a = of(odd ? v[1] : v[0], beside(odd ? v[0] : v[1], 1));
-  const Vec b = of(odd ? v[3] : v[2], beside(odd ? v[2] : v[3], 1));
-  Vec all = of(upper ? b : a, beside(upper ? a : b, 2));
-  for (int by = 4; by < LANES; by *= 2) all = of(all, beside(all, by));
-  return all;
+  if constexpr (N == 1) {
+    Vec all = v[0];
+    for (int by = BY; by < LANES; by *= 2) all = of(all, beside(all, by));
+    return all;
+  } else {
+    IntVec second;
+    for (int i = 0; i < LANES; i++) second[i] = i & BY ? -1 : 0;
+    Vec half[N / 2];
+    for (int i = 0; i < N / 2; i++) {
+      const Vec one = v[2 * i], other = v[2 * i + 1];
+      half[i] = of(second ? other : one, beside(second ? one : other, BY));
+    }
+    return each_of<N / 2, 2 * BY>(half, of);
+  }
 }
 
 // eʳ for |r| ≤ ln 2 / 2.
