@@ -134,7 +134,9 @@ template <class A>
 void attend(const AttentionCall& call) {
   const long group = call.heads / call.kv_heads, heads = call.kv_heads;
   // Enough rows that keys are read and rearranged rarely, few enough to share out.
-  const long rows = call.tokens * call.heads >= 4096 ? 128 : 64, queries = std::max(1l, rows / group);
+  long rows = 256;
+  while (rows > 64 && call.tokens * call.heads < rows * 16 * threads()) rows /= 2;
+  const long queries = std::max(1l, rows / group);
   const long depth = Item<A>::depth_of(call), width = Item<A>::width_of(call);
   const long state_size = State::size(queries * group, width);
   const long work_size = Workspace::size(queries * group, depth, width);

@@ -30,6 +30,8 @@ class Pool {
     for (; started_ < helpers_; started_++) std::thread(&Pool::help, this, started_).detach();
   }
 
+  long size() const { return helpers_ + 1; }
+
   void share(long count, void (*work)(void*, Pieces&), void* context) {
     Pieces pieces(count);
     // Another engine in this process may be at work: then this one does without help.
@@ -106,5 +108,7 @@ Pool& pool() {
 }  // namespace
 
 void share(long count, void (*work)(void*, Pieces&), void* context) { pool().share(count, work, context); }
+
+long threads() { return pool().size(); }
 
 extern "C" void stoker_use_threads(int count) { pool().resize(count); }

@@ -21,6 +21,9 @@ class Pieces {
 // Calls work(context, pieces) here and in every thread that comes while pieces are left.
 void share(long count, void (*work)(void* context, Pieces& pieces), void* context);
 
+// How many threads take part, if all come.
+long threads();
+
 // Calls body(pieces) in each thread that takes part: what a thread needs is set up once, then `take` gives its pieces.
 template <class Body>
 void parallel(long count, Body body) {
