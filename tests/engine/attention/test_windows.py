@@ -19,8 +19,8 @@ from stoker_engine.kernels.native.library import library
 from .conftest import Sequences, run
 
 SHAPE = AttentionShape(num_heads=6, num_kv_heads=2, head_dim=32, value_head_dim=16, scale=0.2)
-#: Around the kernel's tile (64 keys) and its parts (512), and around blocks.
-WINDOWS = [1, 2, 15, 16, 17, 20, 63, 64, 65, 100, 128, 200, 511, 512, 1000, 1024, 1100]
+#: Around the kernel's tile (64 or 128 keys) and its parts (512), and around blocks.
+WINDOWS = [1, 2, 15, 16, 17, 20, 63, 64, 65, 100, 127, 128, 129, 200, 511, 512, 1000, 1024, 1100]
 EXACT = {torch.float32: 3e-6, torch.bfloat16: 1.6e-2}
 
 

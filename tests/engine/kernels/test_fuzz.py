@@ -313,12 +313,12 @@ def attentions(draw: st.DrawFn) -> tuple[AttentionShape, list[int], int, bool]:
     latent = draw(st.integers(0, 5)) == 0
     head_dim = draw(st.one_of(st.sampled_from([1, 8, 16, 64, 80, 96, 128]), st.integers(1, 130)))
     value_dim = draw(st.integers(1, head_dim)) if latent else draw(st.one_of(st.just(head_dim), st.integers(1, 130)))
-    # Around the kernel's tile (64 keys) and its parts (1,024).
+    # Around the kernel's tile (64 or 128 keys) and its parts (512).
     edges = st.sampled_from([1, 2, 15, 16, 17, 33, 63, 64, 65, 127, 128, 129])
     window = draw(st.one_of(st.none(), edges, st.integers(1, 200)))
     lengths = draw(st.lists(st.one_of(edges, st.integers(1, 200)), min_size=1, max_size=4))
     if draw(st.integers(0, 7)) == 0:
-        lengths[0] = draw(st.sampled_from([1023, 1024, 1025, 1100]))
+        lengths[0] = draw(st.sampled_from([511, 512, 513, 1024, 1025, 1100]))
     heads = kv_heads * group
     slopes = torch.rand(heads, generator=torch.Generator().manual_seed(heads)) / 10
     sinks = torch.randn(heads, generator=torch.Generator().manual_seed(heads)) * draw(st.sampled_from([1.0, 50.0]))

@@ -7,18 +7,15 @@
 //                Two keys' values lie in a word; of a pair that a row sees half of, the other value becomes 0
 #pragma once
 
-#include <algorithm>
-#include <limits>
-
 #include "attention.h"
+#include "softmax_state.h"
 #include "stored_numbers.h"
 
 namespace {
 
-constexpr long TILE = 64, PART = 512;
-constexpr int ROWS = 4;                       // rows that share a key while it is in a register
-constexpr int VECTORS = LANES == 16 ? 4 : 2;  // vectors of each of these rows in registers
-constexpr float NOTHING = -std::numeric_limits<float>::infinity();
+// Keys: what a tile costs once is less with more of them.
+constexpr long TILE = LANES == 16 ? 128 : 64, PART = 512;
+constexpr int VECTORS = LANES == 16 ? 4 : 2;  // of each of ROWS rows in registers
 
 inline long rounded_up(long n, long to) { return (n + to - 1) / to * to; }
 
@@ -49,61 +46,6 @@ struct Pairs {
   }
 #endif
 };
-
-// The softmax of some keys so far: the largest score, the sum of exp(score - largest), and with these weights the sum
-// of the values, [rows][width].
-struct State {
-  float *largest, *weight, *values;
-  long width;
-
-  static long size(long rows, long width) { return rows * (width + 2); }
-  State(float* memory, long rows, long width)
-      : largest(memory), weight(memory + rows), values(memory + 2 * rows), width(width) {}
-  // Of rows from `row` on.
-  State from(long row) const {
-    State later = *this;
-    later.largest += row, later.weight += row, later.values += row * width;
-    return later;
-  }
-  void clear(long rows) const {
-    std::fill(largest, largest + rows, NOTHING);
-    std::fill(weight, weight + rows, 0.0f);
-    std::fill(values, values + rows * width, 0.0f);
-  }
-};
-
-inline float exp_of(float x) { return ::exp_of(broadcast(x))[0]; }
-
-// What a state is multiplied by when its largest score becomes `to`.
-inline float correction(float from, float to) {
-  if (from == to) return 1.0f;
-  return from == NOTHING ? 0.0f : exp_of(from - to);
-}
-
-// What R rows have of one number each, in lane i that of row i % ROWS; and back.
-template <int R>
-inline Vec row_numbers(const float* from) {
-  Vec v;
-  for (int i = 0; i < LANES; i++) v[i] = from[std::min(i % ROWS, R - 1)];
-  return v;
-}
-template <int R>
-inline void put_row_numbers(float* to, Vec v) {
-  float all[LANES];
-  store(all, v);
-  std::copy(all, all + R, to);
-}
-
-void merge(const State& total, const State& part, long rows) {
-  for (long r = 0; r < rows; r++) {
-    const float largest = std::max(total.largest[r], part.largest[r]);
-    const float a = correction(total.largest[r], largest), b = correction(part.largest[r], largest);
-    total.largest[r] = largest;
-    total.weight[r] = total.weight[r] * a + part.weight[r] * b;
-    float *to = total.values + r * total.width, *from = part.values + r * part.width;
-    for (long i = 0; i < total.width; i += LANES) store(to + i, load(to + i) * a + load(from + i) * b);
-  }
-}
 
 inline long size_of(long stored) { return stored == FLOAT ? 4 : stored == BF16 ? 2 : 1; }
 
