@@ -45,21 +45,23 @@ build(next(level for level in usable_levels() if level.name == sys.argv[1]), cac
 """
 
 
-def _build(level: str) -> None:
+def _build(level: str, flags: str, environment: dict[str, str]) -> None:
     """Compiles the kernels in a process that is not watched itself: the compiler would take twice as long."""
-    environment = {**os.environ, "STOKER_NATIVE_CXXFLAGS": _ADDRESS}
+    environment = {**os.environ, "STOKER_NATIVE_CXXFLAGS": flags, **environment}
     subprocess.run([sys.executable, "-c", _BUILD, level], env=environment, check=True)
 
 
-def _sanitized(level: str, *command: str, **environment: str) -> subprocess.CompletedProcess[str]:
+def _sanitized(
+    level: str, *command: str, flags: str = _ADDRESS, **environment: str
+) -> subprocess.CompletedProcess[str]:
     """Runs Python with kernels built for, and memory watched by, AddressSanitizer and UndefinedBehaviorSanitizer."""
-    _build(level)
+    _build(level, flags, environment)
     environment = {
         **os.environ,
         "LD_PRELOAD": _runtime("libasan"),
         "ASAN_OPTIONS": "detect_leaks=0:abort_on_error=1",  # Python frees little when it ends
         "UBSAN_OPTIONS": "print_stacktrace=1",
-        "STOKER_NATIVE_CXXFLAGS": _ADDRESS,
+        "STOKER_NATIVE_CXXFLAGS": flags,
         "OMP_NUM_THREADS": "1",
         **environment,
     }
@@ -78,6 +80,25 @@ def _sanitized(level: str, *command: str, **environment: str) -> subprocess.Comp
 def test_nothing_strays(level: str, examples: str) -> None:
     arguments = ("-q", "-x", "-k", f"[{level}]", "-p", "no:cacheprovider", str(HERE / "test_fuzz.py"))
     done = _sanitized(level, "-m", "pytest", *arguments, STOKER_FUZZ_EXAMPLES=examples)
+    assert done.returncode == 0, done.stdout[-6000:]
+    assert " passed" in done.stdout
+
+
+@pytest.mark.slow
+def test_tiles_of_a_model_compute_what_amx_would(tmp_path: Path) -> None:
+    """The level of processors with AMX, on others: what its tiles do is written out in plain C++."""
+    level = next((level.name for level in usable_levels() if level.name == "avx512-bf16"), None)
+    if level is None:
+        pytest.skip("what is not tiles on that level needs AVX512-BF16")
+    chosen = f"amx_cases or ([{level}] and (linear or gguf_blocks or group_blocks or experts))"
+    files = (str(HERE / "amx_cases.py"), str(HERE / "test_fuzz.py"))
+    done = _sanitized(
+        level,
+        *("-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-k", chosen, *files),
+        flags=f"{_ADDRESS} -D__AMX_BF16__ -include {HERE / 'amx_model.h'}",
+        STOKER_FUZZ_EXAMPLES="6",
+        STOKER_CACHE=str(tmp_path),  # a library's name says nothing of the model's text
+    )
     assert done.returncode == 0, done.stdout[-6000:]
     assert " passed" in done.stdout
 

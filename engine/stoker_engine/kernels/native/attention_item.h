@@ -298,8 +298,9 @@ struct Item {
     Vec most[ROWS], sums[ROWS];
     for (int i = 0; i < R; i++) most[i] = adjust(work, r + i, scores[i], start);
     for (int i = R; i < ROWS; i++) most[i] = most[0];
-    const Vec before = row_numbers<R>(state.largest + r), largest = larger(before, each_of<ROWS>(most, [](Vec a, Vec b) { return larger(a, b); }));
-    // A row that sees none of these keys, or only some without a score, has no largest: its weights are 0.
+    const Vec here = each_of<ROWS>(most, [](Vec a, Vec b) { return larger(a, b); });
+    const Vec before = row_numbers<R>(state.largest + r), largest = larger(before, here);
+    // A row that sees none of these keys has no largest: its weights are 0. A score that is no number makes its row so.
     float shifts[LANES], corrections[LANES];
     store(shifts, largest == NOTHING ? Vec{} : largest);
     for (int i = 0; i < R; i++) sums[i] = exponentials(work, scores[i], shifts[i], weights[i]);

@@ -303,7 +303,7 @@ void with_amx(const Product<bf16, W>& p) {
   const long n_blocks = (p.outputs + n_block - 1) / n_block, m_blocks = (groups + m_block - 1) / m_block;
   parallel_for(groups >= 4, groups, [&](long g) { rearrange(p, g * TILE, x + g * group); });
   parallel(n_blocks * m_blocks, [&](Pieces& pieces) {
-    const Palette palette;
+    static constexpr Palette palette;  // in memory as a whole, of which compilers are told of a part
     _tile_loadconfig(&palette);
     for (long piece; pieces.take(piece);) {
       // At least a tile of outputs; the last piece may overlap the one before it: the same sums are written twice.
