@@ -83,7 +83,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def run_model(
     name: str, peers: list[str], workloads: list[str], rounds: int, quiet: Quiet, results: Results, cache: Path
 ) -> None:
-    """Measures one model: all engines are loaded at once, and take turns."""
+    """Measures one model, by workloads that engines can be started for together."""
     print(f"Model {name}: {MODELS[name]}", flush=True)
     try:
         model = prepare(name, cache)
@@ -111,7 +111,7 @@ def run_engines(
     results: Results,
     cache: Path,
 ) -> None:
-    """Measures workloads that engines can be started for together."""
+    """Measures some workloads of a model: all engines are loaded at once, and take turns."""
     running: dict[str, Running] = {}
     try:
         for engine in (stoker, *(ENGINES[peer] for peer in peers)):

@@ -64,6 +64,9 @@ def test_a_request_without_an_answer_goes_once_to_the_pickers_next_server() -> N
             async with client.post(at.url + CHAT, data=b"{}") as answer:
                 assert not [name for name in answer.headers if name.lower().startswith("x-stoker")]
             second.does = "answer"
+            status, answer = await post(client, at, body=bytes(5 << 20))
+            assert (status, answer) == (200, {"server": "b", "size": 5 << 20})  # the whole body again
+            second.does = "answer"
             await first.stop()
             assert await asked() == (200, "b", [0, 1, 0])
 

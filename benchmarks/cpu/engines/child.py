@@ -51,7 +51,7 @@ class Worker(Child):
     def __init__(
         self, python: str, module: str, folder: Path, room: Room, log: Path, env: Mapping[str, str] | None = None
     ) -> None:
-        command = [python, "-m", "cpu.engines.worker", module, str(folder), str(room.longest), str(room.at_once)]
+        command = [python, "-m", "cpu.engines.worker", module, str(folder), str(room.longest)]
         super().__init__(command, log, env, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         try:
             self.version = str(self._answer("it did not start", START_S)["version"])

@@ -60,7 +60,7 @@ class _Convert:
         step(f"model {self.model.name} for OpenVINO", command)
 
 
-def load(folder: Path, room: Room, cpus: int) -> tuple[str, Generate]:
+def load(folder: Path, longest: int, cpus: int) -> tuple[str, Generate]:
     """See `worker`."""
     import numpy as np
     import openvino

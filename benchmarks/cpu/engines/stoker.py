@@ -20,7 +20,7 @@ def start(model: Model, room: Room, cache: Path) -> Running:
     return Worker(sys.executable, __name__, model.file or model.folder, room, log)
 
 
-def load(folder: Path, room: Room, cpus: int) -> tuple[str, Generate]:
+def load(folder: Path, longest: int, cpus: int) -> tuple[str, Generate]:
     """See `worker`."""
     from stoker_engine import LLM, SamplingParams
 

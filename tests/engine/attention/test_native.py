@@ -95,6 +95,22 @@ def test_bits_do_not_depend_on_threads(backend: NativeBackend) -> None:
     assert all(torch.equal(one, two) for one, two in zip(*results, strict=True))
 
 
+@pytest.mark.parametrize("what", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("dtype", EXACT, ids=str)
+def test_a_query_that_is_no_number_spoils_no_other(backend: NativeBackend, dtype: torch.dtype, what: float) -> None:
+    """Rows that are run together, of several heads and queries, share vectors."""
+    sequences = Sequences.random(PLAIN, [700], dtype)
+    (clean,) = run(backend, sequences, [(0, 0, 700)])
+    for place in (0, 130, 699):
+        spoilt = Sequences.random(PLAIN, [700], dtype)
+        spoilt.queries[0][place, 1] = what
+        rows = run(backend, spoilt, [(0, 0, 700)])[0].view(700, PLAIN.num_heads, -1)
+        others = torch.ones(700, PLAIN.num_heads, dtype=torch.bool)
+        others[place, 1] = False
+        assert torch.equal(rows[others], clean.view_as(rows)[others])
+        assert rows[place, 1].isnan().all()
+
+
 @pytest.mark.parametrize("name", SHAPES)
 def test_the_reference_backend_agrees(name: str) -> None:
     sequences = Sequences.random(SHAPES[name], LENGTHS, torch.float32)

@@ -84,8 +84,9 @@ class Answer:
 async def _ask(client: httpx.AsyncClient, stream: bool, leaves: bool = False) -> Answer:
     body = {"prompt": "a", "max_tokens": TOKENS, "ignore_eos": True, "stream": stream}
     async with client.stream("POST", "/v1/completions", json=body) as response:
-        answer = Answer(response.status_code, retry_after=response.headers.get("retry-after"))
-        answer.not_begun = "x-stoker-not-begun" in response.headers
+        headers = response.headers
+        not_begun = "x-stoker-not-begun" in headers
+        answer = Answer(response.status_code, retry_after=headers.get("retry-after"), not_begun=not_begun)
         if answer.status != 200 or not stream:
             content = json.loads(await response.aread())
             if answer.status == 200:
