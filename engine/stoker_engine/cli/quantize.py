@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import signal
-import sys
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 from typing import Final
 
 from stoker_engine.cli import command_line
@@ -13,6 +14,7 @@ from stoker_engine.contract import argv
 from stoker_engine.contract.argv import flag
 from stoker_engine.contract.engine_args import EngineArgs
 from stoker_engine.contract.errors import ArgumentError, ModelError
+from stoker_engine.export.output import check_new, remove_partial
 from stoker_engine.export.schemes import SCHEMES, Scheme, with_group_size
 
 #: GGUF's types that can be written, by ggml's names.
@@ -34,11 +36,20 @@ class QuantizeArgs:
 
 def main(words: list[str]) -> int:
     """Runs the command; returns its exit code (2: it cannot be done, 1: it failed)."""
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # what is half written is removed
-    try:
-        return command_line.run("stoker quantize", lambda: _main(words))
-    except KeyboardInterrupt:
-        return 130
+    for signum in (signal.SIGTERM, signal.SIGINT):
+        if signal.getsignal(signum) is not signal.SIG_IGN:  # as a shell has it for what runs in the background
+            signal.signal(signum, _end)
+    return command_line.run("stoker quantize", lambda: _main(words))
+
+
+def _end(signum: int, _: FrameType | None) -> None:
+    """Ends the process, and leaves nothing half written.
+
+    At once: an exception out of a signal's handler may break a lock that is being taken, and threads that were being
+    started are waited for by nobody; where they compute while Python is taken apart, torch aborts the process.
+    """
+    remove_partial()
+    os._exit(128 + signum)
 
 
 def _main(words: list[str]) -> int:
@@ -97,7 +108,6 @@ def _to_gguf(args: QuantizeArgs, name: str) -> Path:
 
 def _locate(args: QuantizeArgs, target: Path) -> Path:
     """MODEL on this machine; what cannot be written is said before anything is downloaded."""
-    from stoker_engine.export.output import check_new
     from stoker_engine.models.locate import locate_model
 
     check_new(target)

@@ -11,6 +11,7 @@ from pathlib import Path
 from stoker_engine.contract.errors import ArgumentError, StokerError
 
 _MIB = 1 << 20
+_partials = set[Path]()
 
 
 @contextmanager
@@ -34,16 +35,28 @@ def new_output(target: Path, size: int) -> Iterator[Path]:
                 "--output", f"{size // _MIB:,} MiB will be written, and {parent} has {free // _MIB:,} MiB free"
             )
         partial = parent / f".{target.name}.{os.getpid()}.partial"
+        _partials.add(partial)
         try:
             yield partial
             partial.rename(target)
         finally:
-            if partial.is_dir():
-                shutil.rmtree(partial)
-            else:
-                partial.unlink(missing_ok=True)
+            _remove(partial)
+            _partials.discard(partial)
     except OSError as error:
         raise StokerError(f"cannot write {target}: {error.strerror or error}") from error
+
+
+def remove_partial() -> None:
+    """Removes what has not come to its end, for a process that ends without coming back to `new_output`."""
+    for partial in list(_partials):
+        _remove(partial)
+
+
+def _remove(partial: Path) -> None:
+    if partial.is_dir():
+        shutil.rmtree(partial)
+    else:
+        partial.unlink(missing_ok=True)
 
 
 def check_new(target: Path) -> None:

@@ -50,11 +50,12 @@ def test_what_cannot_be_is_said_in_a_sentence(
     from stoker_engine.cli.quantize import main
 
     monkeypatch.chdir(tmp_path)
-    handler = signal.getsignal(signal.SIGTERM)
+    handlers = {signum: signal.getsignal(signum) for signum in (signal.SIGTERM, signal.SIGINT)}
     try:
         assert main([str(tiny_llama), *words]) == 2
     finally:
-        signal.signal(signal.SIGTERM, handler)
+        for signum, handler in handlers.items():
+            signal.signal(signum, handler)
     printed = capsys.readouterr()
     assert message in printed.err
     assert "Traceback" not in printed.err
@@ -81,5 +82,28 @@ def test_nothing_is_left_of_what_was_ended(ending: signal.Signals, demo_gguf: Pa
             assert process.poll() is None and time.monotonic() < deadline
             time.sleep(0.01)
         process.send_signal(ending)
-        assert process.wait(60) == 128 + ending
+        _, stderr = process.communicate(timeout=60)
+        assert process.returncode == 128 + ending, stderr
     assert not list(tmp_path.iterdir())
+
+
+INTERRUPTED = """
+import os, signal, sys, threading, time
+from stoker_engine.cli import quantize
+
+def export(args, name):
+    threading.Thread(target=time.sleep, args=(60,)).start()
+    os.kill(os.getpid(), {signum})
+    time.sleep(60)
+
+quantize._to_gguf = export
+sys.exit(quantize.main(["model", "--to=q8_0", "--output=new"]))
+"""
+
+
+@pytest.mark.parametrize("ending", [signal.SIGTERM, signal.SIGINT])
+def test_what_was_ended_waits_for_no_thread(ending: signal.Signals) -> None:
+    """One that was being started aborted the process, as Python does not wait for such a one either."""
+    argv = [sys.executable, "-c", INTERRUPTED.format(signum=int(ending))]
+    heard = partial(signal.signal, ending, signal.SIG_DFL)
+    assert subprocess.run(argv, timeout=30, preexec_fn=heard).returncode == 128 + ending
