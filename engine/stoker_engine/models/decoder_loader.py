@@ -18,7 +18,7 @@ from stoker_engine.models.stored_weights import stored_weights, with_formats
 from stoker_engine.models.weight_names import WeightNames
 from stoker_engine.models.weight_source import Part, WeightSource
 from stoker_engine.models.weights import load_weights
-from stoker_engine.parallel.huge_pages import use_huge_pages
+from stoker_engine.parallel.huge_pages import collapse_pages, use_huge_pages
 from stoker_engine.quant.blocks import BlockMatrix
 from stoker_engine.quant.packed_later import Packable
 from stoker_engine.quant.slot import Slot
@@ -56,13 +56,13 @@ class DecoderLoader:
         with torch.inference_mode():
             with device:
                 model = Decoder(config, build, max_model_len)
-            for parameter in model.parameters():
-                use_huge_pages(parameter)
+            use_huge_pages(model.parameters())
             weights = self.weights if self.on_load is None else QuantizedOnLoad(self.weights)
             progress = LoadProgress(on_progress)
             elsewhere = _slots_of_all_stages(config, build) if build.stage.count > 1 else frozenset[str]()
             load_weights(model, _Watched(weights, progress), self.spelling, progress, elsewhere)
             settle(model)
+            collapse_pages(model.parameters())
         return model
 
     def weight_formats(self, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> WeightFormats:

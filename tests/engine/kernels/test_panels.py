@@ -55,8 +55,9 @@ def random(*shape: int) -> torch.Tensor:
     return torch.randn(*shape, generator=generator).bfloat16()
 
 
-#: Whole groups of panels, single panels, rows beyond the last; one, two and a half depths of a block.
-SHAPES = [(16, 2), (17, 34), (64, 62), (100, 64), (129, 640), (48, 2048), (80, 2050), (33, 5000)]
+#: Whole groups of panels, single panels, rows beyond the last; one, two and a half depths of a block; runs of more panels
+#: than a group, as many as threads need or as a run may be long.
+SHAPES = [(16, 2), (17, 34), (64, 62), (100, 64), (129, 640), (48, 2048), (80, 2050), (33, 5000), (1100, 66), (1300, 5000)]
 
 
 @pytest.mark.parametrize("outputs,inner", SHAPES)
@@ -127,7 +128,7 @@ def multiplied(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None)
     return exact, exact.abs() * 2**-8 + summed * 2**-19
 
 
-@pytest.mark.parametrize("outputs,units", [(16, 1), (33, 2), (64, 8), (100, 9), (150, 20), (48, 160)])
+@pytest.mark.parametrize("outputs,units", [(16, 1), (33, 2), (64, 8), (100, 9), (150, 20), (48, 160), (1100, 1)])
 @pytest.mark.parametrize("name", IN_PANELS)
 def test_blocks_are_multiplied_in_8_bits(
     library: ctypes.CDLL, of_blocks: BlockPanels, name: str, outputs: int, units: int

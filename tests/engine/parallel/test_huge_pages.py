@@ -8,24 +8,28 @@ from pathlib import Path
 import pytest
 import torch
 
-from stoker_engine.parallel.huge_pages import use_huge_pages
+from stoker_engine.parallel.huge_pages import collapse_pages, use_huge_pages
 
 pytestmark = pytest.mark.skipif(
     not Path("/sys/kernel/mm/transparent_hugepage").exists(), reason="this system has no large pages"
 )
 
 
-def _is_advised(address: int) -> bool:
-    """Whether the mapping of an address asks for large pages, by /proc/self/smaps."""
+def _of_mapping(address: int, name: str) -> list[str]:
+    """What /proc/self/smaps says by that name of the mapping of an address."""
     inside = False
     for line in Path("/proc/self/smaps").read_text().splitlines():
         words = line.split()
         if "-" in words[0] and not words[0].endswith(":"):
             begin, end = (int(bound, 16) for bound in words[0].split("-"))
             inside = begin <= address < end
-        elif inside and words[0] == "VmFlags:":
-            return "hg" in words
+        elif inside and words[0] == f"{name}:":
+            return words[1:]
     raise LookupError(address)
+
+
+def _is_advised(address: int) -> bool:
+    return "hg" in _of_mapping(address, "VmFlags")
 
 
 def test_whole_pages_of_a_matrix_are_asked_for() -> None:
@@ -34,7 +38,21 @@ def test_whole_pages_of_a_matrix_are_asked_for() -> None:
     tensor = torch.frombuffer(mmap.mmap(-1, 40 << 20), dtype=torch.uint8)
     middle = tensor.data_ptr() + (20 << 20)
     assert not _is_advised(middle)
-    use_huge_pages(tensor)
+    use_huge_pages([tensor])
     assert _is_advised(middle)
     tensor.fill_(7)
     assert tensor.eq(7).all()
+
+
+def test_small_tensors_beside_each_other_share_large_pages() -> None:
+    """Also where memory was in use before: it is moved. What lies far from all of them stays as it is."""
+    own = mmap.mmap(-1, 64 << 20, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    memory = torch.frombuffer(own, dtype=torch.uint8).fill_(3)
+    many = list(memory[: 20 << 20].split(300_000))
+    far = memory[40 << 20 : (40 << 20) + 4096]
+    collapse_pages([*reversed(many), far, torch.empty(0), torch.empty(8, device="meta")])
+    kib = int(_of_mapping(memory.data_ptr() + (10 << 20), "AnonHugePages")[0])
+    if not kib:
+        pytest.skip("this system collapses no pages")
+    assert 16 << 10 <= kib <= 20 << 10
+    assert memory.eq(3).all()

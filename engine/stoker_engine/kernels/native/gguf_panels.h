@@ -286,6 +286,10 @@ struct BlockPanels {
         case 5: tile<5, N>(source, panel, m, ahead); break;
         case 6: tile<6, N>(source, panel, m, ahead); break;
       }
+      if constexpr (N == 1) {
+        if (rows == 7) tile<7, 1>(source, panel, m, ahead);
+        if (rows == 8) tile<8, 1>(source, panel, m, ahead);
+      }
       m += rows;
     }
   }
@@ -299,6 +303,12 @@ struct BlockPanels {
       in_tiles<N>(packed, panel, m, m_end, tiles, ahead);
     else
       in_tiles<N>(Unpacked<Format, N>(packed, inner / EightBits::NUMBERS), panel, m, m_end, tiles, ahead);
+  }
+
+  void stream(long panel, long count, long m_end, Bytes next) const {
+    Ahead ahead = Ahead::along({begin(panel), begin(panel + count)}, next, count * (inner / 4));
+    for (; count > 0; count--, panel++)
+      in_tiles<1>(Packed<Format, 1>{w + panel * panel_words(), panel_words()}, panel, 0, m_end, 1, ahead);
   }
 
   void multiply(long panel, long count, long m, long m_end, Bytes next) const {

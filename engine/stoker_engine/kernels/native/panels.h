@@ -17,10 +17,13 @@ constexpr long PANEL = 16;
 
 namespace panels {
 
-// A tile is as large as registers hold sums: 6 rows of x with 4 panels, or 8 rows with 2, which a batch of 7 or 8 takes
-// so that its weights are read once.
-constexpr int GROUP = 4;
-constexpr long most_rows(int panels) { return panels == 2 ? 8 : 6; }
+// A tile is as large as registers hold sums.
+constexpr int GROUP = 4, MOST_ROWS = 6;
+
+// Rows of x up to which a product waits for memory. Panels are multiplied one after the other then, in long runs, as
+// memory is read fastest.
+constexpr long STREAMED = 8;
+constexpr long RUNS = 4, LONGEST_RUN = 1 << 20;  // for each thread, at least; bytes
 
 constexpr long DEPTH = 2048;  // inner numbers for which a group of panels and a block of rows stay in the cache
 constexpr long MOST_AHEAD = 256 * 1024;  // bytes of the next piece that are fetched beforehand
@@ -29,13 +32,17 @@ constexpr long MOST_AHEAD = 256 * 1024;  // bytes of the next piece that are fet
 // multiplied as in product.h. `W` is a class of
 //   ROWS                                   of x in a block
 //   begin(panel)                           where a panel begins
-//   multiply(panel, count, m, m_end, next) rows m … m_end of x with so many panels from this one on; and fetches `next`
+//   stream(panel, count, m_end, next)      rows 0 … m_end of x with so many panels from this one on; and fetches `next`
+//   multiply(panel, count, m, m_end, next) rows m … m_end, likewise, with up to GROUP panels
 template <class Rows, class W>
 inline void share_out(const Product<bf16, Rows>& p, const W& w) {
   const long whole = p.outputs / PANEL, rest = whole * PANEL;
-  const long groups = (whole + GROUP - 1) / GROUP, row_blocks = (p.rows + W::ROWS - 1) / W::ROWS;
+  const bool streamed = p.rows <= STREAMED;
+  const long longest = LONGEST_RUN / (w.begin(1) - w.begin(0)), even = whole / (RUNS * threads());
+  const long size = streamed ? std::max<long>(std::min(even, longest), GROUP) : GROUP;
+  const long groups = (whole + size - 1) / size, row_blocks = (p.rows + W::ROWS - 1) / W::ROWS;
   const long pieces_of = groups + (rest < p.outputs);  // the last rows of W are a piece, too
-  const auto begin = [&](long group) { return w.begin(std::min(group * GROUP, whole)); };
+  const auto begin = [&](long group) { return w.begin(std::min(group * size, whole)); };
   parallel(pieces_of * row_blocks, [&](Pieces& pieces) {
     long piece, next;
     for (bool more = pieces.take(piece); more; piece = next) {
@@ -45,8 +52,9 @@ inline void share_out(const Product<bf16, Rows>& p, const W& w) {
         row_piece(p, m, m_end, rest, p.outputs, Bytes{});
         continue;
       }
-      const long n = group * GROUP, count = std::min<long>(GROUP, whole - n), after = more ? next % pieces_of : groups;
-      w.multiply(n, count, m, m_end, Bytes{begin(after), begin(after + 1)});
+      const long n = group * size, count = std::min(size, whole - n), after = more ? next % pieces_of : groups;
+      const Bytes then{begin(after), begin(after + 1)};
+      streamed ? w.stream(n, count, m_end, then) : w.multiply(n, count, m, m_end, then);
     }
   });
 }
@@ -116,14 +124,19 @@ struct Numbers {
       case 5: return tile<5, N>(panel, m, k, k_end, kept, ahead);
       case 6: return tile<6, N>(panel, m, k, k_end, kept, ahead);
     }
-    if constexpr (most_rows(N) == 8)
-      rows == 7 ? tile<7, N>(panel, m, k, k_end, kept, ahead) : tile<8, N>(panel, m, k, k_end, kept, ahead);
+    if constexpr (N == 1)
+      rows == 7 ? tile<7, 1>(panel, m, k, k_end, kept, ahead) : tile<8, 1>(panel, m, k, k_end, kept, ahead);
+  }
+
+  void stream(long panel, long count, long m_end, Bytes next) const {
+    Ahead ahead = Ahead::along({begin(panel), begin(panel + count)}, next, count * (inner / 2));
+    for (; count > 0; count--, panel++) tile_of<1>(m_end, panel, 0, 0, inner, nullptr, ahead);
   }
 
   template <int N>
   void block(long panel, long m, long m_end, Bytes next) const {
     thread_local Sums sums;
-    const long tiles = (m_end - m + most_rows(N) - 1) / most_rows(N);
+    const long tiles = (m_end - m + MOST_ROWS - 1) / MOST_ROWS;
     Ahead ahead(next, tiles * (inner / 2), MOST_AHEAD);
     for (long k = 0; k < inner; k += DEPTH) {
       const long k_end = std::min(k + DEPTH, inner);
@@ -137,17 +150,8 @@ struct Numbers {
   }
 
   void multiply(long panel, long count, long m, long m_end, Bytes next) const {
-    const long rows = m_end - m, width = rows == 7 || rows == 8 ? 2 : GROUP;
-    for (long j = 0, taken; j < count; j += taken) {
-      taken = count - j >= width ? width : 1;
-      const Bytes part = part_of(next, j, taken, count);
-      if (taken == GROUP)
-        block<GROUP>(panel + j, m, m_end, part);
-      else if (taken == 2)
-        block<2>(panel + j, m, m_end, part);
-      else
-        block<1>(panel + j, m, m_end, part);
-    }
+    if (count == GROUP) return block<GROUP>(panel, m, m_end, next);
+    for (long j = 0; j < count; j++) block<1>(panel + j, m, m_end, part_of(next, j, 1, count));
   }
 };
 

@@ -73,18 +73,33 @@ struct Product {
 class Ahead {
  public:
   Ahead(Bytes bytes, long steps, long most = 128 * 1024)  // more would push out what is multiplied now
-      : at_(bytes.begin),
-        end_(bytes.begin + std::min<long>(bytes.end - bytes.begin, most)),
-        step_(((end_ - at_) * PARTS + steps - 1) / steps) {}
+      : Ahead({bytes.begin, bytes.begin + std::min<long>(bytes.end - bytes.begin, most)}, Bytes{}, steps) {}
+
+  // Of what is read from front to back in so many steps: what comes a little later, at last the beginning of `next`.
+  static Ahead along(Bytes run, Bytes next, long steps) {
+    const long away = std::min<long>(run.end - run.begin, DISTANCE);
+    next.end = next.begin + std::min<long>(next.end - next.begin, away);
+    return Ahead({run.begin + away, run.end}, next, steps);
+  }
 
   void fetch() {  // evenly: memory should never idle
-    for (due_ += step_; due_ >= LINE * PARTS; due_ -= LINE * PARTS, at_ += LINE)
+    for (due_ += step_; due_ >= LINE * PARTS; due_ -= LINE * PARTS, at_ += LINE) {
+      if (at_ >= end_) at_ = then_.begin, end_ = then_.end, then_ = Bytes{};
       if (at_ < end_) __builtin_prefetch(at_, 0, 2);
+    }
   }
 
  private:
-  static constexpr long LINE = 64, PARTS = 64;
+  static constexpr long LINE = 64, PARTS = 64, DISTANCE = 8192;
+
+  Ahead(Bytes bytes, Bytes then, long steps)
+      : at_(bytes.begin),
+        end_(bytes.end),
+        then_(then),
+        step_(((bytes.end - bytes.begin + then.end - then.begin) * PARTS + steps - 1) / steps) {}
+
   const char *at_, *end_;
+  Bytes then_;
   const long step_;  // bytes, in parts
   long due_ = 0;
 };
