@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,6 +13,7 @@ import grpc
 from envoy.extensions.filters.http.ext_proc.v3.processing_mode_pb2 import ProcessingMode
 from envoy.service.ext_proc.v3 import external_processor_pb2 as ext_proc
 from envoy.service.ext_proc.v3 import external_processor_pb2_grpc
+from grpc._cython import cygrpc
 from prometheus_client import CollectorRegistry
 
 from stoker_gateway.directory import Directory, Endpoint
@@ -103,12 +104,9 @@ class Proxy:
         return _routed(answer, getattr(answer, where).response)
 
     async def _streamed(self, call: Any, body: bytes | None, chunk: int, trailers: bool) -> Outcome:
-        reading = asyncio.ensure_future(call.read())
-        # A refusal comes at the head. A call that ends while this library still writes is an error to it, now and then.
-        await asyncio.wait([reading], timeout=0.01)
-        sending = asyncio.ensure_future(_send(call, None if reading.done() else body, chunk, trailers))
+        sending = asyncio.ensure_future(_send(call, body, chunk, trailers))
         answers = []
-        answer = await reading
+        answer = await call.read()
         while answer is not grpc.aio.EOF:
             answers.append(answer)
             answer = await call.read()
@@ -155,9 +153,18 @@ async def _send(call: Any, body: bytes | None, chunk: int, trailers: bool) -> No
     for start in starts:
         last = start == starts[-1] and not trailers
         data = ext_proc.HttpBody(body=body[start : start + chunk], end_of_stream=last)
-        await call.write(ext_proc.ProcessingRequest(request_body=data))
+        await _write(call, ext_proc.ProcessingRequest(request_body=data))
     if trailers:
-        await call.write(ext_proc.ProcessingRequest(request_trailers=ext_proc.HttpTrailers()))
+        await _write(call, ext_proc.ProcessingRequest(request_trailers=ext_proc.HttpTrailers()))
+
+
+async def _write(call: Any, message: ext_proc.ProcessingRequest) -> None:
+    """Without effect where the picker has answered and ended the call, as it may at the head.
+
+    `call.write` makes that an error of the whole call, now and then, and so loses an answer that is there to be read.
+    """
+    with suppress(cygrpc.InternalError):
+        await call._cython_call.send_serialized_message(message.SerializeToString())
 
 
 def _answered(said: ext_proc.ImmediateResponse) -> Outcome:
