@@ -48,8 +48,10 @@ def _end(signum: int, _: FrameType | None) -> None:
     At once: an exception out of a signal's handler may break a lock that is being taken, and threads that were being
     started are waited for by nobody; where they compute while Python is taken apart, torch aborts the process.
     """
-    remove_partial()
-    os._exit(128 + signum)
+    try:
+        remove_partial()
+    finally:
+        os._exit(128 + signum)
 
 
 def _main(words: list[str]) -> int:

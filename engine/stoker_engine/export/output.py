@@ -11,7 +11,7 @@ from pathlib import Path
 from stoker_engine.contract.errors import ArgumentError, StokerError
 
 _MIB = 1 << 20
-_partials = set[Path]()
+_partials = set[Path]()  # what is being written
 
 
 @contextmanager

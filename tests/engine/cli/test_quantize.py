@@ -71,14 +71,17 @@ def test_a_gguf_file_is_no_folder(command: Any, demo_gguf: Path, tmp_path: Path)
     assert "already, and Q4_0 is asked for" in result.stderr
 
 
-@pytest.mark.parametrize("ending", [signal.SIGTERM, signal.SIGINT])
-def test_nothing_is_left_of_what_was_ended(ending: signal.Signals, demo_gguf: Path, tmp_path: Path) -> None:
-    words = ["demo://gemma-3-270m", "--to=bf16", f"--output={tmp_path / 'new.gguf'}"]
+@pytest.mark.parametrize(
+    "ending,name", [(signal.SIGTERM, "new.gguf"), (signal.SIGINT, "new.gguf"), (signal.SIGTERM, "new")]
+)
+def test_nothing_is_left_of_what_was_ended(ending: signal.Signals, name: str, demo_gguf: Path, tmp_path: Path) -> None:
+    """A file, and a folder with one."""
+    words = ["demo://gemma-3-270m", "--to=bf16", f"--output={tmp_path / name}"]
     argv = [sys.executable, "-c", RUN.format(module="quantize"), *words]
     heard = partial(signal.signal, ending, signal.SIG_DFL)  # tests in the background of a shell ignore SIGINT
     with subprocess.Popen(argv, stderr=subprocess.PIPE, stdout=subprocess.PIPE, preexec_fn=heard) as process:
         deadline = time.monotonic() + 60
-        while not any(path.stat().st_size > 1 << 20 for path in tmp_path.iterdir()):
+        while not any(path.stat().st_size > 1 << 20 for path in tmp_path.rglob("*")):
             assert process.poll() is None and time.monotonic() < deadline
             time.sleep(0.01)
         process.send_signal(ending)

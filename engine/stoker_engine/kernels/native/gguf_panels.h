@@ -273,8 +273,8 @@ struct BlockPanels {
     });
   }
 
-  // Rows m … m_end in so many tiles, of as many rows as each other, within one.
-  template <int N, class Source>
+  // Rows m … m_end in so many tiles of up to MOST, of as many rows as each other, within one.
+  template <int N, long MOST, class Source>
   void in_tiles(const Source& source, long panel, long m, long m_end, long tiles, Ahead& ahead) const {
     for (; tiles > 0; tiles--) {
       const long rows = (m_end - m + tiles - 1) / tiles;
@@ -286,9 +286,9 @@ struct BlockPanels {
         case 5: tile<5, N>(source, panel, m, ahead); break;
         case 6: tile<6, N>(source, panel, m, ahead); break;
       }
-      if constexpr (N == 1) {
-        if (rows == 7) tile<7, 1>(source, panel, m, ahead);
-        if (rows == 8) tile<8, 1>(source, panel, m, ahead);
+      if constexpr (MOST == STREAMED) {
+        if (rows == 7) tile<7, N>(source, panel, m, ahead);
+        if (rows == 8) tile<8, N>(source, panel, m, ahead);
       }
       m += rows;
     }
@@ -300,15 +300,16 @@ struct BlockPanels {
     Ahead ahead(next, tiles * (inner / 4), MOST_AHEAD);
     const Packed<Format, N> packed{w + panel * panel_words(), panel_words()};
     if (tiles <= DIRECT_TILES)
-      in_tiles<N>(packed, panel, m, m_end, tiles, ahead);
+      in_tiles<N, MOST_ROWS>(packed, panel, m, m_end, tiles, ahead);
     else
-      in_tiles<N>(Unpacked<Format, N>(packed, inner / EightBits::NUMBERS), panel, m, m_end, tiles, ahead);
+      in_tiles<N, MOST_ROWS>(Unpacked<Format, N>(packed, inner / EightBits::NUMBERS), panel, m, m_end, tiles, ahead);
   }
 
+  // Each panel is one tile, read from front to back.
   void stream(long panel, long count, long m_end, Bytes next) const {
     Ahead ahead = Ahead::along({begin(panel), begin(panel + count)}, next, count * (inner / 4));
     for (; count > 0; count--, panel++)
-      in_tiles<1>(Packed<Format, 1>{w + panel * panel_words(), panel_words()}, panel, 0, m_end, 1, ahead);
+      in_tiles<1, STREAMED>(Packed<Format, 1>{w + panel * panel_words(), panel_words()}, panel, 0, m_end, 1, ahead);
   }
 
   void multiply(long panel, long count, long m, long m_end, Bytes next) const {

@@ -17,13 +17,13 @@ constexpr long PANEL = 16;
 
 namespace panels {
 
-// A tile is as large as registers hold sums.
-constexpr int GROUP = 4, MOST_ROWS = 6;
+constexpr int GROUP = 4;  // panels
 
 // Rows of x up to which a product waits for memory. Panels are multiplied one after the other then, in long runs, as
 // memory is read fastest.
 constexpr long STREAMED = 8;
-constexpr long RUNS = 4, LONGEST_RUN = 1 << 20;  // for each thread, at least; bytes
+constexpr long RUNS = 4;               // for each thread, or more
+constexpr long LONGEST_RUN = 1 << 20;  // bytes
 
 constexpr long DEPTH = 2048;  // inner numbers for which a group of panels and a block of rows stay in the cache
 constexpr long MOST_AHEAD = 256 * 1024;  // bytes of the next piece that are fetched beforehand
@@ -67,7 +67,7 @@ inline Bytes part_of(Bytes bytes, long j, long taken, long count) {
 
 // bfloat16 numbers.
 struct Numbers {
-  static constexpr long ROWS = 96;
+  static constexpr long ROWS = 96, MOST_ROWS = 6;  // of a block; of a tile with GROUP panels, as registers hold sums
 
   const bf16* x;
   long x_stride;
@@ -128,6 +128,7 @@ struct Numbers {
       rows == 7 ? tile<7, 1>(panel, m, k, k_end, kept, ahead) : tile<8, 1>(panel, m, k, k_end, kept, ahead);
   }
 
+  // Each panel is one tile, read from front to back.
   void stream(long panel, long count, long m_end, Bytes next) const {
     Ahead ahead = Ahead::along({begin(panel), begin(panel + count)}, next, count * (inner / 2));
     for (; count > 0; count--, panel++) tile_of<1>(m_end, panel, 0, 0, inner, nullptr, ahead);

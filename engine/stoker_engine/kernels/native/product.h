@@ -84,7 +84,7 @@ class Ahead {
 
   void fetch() {  // evenly: memory should never idle
     for (due_ += step_; due_ >= LINE * PARTS; due_ -= LINE * PARTS, at_ += LINE) {
-      if (at_ >= end_) at_ = then_.begin, end_ = then_.end, then_ = Bytes{};
+      if (at_ >= end_ && then_.begin) at_ = then_.begin, end_ = then_.end, then_ = Bytes{};
       if (at_ < end_) __builtin_prefetch(at_, 0, 2);
     }
   }
