@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 import kopf
+from kopf._cogs.structs.references import Insights  # what `kopf.operator` takes and does not export
 
 from stoker_operator.admission import Object
 from stoker_operator.controller import Controller
@@ -111,7 +112,7 @@ class OptionalWatches:
             logging.getLogger(f"kopf._core.reactor.{name}").addFilter(_is_news)
         logger.info("the cluster has %s, which is watched", ", ".join(each.plural for each in watched))
         try:
-            _run(handlers, self._settings, self._ending)
+            _run(handlers, watched, self._settings, self._ending)
         except Exception as error:
             logger.warning("%s is no longer watched: %s", ", ".join(each.plural for each in watched), error)
         ended()
@@ -142,15 +143,16 @@ def run(settings: Settings, kube: Kube, catalogue: Catalogue, policy: Policy) ->
     """Runs the operator until SIGTERM or SIGINT.
 
     Raises:
-        KubeError: the API server does not answer.
+        KubeError: the API server does not answer, or lacks a kind that is watched.
         OSError: an address cannot be listened on.
     """
     optional = OptionalWatches(settings)
     controller = Controller(settings, kube, catalogue, policy, optional.begin)
     failure: list[KubeError | OSError] = []
     ending = asyncio.Event()
+    watched = controller.watched()
     try:
-        _run(registry(controller, controller.watched(), ending, failure), settings, ending)
+        _run(registry(controller, watched, ending, failure), watched, settings, ending)
     except Exception:
         if failure:
             raise failure[0] from None
@@ -159,20 +161,51 @@ def run(settings: Settings, kube: Kube, catalogue: Catalogue, policy: Policy) ->
         optional.stop()
 
 
-def _run(handlers: kopf.OperatorRegistry, settings: Settings, ending: asyncio.Event | threading.Event) -> None:
-    identity: Any = "stoker"  # kopf would make one from the user's name, and a container's user has none
+def _run(
+    handlers: kopf.OperatorRegistry,
+    watched: Iterable[Watched],
+    settings: Settings,
+    ending: asyncio.Event | threading.Event,
+) -> None:
     # kopf is stopped in the midst of its watches. asyncio.run would then close these generators and the ones they stand
     # on all at once, which fails loudly; kopf itself leaves no task and no connection behind.
     loop = asyncio.new_event_loop()
     try:
-        kopf.run(
-            loop=loop,
+        loop.run_until_complete(_operate(handlers, watched, settings, ending))
+    except asyncio.CancelledError:
+        pass
+    finally:
+        loop.close()
+
+
+async def _operate(
+    handlers: kopf.OperatorRegistry,
+    watched: Iterable[Watched],
+    settings: Settings,
+    ending: asyncio.Event | threading.Event,
+) -> None:
+    identity: Any = "stoker"  # kopf would make one from the user's name, and a container's user has none
+    insights = Insights()
+    running = asyncio.ensure_future(
+        kopf.operator(
             stop_flag=ending,
             registry=handlers,
+            insights=insights,
             standalone=True,
             identity=identity,
             clusterwide=not settings.namespaces,
             namespaces=settings.namespaces,
         )
-    finally:
-        loop.close()
+    )
+    looked = asyncio.ensure_future(insights.ready_resources.wait())
+    await asyncio.wait((running, looked), return_when=asyncio.FIRST_COMPLETED)
+    if looked.done():
+        # A kind that went between our look and kopf's. It would be waited for in vain: kopf looks once.
+        known = {(each.group, each.version, each.plural) for each in insights.watched_resources}
+        missing = [each.plural for each in watched if (each.group, each.version, each.plural) not in known]
+        if missing:
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+            raise KubeError(404, f"the cluster does not have {', '.join(missing)}")
+    looked.cancel()
+    await running
