@@ -122,7 +122,7 @@ class FakeEngine:
     Attributes:
         error: raised before any token.
         breaks_with: raised after three tokens.
-        hangs_at: nothing comes after that many tokens.
+        hangs_at: nothing comes after that many tokens, of requests that arrive while it is set.
         waits_for_reader: each token waits until the one before it is taken; else slow readers get several at once.
         alive: requests that run.
         asked: the prompt and parameters of each request.
@@ -160,6 +160,7 @@ class FakeEngine:
         self.released = asyncio.Event()
         self.alive: set[str] = set()
         self._answers: dict[str, asyncio.Task[None]] = {}
+        self._hangs_at: dict[str, int | None] = {}
         self.asked: list[tuple[list[int], SamplingParams]] = []
         self.options: list[dict[str, Any]] = []
         self.names: list[str] = []
@@ -202,6 +203,7 @@ class FakeEngine:
         self.names.append(request_id)
         if self.error is not None:
             raise self.error
+        self._hangs_at[request_id] = self.hangs_at
         self.alive.add(request_id)
         n = params.n if params.kind == "generate" else params.beam_width
         self._answers[request_id] = asyncio.create_task(self._answer(stream, request_id, prompt, params, n))
@@ -221,7 +223,7 @@ class FakeEngine:
                 self.alive.discard(request_id)
                 stream.fail(self.breaks_with)
                 return
-            if position == self.hangs_at:
+            if position == self._hangs_at[request_id]:
                 await self.released.wait()
             await asyncio.sleep(0)
             while self.waits_for_reader and stream._kept:  # noqa: ASYNC110 - the reader tells nobody

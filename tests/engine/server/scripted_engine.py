@@ -34,9 +34,9 @@ class ScriptedEngine(FakeEngine):
         answers = [answer[: params.max_tokens] for answer in self.script.pop(0)]
         longest = max(map(len, answers))
         assert len(answers) == n
-        said = 0
+        said, hangs_at = 0, self._hangs_at[request_id]
         while said <= longest:
-            if self.hangs_at is not None and said >= self.hangs_at:
+            if hangs_at is not None and said >= hangs_at:
                 await self.released.wait()
             await asyncio.sleep(0)
             while self.waits_for_reader and stream._kept:  # noqa: ASYNC110 - the reader tells nobody
