@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -92,9 +92,11 @@ class Angles:
 #: What a backend makes of a step's metadata; each has its own.
 AttentionPlan = Any
 
-#: (x [tokens, hidden], angles, plan, cache, rows) → the residual stream behind the layer, x itself; or, of these rows
-#: alone, a new one.
-WholeLayer = Callable[[torch.Tensor, Angles | None, AttentionPlan, KVCache, torch.Tensor | None], torch.Tensor]
+#: (x [tokens, hidden], of each kind the angles, plan, each layer's cache, rows) → the residual stream behind them, x
+#: itself; or, of these rows alone, a new one.
+WholeLayers = Callable[
+    [torch.Tensor, Sequence[Angles], AttentionPlan, Sequence[KVCache], torch.Tensor | None], torch.Tensor
+]
 
 
 @dataclass(frozen=True, eq=False)
@@ -118,6 +120,7 @@ class LayerParts:
         multiplier: attention's and the MLP's results are multiplied by it.
         qkv, out, up, down: the products; `up` makes gates and ups where the MLP has gates.
         rotary_dim: of each head's numbers, those that are turned; 0: none.
+        angles: the kind of angles by which they are turned; None where none are.
         interleaved: see `kernels.rotary.apply_rotary`.
     """
 
@@ -132,6 +135,7 @@ class LayerParts:
     up: Operation
     down: Operation
     rotary_dim: int
+    angles: int | None
     interleaved: bool
     activation: Activation
     gated: bool
@@ -167,8 +171,12 @@ class AttentionBackend(Protocol):
 class LayerBackend(AttentionBackend, Protocol):
     """One that computes whole layers."""
 
-    def layer(self, parts: LayerParts) -> WholeLayer | None:
-        """The layer as one call, with the bits of its operations one by one; None: there is no such call for it."""
+    def takes(self, parts: LayerParts) -> bool:
+        """Whether it can compute such a layer as a whole."""
+        ...
+
+    def layers(self, parts: Sequence[LayerParts]) -> WholeLayers:
+        """Layers that follow each other as one call, with the bits of their operations one by one."""
         ...
 
 

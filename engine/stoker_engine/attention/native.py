@@ -5,15 +5,17 @@ such kernels."""
 from __future__ import annotations
 
 import ctypes
+import operator
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
-from stoker_engine.attention.backend import Angles, AttentionShape, KVCache, LayerParts, WholeLayer
+from stoker_engine.attention.backend import Angles, AttentionShape, KVCache, LayerParts, WholeLayers
 from stoker_engine.attention.metadata import AttentionMetadata
 from stoker_engine.kernels.native.activation import kind_of
 from stoker_engine.kernels.native.attention import AttentionOf, AttentionStep, attention, step_of
-from stoker_engine.kernels.native.layer import LayerOf, NormOf, RunLayer, layer
+from stoker_engine.kernels.native.layer import LayerOf, NormOf, RunLayers, layers
 from stoker_engine.kernels.native.matrix import NativeProduct
 
 
@@ -23,12 +25,14 @@ class NativeBackend:
 
     library: ctypes.CDLL
 
-    def prepare(self, metadata: AttentionMetadata) -> list[AttentionStep]:
+    def prepare(self, metadata: AttentionMetadata) -> ctypes.Array[AttentionStep]:
         """See `AttentionBackend.prepare`: each group's part of the kernel's call."""
-        return [
-            step_of(metadata.query_starts, metadata.seq_lens, group.tables, group.slot_mapping, metadata.block_size)
-            for group in metadata.groups
-        ]
+        return (AttentionStep * len(metadata.groups))(
+            *(
+                step_of(metadata.query_starts, metadata.seq_lens, group.tables, group.slot_mapping, metadata.block_size)
+                for group in metadata.groups
+            )
+        )
 
     def forward(
         self,
@@ -37,61 +41,66 @@ class NativeBackend:
         key: torch.Tensor,
         value: torch.Tensor | None,
         cache: KVCache,
-        plan: list[AttentionStep],
+        plan: ctypes.Array[AttentionStep],
     ) -> torch.Tensor:
         """See `AttentionBackend.forward`."""
         return attention(self.library, _attention_of(shape, cache), query, key, value, plan[cache.group])
 
-    def layer(self, parts: LayerParts) -> WholeLayer | None:
-        """See `LayerBackend.layer`."""
-        qkv, out, up, down = parts.qkv, parts.out, parts.up, parts.down
-        kind = kind_of(parts.activation)
-        if not (isinstance(qkv, NativeProduct) and isinstance(out, NativeProduct)) or kind is None:
-            return None
-        if not (isinstance(up, NativeProduct) and isinstance(down, NativeProduct)) or parts.rotary_dim % 2:
-            return None
-        norms = {name: NormOf(norm.weight, norm.eps) for name, norm in parts.norms.items()}
-        heads = parts.head_norm
+    def takes(self, parts: LayerParts) -> bool:
+        """See `LayerBackend.takes`."""
+        products = parts.qkv, parts.out, parts.up, parts.down
+        is_native = all(isinstance(product, NativeProduct) for product in products)
+        return is_native and kind_of(parts.activation) is not None and parts.rotary_dim % 2 == 0
 
-        def on(cache: KVCache) -> RunLayer:
-            of = LayerOf(
-                dtype=parts.dtype,
-                hidden=parts.hidden,
-                multiplier=parts.multiplier,
-                input_norm=norms.get("input_norm"),
-                q_norm=None if heads is None else NormOf(heads.q_weight, heads.eps),
-                k_norm=None if heads is None else NormOf(heads.k_weight, heads.eps),
-                post_attention_norm=norms.get("post_attention_norm"),
-                pre_mlp_norm=norms.get("pre_mlp_norm"),
-                post_mlp_norm=norms.get("post_mlp_norm"),
-                qkv=qkv,
-                out=out,
-                up=up,
-                down=down,
-                pairs=parts.rotary_dim // 2,
-                interleaved=parts.interleaved,
-                activation=kind,
-                gated=parts.gated,
-                attention=_attention_of(parts.shape, cache),
-            )
-            return layer(self.library, of)
-
-        made: tuple[KVCache, RunLayer] | None = None
+    def layers(self, parts: Sequence[LayerParts]) -> WholeLayers:
+        """See `LayerBackend.layers`."""
+        made: tuple[list[KVCache], RunLayers] | None = None
 
         def run(
             x: torch.Tensor,
-            angles: Angles | None,
-            plan: list[AttentionStep],
-            cache: KVCache,
+            angles: Sequence[Angles],
+            plan: ctypes.Array[AttentionStep],
+            caches: Sequence[KVCache],
             rows: torch.Tensor | None,
         ) -> torch.Tensor:
             nonlocal made
-            if made is None or made[0] is not cache:
-                made = cache, on(cache)
-            cos, sin = (None, None) if angles is None else (angles.cos, angles.sin)
-            return made[1](x, plan[cache.group], cos, sin, rows)
+            if made is None or not all(map(operator.is_, made[0], caches)):
+                of = [_layer_of(its, cache) for its, cache in zip(parts, caches, strict=True)]
+                made = list(caches), layers(self.library, of)
+            return made[1](x, plan, [(each.cos, each.sin) for each in angles], rows)
 
         return run
+
+
+def _layer_of(parts: LayerParts, cache: KVCache) -> LayerOf:
+    qkv, out, up, down = parts.qkv, parts.out, parts.up, parts.down
+    kind = kind_of(parts.activation)
+    assert isinstance(qkv, NativeProduct) and isinstance(out, NativeProduct) and kind is not None
+    assert isinstance(up, NativeProduct) and isinstance(down, NativeProduct)
+    norms = {name: NormOf(norm.weight, norm.eps) for name, norm in parts.norms.items()}
+    heads = parts.head_norm
+    return LayerOf(
+        dtype=parts.dtype,
+        hidden=parts.hidden,
+        multiplier=parts.multiplier,
+        input_norm=norms.get("input_norm"),
+        q_norm=None if heads is None else NormOf(heads.q_weight, heads.eps),
+        k_norm=None if heads is None else NormOf(heads.k_weight, heads.eps),
+        post_attention_norm=norms.get("post_attention_norm"),
+        pre_mlp_norm=norms.get("pre_mlp_norm"),
+        post_mlp_norm=norms.get("post_mlp_norm"),
+        qkv=qkv,
+        out=out,
+        up=up,
+        down=down,
+        pairs=parts.rotary_dim // 2,
+        interleaved=parts.interleaved,
+        activation=kind,
+        gated=parts.gated,
+        attention=_attention_of(parts.shape, cache),
+        angles=parts.angles,
+        group=cache.group,
+    )
 
 
 def _attention_of(shape: AttentionShape, cache: KVCache) -> AttentionOf:

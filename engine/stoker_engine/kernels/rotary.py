@@ -36,7 +36,7 @@ def angles(
     """cos and sin [tokens, 1, pairs] of position × frequency, times `scale`; computed in float32, rounded to `dtype`.
 
     Args:
-        positions: [tokens] integers.
+        positions: [tokens] int64.
         frequencies: [pairs] float32.
     """
     products = torch.outer(positions.float(), frequencies).unsqueeze(1)

@@ -8,6 +8,7 @@ wrong. Up to the original length nothing is stretched.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -97,7 +98,7 @@ class Rotary:
 
     def __init__(
         self,
-        ropes: set[RopeParameters],
+        ropes: Sequence[RopeParameters],
         max_model_len: int,
         dtype: torch.dtype,
         kernels: Kernels,
@@ -105,11 +106,11 @@ class Rotary:
     ) -> None:
         self.dtype = dtype
         self.kernels = kernels
-        self._frequencies = {rope: inverse_frequencies(rope, max_model_len).to(device) for rope in ropes}
+        self._frequencies = [(rope, inverse_frequencies(rope, max_model_len).to(device)) for rope in ropes]
 
-    def at(self, positions: torch.Tensor) -> dict[RopeParameters, Rotation]:
+    def at(self, positions: torch.Tensor) -> list[Rotation]:
         """The angles at `positions` [tokens], for each kind; computed in float32."""
-        return {rope: self._rotation(positions, rope, each) for rope, each in self._frequencies.items()}
+        return [self._rotation(positions, rope, each) for rope, each in self._frequencies]
 
     def _rotation(self, positions: torch.Tensor, rope: RopeParameters, frequencies: torch.Tensor) -> Rotation:
         cos, sin = self.kernels.angles(positions, frequencies, rope.attention_factor, self.dtype)

@@ -16,6 +16,8 @@ last one what is behind. What goes from stage to stage is the residual stream.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from itertools import groupby
 from typing import NamedTuple
 
 import torch
@@ -30,7 +32,7 @@ from stoker_engine.attention.backend import (
     LayerBackend,
     LayerParts,
     NormParts,
-    WholeLayer,
+    WholeLayers,
 )
 from stoker_engine.layers.attention import Attention
 from stoker_engine.layers.build import Build
@@ -83,19 +85,21 @@ class DecoderLayer(nn.Module):
         self.attention = _attention(build, prefix, config, layer)
         self.mlp = _mlp(build, prefix, config, layer)
         self._dtype, self._hidden, self._rope = build.dtype, config.hidden_size, layer.rope
-        self._whole: WholeLayer | None = None
 
-    def fuse(self) -> None:
-        """Has the backend compute the layer in one call, if it can; once all weights are where they stay."""
-        attention, mlp, backend = self.attention, self.mlp, self.attention.backend
-        if not isinstance(backend, LayerBackend) or self.kind != "sequential":
-            return
+    def parts(self, angles: int | None) -> LayerParts | None:
+        """What the layer is computed from, once all weights are where they stay; None: a backend cannot compute it as a
+        whole.
+
+        Args:
+            angles: the kind by which it turns.
+        """
+        attention, mlp = self.attention, self.mlp
         norms = {name: getattr(self, name) for name in self.norms}
-        if not all(isinstance(norm, RMSNorm) for norm in norms.values()):
-            return
+        if self.kind != "sequential" or not all(isinstance(norm, RMSNorm) for norm in norms.values()):
+            return None
         if not isinstance(attention, Attention) or not attention.can_be_fused() or not isinstance(mlp, MLP):
-            return
-        parts = LayerParts(
+            return None
+        return LayerParts(
             dtype=self._dtype,
             hidden=self._hidden,
             norms={name: NormParts(norm.weight.data, norm.eps) for name, norm in norms.items()},
@@ -107,16 +111,11 @@ class DecoderLayer(nn.Module):
             up=mlp.up.product,
             down=mlp.down.product,
             rotary_dim=0 if self._rope is None else self._rope.rotary_dim,
+            angles=angles,
             interleaved=self._rope is not None and self._rope.interleaved,
             activation=mlp.config.act,
             gated=mlp.config.gated,
         )
-        self._whole = backend.layer(parts)
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether it is computed in one call."""
-        return self._whole is not None
 
     def forward(
         self,
@@ -131,9 +130,6 @@ class DecoderLayer(nn.Module):
         Args:
             rows: of the result, where not all are wanted: nothing attends to what the last layer makes of a token.
         """
-        if self._whole is not None:
-            x = stream.x if stream.added is None else stream.x + stream.added
-            return Stream(self._whole(x, rotation, plan, cache, rows))
         x, normed = stream.normed(self.input_norm)
         attended = self.attention(normed, rotation, plan, cache)
         if rows is not None:
@@ -162,6 +158,25 @@ class DecoderLayer(nn.Module):
         return slots
 
 
+@dataclass(frozen=True, eq=False)
+class LayerRun:
+    """Layers that follow each other.
+
+    Attributes:
+        start: the place of the first one among those that are here.
+        whole: computes them in one call; None: each is computed in parts.
+    """
+
+    start: int
+    layers: list[DecoderLayer]
+    whole: WholeLayers | None = None
+
+    @property
+    def places(self) -> slice:
+        """The layers' places among those that are here."""
+        return slice(self.start, self.start + len(self.layers))
+
+
 class Decoder(nn.Module):
     """A decoder-only language model over a paged KV cache. Its tensors are made on torch's default device.
 
@@ -169,6 +184,9 @@ class Decoder(nn.Module):
         build: what layers are built with; of several ranks, each has its share of the model, and of several stages,
             each has its layers.
         max_model_len: the longest sequence; it decides how far rotary positions are stretched.
+
+    Attributes:
+        runs: of layers, as they are computed.
 
     Raises:
         ModelError: an activation that is not computed here, or sizes that the ranks cannot share.
@@ -206,12 +224,15 @@ class Decoder(nn.Module):
         self.embedding_multiplier = torch.tensor(embedding.multiplier, dtype=build.dtype, device="cpu").item()
         here = stage.layers(len(config.layers))
         self.layer_configs = config.layers[here.start : here.stop]
-        self.layers = nn.ModuleList(
+        layers = [
             DecoderLayer(build, f"layers.{index}", config, layer)
             for index, layer in zip(here, self.layer_configs, strict=True)
-        )
-        ropes = {layer.rope for layer in self.layer_configs if layer.rope is not None}
+        ]
+        self.layers = nn.ModuleList(layers)
+        ropes = list(dict.fromkeys(layer.rope for layer in self.layer_configs if layer.rope is not None))
         self.rotary = Rotary(ropes, max_model_len, build.dtype, build.kernels, torch.get_default_device())
+        self._angles = [None if layer.rope is None else ropes.index(layer.rope) for layer in self.layer_configs]
+        self.runs = [LayerRun(0, layers)]
 
     def slots(self) -> dict[str, Slot]:
         """Every place that a checkpoint must fill, by slot name; see above."""
@@ -228,19 +249,37 @@ class Decoder(nn.Module):
         return slots
 
     def fuse(self) -> None:
-        """See `DecoderLayer.fuse`."""
-        for layer in self.layers:
-            assert isinstance(layer, DecoderLayer)
-            layer.fuse()
+        """Has the backend compute layers that follow each other in one call, where it can; once all weights are where
+        they stay."""
+        backend = self.backend
+        if not isinstance(backend, LayerBackend):
+            return
+        layers = [layer for run in self.runs for layer in run.layers]
+        parts: list[LayerParts | None] = []
+        for layer, angles in zip(layers, self._angles, strict=True):
+            its = layer.parts(angles)
+            parts.append(its if its is not None and backend.takes(its) else None)
+        self.runs = []
+        for _, places in groupby(range(len(layers)), lambda place: parts[place] is None):
+            start, *others = places
+            run = slice(start, start + 1 + len(others))
+            whole = [its for its in parts[run] if its is not None]
+            self.runs.append(LayerRun(start, layers[run], backend.layers(whole) if whole else None))
 
     def forward(self, inputs: StepInputs, hidden: torch.Tensor | None = None) -> torch.Tensor:
         """See `Model.forward`."""
         stream = Stream(self._embedded(inputs) if hidden is None else hidden)
         rotations = self.rotary.at(inputs.positions)
-        last = self.layers[-1]
-        for layer, config, cache in zip(self.layers, self.layer_configs, inputs.caches, strict=True):
-            rotation = None if config.rope is None else rotations[config.rope]
-            stream = layer(stream, rotation, inputs.attention, cache, inputs.rows if layer is last else None)
+        for run in self.runs:
+            caches, rows = inputs.caches[run.places], inputs.rows if run is self.runs[-1] else None
+            if run.whole is not None:
+                x = stream.x if stream.added is None else stream.x + stream.added
+                stream = Stream(run.whole(x, rotations, inputs.attention, caches, rows))
+                continue
+            for layer, angles, cache in zip(run.layers, self._angles[run.places], caches, strict=True):
+                rotation = None if angles is None else rotations[angles]
+                wanted = rows if layer is run.layers[-1] else None
+                stream = layer(stream, rotation, inputs.attention, cache, wanted)
         _, x = stream.normed(self.final_norm)
         return x if self.project_out is None else self.project_out(x)
 

@@ -20,16 +20,19 @@ SHAPES = {
     "plain": PLAIN,
     "one head each": dataclasses.replace(PLAIN, num_kv_heads=6),
     "a window that has left a part": dataclasses.replace(PLAIN, sliding_window=700),
+    "a window that has left small parts": dataclasses.replace(PLAIN, sliding_window=150),
     "a window wider than all": dataclasses.replace(PLAIN, sliding_window=5000),
     "alibi": dataclasses.replace(PLAIN, alibi_slopes=torch.tensor([0.5, 0.25, 0.1, 0.05, 0.02, 0.01])),
     "soft cap and sinks": dataclasses.replace(PLAIN, logits_soft_cap=5.0, sinks=torch.linspace(-2, 4, 6)),
 }
 
 #: (length, the sequence whose beginning it has, how much of it): two families that take turns, one that branches off
-#: later, prefixes that end within a part, at its end and past it, lengths around it, and one that shares nothing.
+#: later, prefixes that end within a part (the first ones are smaller), at its end and past it, lengths around it, and
+#: one that shares nothing.
 FAMILIES = [
     (1101, 0, 0), (1290, 1, 0), (1060, 0, 1056), (1538, 1, 1024), (1025, 0, 1008), (1200, 1, 528), (513, 0, 512),
-    (512, 0, 480), (1537, 0, 1056), (700, 9, 0), (1026, 1, 1008), (2, 10, 0),
+    (512, 0, 480), (1537, 0, 1056), (700, 9, 0), (1026, 1, 1008), (2, 10, 0), (128, 0, 112), (129, 1, 128),
+    (300, 0, 272), (257, 1, 256), (385, 0, 384),
 ]  # fmt: skip
 
 

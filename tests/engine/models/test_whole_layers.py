@@ -13,13 +13,14 @@ import pytest
 import torch
 from gguf import GGMLQuantizationType
 
+from stoker_engine.attention.native import NativeBackend
 from stoker_engine.attention.select import attention_backend
 from stoker_engine.contract.engine_args import EngineArgs
 from stoker_engine.kernels.native.library import native_library
 from stoker_engine.kernels.select import select_kernels
 from stoker_engine.layers.build import Build
 from stoker_engine.models.checkpoint import find_checkpoint
-from stoker_engine.models.decoder import Decoder, DecoderLayer
+from stoker_engine.models.decoder import Decoder, LayerRun
 
 from ..gguf_random import quantized
 from ..served import served
@@ -68,10 +69,6 @@ def _loaded(path: Path, dtype: torch.dtype, max_model_len: int = 128) -> Decoder
     return model
 
 
-def _layers(model: Decoder) -> list[DecoderLayer]:
-    return [layer for layer in model.layers if isinstance(layer, DecoderLayer)]
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 @pytest.mark.parametrize("stored", ["F32", "Q8_0"])
 @pytest.mark.parametrize("name", WHOLE)
@@ -101,12 +98,30 @@ def test_bits_of_large_steps(name: str, dtype: torch.dtype, tmp_path: Path, page
     _same_in_parts(model, lambda: paged_run(model, prompts, new_tokens=2, dtype=dtype, chunks=chunks))
 
 
+def test_layers_that_cannot_be_whole_are_between_those_that_can(
+    tmp_path: Path, paged_run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of four layers two in a row are computed as one, and the last one, which makes only the rows that are wanted."""
+    kind, options = gguf_models.MODELS["gemma3"]
+    path = tmp_path / "model.gguf"
+    tiny = gguf_models.tiny(kind, {**options, "num_hidden_layers": 4})
+    llama_cpp.write(tiny, path, stored=lambda _: GGMLQuantizationType.F32)
+    expected = paged_run(_loaded(path, torch.bfloat16), [[5], list(range(2, 63))], new_tokens=5, dtype=torch.bfloat16)
+    takes = iter([True, True, False, True, False, True, True, False])
+    monkeypatch.setattr(NativeBackend, "takes", lambda *_: next(takes))
+    for lengths in ([2, 1, 1], [1, 2, 1]):
+        model = _loaded(path, torch.bfloat16)
+        assert [len(run.layers) for run in model.runs] == lengths
+        mixed = paged_run(model, [[5], list(range(2, 63))], new_tokens=5, dtype=torch.bfloat16)
+        for ours, its in zip(mixed.sequences, expected.sequences, strict=True):
+            assert torch.equal(torch.stack(ours.logits), torch.stack(its.logits))
+
+
 def _same_in_parts(model: Decoder, run: Callable[[], Any]) -> None:
     """What `run` gives has the same bits when each layer's operations are called one by one."""
-    assert all(layer.is_whole for layer in _layers(model))
+    assert [each.whole is not None for each in model.runs] == [True]
     whole = run()
-    for layer in _layers(model):
-        layer._whole = None
+    model.runs = [LayerRun(0, model.runs[0].layers)]
     apart = run()
     for ours, expected in zip(whole.sequences, apart.sequences, strict=True):
         assert ours.tokens == expected.tokens
@@ -118,4 +133,4 @@ def test_others_are_computed_in_parts(name: str, tmp_path: Path) -> None:
     kind, options = gguf_models.MODELS[name]
     path = tmp_path / "model.gguf"
     llama_cpp.write(gguf_models.tiny(kind, options), path, stored=lambda _: GGMLQuantizationType.F32)
-    assert not any(layer.is_whole for layer in _layers(_loaded(path, torch.float32)))
+    assert all(run.whole is None for run in _loaded(path, torch.float32).runs)

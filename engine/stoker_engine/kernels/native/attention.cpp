@@ -23,8 +23,6 @@ namespace {
 // Bytes of states that wait to be merged: more decodes than these belong to come one wave after another.
 constexpr long MOST_WAITING = 32 << 20;
 
-inline long parts_until(long position) { return position / PART + 1; }
-
 // What a thread takes: queries of one sequence with all of their keys, or decodes with one part of theirs.
 struct Work {
   long sequence;      // whose blocks are read
@@ -42,7 +40,7 @@ class Decodes {
 
   // Whether it is one of them.
   bool take(long sequence, long position) {
-    const long first = oldest_of(position) / PART, parts = parts_until(position) - first;
+    const long first = part_at(oldest_of(position)), parts = part_at(position) + 1 - first;
     if (parts < 2) return false;
     all_.push_back({sequence, position, first, parts, 0});
     return true;
@@ -70,7 +68,7 @@ class Decodes {
         const Decode& decode = all_[i];
         if (part < decode.first_part || part >= decode.first_part + decode.parts) continue;
         while (count < most_ && i + count < last && shared(all_[i + count - 1], all_[i + count], part)) count++;
-        const long position = count > 1 ? (part + 1) * PART - 1 : decode.position;
+        const long position = count > 1 ? begin_of(part + 1) - 1 : decode.position;
         for (long n = 0; n < count; n++) {
           const Decode& each = all_[i + n];
           pieces_[each.piece + part - each.first_part] = {(long)work.size(), n};
@@ -108,7 +106,8 @@ class Decodes {
   bool is_before(const Decode& a, const Decode& b) const {
     if (a.first_part != b.first_part) return a.first_part < b.first_part;
     for (long n = a.first_part; n < a.first_part + std::min(a.parts, b.parts); n++) {
-      const int32_t one = table(a)[n * PART / call_.block_size], other = table(b)[n * PART / call_.block_size];
+      const long block = begin_of(n) / call_.block_size;
+      const int32_t one = table(a)[block], other = table(b)[block];
       if (one != other) return one < other;
     }
     return a.parts < b.parts;
@@ -116,7 +115,7 @@ class Decodes {
 
   // Whether both see all keys of a part, which lie in the same blocks. A slope depends on each one's own position.
   bool shared(const Decode& a, const Decode& b, long part) const {
-    const long begin = part * PART, end = begin + PART;
+    const long begin = begin_of(part), end = begin_of(part + 1);
     for (const Decode* each : {&a, &b})
       if (each->position + 1 < end || oldest_of(each->position) > begin) return false;
     const long from = begin / call_.block_size, until = (end + call_.block_size - 1) / call_.block_size;
@@ -184,7 +183,7 @@ void attend(const AttentionCall& call) {
         item.read_queries(space.queries);
         const State sum(own, item.rows, width), part(own + state_size, item.rows, width);
         sum.clear(item.rows);
-        for (long p = item.oldest_of(0) / PART; p < parts_until(item.position_of(item.rows - 1)); p++) {
+        for (long p = part_at(item.oldest_of(0)); p <= part_at(item.position_of(item.rows - 1)); p++) {
           item.run_part(p, space, part);
           merge(sum, part, item.rows);
         }

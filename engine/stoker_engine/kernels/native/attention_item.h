@@ -14,7 +14,18 @@
 namespace {
 
 // Keys: what a tile costs once is less with more of them.
-constexpr long TILE = LANES == 16 ? 128 : 64, PART = 512;
+constexpr long TILE = LANES == 16 ? 128 : 64;
+
+// Keys of a part; the first ones are smaller, so that what is short is shared out among threads, too.
+constexpr long PART = 512, SMALL_PART = 128, SMALL_PARTS = PART / SMALL_PART;
+
+inline long part_at(long position) {
+  return position < PART ? position / SMALL_PART : SMALL_PARTS - 1 + position / PART;
+}
+inline long begin_of(long part) {
+  return part < SMALL_PARTS ? part * SMALL_PART : (part - SMALL_PARTS + 1) * PART;
+}
+
 constexpr int VECTORS = LANES == 16 ? 4 : 2;  // of each of ROWS rows in registers
 
 inline long rounded_up(long n, long to) { return (n + to - 1) / to * to; }
@@ -46,8 +57,6 @@ struct Pairs {
   }
 #endif
 };
-
-inline long size_of(long stored) { return stored == FLOAT ? 4 : stored == BF16 ? 2 : 1; }
 
 // Where a tile's keys, values and scales lie in the cache.
 struct Tile {
@@ -405,8 +414,8 @@ struct Item {
   // Runs all rows over the keys of one part.
   void run_part(long part, Workspace& work, const State& state) const {
     state.clear(rows);
-    const long end = std::min((part + 1) * PART, position_of(rows - 1) + 1);
-    const long begin = std::max(part * PART, oldest_of(0) / TILE * TILE);
+    const long end = std::min(begin_of(part + 1), position_of(rows - 1) + 1);
+    const long begin = std::max(begin_of(part), oldest_of(0) / TILE * TILE);
     Tile tiles[2];
     if (begin < end) locate(begin, end, tiles[0]);
     for (long start = begin, turn = 0; start < end; start += TILE, turn ^= 1) {

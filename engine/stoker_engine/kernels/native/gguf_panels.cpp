@@ -9,7 +9,7 @@
 #if defined(STOKER_PANELS)
 namespace {
 
-typedef void (*Multiply)(const BlockProduct&);
+typedef void (*Multiply)(const BlockProduct&, const Scattered* soon);
 
 // By ggml's number of the type; null where it has no panels.
 Multiply multiply_of(int type) {
@@ -32,7 +32,7 @@ extern "C" int stoker_has_gguf_panels(int type) { return multiply_of(type) != nu
 
 void multiply_gguf_panels(const Matrix& m, const Multiplied& by) {
   multiply_of(m.format[0])(
-      {by.x, by.x_stride, (const uint8_t*)m.w, m.stride, m.bias, by.y, by.y_stride, by.rows, m.outputs, m.inner});
+      {by.x, by.x_stride, (const uint8_t*)m.w, m.stride, m.bias, by.y, by.y_stride, by.rows, m.outputs, m.inner}, by.soon);
 }
 
 // w [outputs, row], rows of words of two bytes, without gaps: its whole panels, in place.

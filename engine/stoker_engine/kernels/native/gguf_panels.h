@@ -305,11 +305,12 @@ struct BlockPanels {
       in_tiles<N, MOST_ROWS>(Unpacked<Format, N>(packed, inner / EightBits::NUMBERS), panel, m, m_end, tiles, ahead);
   }
 
+  long steps() const { return inner / 4; }
+
   // Each panel is one tile, read from front to back.
-  void stream(long panel, long count, long m_end, Bytes next) const {
-    Ahead ahead = Ahead::along({begin(panel), begin(panel + count)}, next, count * (inner / 4));
-    for (; count > 0; count--, panel++)
-      in_tiles<1, STREAMED>(Packed<Format, 1>{w + panel * panel_words(), panel_words()}, panel, 0, m_end, 1, ahead);
+  void stream(long panel, long end, long rows, Ahead& ahead) const {
+    for (; panel < end; panel++)
+      in_tiles<1, STREAMED>(Packed<Format, 1>{w + panel * panel_words(), panel_words()}, panel, 0, rows, 1, ahead);
   }
 
   void multiply(long panel, long count, long m, long m_end, Bytes next) const {
@@ -324,12 +325,12 @@ struct BlockPanels {
 
 // W's rows beyond the last whole panel are blocks of `Rows`.
 template <class Rows, class Format>
-void multiply_blocks(const BlockProduct& p) {
+void multiply_blocks(const BlockProduct& p, const Scattered* soon) {
   const bf16 *x = (const bf16*)p.x, *bias = (const bf16*)p.bias;
   const EightBits* rounded_x = rounded(x, p.x_stride, p.rows, p.inner, Format::ZERO, Format::STEP);
   share_out(Product<bf16, Blocks<bf16, Rows>>{x, p.x_stride, {p.w, p.w_stride, {}}, bias, (bf16*)p.y, p.y_stride,
                                                 p.rows, p.outputs, p.inner},
-            BlockPanels<Format>{rounded_x, (const uint16_t*)p.w, bias, (bf16*)p.y, p.y_stride, p.inner});
+            BlockPanels<Format>{rounded_x, (const uint16_t*)p.w, bias, (bf16*)p.y, p.y_stride, p.inner}, soon);
 }
 
 }  // namespace panels

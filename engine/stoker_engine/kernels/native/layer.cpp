@@ -1,12 +1,14 @@
-// A decoder's layer in one call: attention and MLP, each with its norms, on one residual stream (models/decoder.py draws
-// it). Every number is computed as by the layer's operations one by one, so its bits are theirs; what is saved is a dozen
-// calls, their results' memory and the page faults in it. `layer.py` mirrors the structures.
+// A decoder's layers in one call: attention and MLP, each with its norms, on one residual stream (models/decoder.py draws
+// them). Every number is computed as by the layers' operations one by one, so its bits are theirs; what is saved is a dozen
+// calls a layer, their results' memory and the page faults in it. `layer.py` mirrors the structures.
 #include "activation.h"
 #include "attention.h"
 #include "matrix.h"
 #include "memory.h"
+#include "product.h"
 #include "rms_norm.h"
 #include "rotary.h"
+#include "stored_numbers.h"
 #include "threads.h"
 
 namespace {
@@ -27,6 +29,16 @@ struct Layer {
   AttentionCall attention;  // but for the step, and where queries, new keys and values and the result are
 };
 
+// A layer, by which blocks it goes, and by which angles (−1: none).
+struct Placed {
+  const Layer* layer;
+  long group, angles;
+};
+
+struct Angles {
+  const void *cos, *sin;  // [tokens, pairs]
+};
+
 // Rows of x for which an MLP's results stay in the cache.
 constexpr long CHUNK = 256;
 
@@ -36,6 +48,34 @@ inline void norm_row(const Norm& norm, const T* from, T* to, long size) {
     rms_norm(from, (const float*)norm.weight, norm.eps, to, size);
   else
     rms_norm(from, (const T*)norm.weight, norm.eps, to, size);
+}
+
+// Of a step of few tokens attention waits for memory, so keys and values are fetched while queries are made. They are to
+// stay in the caches meanwhile.
+constexpr long FEW_TOKENS = 8;
+constexpr long MOST_FETCHED = 256 << 10;  // bytes for each thread
+
+// Where the keys and values lie that a step of few tokens attends to, but for its own. In a block those of all heads are
+// neighbours.
+inline const Scattered* kept_keys(const AttentionCall& fixed, const AttentionStep& step) {
+  static thread_local Scattered found;
+  found.clear();
+  const long size = size_of(fixed.stored), block_size = step.block_size, most = MOST_FETCHED * threads();
+  const auto bytes = [&](long slot, long head) { return size * std::max(block_size * slot, fixed.kv_heads * head); };
+  const long of_keys = bytes(fixed.key_slot, fixed.key_head), of_values = bytes(fixed.value_slot, fixed.value_head);
+  for (long s = 0; s < step.sequences; s++) {
+    const long end = step.seq_lens[s] - (step.query_starts[s + 1] - step.query_starts[s]);
+    const long begin = fixed.window ? std::max(0l, end + 1 - fixed.window) : 0;
+    for (long at = begin / block_size; at * block_size < end; at++) {
+      if (found.lines * Scattered::LINE > most) return &found;
+      const long block = step.tables[s * step.table_stride + at];
+      const char *keys = (const char*)fixed.keys + block * fixed.key_block * size;
+      const char *values = (const char*)fixed.values + block * fixed.value_block * size;
+      found.add({keys, keys + of_keys});
+      found.add({values, values + of_values});
+    }
+  }
+  return &found;
 }
 
 // Those rows of x that go on behind attention, and where to.
@@ -64,7 +104,8 @@ void run(const Layer& layer, const AttentionStep& step, const T* x, const T* cos
                  [&](long t) { norm_row(layer.input_norm, x + t * hidden, normed + t * hidden, hidden); });
     input = normed;
   }
-  multiply(layer.is_bf16, layer.qkv, {input, hidden, qkv, width, tokens});
+  const Scattered* soon = tokens <= FEW_TOKENS ? kept_keys(fixed, step) : nullptr;
+  multiply(layer.is_bf16, layer.qkv, {input, hidden, qkv, width, tokens, soon});
 
   if (layer.q_norm.weight || layer.pairs)
     parallel_for(tokens * turned * size >= WORTH_SHARING, tokens, [&](long t) {
@@ -124,14 +165,25 @@ void run(const Layer& layer, const AttentionStep& step, const T* x, const T* cos
   }
 }
 
+template <class T>
+void run_all(const Placed* layers, long count, const AttentionStep* steps, const Angles* angles, T* x,
+             const Kept<T>& kept) {
+  for (long i = 0; i < count; i++) {
+    const Placed& at = layers[i];
+    const Angles turned = at.angles < 0 ? Angles{} : angles[at.angles];
+    const Kept<T> all{nullptr, -1, x};
+    run(*at.layer, steps[at.group], x, (const T*)turned.cos, (const T*)turned.sin, i + 1 < count ? all : kept);
+  }
+}
+
 }  // namespace
 
-// x [tokens, hidden] is the residual stream before the layer; out is x, or gets `count` rows of it (−1: all). cos and sin
-// [tokens, pairs] are null where nothing is turned.
-extern "C" void stoker_layer(const Layer* layer, const AttentionStep* step, const void* x, const void* cos,
-                             const void* sin, const int64_t* rows, long count, void* out) {
-  if (layer->is_bf16)
-    run(*layer, *step, (const bf16*)x, (const bf16*)cos, (const bf16*)sin, {rows, count, (bf16*)out});
+// x [tokens, hidden] is the residual stream before the layers, and behind them; or, where `rows` are given, out gets
+// `kept` rows of what is behind them. By group the step's blocks, by their kinds the angles.
+extern "C" void stoker_layers(const Placed* layers, long count, const AttentionStep* steps, const Angles* angles, void* x,
+                              const int64_t* rows, long kept, void* out) {
+  if (layers->layer->is_bf16)
+    run_all<bf16>(layers, count, steps, angles, (bf16*)x, {rows, rows ? kept : -1, (bf16*)(rows ? out : x)});
   else
-    run(*layer, *step, (const float*)x, (const float*)cos, (const float*)sin, {rows, count, (float*)out});
+    run_all<float>(layers, count, steps, angles, (float*)x, {rows, rows ? kept : -1, (float*)(rows ? out : x)});
 }

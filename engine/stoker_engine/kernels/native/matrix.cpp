@@ -6,6 +6,7 @@ static void multiply_beside(bool is_bf16, const Matrix& matrix, Multiplied by) {
   for (long i = 0; i < matrix.format[0]; i++) {
     multiply(is_bf16, each[i], by);
     by.y = (char*)by.y + each[i].outputs * (is_bf16 ? 2 : 4);
+    by.soon = nullptr;
   }
 }
 

@@ -12,12 +12,15 @@ struct Matrix {
   long outputs, inner;
 };
 
+struct Scattered;
+
 // x [rows, inner] → y [rows, outputs], rows as many numbers apart as said, of bf16 or floats.
 struct Multiplied {
   const void* x;
   long x_stride;
   void* y;
   long y_stride, rows;
+  const Scattered* soon = nullptr;  // may be fetched meanwhile; see product.h
 };
 
 void multiply(bool is_bf16, const Matrix& matrix, const Multiplied& by);

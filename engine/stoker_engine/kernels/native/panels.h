@@ -20,29 +20,63 @@ namespace panels {
 constexpr int GROUP = 4;  // panels
 
 // Rows of x up to which a product waits for memory. Panels are multiplied one after the other then, in long runs, as
-// memory is read fastest.
+// memory is read fastest, and in shorter ones at the end, so that threads end together.
 constexpr long STREAMED = 8;
-constexpr long RUNS = 4;               // for each thread, or more
-constexpr long LONGEST_RUN = 1 << 20;  // bytes
+constexpr long RUNS = 2;                                     // for each thread, of what is left
+constexpr long LONGEST_RUN = 1 << 20, LEAST_RUN = 128 << 10;  // bytes
 
 constexpr long DEPTH = 2048;  // inner numbers for which a group of panels and a block of rows stay in the cache
 constexpr long MOST_AHEAD = 256 * 1024;  // bytes of the next piece that are fetched beforehand
+
+// Where runs of `count` panels begin, and at last `count`.
+inline const std::vector<long>& runs_of(long count, long panel_bytes) {
+  static thread_local std::vector<long> starts;
+  const long longest = std::max(LONGEST_RUN / panel_bytes, 1l), least = std::max(LEAST_RUN / panel_bytes, 1l);
+  starts.clear();
+  for (long at = 0; at < count; at += std::clamp((count - at) / (RUNS * threads()), least, longest)) starts.push_back(at);
+  starts.push_back(count);
+  return starts;
+}
+
+// Shares a product of up to STREAMED rows out among threads, and fetches what is needed `soon`, if anything.
+template <class Rows, class W>
+inline void stream_out(const Product<bf16, Rows>& p, const W& w, const Scattered* soon) {
+  const long whole = p.outputs / PANEL, rest = whole * PANEL;
+  const std::vector<long>& starts = runs_of(whole, w.begin(1) - w.begin(0));
+  const long runs = (long)starts.size() - 1;
+  const auto run_of = [&](long run) {
+    return run < runs ? Bytes{w.begin(starts[run]), w.begin(starts[run + 1])} : Bytes{};
+  };
+  parallel(runs + (rest < p.outputs), [&](Pieces& pieces) {
+    long run, next;
+    for (bool more = pieces.take(run); more; run = next) {
+      more = pieces.take(next);
+      if (run == runs) {
+        row_piece(p, 0, p.rows, rest, p.outputs, Bytes{});
+        continue;
+      }
+      const long panel = starts[run], end = starts[run + 1], steps = (end - panel) * w.steps();
+      Ahead ahead = Ahead::along(run_of(run), run_of(next), steps);
+      if (soon) ahead.beside(*soon, soon->lines * panel / whole, soon->lines * end / whole, steps);
+      w.stream(panel, end, p.rows, ahead);
+    }
+  });
+}
 
 // Shares a product out among threads: blocks of rows with groups of panels. W's rows beyond the last whole panel are
 // multiplied as in product.h. `W` is a class of
 //   ROWS                                   of x in a block
 //   begin(panel)                           where a panel begins
-//   stream(panel, count, m_end, next)      rows 0 … m_end of x with so many panels from this one on; and fetches `next`
-//   multiply(panel, count, m, m_end, next) rows m … m_end, likewise, with up to GROUP panels
+//   steps()                                of a panel: at each of them something may be fetched
+//   stream(panel, end, rows, ahead)        the first rows of x with the panels from this one on
+//   multiply(panel, count, m, m_end, next) rows m … m_end, likewise, with up to GROUP panels; and fetches `next`
 template <class Rows, class W>
-inline void share_out(const Product<bf16, Rows>& p, const W& w) {
+inline void share_out(const Product<bf16, Rows>& p, const W& w, const Scattered* soon = nullptr) {
+  if (p.rows <= STREAMED) return stream_out(p, w, soon);
   const long whole = p.outputs / PANEL, rest = whole * PANEL;
-  const bool streamed = p.rows <= STREAMED;
-  const long longest = LONGEST_RUN / (w.begin(1) - w.begin(0)), even = whole / (RUNS * threads());
-  const long size = streamed ? std::max<long>(std::min(even, longest), GROUP) : GROUP;
-  const long groups = (whole + size - 1) / size, row_blocks = (p.rows + W::ROWS - 1) / W::ROWS;
+  const long groups = (whole + GROUP - 1) / GROUP, row_blocks = (p.rows + W::ROWS - 1) / W::ROWS;
   const long pieces_of = groups + (rest < p.outputs);  // the last rows of W are a piece, too
-  const auto begin = [&](long group) { return w.begin(std::min(group * size, whole)); };
+  const auto begin = [&](long group) { return w.begin(std::min(group * GROUP, whole)); };
   parallel(pieces_of * row_blocks, [&](Pieces& pieces) {
     long piece, next;
     for (bool more = pieces.take(piece); more; piece = next) {
@@ -52,9 +86,8 @@ inline void share_out(const Product<bf16, Rows>& p, const W& w) {
         row_piece(p, m, m_end, rest, p.outputs, Bytes{});
         continue;
       }
-      const long n = group * size, count = std::min(size, whole - n), after = more ? next % pieces_of : groups;
-      const Bytes then{begin(after), begin(after + 1)};
-      streamed ? w.stream(n, count, m_end, then) : w.multiply(n, count, m, m_end, then);
+      const long n = group * GROUP, after = more ? next % pieces_of : groups;
+      w.multiply(n, std::min<long>(GROUP, whole - n), m, m_end, {begin(after), begin(after + 1)});
     }
   });
 }
@@ -128,10 +161,11 @@ struct Numbers {
       rows == 7 ? tile<7, 1>(panel, m, k, k_end, kept, ahead) : tile<8, 1>(panel, m, k, k_end, kept, ahead);
   }
 
+  long steps() const { return inner / 2; }
+
   // Each panel is one tile, read from front to back.
-  void stream(long panel, long count, long m_end, Bytes next) const {
-    Ahead ahead = Ahead::along({begin(panel), begin(panel + count)}, next, count * (inner / 2));
-    for (; count > 0; count--, panel++) tile_of<1>(m_end, panel, 0, 0, inner, nullptr, ahead);
+  void stream(long panel, long end, long rows, Ahead& ahead) const {
+    for (; panel < end; panel++) tile_of<1>(rows, panel, 0, 0, inner, nullptr, ahead);
   }
 
   template <int N>

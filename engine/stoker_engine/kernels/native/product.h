@@ -31,6 +31,19 @@ struct Bytes {
   const char *begin = nullptr, *end = nullptr;
 };
 
+// Ranges that lie apart and are needed soon, by whom nobody knows yet: `lines` of them are fetched.
+struct Scattered {
+  std::vector<Bytes> ranges;
+  long lines = 0;
+  static constexpr long LINE = 64;
+
+  void add(Bytes range) {
+    ranges.push_back(range);
+    lines += (range.end - range.begin + LINE - 1) / LINE;
+  }
+  void clear() { ranges.clear(), lines = 0; }
+};
+
 // Numbers that lie in memory as they are multiplied; the stride in elements.
 template <class T>
 struct Plain {
@@ -82,7 +95,24 @@ class Ahead {
     return Ahead({run.begin + away, run.end}, next, steps);
   }
 
+  // Also lines `first` … `last` - 1 of what is needed soon, in so many steps: a processor asks memory for few lines at a
+  // time that it does not foresee, so that they are best asked for one by one, beside what it does foresee.
+  void beside(const Scattered& soon, long first, long last, long steps) {
+    if (first >= last) return;
+    every_ = until_ = std::max(1l, steps / (last - first));
+    for (const Bytes* range = soon.ranges.data();; range++) {
+      const long lines = (range->end - range->begin + LINE - 1) / LINE;
+      if (first >= lines) {
+        first -= lines;
+        continue;
+      }
+      range_ = range, line_ = range->begin + first * LINE, last_ = soon.ranges.data() + soon.ranges.size();
+      return;
+    }
+  }
+
   void fetch() {  // evenly: memory should never idle
+    if (--until_ == 0) fetch_beside();
     for (due_ += step_; due_ >= LINE * PARTS; due_ -= LINE * PARTS, at_ += LINE) {
       if (at_ >= end_ && then_.begin) at_ = then_.begin, end_ = then_.end, then_ = Bytes{};
       if (at_ < end_) __builtin_prefetch(at_, 0, 2);
@@ -98,10 +128,23 @@ class Ahead {
         then_(then),
         step_(((bytes.end - bytes.begin + then.end - then.begin) * PARTS + steps - 1) / steps) {}
 
+  void fetch_beside() {
+    __builtin_prefetch(line_, 0, 2);
+    until_ = every_, line_ += LINE;
+    if (line_ < range_->end) return;
+    if (++range_ == last_)
+      until_ = 0;
+    else
+      line_ = range_->begin;
+  }
+
   const char *at_, *end_;
   Bytes then_;
   const long step_;  // bytes, in parts
   long due_ = 0;
+  long until_ = 0, every_ = 0;  // steps
+  const char* line_ = nullptr;
+  const Bytes *range_ = nullptr, *last_ = nullptr;
 };
 
 // Calls `f` with 0 … N - 1, each a constant: what they index stays in registers.

@@ -15,10 +15,10 @@ void rotary(bool interleaved, const T* x, long token, long head, const T* cos, c
 }
 
 template <class T>
-void angles(const float* positions, const float* frequencies, float scale, T* cos, T* sin, long tokens, long pairs) {
+void angles(const int64_t* positions, const float* frequencies, float scale, T* cos, T* sin, long tokens, long pairs) {
   parallel_for(tokens * pairs >= WORTH_SHARING / 16, tokens, [&](long t) {
     for (long i = 0; i < pairs; i++) {
-      const float angle = positions[t] * frequencies[i];
+      const float angle = (float)positions[t] * frequencies[i];
       store_part(cos + t * pairs + i, broadcast(cosf(angle) * scale), 1);
       store_part(sin + t * pairs + i, broadcast(sinf(angle) * scale), 1);
     }
@@ -40,7 +40,7 @@ extern "C" void stoker_rotary(int is_bf16, int interleaved, const void* x, long 
 }
 
 // cos and sin [tokens, pairs] of position × frequency, times `scale`.
-extern "C" void stoker_angles(int is_bf16, const float* positions, const float* frequencies, float scale, void* cos,
+extern "C" void stoker_angles(int is_bf16, const int64_t* positions, const float* frequencies, float scale, void* cos,
                               void* sin, long tokens, long pairs) {
   if (is_bf16)
     angles(positions, frequencies, scale, (bf16*)cos, (bf16*)sin, tokens, pairs);

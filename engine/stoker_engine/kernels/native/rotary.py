@@ -38,8 +38,8 @@ def angles(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """See `kernels.rotary.angles`."""
     tokens, pairs = len(positions), len(frequencies)
-    positions, frequencies = positions.float(), frequencies.contiguous()
-    assert frequencies.dtype == torch.float32
+    positions, frequencies = positions.contiguous(), frequencies.contiguous()
+    assert positions.dtype == torch.int64 and frequencies.dtype == torch.float32
     cos, sin = torch.empty(2, tokens, 1, pairs, dtype=dtype).unbind()
     library.stoker_angles(
         dtype == torch.bfloat16,

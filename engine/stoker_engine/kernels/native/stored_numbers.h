@@ -11,6 +11,8 @@
 // How stoker_attention's caller names them.
 enum Stored : long { FLOAT, BF16, E4M3, E5M2, INT8 };
 
+inline long size_of(long stored) { return stored == FLOAT ? 4 : stored == BF16 ? 2 : 1; }
+
 struct e4m3 {
   static constexpr int MANTISSA = 3, BIAS = 7, LARGEST_CODE = 0x7e;
   static constexpr float LARGEST = 448;
