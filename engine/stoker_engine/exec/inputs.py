@@ -5,6 +5,7 @@ Built with numpy: at these sizes it is several times cheaper a call than torch.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -52,18 +53,25 @@ class InputBuilder:
         """The inputs of one step, in the batch's order: decodes first, then chunks."""
         row = np.array(step.rows, dtype=np.int32)
         starts = np.array(step.starts, dtype=np.int32)
-        lengths = np.array(step.lengths, dtype=np.int32)
-        ends = starts + lengths
-        query_starts = np.zeros(len(row) + 1, dtype=np.int32)
-        np.cumsum(lengths, out=query_starts[1:])
-        if step.num_decodes == len(row):
-            of_sequence, positions = np.arange(len(row)), starts.astype(np.int64)
+        count = len(row)
+        of_sequence = np.arange(count)
+        if step.num_decodes == count:  # as a rule; the model pushed these operations out of the caches, so few are best
+            ends, positions, logit_rows = starts + 1, starts.astype(np.int64), of_sequence
+            query_starts = np.arange(count + 1, dtype=np.int32)
+            token_ids = rows.token_ids[row, positions].astype(np.int64)
+            if min(step.num_samples) == 0:
+                logit_rows = _logit_rows(step, query_starts[1:])
         else:
-            of_sequence = np.repeat(np.arange(len(row)), lengths)
+            lengths = np.array(step.lengths, dtype=np.int32)
+            ends = starts + lengths
+            query_starts = np.zeros(count + 1, dtype=np.int32)
+            np.cumsum(lengths, out=query_starts[1:])
+            of_sequence = np.repeat(of_sequence, lengths)
             positions = np.arange(len(of_sequence)) - query_starts[of_sequence] + starts[of_sequence]
-        token_ids = rows.token_ids[row[of_sequence], positions].astype(np.int64)
-        longest = -(-int(ends.max()) // self.block_size)
-        index, offset = positions // self.block_size, positions % self.block_size
+            token_ids = rows.token_ids[row[of_sequence], positions].astype(np.int64)
+            logit_rows = _logit_rows(step, query_starts[1:])
+        longest = -(-max(map(operator.add, step.starts, step.lengths)) // self.block_size)
+        index, offset = np.divmod(positions, self.block_size)
         all_tables, mappings = [], []
         for number, group in enumerate(self.groups):
             width = group.blocks_per_sequence if group.kind == "state" else longest
@@ -73,7 +81,6 @@ class InputBuilder:
             if group.kind == "tokens":
                 slot_mapping = tables[of_sequence, index].astype(np.int64) * self.block_size + offset
             mappings.append(slot_mapping)
-        logit_rows = _logit_rows(step, query_starts[1:])
         token_ids_, positions_, logit_rows_, query_starts_, ends_, *of_groups = all_to_device(
             [token_ids, positions, logit_rows, query_starts, ends, *all_tables, *mappings], self.device
         )

@@ -66,7 +66,7 @@ class Rows:
         token_ids: int32 [rows, tokens].
         tables: int32 [groups, rows, blocks], `NULL_BLOCK` where there is none.
         states: of each row that has been begun.
-        is_plain: bool [rows], see `RowState`.
+        asking: rows of which more is asked than the likeliest token, see `RowState`.
         wants_prompt_logprobs: rows whose requests ask for them.
         constrained: rows whose requests have a grammar.
     """
@@ -76,7 +76,7 @@ class Rows:
         longest = max(-(-num_tokens // block_size), *(group.blocks_per_sequence for group in groups))
         self.tables = np.zeros((len(groups), num_rows, longest), dtype=np.int32)  # the null block is 0
         self.states: dict[int, RowState] = {}
-        self.is_plain = np.zeros(num_rows, dtype=bool)
+        self.asking: set[int] = set()
         self.wants_prompt_logprobs: set[int] = set()
         self.constrained: set[int] = set()
         self._rules: WeakValueDictionary[tuple[str, float], LogitRules] = WeakValueDictionary()
@@ -123,7 +123,7 @@ class Rows:
             drafted: tokens before it that are not the row's yet.
             mask: what its grammar leaves.
         """
-        if self.is_plain[row] and num_samples == 1:
+        if row not in self.asking and num_samples == 1:
             return None
         state = self.states[row]
         asked, prompt = state.new.asked, state.num_prompt_tokens
@@ -185,7 +185,9 @@ class Rows:
 
     def _remember(self, row: int, state: RowState) -> None:
         self.states[row] = state
-        self.is_plain[row] = state.is_plain
+        self.asking.discard(row)
+        if not state.is_plain:
+            self.asking.add(row)
         params = state.new.asked.params
         self.wants_prompt_logprobs.discard(row)
         if params.kind == "generate" and params.prompt_logprobs is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -184,7 +185,7 @@ class Runner:
                 return StepResult([], {}, prepared - started, time.monotonic() - prepared)
             # No copy where they are all of them.
             rows = hidden if len(inputs.logit_rows) == len(hidden) else hidden[inputs.logit_rows]
-            first, *others = rows.split(self._logits_at_once) if self._is_plain(step) else (rows,)
+            first, *others = self._parts(rows, step)
             logits = self._logits(first) if len(rows) else None
             computed = time.monotonic()
             by_place = masks.result() if masks is not None else {}
@@ -196,6 +197,13 @@ class Runner:
             prompt_logprobs = self._all_prompt_logprobs(hidden, inputs, step)
             sample_time = time.monotonic() - computed
             return StepResult(sampled, prompt_logprobs, prepared - started, computed - prepared, sample_time)
+
+    def _parts(self, rows: torch.Tensor, step: Step) -> Sequence[torch.Tensor]:
+        """Those whose logits are made at once."""
+        if len(rows) <= self._logits_at_once or not self._is_plain(step):
+            return (rows,)
+        parts: Sequence[torch.Tensor] = rows.split(self._logits_at_once)
+        return parts
 
     def _wanted(self, inputs: Inputs, step: Step) -> torch.Tensor | None:
         """`StepInputs.rows`: all where all have logits, or where others need them: the next stage, or a prompt's
@@ -244,8 +252,12 @@ class Runner:
 
     def _is_plain(self, step: Step) -> bool:
         """Whether each sequence that samples wants its likeliest token, and nothing else."""
-        rows = [row for row, num_samples in zip(step.rows, step.num_samples, strict=True) if num_samples]
-        return not step.drafts and bool(self._rows.is_plain[rows].all()) and max(step.num_samples, default=0) == 1
+        if step.drafts or max(step.num_samples, default=0) != 1:
+            return False
+        asking = self._rows.asking
+        if asking.isdisjoint(step.rows):
+            return True
+        return not any(num and row in asking for row, num in zip(step.rows, step.num_samples, strict=True))
 
     def _draw(self, logits: torch.Tensor, choices: list[Choice | None]) -> list[Sampled]:
         """By each row of this rank's part of the logits. Other parts are gathered of those rows alone that more is
@@ -283,7 +295,7 @@ class Runner:
         asking = [
             index
             for index, place in enumerate(places)
-            if step.num_samples[place] > 1 or not self._rows.is_plain[step.rows[place]]
+            if step.num_samples[place] > 1 or step.rows[place] in self._rows.asking
         ]
         if not asking:
             return tokens

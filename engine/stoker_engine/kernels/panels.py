@@ -20,6 +20,9 @@ import torch
 #: Rows in a panel.
 PANEL: Final = 16
 
+#: Numbers that Python looks through by itself.
+_FEW: Final = 64
+
 
 def can_be_packed(weight: torch.Tensor) -> bool:
     """Whether a matrix [outputs, inner] has a panel, and its numbers lie as panels need them."""
@@ -42,7 +45,11 @@ def checked(ids: torch.Tensor, rows: int) -> torch.Tensor:
     """
     assert ids.dtype == torch.int64 and ids.dim() == 1
     if len(ids):
-        lowest, highest = (int(bound) for bound in torch.aminmax(ids))
+        if len(ids) <= _FEW:  # decodes: one operator of torch takes longer than all of this
+            few = ids.tolist()
+            lowest, highest = min(few), max(few)
+        else:
+            lowest, highest = (int(bound) for bound in torch.aminmax(ids))
         if lowest < 0 or highest >= rows:
             raise IndexError(f"rows {lowest} to {highest} of {rows}")
     return ids.contiguous()

@@ -9,6 +9,7 @@ for anyway. Single tokens at -inf are all right.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import Final
 
@@ -48,6 +49,9 @@ def sample(
 
 def greedy(best: torch.Tensor, largest: torch.Tensor) -> list[Sampled]:
     """The likeliest token of each row, from what `kernels.argmax` gives."""
+    if best.device.type == "cpu":  # there Python is done before torch's operators, which models push out of the caches
+        found = zip(best.tolist(), largest.tolist(), strict=True)
+        return [Sampled([[token]]) if math.isfinite(most) else _corrupted() for token, most in found]
     tokens: list[int] = to_host(_possible(best, largest))
     return [_corrupted() if token == _NONE else Sampled([[token]]) for token in tokens]
 
