@@ -173,6 +173,8 @@ class Head:
         poll.register(self._wake_end.fileno(), 0)
         while not self._closed:
             poll.poll(1000 if self._end_greetings(before=time.monotonic()) else None)
+            if self._closed:
+                break
             try:
                 sock, _ = self._listening.accept()
             except BlockingIOError:
@@ -239,6 +241,9 @@ class Head:
             return
         node = Node(number, line, model)
         with self._news:
+            if self._closed:  # nobody would end it any more
+                line.close()
+                return
             there = self._nodes.get(number)
             if there is not None and (self._complete or there.gone is None):
                 line.send(later=f"{there.name} is there already")

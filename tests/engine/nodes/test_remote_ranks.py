@@ -497,6 +497,21 @@ def test_nodes_that_do_not_come(nodes: Nodes, caplog: pytest.LogCaptureFixture) 
     assert re.search(rf"node 0 at 127.0.0.1:{nodes.port} could not be reached .*Connection refused", str(error))
 
 
+def test_a_node_that_comes_while_the_head_goes(nodes: Nodes) -> None:
+    """It is hung up on, and not taken in by a head that will never end it."""
+    head = nodes.head()
+    line = Line(socket.create_connection(("127.0.0.1", nodes.port), 10))
+    try:
+        greet_head(line, b"")
+        head.close()
+        line.wait_at_most(10)
+        with pytest.raises((EOFError, ConnectionError)):
+            line.send(node=1, path="", **dataclasses.asdict(hello.Hello.of(nodes.args(node_rank=1), nodes.model)))
+            line.receive()
+    finally:
+        line.close()
+
+
 def test_a_port_that_is_taken(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("stoker_engine.nodes.head._PORT_S", 0.2)
     with (
