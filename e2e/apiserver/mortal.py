@@ -51,6 +51,7 @@ class Life:
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(_LOADED)
         self.log, self.death = log, death
+        log.touch()  # who is killed before it says anything has said nothing
         words = ["--health-address=127.0.0.1:0", *([f"--namespace={namespace}"] if namespace else []), *options]
         self.process: BaseProcess = context.Process(target=_live, args=(kubeconfig, words, log, death), daemon=True)
         self.process.start()
