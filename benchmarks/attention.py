@@ -23,6 +23,7 @@ from rich.table import Table
 from torch.nn.functional import scaled_dot_product_attention
 
 from stoker_engine.kernels.triton.attention import paged_attention
+from stoker_engine.kernels.triton.decode_parts import PART_KEYS, decode_parts
 
 RUNS, BLOCK = 15, 16
 
@@ -52,11 +53,27 @@ class Row:
 
 
 def median_ms(run: Callable[[], object]) -> float:
-    """Of one call, with the GPU's caches emptied before each."""
-    trash = torch.empty(256 << 20, dtype=torch.uint8, device="cuda")
-    for _ in range(3):
+    """Of one call, with the GPU's caches emptied before each; replayed as a CUDA graph, so that the host's time is none
+    of it."""
+    return median_of(captured(run))
+
+
+def captured(run: Callable[[], object]) -> Callable[[], object]:
+    """A CUDA graph of what is launched."""
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            run()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=stream):
         run()
-    found = []
+    return graph.replay
+
+
+def median_of(run: Callable[[], object]) -> float:
+    """Milliseconds between CUDA's events."""
+    trash, found = torch.empty(256 << 20, dtype=torch.uint8, device="cuda"), []
     for _ in range(RUNS):
         trash.zero_()
         begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
@@ -72,7 +89,7 @@ def copy_bandwidth() -> float:
     """GB/s that a copy of 2 GB reads and writes."""
     source = torch.empty(1 << 30, dtype=torch.uint8, device="cuda")
     target = torch.empty_like(source)
-    return 2 * source.numel() / median_ms(lambda: target.copy_(source)) / 1e6
+    return 2 * source.numel() / median_of(lambda: target.copy_(source)) / 1e6  # in a graph a copy is slower
 
 
 def attend(heads: int, kv_heads: int, size: int, lengths: list[int], context: list[int]) -> Callable[[], object]:
@@ -88,11 +105,26 @@ def attend(heads: int, kv_heads: int, size: int, lengths: list[int], context: li
     ends = torch.tensor(context, dtype=torch.int32, device="cuda")
     query = torch.randn(sum(lengths), heads, size, dtype=torch.bfloat16, device="cuda")
     out = torch.empty_like(query)
-    are_decodes, scale = max(lengths) == 1, size**-0.5
+    scale, num_parts = size**-0.5, sum(-(-each // PART_KEYS) for each in context)
+    parts = decode_parts(ends, num_parts) if max(lengths) == 1 else (None, None)
     return lambda: paged_attention(
-        query, cache[:, 0], cache[:, 1], None, None, tables, starts, ends, max(context), sum(context), are_decodes,
-        scale, None, None, None, None, out,
-    )  # fmt: skip
+        query,
+        cache[:, 0],
+        cache[:, 1],
+        None,
+        None,
+        tables,
+        starts,
+        ends,
+        parts[0],
+        parts[1],
+        scale,
+        None,
+        None,
+        None,
+        None,
+        out,
+    )
 
 
 def decode(layer: str, sequences: int, context: int, bandwidth: float) -> Row:

@@ -54,11 +54,11 @@ def random_model(name: str) -> Path:
     if not (folder / "tokenizer.json").is_file():
         torch.manual_seed(0)
         AutoModelForCausalLM.from_config(SHAPES[name][1], dtype=torch.bfloat16).save_pretrained(folder)
-        _tokenizer().save_pretrained(folder)
+        byte_tokenizer().save_pretrained(folder)
     return folder
 
 
-def _tokenizer() -> PreTrainedTokenizerFast:
+def byte_tokenizer() -> PreTrainedTokenizerFast:
     """One token a byte; the workloads are token ids, so it only has to exist."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     backend = Tokenizer(models.BPE({"<end>": 0, **{byte: i + 1 for i, byte in enumerate(alphabet)}}, []))

@@ -14,7 +14,7 @@ import sys
 import weakref
 from array import array
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -31,6 +31,7 @@ from stoker_engine.core.grammar import Grammar
 from stoker_engine.core.sampling_params import SamplingParams
 from stoker_engine.core.step import Draft, NewSequence, Step
 from stoker_engine.exec import kv_cache, runner
+from stoker_engine.exec.graphs import DecodeGraphs
 from stoker_engine.kernels.triton.compile_only import HostFunctions
 from stoker_engine.models.checkpoint import Checkpoint
 from stoker_engine.models.decoder import Decoder
@@ -285,8 +286,14 @@ def checkpoint(config: Mapping[str, Any], quantization: str | None = None) -> Ch
 
 
 @contextmanager
-def fake_device(monkeypatch: pytest.MonkeyPatch, memory_bytes: int = 80 * GIB) -> Iterator[list[tuple[int, ...]]]:
-    """Makes `cuda` an accelerator of which tensors have shapes alone. Gives the shapes of what the host reads of it."""
+def fake_device(
+    monkeypatch: pytest.MonkeyPatch, memory_bytes: int = 80 * GIB, graphs: bool = False
+) -> Iterator[list[tuple[int, ...]]]:
+    """Makes `cuda` an accelerator of which tensors have shapes alone. Gives the shapes of what the host reads of it.
+
+    Args:
+        graphs: decodes are CUDA graphs, of which each is computed again instead of replayed.
+    """
     reads: list[tuple[int, ...]] = []
 
     def zeros(tensor: torch.Tensor) -> Any:
@@ -298,6 +305,7 @@ def fake_device(monkeypatch: pytest.MonkeyPatch, memory_bytes: int = 80 * GIB) -
     inference_mode = torch.inference_mode
     monkeypatch.setattr(torch, "inference_mode", lambda *mode: inference_mode(*mode) if mode else torch.no_grad())
     monkeypatch.setattr(runner, "KVCachePool", kv_cache.KVCachePool)  # no guarded one: there is no memory
+    monkeypatch.setattr(runner, "capture_all", _compute_again if graphs else lambda graphs, on_progress: False)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     monkeypatch.setattr(runner, "resolve_device", lambda args: torch.device("cuda"))
     monkeypatch.setattr(kv_cache, "memory_bytes", lambda device, sharers: memory_bytes)
@@ -305,6 +313,17 @@ def fake_device(monkeypatch: pytest.MonkeyPatch, memory_bytes: int = 80 * GIB) -
         monkeypatch.setattr(module, "to_host", zeros)
     with FakeTensorMode(allow_non_fake_inputs=True):
         yield reads
+
+
+def _compute_again(graphs: DecodeGraphs, on_progress: Callable[[], None]) -> bool:
+    def capture(compute: Callable[[], torch.Tensor]) -> tuple[torch.Tensor, Callable[[], None]]:
+        def replay() -> None:
+            compute()
+
+        return compute(), replay
+
+    graphs.capture(capture, on_progress)
+    return True
 
 
 def prompts(*lengths: int, greedy: bool = True, grammar: Grammar | None = None, **params: Any) -> Step:

@@ -215,7 +215,7 @@ class GuardedKVCachePool(KVCachePool):
             blocks.tensor[target] = content
 
     def _allocate(self, shape: tuple[int, int], device: torch.device) -> torch.Tensor:
-        assert device.type == "cpu"
+        assert device.type == "cpu", "a GPU's memory cannot be guarded"
         self._blocks = GuardedBlocks(*shape)
         return self._blocks.tensor
 
@@ -224,14 +224,16 @@ class GuardedKVCachePool(KVCachePool):
 class WatchedInputs:
     """Stands for an `InputBuilder`."""
 
-    build: Callable[[Step, Rows], Inputs]
+    build: Callable[[Step, Rows, int | None], Inputs]
 
 
 def check_tables(now: Snapshot, step: Step, inputs: Inputs, block_size: int) -> None:
     """Asserts that the block tables of a step name the blocks of their sequences and the null block, nothing else, and
     that each slot is written by one token, into a block that is held."""
     for group, (blocks, window) in enumerate(zip(inputs.metadata.groups, now.windows, strict=True)):
-        batch = zip(blocks.tables.tolist(), step.rows, step.starts, step.lengths, strict=True)
+        count, tables = len(step.rows), blocks.tables.tolist()
+        assert not any(itertools.chain(*tables[count:])), "sequences that are nobody's"
+        batch = zip(tables[:count], step.rows, step.starts, step.lengths, strict=True)
         for table, row, start, length in batch:
             own = now.tables[row][group]
             assert table == (own + [NULL_BLOCK] * len(table))[: len(table)]
@@ -239,6 +241,8 @@ def check_tables(now: Snapshot, step: Step, inputs: Inputs, block_size: int) -> 
             assert NULL_BLOCK not in own[first : -(-(start + length) // block_size)]
             assert all(block == NULL_BLOCK or now.refs[block] for block in own)
         slots = blocks.slot_mapping.tolist()
+        assert set(slots[step.num_tokens :]) <= {-1}
+        slots = slots[: step.num_tokens]
         assert len(set(slots)) == len(slots) == step.num_tokens
         assert all(now.refs[slot // block_size] for slot in slots)
 
@@ -248,8 +252,8 @@ def _check_inputs(engine: Engine, of: Runner) -> None:
     pool, build = of._pool, of._inputs.build
     assert isinstance(pool, GuardedKVCachePool)
 
-    def checked_build(step: Step, rows: Rows) -> Inputs:
-        inputs = build(step, rows)
+    def checked_build(step: Step, rows: Rows, size: int | None = None) -> Inputs:
+        inputs = build(step, rows, size)
         check_tables(pool.running, step, inputs, engine.info.block_size)
         return inputs
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
+import numpy as np
 import torch
 
 from stoker_engine.architectures.activation import Activation
@@ -177,6 +178,16 @@ class LayerBackend(AttentionBackend, Protocol):
 
     def layers(self, parts: Sequence[LayerParts]) -> WholeLayers:
         """Layers that follow each other as one call, with the bits of their operations one by one."""
+        ...
+
+
+@runtime_checkable
+class GraphBackend(AttentionBackend, Protocol):
+    """One whose plan of decodes can be made and attended by in a CUDA graph: what differs from step to step it reads
+    from the metadata's tensors on the device."""
+
+    def fits(self, seq_lens: np.ndarray, planned: np.ndarray) -> bool:
+        """Whether a plan of decodes has room for `seq_lens` that was made where `seq_lens_host` was `planned`."""
         ...
 
 

@@ -25,8 +25,8 @@ class BlockTables:
     Attributes:
         tables: [sequences, blocks] int32 block numbers; `NULL_BLOCK` past a sequence's end and where a window has left
             them.
-        slot_mapping: [tokens] int64 where each new token goes: block × block_size + offset. Empty where the kind is
-            "state".
+        slot_mapping: [tokens] int64 where each new token goes: block × block_size + offset; -1: nowhere. Empty where
+            the kind is "state".
         sliding_window: tokens that the group's layers see back, the current one included; None: all.
         kind: "state" where the layers keep no tokens but a state of each sequence, whose blocks the tables name.
     """
@@ -43,7 +43,8 @@ class AttentionMetadata:
 
     Attributes:
         query_starts: [sequences + 1] int32.
-        seq_lens: [sequences] int32; tokens known once this step has run.
+        seq_lens: [sequences] int32; tokens known once this step has run; 0: it is nobody's, only there because a CUDA
+            graph has as many.
         num_decodes: how many of the first sequences compute one token.
         block_size: tokens in a block.
         groups: block tables by group.

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from stoker_engine.attention.backend import AttentionShape, KVCache
 from stoker_engine.attention.metadata import AttentionMetadata
 from stoker_engine.attention.storing import StoringBackend
 from stoker_engine.kernels.triton.attention import paged_attention
+from stoker_engine.kernels.triton.decode_parts import PART_KEYS, decode_parts
 
 
 @dataclass(frozen=True)
@@ -22,16 +24,14 @@ class _Part:
 
     Attributes:
         tables: [sequences, blocks] by group.
-        longest: the most tokens of any.
-        num_keys: tokens of all.
+        starts, sequences: of decodes what `decode_parts` lists; None: they are chunks.
     """
 
     query_starts: torch.Tensor
     seq_lens: torch.Tensor
     tables: list[torch.Tensor]
-    longest: int
-    num_keys: int
-    are_decodes: bool
+    starts: torch.Tensor | None = None
+    sequences: torch.Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -54,19 +54,18 @@ class TritonBackend(StoringBackend):
     def prepare(self, metadata: AttentionMetadata) -> _Plan:
         """See `AttentionBackend.prepare`."""
         decodes, count = 0 if self.batch_invariant else metadata.num_decodes, len(metadata.seq_lens_host)
-        parts = [
-            _Part(
-                metadata.query_starts[begin : end + 1],
-                metadata.seq_lens[begin:end],
-                [group.tables[begin:end] for group in metadata.groups],
-                int(metadata.seq_lens_host[begin:end].max()),
-                int(metadata.seq_lens_host[begin:end].sum(dtype=int)),
-                end <= decodes,
-            )
-            for begin, end in ((0, decodes), (decodes, count))
-            if begin < end
-        ]
+        parts = []
+        if decodes:
+            seq_lens = metadata.seq_lens[:decodes]
+            listed = decode_parts(seq_lens, _num_parts(metadata.seq_lens_host[:decodes]))
+            parts.append(_part(metadata, 0, decodes, *listed))
+        if decodes < count:
+            parts.append(_part(metadata, decodes, count))
         return _Plan(metadata, parts)
+
+    def fits(self, seq_lens: np.ndarray, planned: np.ndarray) -> bool:
+        """See `GraphBackend`."""
+        return self.batch_invariant or _num_parts(seq_lens) <= _num_parts(planned)
 
     def attend(self, shape: AttentionShape, query: torch.Tensor, cache: KVCache, plan: _Plan) -> torch.Tensor:
         """See `FusingBackend`."""
@@ -81,9 +80,8 @@ class TritonBackend(StoringBackend):
                 part.tables[cache.group],
                 part.query_starts,
                 part.seq_lens,
-                part.longest,
-                part.num_keys,
-                part.are_decodes,
+                part.starts,
+                part.sequences,
                 shape.scale,
                 shape.sliding_window,
                 shape.logits_soft_cap,
@@ -92,3 +90,16 @@ class TritonBackend(StoringBackend):
                 out,
             )
         return out.flatten(1)
+
+
+def _num_parts(seq_lens: np.ndarray) -> int:
+    return int((-(-seq_lens // PART_KEYS)).sum())
+
+
+def _part(metadata: AttentionMetadata, begin: int, end: int, *listed: torch.Tensor) -> _Part:
+    return _Part(
+        metadata.query_starts[begin : end + 1],
+        metadata.seq_lens[begin:end],
+        [group.tables[begin:end] for group in metadata.groups],
+        *listed,
+    )

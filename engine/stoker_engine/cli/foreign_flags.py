@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from typing import Final
 
-_GRAPHS = "nothing is compiled or captured; leave it out"
+_GRAPHS = "what is compiled and captured is chosen by itself; leave it out, or use --enforce-eager"
 _TEXT = "only text goes in; leave it out"
 _UNBUILT = "is not built yet; leave it out"
 
 FOREIGN_FLAGS: Final[dict[str, str]] = {
-    **dict.fromkeys(
-        ("--enforce-eager", "--compilation-config", "-O", "--cuda-graph-sizes", "--max-seq-len-to-capture"), _GRAPHS
-    ),
+    **dict.fromkeys(("--compilation-config", "-O", "--cuda-graph-sizes", "--max-seq-len-to-capture"), _GRAPHS),
     **dict.fromkeys(
         (
             "--limit-mm-per-prompt",

@@ -90,6 +90,10 @@ class EngineArgs:
         False,
     )
 
+    enforce_eager: bool = flag(
+        "launch a GPU's kernels one by one: without CUDA graphs, which decodes are replayed by", False
+    )
+
     tensor_parallel_size: int = flag("devices each layer is split over", 1, group="parallelism", short="-tp")
     pipeline_parallel_size: int = flag("groups of devices the layers are spread over", 1, short="-pp")
     data_parallel_size: int = flag("copies of the model", 1, short="-dp")

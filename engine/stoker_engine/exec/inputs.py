@@ -49,8 +49,13 @@ class InputBuilder:
     groups: Sequence[CacheGroup]
     device: torch.device
 
-    def build(self, step: Step, rows: Rows) -> Inputs:
-        """The inputs of one step, in the batch's order: decodes first, then chunks."""
+    def build(self, step: Step, rows: Rows, size: int | None = None) -> Inputs:
+        """The inputs of one step, in the batch's order: decodes first, then chunks.
+
+        Args:
+            size: of a step of decodes alone: there are inputs of so many sequences. Those behind the step's own have
+                no tokens, neither before nor by this step.
+        """
         row = np.array(step.rows, dtype=np.int32)
         starts = np.array(step.starts, dtype=np.int32)
         count = len(row)
@@ -81,6 +86,12 @@ class InputBuilder:
             if group.kind == "tokens":
                 slot_mapping = tables[of_sequence, index].astype(np.int64) * self.block_size + offset
             mappings.append(slot_mapping)
+        if size is not None and size > count:
+            more = size - count
+            token_ids, positions = np.pad(token_ids, (0, more)), np.pad(positions, (0, more))
+            query_starts, ends = np.arange(size + 1, dtype=np.int32), np.pad(ends, (0, more))
+            all_tables = [np.pad(tables, ((0, more), (0, 0))) for tables in all_tables]
+            mappings = [np.pad(mapping, (0, more), constant_values=-1) for mapping in mappings]
         token_ids_, positions_, logit_rows_, query_starts_, ends_, *of_groups = all_to_device(
             [token_ids, positions, logit_rows, query_starts, ends, *all_tables, *mappings], self.device
         )

@@ -232,7 +232,14 @@ def _num_blocks(
 def allocate(shape: tuple[int, int], device: torch.device) -> torch.Tensor:
     """Bytes [blocks, bytes of a block]; on a CPU not set to anything."""
     if device.type != "cpu":  # packages' kernels multiply by 0 what must not be seen, which must be a number then
-        return torch.zeros(shape, dtype=torch.uint8, device=device)
+        try:
+            return torch.zeros(shape, dtype=torch.uint8, device=device)
+        except torch.OutOfMemoryError as error:
+            free, whole = torch.cuda.mem_get_info(device)
+            raise OutOfMemoryError(
+                f"the KV cache takes {_gib(math.prod(shape))}, and of the GPU's {_gib(whole)} only {_gib(free)} are "
+                "free; end what else runs there, or lower --gpu-memory-utilization"
+            ) from error
     # numpy asks for huge pages where the kernel has them. The first blocks are the first to be used.
     pool = torch.from_numpy(np.empty(math.prod(shape), dtype=np.uint8)).view(shape)
     claim_memory(pool, within_s=_CLAIM_S)

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from stoker_engine.attention.backend import GraphBackend
 from stoker_engine.attention.native import NativeBackend
 from stoker_engine.attention.packages import Served
 from stoker_engine.attention.select import attention_backend
@@ -17,6 +18,7 @@ from stoker_engine.contract.errors import ArgumentError
 from stoker_engine.core.logprobs import TokenLogprobs
 from stoker_engine.core.step import Sampled, Step, StepResult
 from stoker_engine.exec.dtypes import resolve_dtype, stored_as
+from stoker_engine.exec.graphs import DecodeGraphs, capture_all
 from stoker_engine.exec.inputs import InputBuilder, Inputs
 from stoker_engine.exec.kv_cache import KVCachePool, plan_kv_cache
 from stoker_engine.exec.rows import Rows
@@ -137,8 +139,12 @@ class Runner:
         self.grammars = Grammars(self.config.vocab_size, self.config.eos_token_ids)
         self._masks = StepMasks(self.grammars)
         self._rows = self._no_rows(args)
+        self._graphs: DecodeGraphs | None = None
         if self.device.type != "cpu":
             self._warm_up(args, on_progress)
+            if not args.enforce_eager:
+                with torch.inference_mode():
+                    self._graphs = self._captured(args, on_progress)
 
     def _no_rows(self, args: EngineArgs) -> Rows:
         num_tokens = self.plan.max_model_len + _SPARE_TOKENS
@@ -157,6 +163,18 @@ class Runner:
         self._rows = self._no_rows(args)
         logger.info("ran each kernel once in %.1f s, %d of them compiled", time.monotonic() - started, len(compiled))
 
+    def _captured(self, args: EngineArgs, on_progress: OnProgress) -> DecodeGraphs | None:
+        """Decodes as CUDA graphs, where they can be: ranks that work together go kernel by kernel, and so do models
+        that keep a state of each sequence."""
+        alone = self._ranks.size == 1 and self._pipeline.stage.count == 1
+        of_tokens = all(group.kind == "tokens" for group in self.plan.groups)
+        if not (alone and of_tokens and isinstance(self._backend, GraphBackend) and isinstance(self.model, Decoder)):
+            return None
+        most = min(args.max_num_seqs, args.max_num_batched_tokens)
+        blocks = self._rows.tables.shape[2]
+        graphs = DecodeGraphs(self.model, self._backend, self.plan, self._pool.caches, most, blocks, self.device)
+        return graphs if capture_all(graphs, lambda: on_progress(0, 0)) else None
+
     def _constrain_nothing(self) -> None:
         """What grammars leave of a row of logits; no step of the warm-up has a grammar."""
         size = self.config.vocab_size
@@ -174,12 +192,16 @@ class Runner:
                 end = step.starts[draft.place] + step.lengths[draft.place]
                 self._rows.token_ids[step.rows[draft.place], end - len(draft.token_ids) : end] = draft.token_ids
             self._pool.copy(step.copies)
-            inputs = self._inputs.build(step, self._rows)
-            plan = self._backend.prepare(inputs.metadata)
+            graph = self._graphs.find(step) if self._graphs is not None else None
+            inputs = self._inputs.build(step, self._rows, graph.size if graph is not None else None)
+            plan = self._backend.prepare(inputs.metadata) if graph is None else None
             masks = self._masks.launch(step, self._rows) if self._groups.samples else None
             prepared = time.monotonic()
-            wanted = self._wanted(inputs, step)
-            hidden = self._forward(StepInputs(inputs.token_ids, inputs.positions, plan, self._pool.caches, wanted))
+            if graph is not None:
+                hidden = graph.run(inputs)[: len(step.rows)]
+            else:
+                wanted = self._wanted(inputs, step)
+                hidden = self._forward(StepInputs(inputs.token_ids, inputs.positions, plan, self._pool.caches, wanted))
             if not self._pipeline.stage.is_last:
                 self._pipeline.send(hidden)
                 return StepResult([], {}, prepared - started, time.monotonic() - prepared)

@@ -18,7 +18,7 @@ from stoker_engine.contract.serve_args import ServeArgs
     [
         ("--max-num-seq=4", "did you mean --max-num-seqs?"),
         ("--max_num_seqs=4", "it is spelled --max-num-seqs"),
-        ("--enforce-eager", "nothing is compiled"),
+        ("--compilation-config", "chosen by itself"),
         ("--swap-space", "computed again"),
         ("--tool-parser-plugin", "choose one with --tool-call-parser"),
         ("--enable-lora", "not built yet"),

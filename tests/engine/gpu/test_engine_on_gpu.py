@@ -17,8 +17,9 @@ from stoker_engine.exec import runner
 from stoker_engine.parallel import transfer
 from stoker_engine.sampling import logits, logprobs, sampler
 
-from ..conftest import AssertGreedy
+from ..conftest import AssertGreedy, save_model
 from ..models.test_families import prompts, tiny
+from ..models.test_moe_families import tiny as tiny_mixture
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
 
@@ -32,7 +33,7 @@ def engine(model: Path, **fields: object) -> LLM:
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_family_equals_transformers(name: str, tmp_path: Path, assert_greedy: AssertGreedy) -> None:
-    tiny(name).save_pretrained(tmp_path)
+    save_model(tmp_path, tiny(name))
     todo = prompts(4)
     params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
     for prompt, output in zip(todo, engine(tmp_path).generate(todo, params, use_tqdm=False), strict=True):
@@ -66,11 +67,59 @@ def test_batch_invariance(dtype: str, tiny_llama: Path) -> None:
     """Log-probabilities are the same bits alone, in a batch, in other chunks."""
     params = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True, logprobs=3)
     found = []
-    for size, batches in ((48, [prompts(6)]), (200, [[prompt] for prompt in prompts(6)])):
-        llm = engine(tiny_llama, dtype=dtype, batch_invariant=True, max_num_batched_tokens=size)
+    todo = [*prompts(6), [*range(3, 410)]]
+    for size, batches in ((48, [todo]), (200, [[prompt] for prompt in todo])):
+        llm = engine(tiny_llama, dtype=dtype, batch_invariant=True, max_num_batched_tokens=size, max_model_len=512)
         outputs = [each for batch in batches for each in llm.generate(batch, params, use_tqdm=False)]
         found.append([(each.outputs[0].token_ids, each.outputs[0].cumulative_logprob) for each in outputs])
     assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("kv_cache_dtype", ["auto", "fp8_per_token_head"])
+@pytest.mark.parametrize("model", ["tiny_llama", "tiny_gemma3"])
+def test_graphs_compute_what_kernels_one_by_one_do(
+    model: str, kv_cache_dtype: str, request: pytest.FixtureRequest
+) -> None:
+    """Steps of every size, sequences of a few tokens and of hundreds; those that are nobody's change nothing."""
+    todo = [*prompts(6), [7] * 300, [*range(3, 480)], *prompts(3)]
+    params = [
+        SamplingParams(temperature=0, max_tokens=3 + 2 * n, ignore_eos=True, logprobs=0) for n in range(len(todo))
+    ]
+    found = []
+    for enforce_eager in (True, False):
+        llm = engine(
+            request.getfixturevalue(model),
+            kv_cache_dtype=kv_cache_dtype,
+            enforce_eager=enforce_eager,
+            max_model_len=512,
+        )
+        runner = llm.engine.executor.runner  # type: ignore[union-attr]
+        assert (runner._graphs is None) is enforce_eager
+        found.append(llm.generate(todo, params, use_tqdm=False))
+    for eager, replayed in zip(*found, strict=True):
+        assert eager.outputs[0].token_ids == replayed.outputs[0].token_ids
+        assert eager.outputs[0].cumulative_logprob == pytest.approx(replayed.outputs[0].cumulative_logprob, abs=1e-3)
+
+
+@pytest.mark.parametrize("name", ["mixtral", "deepseek_v3"])
+def test_mixtures_equal_transformers(name: str, tmp_path: Path, assert_greedy: AssertGreedy) -> None:
+    save_model(tmp_path, tiny_mixture(name))
+    todo = prompts(4)
+    params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+    for prompt, output in zip(todo, engine(tmp_path).generate(todo, params, use_tqdm=False), strict=True):
+        assert_greedy(tmp_path, prompt, list(output.outputs[0].token_ids))
+
+
+@pytest.mark.parametrize("quantization", ["int8", "int4", "fp8"])
+def test_quantized_when_loaded(quantization: str, tiny_llama: Path) -> None:
+    """Near the weights as they are; and graphs as kernels one by one."""
+    params = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True, logprobs=0)
+    found = [
+        engine(tiny_llama, quantization=quantization, enforce_eager=eager).generate(prompts(4), params, use_tqdm=False)
+        for eager in (True, False)
+    ]
+    for eager, replayed in zip(*found, strict=True):
+        assert eager.outputs[0].token_ids == replayed.outputs[0].token_ids
 
 
 @pytest.fixture

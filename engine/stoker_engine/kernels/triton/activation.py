@@ -16,6 +16,8 @@ from stoker_engine.architectures.activation import Activation, ClampedSwiGLU
 from stoker_engine.kernels import activation as defined
 from stoker_engine.kernels.bundle import Operation
 from stoker_engine.kernels.triton.arithmetic import rounded, widened
+from stoker_engine.kernels.triton.chip import Chip
+from stoker_engine.kernels.triton.operation import operation
 from stoker_engine.kernels.triton.specimen import Specimen
 
 _GELU, _GELU_TANH, _QUICK_GELU, _RELU, _RELU2, _SILU, _CLAMPED = range(7)
@@ -82,7 +84,7 @@ def _activate(  # type: ignore[no-untyped-def]
     tl.store(out + row * SIZE + at, rounded(result, DTYPE), mask=is_number)
 
 
-@torch.library.custom_op("stoker::activate", mutates_args=())
+@operation("stoker::activate")
 def _run(x: torch.Tensor, kind: int, gated: bool, limit: float, alpha: float) -> torch.Tensor:
     size = x.shape[-1] // 2 if gated else x.shape[-1]
     out = torch.empty((*x.shape[:-1], size), dtype=x.dtype, device=x.device)
@@ -118,7 +120,7 @@ def act_and_mul(act: Activation) -> Operation:
     return lambda x: _run(x, kind, True, 0.0, 0.0)
 
 
-def specimens(is_amd: bool) -> Iterator[Specimen]:
+def specimens(chip: Chip) -> Iterator[Specimen]:
     """See `attention.specimens`."""
     for name, kind, gated in (("silu", _SILU, True), ("gelu", _GELU, False), ("clamped swiglu", _CLAMPED, True)):
         yield Specimen.of(

@@ -44,6 +44,7 @@ from stoker_engine.kernels.triton import (
     token_mask,
     turn_and_store,
 )
+from stoker_engine.kernels.triton.chip import Chip
 from stoker_engine.kernels.triton.occupancy import occupancy
 from stoker_engine.kernels.triton.specimen import Specimen
 
@@ -97,7 +98,7 @@ class Resources:
 
 def specimens(target: str) -> dict[str, Specimen]:
     """All that are compiled for a target, by name."""
-    return {each.name: each for module in _MODULES for each in module.specimens(_is_amd(target))}
+    return {each.name: each for module in _MODULES for each in module.specimens(Chip.of(target))}
 
 
 def gpu_target(name: str) -> GPUTarget:

@@ -17,6 +17,8 @@ import torch
 import triton
 import triton.language as tl
 
+from stoker_engine.kernels.triton.chip import Chip
+from stoker_engine.kernels.triton.operation import operation
 from stoker_engine.kernels.triton.specimen import Specimen
 
 _PART: Final = 1024
@@ -73,7 +75,7 @@ def most_tiles(choices: int, experts: int, tile_rows: int) -> int:
     return (choices + min(choices, experts) * (tile_rows - 1)) // tile_rows
 
 
-@torch.library.custom_op("stoker::align", mutates_args=())
+@operation("stoker::align")
 def align(chosen: torch.Tensor, experts: int, tile_rows: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Sorts choices by expert, into tiles that each belong to one expert.
 
@@ -113,7 +115,7 @@ def _constants(experts: int, tile_rows: int) -> dict[str, object]:
     return {"EXPERTS": experts, "WINDOW": window, "BINS": bins, "ROWS": tile_rows, "PART": _PART}
 
 
-def specimens(is_amd: bool) -> Iterator[Specimen]:
+def specimens(chip: Chip) -> Iterator[Specimen]:
     """See `attention.specimens`."""
     pointers = {"chosen": "i64", "rows": "i32", "tile_experts": "i32"}
     numbers = {"choices": "i32", "capacity": "i32"}

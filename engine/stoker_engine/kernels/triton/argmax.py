@@ -9,6 +9,8 @@ import torch
 import triton
 import triton.language as tl
 
+from stoker_engine.kernels.triton.chip import Chip
+from stoker_engine.kernels.triton.operation import operation
 from stoker_engine.kernels.triton.specimen import Specimen
 
 _PART: Final = 4096
@@ -35,7 +37,7 @@ def _argmax(logits, best, largest, size, row_stride: tl.int64, PART: tl.constexp
     tl.store(largest + row, tl.where(tl.max(is_broken, 0) > 0, float("nan"), number))
 
 
-@torch.library.custom_op("stoker::argmax", mutates_args=())
+@operation("stoker::argmax")
 def argmax(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """See `kernels.argmax.argmax`."""
     best = torch.empty(len(logits), dtype=torch.int64, device=logits.device)
@@ -52,7 +54,7 @@ def _(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.empty(rows, dtype=torch.int64, device=device), torch.empty(rows, dtype=torch.float32, device=device)
 
 
-def specimens(is_amd: bool) -> Iterator[Specimen]:
+def specimens(chip: Chip) -> Iterator[Specimen]:
     """See `attention.specimens`."""
     pointers = {"logits": "fp32", "best": "i64", "largest": "fp32"}
     yield Specimen.of("argmax", _argmax, pointers, {"size": "i32"}, {"PART": _PART}, 8)

@@ -5,11 +5,11 @@ for them. It goes over the keys that any of its queries sees, and keeps the grea
 each row (online softmax: Milakov & Gimelshein, 2018; FlashAttention-2: Dao, 2023):
 
     rows of a tile      q0h0 q0h1 q1h0 q1h1 …        keys of a tile     k0 … k63, wherever their blocks are
-    grid                tiles × KV heads × splits
+    grid                tiles of queries, or parts of decodes × KV heads
 
 A decode has few rows and many keys. So its keys are split among programs, a fixed number of keys for each
-(Flash-Decoding: Dao et al., 2023), and a second kernel joins the parts in their order: how a sequence is split depends
-on its length alone, never on the batch, so a row has the same bits in every batch.
+(Flash-Decoding: Dao et al., 2023; `decode_parts`), and a second kernel joins the parts in their order: how a sequence
+is split depends on its length alone, never on the batch, so a row has the same bits in every batch.
 
 Decodes that have the same blocks in a part share it (cascade inference: Ye et al., 2024; Hydragen: Juravsky et al.,
 2024): as many neighbours as a tile has rows for are one program, which reads the part once. A row's own part of the
@@ -29,7 +29,10 @@ import triton
 import triton.language as tl
 
 from stoker_engine.kernels.triton.arithmetic import product, rounded
+from stoker_engine.kernels.triton.chip import Chip, chip_of
+from stoker_engine.kernels.triton.decode_parts import PART_KEYS
 from stoker_engine.kernels.triton.float8 import E4M3, E5M2, INT8, PLAIN, code_of, decode, stored_bytes
+from stoker_engine.kernels.triton.operation import operation
 from stoker_engine.kernels.triton.specimen import Specimen
 
 #: What the kernel that joins parts is compiled for, too.
@@ -46,6 +49,7 @@ class Tiles:
         keys: of a tile; likewise.
         split_keys: that one program goes over, a multiple of `keys`; 0: all.
         warps, stages: of the compiled kernel.
+        unmasked: keys that all of a tile's queries see are gone over without masks, by code of its own.
     """
 
     rows: int
@@ -53,6 +57,7 @@ class Tiles:
     split_keys: int = 0
     warps: int = 4
     stages: int = 3
+    unmasked: bool = False
 
 
 @triton.jit
@@ -72,17 +77,6 @@ def _sequence_of(tile, query_starts, num_sequences, QUERIES: tl.constexpr):  # t
 
 
 @triton.jit
-def _first_part(sequence, seq_lens, SPLIT_KEYS: tl.constexpr):  # type: ignore[no-untyped-def]
-    """How many parts the sequences before one have: so many lie before its own."""
-    before = tl.full([], 0, tl.int32)
-    for begin in tl.range(0, sequence, 128):
-        at = begin + tl.arange(0, 128)
-        lengths = tl.load(seq_lens + at, mask=at < sequence, other=0)
-        before += tl.sum((lengths + SPLIT_KEYS - 1) // SPLIT_KEYS, 0)
-    return before
-
-
-@triton.jit
 def _shares_part(  # type: ignore[no-untyped-def]
     other, length, begin, end, low, high, table, tables, seq_lens, table_row,
     BLOCK_SIZE: tl.constexpr, WINDOW: tl.constexpr,
@@ -98,19 +92,108 @@ def _shares_part(  # type: ignore[no-untyped-def]
     if WINDOW > 0:
         oldest = tl.maximum(length - WINDOW, 0)
     shares = (other >= 0) & (tl.maximum(oldest, low) == begin) & (tl.minimum(length, high) == end)
-    for first in tl.range(begin // BLOCK_SIZE, (end - 1) // BLOCK_SIZE + 1, 32):
-        block = first + tl.arange(0, 32)
-        is_block = block * BLOCK_SIZE < end
-        mine = tl.load(table + block, mask=is_block, other=0)[None, :]
-        is_shared = shares[:, None] & is_block[None, :]
-        its = tl.load(tables + other[:, None] * table_row + block[None, :], mask=is_shared, other=0)
-        shares = shares & (tl.max(tl.where(is_shared & (its != mine), 1, 0), 1) == 0)
+    first_block = begin // BLOCK_SIZE
+    its = tl.load(tables + other * table_row + first_block, mask=shares, other=-1)
+    shares = shares & (its == tl.load(table + first_block))
+    if tl.sum(shares.to(tl.int32), 0) > 1:  # as a rule the first block tells already
+        for first in tl.range(first_block + 1, (end - 1) // BLOCK_SIZE + 1, 32):
+            block = first + tl.arange(0, 32)
+            is_block = block * BLOCK_SIZE < end
+            mine = tl.load(table + block, mask=is_block, other=0)[None, :]
+            is_shared = shares[:, None] & is_block[None, :]
+            its_blocks = tl.load(tables + other[:, None] * table_row + block[None, :], mask=is_shared, other=0)
+            shares = shares & (tl.max(tl.where(is_shared & (its_blocks != mine), 1, 0), 1) == 0)
     return shares
+
+
+@triton.jit
+def _over_keys(  # type: ignore[no-untyped-def]
+    top, total, sums, begin, end, last, oldest, q_main, q_rest, at, slope, table, keys, values, key_scales,
+    value_scales, kv_head, scale, soft_cap, key_block, key_slot, key_head, value_block, value_slot, value_head,
+    scale_block, scale_slot, scale_head, value_scale_block, value_scale_slot, value_scale_head, factor,
+    HEAD: tl.constexpr, HEAD_MAIN: tl.constexpr, HEAD_REST: tl.constexpr, VALUE: tl.constexpr,
+    VALUE_PADDED: tl.constexpr, BLOCK_SIZE: tl.constexpr, WINDOW: tl.constexpr, CAPPED: tl.constexpr,
+    CODE: tl.constexpr, SCALED: tl.constexpr, ALIBI: tl.constexpr, KEYS: tl.constexpr, MASKED: tl.constexpr,
+):  # fmt: skip
+    """Goes on with a tile's queries over the keys from `begin` to `end`.
+
+    Args:
+        top, total, sums: of each row the greatest score so far, the sum of weights, which are relative to it, and the
+            weighted sum of values.
+        last, oldest: no query sees keys from the one on, or before the other.
+        at: [rows] positions of the queries.
+        table: the sequence's block table.
+        factor: of scores, whose powers of two are the weights; above 0.
+        MASKED: queries see some of the keys, or not all keys are there; or else every query sees every key.
+    """
+    main, rest = tl.arange(0, HEAD_MAIN), HEAD_MAIN + tl.arange(0, HEAD_REST if HEAD_REST > 0 else 16)
+    dims = tl.arange(0, VALUE_PADDED)
+    DTYPE: tl.constexpr = q_main.dtype
+    # Small weights times small scales are none of float16's numbers.
+    SCALES_VALUES: tl.constexpr = SCALED and DTYPE == tl.float16
+    for tile_begin in tl.range(begin, end, KEYS):
+        key_at = tile_begin + tl.arange(0, KEYS)
+        is_key = tl.full([KEYS], True, tl.int1)
+        if MASKED:  # what no query sees is not even read
+            is_key = (key_at < last) & (key_at >= oldest)
+        block = tl.load(table + key_at // BLOCK_SIZE, mask=is_key, other=0).to(tl.int64)
+        slot = key_at % BLOCK_SIZE
+        of_key = keys + block * key_block + slot * key_slot + kv_head * key_head
+        stored = tl.load(of_key[None, :] + main[:, None], mask=is_key[None, :] & (main < HEAD)[:, None], other=0)
+        scores = product(q_main, decode(stored, CODE, DTYPE))
+        if HEAD_REST > 0:
+            stored = tl.load(of_key[None, :] + rest[:, None], mask=is_key[None, :] & (rest < HEAD)[:, None], other=0)
+            scores += product(q_rest, decode(stored, CODE, DTYPE))
+        if SCALED:
+            of_scale = block * scale_block + slot * scale_slot + kv_head * scale_head
+            scores *= tl.load(key_scales + of_scale, mask=is_key, other=0.0)[None, :]
+        if CAPPED:
+            bent = 2 * tl.sigmoid(2 * (scores * scale) / soft_cap) - 1  # tanh
+            scores = soft_cap * bent
+        distance = key_at[None, :] - at[:, None]
+        if ALIBI:
+            scores = (scores if CAPPED else scores * scale) + slope[:, None] * distance
+        if MASKED:
+            sees = is_key[None, :] & (distance <= 0)
+            if WINDOW > 0:
+                sees = sees & (distance > -WINDOW)
+            scores = tl.where(sees, scores, float("-inf"))
+
+        new_top = tl.maximum(top, tl.max(scores, 1) * factor)
+        # A row that has seen nothing yet has no greatest score.
+        base = tl.where(new_top == float("-inf"), 0.0, new_top)
+        # Said to be fused: or else a compiler might, but where nothing is masked, and bits would depend on chunks.
+        weights = tl.exp2(tl.fma(scores, factor, -base[:, None]))
+        faded = tl.exp2(top - base)
+        total = total * faded + tl.sum(weights, 1)
+        if SCALED:
+            of_scale = block * value_scale_block + slot * value_scale_slot + kv_head * value_scale_head
+            value_scale = tl.load(value_scales + of_scale, mask=is_key, other=0.0)
+            if not SCALES_VALUES:
+                weights *= value_scale[None, :]
+        of_value = values + block * value_block + slot * value_slot + kv_head * value_head
+        stored = tl.load(of_value[:, None] + dims[None, :], mask=is_key[:, None] & (dims < VALUE)[None, :], other=0)
+        sums *= faded[:, None]
+        if SCALES_VALUES:
+            value = rounded(decode(stored, CODE, tl.float32) * value_scale[:, None], DTYPE)
+        else:
+            value = decode(stored, CODE, DTYPE)
+        sums += product(rounded(weights, DTYPE), value)
+        top = new_top
+    return top, total, sums
 
 
 #: What differs from step to step, and a kernel must not be compiled anew for: a batch's sequences, where the parts of
 #: a step's inputs begin that are theirs, how long the longest is.
-_OF_A_STEP: Final = ["num_sequences", "tables", "query_starts", "seq_lens", "table_row"]
+_OF_A_STEP: Final = [
+    "num_sequences",
+    "tables",
+    "query_starts",
+    "seq_lens",
+    "part_starts",
+    "part_sequences",
+    "table_row",
+]
 
 
 @triton.jit(do_not_specialize=_OF_A_STEP)
@@ -123,6 +206,8 @@ def _attend(  # type: ignore[no-untyped-def]
     tables,
     query_starts,
     seq_lens,
+    part_starts,
+    part_sequences,
     slopes,
     sinks,
     out,
@@ -167,13 +252,19 @@ def _attend(  # type: ignore[no-untyped-def]
     ROWS: tl.constexpr,
     KEYS: tl.constexpr,
     SPLIT_KEYS: tl.constexpr,
+    UNMASKED: tl.constexpr,
 ):
     TILES_OF_HEADS: tl.constexpr = (GROUP + HEADS - 1) // HEADS
-    tile, split = tl.program_id(0), tl.program_id(2)
+    tile = tl.program_id(0)
     kv_head, tile_of_heads = tl.program_id(1) // TILES_OF_HEADS, tl.program_id(1) % TILES_OF_HEADS
     SHARED: tl.constexpr = DECODES and QUERIES > 1
-    if DECODES:  # each has one query, and they are the step's first
-        sequence, start, count, first_query = tile, tile, 1, 0
+    split = 0
+    if SPLIT_KEYS > 0:  # decodes: each has one query, and they are the step's first
+        sequence = tl.load(part_sequences + tile)
+        if sequence < 0:
+            return
+        split = tile - tl.load(part_starts + sequence)
+        start, count, first_query = sequence, 1, 0
     else:
         sequence = _sequence_of(tile, query_starts, num_sequences, QUERIES)
         start = tl.load(query_starts + sequence)
@@ -221,75 +312,42 @@ def _attend(  # type: ignore[no-untyped-def]
     main, rest = tl.arange(0, HEAD_MAIN), HEAD_MAIN + tl.arange(0, HEAD_REST if HEAD_REST > 0 else 16)
     row_query = query + token.to(tl.int64)[:, None] * query_token + head[:, None] * query_head
     q_main = tl.load(row_query + main[None, :], mask=is_row[:, None] & (main < HEAD)[None, :], other=0.0)
+    q_rest = q_main
     if HEAD_REST > 0:
         q_rest = tl.load(row_query + rest[None, :], mask=is_row[:, None] & (rest < HEAD)[None, :], other=0.0)
+    slope = tl.zeros([ROWS], tl.float32)
     if ALIBI:
         slope = tl.load(slopes + head, mask=is_row, other=0.0)
     dims = tl.arange(0, VALUE_PADDED)
 
-    DTYPE: tl.constexpr = query.dtype.element_ty
-    # Small weights times small scales are none of float16's numbers.
-    SCALES_VALUES: tl.constexpr = SCALED and DTYPE == tl.float16
     top = tl.full([ROWS], float("-inf"), tl.float32)
     total = tl.zeros([ROWS], tl.float32)
     sums = tl.zeros([ROWS, VALUE_PADDED], tl.float32)
-    for tile_begin in tl.range(begin, end, KEYS):
-        key_at = tile_begin + tl.arange(0, KEYS)
-        # What no query sees is not even read.
-        is_key = (key_at < end) & (key_at >= oldest)
-        block = tl.load(tables + sequence * table_row + key_at // BLOCK_SIZE, mask=is_key, other=0).to(tl.int64)
-        slot = key_at % BLOCK_SIZE
-        of_key = keys + block * key_block + slot * key_slot + kv_head * key_head
-        stored = tl.load(of_key[None, :] + main[:, None], mask=is_key[None, :] & (main < HEAD)[:, None], other=0)
-        scores = product(q_main, decode(stored, CODE, DTYPE))
-        if HEAD_REST > 0:
-            stored = tl.load(of_key[None, :] + rest[:, None], mask=is_key[None, :] & (rest < HEAD)[:, None], other=0)
-            scores += product(q_rest, decode(stored, CODE, DTYPE))
-        if SCALED:
-            of_scale = block * scale_block + slot * scale_slot + kv_head * scale_head
-            scores *= tl.load(key_scales + of_scale, mask=is_key, other=0.0)[None, :]
-        scores *= scale
-        if CAPPED:
-            bent = 2 * tl.sigmoid(2 * scores / soft_cap) - 1  # tanh
-            scores = soft_cap * bent
-        distance = key_at[None, :] - at[:, None]
-        if ALIBI:
-            scores += slope[:, None] * distance
-        sees = is_key[None, :] & (distance <= 0)
-        if WINDOW > 0:
-            sees = sees & (distance > -WINDOW)
-        scores = tl.where(sees, scores * _LOG2_E, float("-inf"))
-
-        new_top = tl.maximum(top, tl.max(scores, 1))
-        # A row that has seen nothing yet has no greatest score.
-        base = tl.where(new_top == float("-inf"), 0.0, new_top)
-        weights = tl.exp2(scores - base[:, None])
-        faded = tl.exp2(top - base)
-        total = total * faded + tl.sum(weights, 1)
-        if SCALED:
-            of_scale = block * value_scale_block + slot * value_scale_slot + kv_head * value_scale_head
-            value_scale = tl.load(value_scales + of_scale, mask=is_key, other=0.0)
-            if not SCALES_VALUES:
-                weights *= value_scale[None, :]
-        of_value = values + block * value_block + slot * value_slot + kv_head * value_head
-        stored = tl.load(of_value[:, None] + dims[None, :], mask=is_key[:, None] & (dims < VALUE)[None, :], other=0)
-        sums *= faded[:, None]
-        if SCALES_VALUES:
-            value = rounded(decode(stored, CODE, tl.float32) * value_scale[:, None], DTYPE)
-        else:
-            value = decode(stored, CODE, DTYPE)
-        sums += product(rounded(weights, DTYPE), value)
-        top = new_top
+    # Scores are multiplied by it where the greatest one is subtracted: in one operation.
+    factor = _LOG2_E if CAPPED or ALIBI else scale * _LOG2_E
+    # What all of a tile's queries see needs no mask.
+    seen_by_all = begin
+    if UNMASKED and WINDOW == 0:
+        seen_by_all = (first_at + 1) // KEYS * KEYS
+        top, total, sums = _over_keys(
+            top, total, sums, begin, seen_by_all, end, oldest, q_main, q_rest, at, slope, tables + sequence * table_row,
+            keys, values, key_scales, value_scales, kv_head, scale, soft_cap, key_block, key_slot, key_head,
+            value_block, value_slot, value_head, scale_block, scale_slot, scale_head, value_scale_block,
+            value_scale_slot, value_scale_head, factor, HEAD, HEAD_MAIN, HEAD_REST, VALUE, VALUE_PADDED, BLOCK_SIZE,
+            WINDOW, CAPPED, CODE, SCALED, ALIBI, KEYS, False,
+        )  # fmt: skip
+    top, total, sums = _over_keys(
+        top, total, sums, seen_by_all, end, end, oldest, q_main, q_rest, at, slope, tables + sequence * table_row,
+        keys, values, key_scales, value_scales, kv_head, scale, soft_cap, key_block, key_slot, key_head,
+        value_block, value_slot, value_head, scale_block, scale_slot, scale_head, value_scale_block,
+        value_scale_slot, value_scale_head, factor, HEAD, HEAD_MAIN, HEAD_REST, VALUE, VALUE_PADDED, BLOCK_SIZE, WINDOW,
+        CAPPED, CODE, SCALED, ALIBI, KEYS, True,
+    )  # fmt: skip
 
     row_out = token.to(tl.int64) * NUM_HEADS + head
     is_number = is_row[:, None] & (dims < VALUE)[None, :]
     if SPLIT_KEYS > 0:
-        first_part = _first_part(neighbours if SHARED else sequence, seq_lens, SPLIT_KEYS)
-        if SHARED:
-            member = neighbours + tl.arange(0, ROWS)
-            length_of = tl.load(seq_lens + member, mask=member < num_sequences, other=0)
-            parts_of = (length_of + SPLIT_KEYS - 1) // SPLIT_KEYS
-            first_part += tl.sum(tl.where(member[None, :] < token[:, None], parts_of[None, :], 0), 1)
+        first_part = tl.load(part_starts + token, mask=is_row, other=0)
         part = (first_part + split).to(tl.int64) * NUM_HEADS + head
         tl.store(part_top + part, top, mask=is_row)
         tl.store(part_sum + part, total, mask=is_row)
@@ -297,8 +355,8 @@ def _attend(  # type: ignore[no-untyped-def]
     else:
         if SINKS:
             sums, total = _with_sink(sums, total, top, tl.load(sinks + head, mask=is_row, other=0.0))
-        result = sums / total[:, None]
-        tl.store(out + row_out[:, None] * VALUE + dims[None, :], rounded(result, DTYPE), mask=is_number)
+        result = rounded(sums / tl.where(total == 0.0, 1.0, total)[:, None], query.dtype.element_ty)  # of no keys: 0
+        tl.store(out + row_out[:, None] * VALUE + dims[None, :], result, mask=is_number)
 
 
 @triton.jit
@@ -316,6 +374,7 @@ def _join(  # type: ignore[no-untyped-def]
     part_top,
     part_sum,
     seq_lens,
+    part_starts,
     sinks,
     out,
     NUM_HEADS: tl.constexpr,
@@ -334,7 +393,7 @@ def _join(  # type: ignore[no-untyped-def]
         oldest = tl.maximum(length - WINDOW, 0)
     dims = tl.arange(0, VALUE_PADDED)
     row = token.to(tl.int64) * NUM_HEADS + head
-    before = _first_part(token, seq_lens, SPLIT_KEYS).to(tl.int64)
+    before = tl.load(part_starts + token).to(tl.int64)
     top = tl.full([1], float("-inf"), tl.float32)
     total = tl.zeros([1], tl.float32)
     sums = tl.zeros([1, VALUE_PADDED], tl.float32)
@@ -350,15 +409,17 @@ def _join(  # type: ignore[no-untyped-def]
         top = new_top
     if SINKS:
         sums, total = _with_sink(sums, total, top, tl.load(sinks + head + tl.arange(0, 1)))
-    result = rounded(sums / total[:, None], out.dtype.element_ty)
+    result = rounded(sums / tl.where(total == 0.0, 1.0, total)[:, None], out.dtype.element_ty)
     tl.store(out + row * VALUE + dims[None, :], result, mask=(dims < VALUE)[None, :])
 
 
-def tiles_of(head_dim: int, dtype: torch.dtype, code: int, are_decodes: bool, is_amd: bool) -> Tiles:
+def tiles_of(head_dim: int, dtype: torch.dtype, code: int, are_decodes: bool, chip: Chip) -> Tiles:
     """How work is cut, by what is fixed for a layer: the same for each of its rows in every batch. Chosen so that no
-    number is spilled, and that a program's shared memory is there on every GPU (`ahead_of_time`).
+    number is spilled, and that a program's shared memory is there (`ahead_of_time`); among those, what was fastest on
+    an H200, where it was measured: 16-bit numbers in heads of 64, 128 and 256.
     """
-    split_keys = 512 if are_decodes else 0
+    is_amd = chip.is_amd
+    split_keys = PART_KEYS if are_decodes else 0
     if head_dim > 256:
         if is_amd:
             return Tiles(16, 16, split_keys, warps=4 if code else 8, stages=2)
@@ -376,14 +437,21 @@ def tiles_of(head_dim: int, dtype: torch.dtype, code: int, are_decodes: bool, is
     in_two_parts = head_dim & (head_dim - 1) != 0
     is_costly = is_costly and in_two_parts
     if are_decodes:
+        if code == PLAIN and not is_amd and not in_two_parts:
+            keys = 128 if head_dim <= 64 else 64 if head_dim <= 128 else 32
+            return Tiles(16, keys, split_keys, stages=2)
         if head_dim > 128:
             return Tiles(16, 32, split_keys)
         return Tiles(16, 32 if in_two_parts else 64, split_keys, warps=8 if is_costly else 4)
     if is_costly:
         return Tiles(32, 16, stages=2)
+    if code == PLAIN and chip.has_room and not in_two_parts:
+        if head_dim > 128:
+            return Tiles(128, 64, warps=8, stages=2, unmasked=True)
+        return Tiles(64, 64, stages=2, unmasked=True)
     if head_dim > 128:
-        return Tiles(32, 32, stages=2)
-    return Tiles(32 if code and in_two_parts else 64, 32)
+        return Tiles(32, 32, stages=2, unmasked=code == PLAIN)
+    return Tiles(32 if code and in_two_parts else 64, 32, unmasked=code == PLAIN)
 
 
 def _constants(
@@ -418,6 +486,7 @@ def _constants(
         "ROWS": tiles.rows,
         "KEYS": tiles.keys,
         "SPLIT_KEYS": split_keys,
+        "UNMASKED": tiles.unmasked,
         "WINDOW": 0,
         "CAPPED": False,
         "SCALED": False,
@@ -426,7 +495,7 @@ def _constants(
     }
 
 
-@torch.library.custom_op("stoker::paged_attention", mutates_args=("out",))
+@operation("stoker::paged_attention", mutates_args=("out",))
 def paged_attention(
     query: torch.Tensor,
     key_cache: torch.Tensor,
@@ -436,9 +505,8 @@ def paged_attention(
     tables: torch.Tensor,
     query_starts: torch.Tensor,
     seq_lens: torch.Tensor,
-    longest: int,
-    num_keys: int,
-    are_decodes: bool,
+    part_starts: torch.Tensor | None,
+    part_sequences: torch.Tensor | None,
     scale: float,
     sliding_window: int | None,
     logits_soft_cap: float | None,
@@ -453,18 +521,16 @@ def paged_attention(
         query: [tokens, heads, head_dim], all of the step's.
         tables: [sequences, blocks] int32, of these sequences.
         query_starts: [sequences + 1] int32 rows of `query` and `out`.
-        seq_lens: [sequences] int32.
-        longest: at least the greatest of `seq_lens`.
-        num_keys: at least their sum.
-        are_decodes: each of these sequences computes one token, and they are the step's first.
+        seq_lens: [sequences] int32; what a sequence of 0 gets is 0.
+        part_starts, part_sequences: what `decode_parts` lists, where each of these sequences computes one token, and
+            they are the step's first; or None.
         out: [tokens, heads, value_head_dim], written where the sequences have rows.
     """
     num_sequences, (_, num_heads, head_dim) = len(seq_lens), query.shape
+    are_decodes = part_sequences is not None
     _, block_size, num_kv_heads, value_dim = value_cache.shape
-    tiles = tiles_of(head_dim, query.dtype, code_of(key_cache.dtype), are_decodes, torch.version.hip is not None)
-    # Even where there is one part: a row must not be computed otherwise where the batch has a long sequence.
-    split_keys = tiles.split_keys
-    splits = triton.cdiv(longest, split_keys) if split_keys else 1
+    assert scale > 0
+    tiles = tiles_of(head_dim, query.dtype, code_of(key_cache.dtype), are_decodes, chip_of(query.device))
     constants = _constants(
         num_heads,
         num_kv_heads,
@@ -474,7 +540,7 @@ def paged_attention(
         code_of(key_cache.dtype),
         tiles,
         are_decodes,
-        split_keys,
+        tiles.split_keys,
     ) | {
         "WINDOW": sliding_window or 0,
         "CAPPED": logits_soft_cap is not None,
@@ -485,16 +551,12 @@ def paged_attention(
     query = query if query.stride(2) == 1 else query.contiguous()
     keys, values = stored_bytes(key_cache), stored_bytes(value_cache)
     parts: tuple[torch.Tensor | None, ...] = (None, None, None)
-    if split_keys:
-        num_parts = (num_keys // split_keys + num_sequences) * num_heads
-        parts = (
-            query.new_empty(num_parts * value_dim, dtype=torch.float32),
-            query.new_empty(num_parts, dtype=torch.float32),
-            query.new_empty(num_parts, dtype=torch.float32),
-        )
-    num_tiles = num_sequences if are_decodes else len(query) // constants["QUERIES"] + num_sequences
-    tiles_of_heads = triton.cdiv(constants["GROUP"], constants["HEADS"])
-    _attend[(num_tiles, num_kv_heads * tiles_of_heads, splits)](
+    if part_sequences is not None:
+        num_tiles = len(part_sequences)
+        parts = tuple(query.new_empty(num_tiles * num_heads * size, dtype=torch.float32) for size in (value_dim, 1, 1))
+    else:
+        num_tiles = len(query) // constants["QUERIES"] + num_sequences
+    _attend[(num_tiles, num_kv_heads * triton.cdiv(constants["GROUP"], constants["HEADS"]))](
         query,
         keys,
         values,
@@ -503,6 +565,8 @@ def paged_attention(
         tables,
         query_starts,
         seq_lens,
+        part_starts,
+        part_sequences,
         alibi_slopes,
         sinks,
         out,
@@ -520,10 +584,11 @@ def paged_attention(
         num_warps=tiles.warps,
         num_stages=tiles.stages,
     )
-    if split_keys:
+    if are_decodes:
         _join[(num_sequences, num_heads)](
             *parts,
             seq_lens,
+            part_starts,
             sinks,
             out,
             **{name: constants[name] for name in _JOINED},
@@ -540,9 +605,8 @@ def _(
     tables: torch.Tensor,
     query_starts: torch.Tensor,
     seq_lens: torch.Tensor,
-    longest: int,
-    num_keys: int,
-    are_decodes: bool,
+    part_starts: torch.Tensor | None,
+    part_sequences: torch.Tensor | None,
     scale: float,
     sliding_window: int | None,
     logits_soft_cap: float | None,
@@ -568,6 +632,8 @@ _POINTERS: Final = {
     "tables": "i32",
     "query_starts": "i32",
     "seq_lens": "i32",
+    "part_starts": "i32",
+    "part_sequences": "i32",
     "slopes": "fp32",
     "sinks": "fp32",
     "part_out": "fp32",
@@ -577,21 +643,21 @@ _POINTERS: Final = {
 _NUMBERS: Final = {"num_sequences": "i32", "scale": "fp32", "soft_cap": "fp32"}
 
 
-def specimens(is_amd: bool) -> Iterator[Specimen]:
+def specimens(chip: Chip) -> Iterator[Specimen]:
     """What the kernels are compiled for, for models as they are: to be compiled without a GPU."""
     for shape, sizes in _SHAPES.items():
         for are_decodes in (True, False):
             for code, kind in ((PLAIN, "bf16"), (E4M3, "e4m3"), (E5M2, "e5m2"), (INT8, "int8")):
                 if (code in (PLAIN, E4M3) and shape != "168") or shape == "128":
-                    yield _specimen(f"{shape} {kind}", sizes, "bf16", code, are_decodes, is_amd)
+                    yield _specimen(f"{shape} {kind}", sizes, "bf16", code, are_decodes, chip)
     for are_decodes in (True, False):
-        yield _specimen("128 fp32", _SHAPES["128"], "fp32", PLAIN, are_decodes, is_amd)
+        yield _specimen("128 fp32", _SHAPES["128"], "fp32", PLAIN, are_decodes, chip)
         every = {"WINDOW": 128, "CAPPED": True, "ALIBI": True, "SINKS": True}
-        yield _specimen("128 fp16, all a layer may have", _SHAPES["128"], "fp16", PLAIN, are_decodes, is_amd, **every)
-        yield _specimen("96 fp16 e4m3", _SHAPES["96"], "fp16", E4M3, are_decodes, is_amd)
-        yield _specimen("168 e5m2, all a layer may have", _SHAPES["168"], "bf16", E5M2, are_decodes, is_amd, **every)
-        yield _specimen("256 fp32 e4m3", _SHAPES["256"], "fp32", E4M3, are_decodes, is_amd)
-    tiles = tiles_of(128, torch.bfloat16, PLAIN, True, is_amd)
+        yield _specimen("128 fp16, all a layer may have", _SHAPES["128"], "fp16", PLAIN, are_decodes, chip, **every)
+        yield _specimen("96 fp16 e4m3", _SHAPES["96"], "fp16", E4M3, are_decodes, chip)
+        yield _specimen("168 e5m2, all a layer may have", _SHAPES["168"], "bf16", E5M2, are_decodes, chip, **every)
+        yield _specimen("256 fp32 e4m3", _SHAPES["256"], "fp32", E4M3, are_decodes, chip)
+    tiles = tiles_of(128, torch.bfloat16, PLAIN, True, chip)
     constants = _constants(*_SHAPES["128"], 16, PLAIN, tiles, True, tiles.split_keys)
     yield Specimen.of(
         "attention join", _join, {"out": "bf16", **_POINTERS}, _NUMBERS, {name: constants[name] for name in _JOINED}
@@ -599,16 +665,16 @@ def specimens(is_amd: bool) -> Iterator[Specimen]:
 
 
 def _specimen(
-    name: str, sizes: tuple[int, int, int, int], dtype: str, code: int, are_decodes: bool, is_amd: bool, **more: object
+    name: str, sizes: tuple[int, int, int, int], dtype: str, code: int, are_decodes: bool, chip: Chip, **more: object
 ) -> Specimen:
-    tiles = tiles_of(sizes[2], torch.float32 if dtype == "fp32" else torch.bfloat16, code, are_decodes, is_amd)
+    tiles = tiles_of(sizes[2], torch.float32 if dtype == "fp32" else torch.bfloat16, code, are_decodes, chip)
     constants = _constants(*sizes, 16, code, tiles, are_decodes, tiles.split_keys)
     constants |= {"SCALED": code != PLAIN, **more}
     stored = dtype if code == PLAIN else "u8"
     pointers = {"query": dtype, "keys": stored, "values": stored, "out": dtype, **_POINTERS}
     absent = ["slopes"] * (not constants["ALIBI"]) + ["sinks"] * (not constants["SINKS"])
     absent += ["key_scales", "value_scales"] * (code == PLAIN)
-    absent += ["part_out", "part_top", "part_sum"] * (not tiles.split_keys)
+    absent += ["part_starts", "part_sequences", "part_out", "part_top", "part_sum"] * (not tiles.split_keys)
     return Specimen.of(
         f"attention {'decode' if are_decodes else 'chunk'} {name}",
         _attend,

@@ -29,8 +29,10 @@ from stoker_engine.kernels.bundle import Operation
 from stoker_engine.kernels.reference import REFERENCE
 from stoker_engine.kernels.triton.arithmetic import product, rounded, widened
 from stoker_engine.kernels.triton.block_tile import Tile, columns, has_tiles, numbers, tile_of
+from stoker_engine.kernels.triton.chip import Chip
 from stoker_engine.kernels.triton.gguf_tile import TYPES
 from stoker_engine.kernels.triton.group_tile import CODES
+from stoker_engine.kernels.triton.operation import operation
 from stoker_engine.kernels.triton.specimen import Specimen
 
 _OUTPUTS: Final = 64
@@ -76,7 +78,7 @@ def _multiply(  # type: ignore[no-untyped-def]
     tl.store(at, rounded(total, DTYPE), mask=is_output[:, None] & (token < tokens)[None, :])
 
 
-@torch.library.custom_op("stoker::block_product", mutates_args=())
+@operation("stoker::block_product")
 def _run(
     x: torch.Tensor,
     blocks: torch.Tensor,
@@ -203,7 +205,7 @@ _MODELS: Final[tuple[StoredFormat, ...]] = (
 )
 
 
-def specimens(is_amd: bool) -> Iterator[Specimen]:
+def specimens(chip: Chip) -> Iterator[Specimen]:
     """See `attention.specimens`."""
     for stored in _MODELS:
         tile = tile_of(stored, 4096)

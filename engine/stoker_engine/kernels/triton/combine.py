@@ -13,6 +13,8 @@ import triton
 import triton.language as tl
 
 from stoker_engine.kernels.triton.arithmetic import rounded, widened
+from stoker_engine.kernels.triton.chip import Chip
+from stoker_engine.kernels.triton.operation import operation
 from stoker_engine.kernels.triton.specimen import Specimen
 
 _PART: Final = 1024
@@ -49,7 +51,7 @@ def _combine(  # type: ignore[no-untyped-def]
     tl.store(out + token * SIZE + at, rounded(sums, out.dtype.element_ty), mask=at < SIZE)
 
 
-@torch.library.custom_op("stoker::combine", mutates_args=())
+@operation("stoker::combine")
 def combine(results: torch.Tensor, weights: torch.Tensor, chosen: torch.Tensor, experts: int) -> torch.Tensor:
     """Σ over a token's experts of weight × result.
 
@@ -85,7 +87,7 @@ def _(results: torch.Tensor, weights: torch.Tensor, chosen: torch.Tensor, expert
     return torch.empty((len(chosen), results.shape[1]), dtype=results.dtype, device=results.device)
 
 
-def specimens(is_amd: bool) -> Iterator[Specimen]:
+def specimens(chip: Chip) -> Iterator[Specimen]:
     """See `attention.specimens`."""
     for dtype, top, size in (("bf16", 8, 7168), ("fp16", 2, 4096), ("fp32", 10, 2880)):
         constants = {"EXPERTS": 32, "TOP": top, "TOP_PADDED": triton.next_power_of_2(top), "SIZE": size, "PART": _PART}

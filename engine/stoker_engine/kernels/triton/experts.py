@@ -58,6 +58,6 @@ def _experts(count: int, tile_rows: int, act: Activation, gate_up: _Grouped, dow
         rows, tile_experts = align(chosen, count, tile_rows)
         inner = activate(gate_up(x, rows, tile_experts, chosen.shape[1]))
         results = down(inner, rows, tile_experts, 1)
-        return combine(results, weights, chosen, count)  # type: ignore[no-any-return]
+        return combine(results, weights, chosen, count)
 
     return chosen_experts

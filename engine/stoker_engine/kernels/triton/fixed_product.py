@@ -15,7 +15,9 @@ import triton.language as tl
 
 from stoker_engine.kernels.bundle import Operation
 from stoker_engine.kernels.triton.arithmetic import product, rounded, widened
+from stoker_engine.kernels.triton.chip import Chip
 from stoker_engine.kernels.triton.grouped_product import tiles_of
+from stoker_engine.kernels.triton.operation import operation
 from stoker_engine.kernels.triton.specimen import Specimen
 
 
@@ -56,7 +58,7 @@ def _multiply(  # type: ignore[no-untyped-def]
     tl.store(to, rounded(sums, out.dtype.element_ty), mask=is_token[:, None] & is_output[None, :])
 
 
-@torch.library.custom_op("stoker::fixed_product", mutates_args=())
+@operation("stoker::fixed_product")
 def fixed_product(x: torch.Tensor, weights: torch.Tensor, bias: torch.Tensor | None, is_wide: bool) -> torch.Tensor:
     """x Wᵀ + b of each head, summed in float32 and rounded once.
 
@@ -128,7 +130,7 @@ def _rows(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, is_w
     return result.view(*x.shape[:-1], len(weight))
 
 
-def specimens(is_amd: bool) -> Iterator[Specimen]:
+def specimens(chip: Chip) -> Iterator[Specimen]:
     """See `attention.specimens`."""
     for name, dtype, out, outputs, inner in (
         ("", "bf16", "bf16", 14336, 4096),
@@ -137,7 +139,7 @@ def specimens(is_amd: bool) -> Iterator[Specimen]:
         ("", "fp16", "fp16", 128256, 4096),
         ("", "fp32", "fp32", 4096, 4096),
     ):
-        tiles = tiles_of(torch.float32 if dtype == "fp32" else torch.bfloat16, is_amd)
+        tiles = tiles_of(torch.float32 if dtype == "fp32" else torch.bfloat16, chip.is_amd)
         constants = {
             "OUTPUTS": outputs,
             "INNER": inner,

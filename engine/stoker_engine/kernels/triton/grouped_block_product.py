@@ -16,6 +16,8 @@ from stoker_engine.architectures.stored_formats import GGUF_FORMATS, GroupFormat
 from stoker_engine.kernels.triton.arithmetic import product, rounded, widened
 from stoker_engine.kernels.triton.block_product import described, described_tile
 from stoker_engine.kernels.triton.block_tile import columns, numbers, tile_of
+from stoker_engine.kernels.triton.chip import Chip
+from stoker_engine.kernels.triton.operation import operation
 from stoker_engine.kernels.triton.specimen import Specimen
 
 #: Such that no target spills: decoding takes registers.
@@ -76,7 +78,7 @@ def _grouped(  # type: ignore[no-untyped-def]
     tl.store(to, rounded(sums, DTYPE), mask=is_output[:, None] & is_row[None, :])
 
 
-@torch.library.custom_op("stoker::grouped_block_product", mutates_args=())
+@operation("stoker::grouped_block_product")
 def _run(
     x: torch.Tensor,
     blocks: torch.Tensor,
@@ -158,7 +160,7 @@ def grouped_block_product(
     return result
 
 
-def specimens(is_amd: bool) -> Iterator[Specimen]:
+def specimens(chip: Chip) -> Iterator[Specimen]:
     """See `attention.specimens`."""
     for name, stored, dtype in (
         ("mxfp4", GroupFormat("fp4", 32, "e8m0"), "bf16"),

@@ -15,6 +15,8 @@ import triton
 import triton.language as tl
 
 from stoker_engine.kernels.triton.arithmetic import product, rounded, widened
+from stoker_engine.kernels.triton.chip import Chip
+from stoker_engine.kernels.triton.operation import operation
 from stoker_engine.kernels.triton.specimen import Specimen
 
 
@@ -87,7 +89,7 @@ def _grouped(  # type: ignore[no-untyped-def]
     tl.store(to, rounded(sums, out.dtype.element_ty), mask=is_row[:, None] & is_output[None, :])
 
 
-@torch.library.custom_op("stoker::grouped_product", mutates_args=())
+@operation("stoker::grouped_product")
 def grouped_product(
     x: torch.Tensor,
     weights: torch.Tensor,
@@ -150,7 +152,7 @@ def _(
     return torch.empty((len(x) * shared, weights.shape[1]), dtype=x.dtype, device=x.device)
 
 
-def specimens(is_amd: bool) -> Iterator[Specimen]:
+def specimens(chip: Chip) -> Iterator[Specimen]:
     """See `attention.specimens`."""
     for name, dtype, outputs, inner, shared, has_biases in (
         ("gate up", "bf16", 28672, 4096, 2, False),
@@ -159,7 +161,7 @@ def specimens(is_amd: bool) -> Iterator[Specimen]:
         ("down", "fp16", 7168, 2048, 1, False),
         ("gate up, biases", "fp32", 5760, 2880, 4, True),
     ):
-        tiles = tiles_of(torch.float32 if dtype == "fp32" else torch.bfloat16, is_amd)
+        tiles = tiles_of(torch.float32 if dtype == "fp32" else torch.bfloat16, chip.is_amd)
         constants = {
             "SHARED": shared,
             "OUTPUTS": outputs,

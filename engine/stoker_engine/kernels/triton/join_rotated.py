@@ -10,6 +10,8 @@ import triton
 import triton.language as tl
 
 from stoker_engine.kernels.triton.arithmetic import rounded, widened
+from stoker_engine.kernels.triton.chip import Chip
+from stoker_engine.kernels.triton.operation import operation
 from stoker_engine.kernels.triton.specimen import Specimen
 
 
@@ -48,7 +50,7 @@ def _join_rotated(  # type: ignore[no-untyped-def]
     tl.store(to + SIZE + second_at, rounded(second * c + first * s, DTYPE), mask=is_pair)
 
 
-@torch.library.custom_op("stoker::join_rotated", mutates_args=())
+@operation("stoker::join_rotated")
 def join_rotated(
     x: torch.Tensor, turned: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, interleaved: bool
 ) -> torch.Tensor:
@@ -91,7 +93,7 @@ def _constants(heads: int, size: int, pairs: int, interleaved: bool) -> dict[str
     }
 
 
-def specimens(is_amd: bool) -> Iterator[Specimen]:
+def specimens(chip: Chip) -> Iterator[Specimen]:
     """See `attention.specimens`."""
     pointers = dict.fromkeys(("x", "turned", "cos", "sin", "out"), "bf16")
     yield Specimen.of("join_rotated mla", _join_rotated, pointers, {}, _constants(128, 512, 32, True), 1)

@@ -13,7 +13,9 @@ import triton.language as tl
 
 from stoker_engine.kernels.kv_store import LARGEST
 from stoker_engine.kernels.triton.arithmetic import rounded, widened
+from stoker_engine.kernels.triton.chip import Chip
 from stoker_engine.kernels.triton.float8 import PLAIN, code_of, encode, stored_bytes
+from stoker_engine.kernels.triton.operation import operation
 from stoker_engine.kernels.triton.specimen import Specimen
 
 
@@ -58,6 +60,8 @@ def _store(  # type: ignore[no-untyped-def]
 ):
     token, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     to = tl.load(slot_mapping + token)
+    if to < 0:
+        return
     block, slot = to // BLOCK_SIZE, to % BLOCK_SIZE
     dims = tl.arange(0, PADDED)
     x = tl.load(rows + token * row_token + head * row_head + dims, mask=dims < SIZE, other=0.0)
@@ -78,7 +82,7 @@ def _store(  # type: ignore[no-untyped-def]
     tl.store(cache + block * cache_block + slot * cache_slot + head * cache_head + dims, stored, mask=dims < SIZE)
 
 
-@torch.library.custom_op("stoker::kv_store", mutates_args=("cache", "scales"))
+@operation("stoker::kv_store", mutates_args=("cache", "scales"))
 def kv_store(
     rows: torch.Tensor,
     cache: torch.Tensor,
@@ -122,7 +126,7 @@ def _(
     pass
 
 
-def specimens(is_amd: bool) -> Iterator[Specimen]:
+def specimens(chip: Chip) -> Iterator[Specimen]:
     """See `attention.specimens`."""
     fixed = {"SIZE": 128, "PADDED": 128, "BLOCK_SIZE": 16}
     plain = {**fixed, "CODE": PLAIN, "LIMIT": 0.0, "OF_TOKENS": False, "scales": None}

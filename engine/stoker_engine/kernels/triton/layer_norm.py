@@ -9,6 +9,8 @@ import triton
 import triton.language as tl
 
 from stoker_engine.kernels.triton.arithmetic import rounded, widened
+from stoker_engine.kernels.triton.chip import Chip
+from stoker_engine.kernels.triton.operation import operation
 from stoker_engine.kernels.triton.rows import rows_of, warps_for
 from stoker_engine.kernels.triton.specimen import Specimen
 
@@ -33,6 +35,8 @@ def _layer_norm(  # type: ignore[no-untyped-def]
     of_weights = row % INNER * SIZE + dims if OF_HEADS else dims
     numbers = widened(tl.load(x + row // INNER * x_outer + row % INNER * x_inner + dims, mask=is_number, other=0.0))
     centred = tl.where(is_number, numbers - tl.sum(numbers, 0) / SIZE, 0.0)
+    # A GPU's quotient is not the nearest one: of large numbers that hardly differ, what is left is mostly its error.
+    centred = tl.where(is_number, centred - tl.sum(centred, 0) / SIZE, 0.0)
     normalised = centred * tl.rsqrt(tl.sum(centred * centred, 0) / SIZE + eps)
     if weight is not None:
         normalised *= widened(tl.load(weight + of_weights, mask=is_number, other=0.0))
@@ -41,7 +45,7 @@ def _layer_norm(  # type: ignore[no-untyped-def]
     tl.store(out + row * SIZE + dims, rounded(normalised, out.dtype.element_ty), mask=is_number)
 
 
-@torch.library.custom_op("stoker::layer_norm", mutates_args=())
+@operation("stoker::layer_norm")
 def layer_norm(x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None, eps: float) -> torch.Tensor:
     """See `kernels.layer_norm.layer_norm`."""
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
@@ -73,7 +77,7 @@ def _(x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None, e
     return torch.empty(x.shape, dtype=x.dtype, device=x.device)
 
 
-def specimens(is_amd: bool) -> Iterator[Specimen]:
+def specimens(chip: Chip) -> Iterator[Specimen]:
     """See `attention.specimens`."""
     for name, inner, size, biased, of_heads in (("hidden", 1, 4544, True, False), ("heads", 64, 128, False, True)):
         padded = triton.next_power_of_2(size)

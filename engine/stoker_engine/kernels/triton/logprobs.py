@@ -9,6 +9,8 @@ import torch
 import triton
 import triton.language as tl
 
+from stoker_engine.kernels.triton.chip import Chip
+from stoker_engine.kernels.triton.operation import operation
 from stoker_engine.kernels.triton.specimen import Specimen
 
 _PART: Final = 4096
@@ -39,7 +41,7 @@ def _logprobs(logits, tokens, numbers, ranks, size, row_stride: tl.int64, PART: 
     tl.store(ranks + row, tl.sum(likelier, 0).to(tl.int64) + 1)
 
 
-@torch.library.custom_op("stoker::logprobs", mutates_args=())
+@operation("stoker::logprobs")
 def logprobs(logits: torch.Tensor, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """See `kernels.logprobs.logprobs`."""
     numbers = torch.empty(len(logits), 3, dtype=torch.float32, device=logits.device)
@@ -68,7 +70,7 @@ def _(logits: torch.Tensor, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.T
     )
 
 
-def specimens(is_amd: bool) -> Iterator[Specimen]:
+def specimens(chip: Chip) -> Iterator[Specimen]:
     """See `attention.specimens`."""
     pointers = {"logits": "fp32", "tokens": "i64", "numbers": "fp32", "ranks": "i64"}
     yield Specimen.of("logprobs", _logprobs, pointers, {"size": "i32"}, {"PART": _PART}, _WARPS)

@@ -9,6 +9,8 @@ import triton
 import triton.language as tl
 
 from stoker_engine.kernels.triton.arithmetic import rounded, widened
+from stoker_engine.kernels.triton.chip import Chip
+from stoker_engine.kernels.triton.operation import operation
 from stoker_engine.kernels.triton.rows import rows_of, warps_for
 from stoker_engine.kernels.triton.specimen import Specimen
 
@@ -44,7 +46,7 @@ def _rms_norm(  # type: ignore[no-untyped-def]
     tl.store(out + row * SIZE + dims, rounded(normalised * scale, DTYPE), mask=is_number)
 
 
-@torch.library.custom_op("stoker::rms_norm", mutates_args=())
+@operation("stoker::rms_norm")
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """See `kernels.rms_norm.rms_norm`."""
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
@@ -57,7 +59,7 @@ def _(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     return torch.empty(x.shape, dtype=x.dtype, device=x.device)
 
 
-@torch.library.custom_op("stoker::add_rms_norm", mutates_args=())
+@operation("stoker::add_rms_norm")
 def add_rms_norm(
     x: torch.Tensor, added: torch.Tensor, weight: torch.Tensor, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -101,7 +103,7 @@ def _launch(
     )
 
 
-def specimens(is_amd: bool) -> Iterator[Specimen]:
+def specimens(chip: Chip) -> Iterator[Specimen]:
     """See `attention.specimens`."""
     for name, inner, size, weight, adds in (
         ("hidden", 1, 8192, "bf16", False),

@@ -9,6 +9,8 @@ import triton
 import triton.language as tl
 
 from stoker_engine.kernels.triton.arithmetic import rounded, widened
+from stoker_engine.kernels.triton.chip import Chip
+from stoker_engine.kernels.triton.operation import operation
 from stoker_engine.kernels.triton.specimen import Specimen
 
 
@@ -45,7 +47,7 @@ def _rotate(  # type: ignore[no-untyped-def]
         tl.store(to + rest, tl.load(row + rest, mask=rest < SIZE, other=0.0), mask=rest < SIZE)
 
 
-@torch.library.custom_op("stoker::apply_rotary", mutates_args=())
+@operation("stoker::apply_rotary")
 def apply_rotary(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, interleaved: bool = False) -> torch.Tensor:
     """See `kernels.rotary.apply_rotary`."""
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
@@ -78,7 +80,7 @@ def _(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, interleaved: bool =
     return torch.empty(x.shape, dtype=x.dtype, device=x.device)
 
 
-def specimens(is_amd: bool) -> Iterator[Specimen]:
+def specimens(chip: Chip) -> Iterator[Specimen]:
     """See `attention.specimens`."""
     for name, size, pairs, interleaved in (
         ("128", 128, 64, False),

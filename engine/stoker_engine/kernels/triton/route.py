@@ -19,6 +19,8 @@ from stoker_engine.architectures.moe_config import MoEConfig
 from stoker_engine.kernels import moe as defined
 from stoker_engine.kernels.bundle import Route
 from stoker_engine.kernels.triton.arithmetic import widened
+from stoker_engine.kernels.triton.chip import Chip
+from stoker_engine.kernels.triton.operation import operation
 from stoker_engine.kernels.triton.rows import warps_for
 from stoker_engine.kernels.triton.specimen import Specimen
 
@@ -127,7 +129,7 @@ def _warps(constants: dict[str, Any]) -> int:
     return warps_for(constants["GROUPS_PADDED"] * constants["SIZE_PADDED"])
 
 
-@torch.library.custom_op("stoker::route", mutates_args=())
+@operation("stoker::route")
 def _run(
     logits: torch.Tensor,
     correction_bias: torch.Tensor | None,
@@ -192,7 +194,7 @@ def route(config: MoEConfig, correction_bias: torch.Tensor | None = None) -> Rou
     )
 
 
-def specimens(is_amd: bool) -> Iterator[Specimen]:
+def specimens(chip: Chip) -> Iterator[Specimen]:
     """See `attention.specimens`."""
     for name, sizes, has_correction in (
         ("8, top 2", (8, 2, 1, 1, False, False, 1), False),

@@ -19,6 +19,8 @@ import triton
 import triton.language as tl
 
 from stoker_engine.kernels.select_token import COLUMNS, LEAST, SCALE, TOP_K, TOP_P, UNIFORM
+from stoker_engine.kernels.triton.chip import Chip
+from stoker_engine.kernels.triton.operation import operation
 from stoker_engine.kernels.triton.specimen import Specimen
 
 _PART: Final = 4096
@@ -92,7 +94,7 @@ def _reaching(  # type: ignore[no-untyped-def]
     return high, nearer
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["size"])
 def _keep(  # type: ignore[no-untyped-def]
     logits,
     parameters,
@@ -131,7 +133,7 @@ def _keep(  # type: ignore[no-untyped-def]
     tl.store(last + row, tl.minimum(limit, kth))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["size"])
 def _draw(  # type: ignore[no-untyped-def]
     logits,
     parameters,
@@ -179,7 +181,7 @@ def thresholds(logits: torch.Tensor, parameters: torch.Tensor) -> tuple[torch.Te
     return largest, last
 
 
-@torch.library.custom_op("stoker::select_token", mutates_args=())
+@operation("stoker::select_token")
 def select_token(logits: torch.Tensor, parameters: torch.Tensor) -> torch.Tensor:
     """See `kernels.select_token.select_token`. The host waits for nothing."""
     tokens = torch.empty(len(logits), dtype=torch.int64, device=logits.device)
@@ -206,7 +208,7 @@ def _(logits: torch.Tensor, parameters: torch.Tensor) -> torch.Tensor:
     return torch.empty(len(logits), dtype=torch.int64, device=logits.device)
 
 
-def specimens(is_amd: bool) -> Iterator[Specimen]:
+def specimens(chip: Chip) -> Iterator[Specimen]:
     """See `attention.specimens`."""
     pointers = {"logits": "fp32", "parameters": "fp64", "largest": "fp32", "last": "i32", "tokens": "i64"}
     for name, kernel in (("thresholds", _keep), ("draw", _draw)):

@@ -18,8 +18,10 @@ import triton.language as tl
 
 from stoker_engine.kernels.kv_store import LARGEST
 from stoker_engine.kernels.triton.arithmetic import rounded, widened
+from stoker_engine.kernels.triton.chip import Chip
 from stoker_engine.kernels.triton.float8 import PLAIN, code_of, stored_bytes
 from stoker_engine.kernels.triton.kv_store import fitted, token_scale
+from stoker_engine.kernels.triton.operation import operation
 from stoker_engine.kernels.triton.specimen import Specimen
 from stoker_engine.kernels.triton.turn_and_store import is_broken_within, largest_within
 
@@ -63,6 +65,9 @@ def _store_latent(  # type: ignore[no-untyped-def]
     OF_TOKENS: tl.constexpr,
 ):
     token = tl.program_id(0).to(tl.int64)
+    to_slot = tl.load(slot_mapping + token)
+    if (to_slot < 0) & (tl.program_id(1) == 0):
+        return
     DTYPE: tl.constexpr = rows.dtype.element_ty
     row = rows + token * row_token
     if tl.program_id(1) == 1:
@@ -82,8 +87,7 @@ def _store_latent(  # type: ignore[no-untyped-def]
         s = widened(tl.load(sin + token * PAIRS + pair, mask=is_pair, other=0.0))
         turned = widened(rounded(first * c - second * s, DTYPE))
         second = widened(rounded(second * c + first * s, DTYPE))
-        slot = tl.load(slot_mapping + token)
-        block, slot = slot // BLOCK_SIZE, slot % BLOCK_SIZE
+        block, slot = to_slot // BLOCK_SIZE, to_slot % BLOCK_SIZE
         to = keys + block * key_block + slot * key_slot
         if CODE == 0:
             tl.store(to + at, rounded(latent, keys.dtype.element_ty), mask=at < LATENT)
@@ -103,7 +107,7 @@ def _store_latent(  # type: ignore[no-untyped-def]
             tl.store(to + second_at, fitted(second, scale, CODE, LIMIT), mask=is_pair)
 
 
-@torch.library.custom_op("stoker::store_latent", mutates_args=("cache", "scales"))
+@operation("stoker::store_latent", mutates_args=("cache", "scales"))
 def store_latent(
     rows: torch.Tensor,
     q_weight: torch.Tensor | None,
@@ -124,7 +128,7 @@ def store_latent(
         q_weight, kv_weight: [q] and [latent], of norms by root mean square.
         cos, sin: [tokens, 1, pairs].
         cache: [blocks, block_size, 1, latent + 2 × pairs]; `scales` and what follows as in `KVCache`.
-        slot_mapping: [tokens] int64.
+        slot_mapping: [tokens] int64; what is below 0 is not stored.
 
     Returns:
         [tokens, q], normed.
@@ -194,7 +198,7 @@ def _constants(query: int, latent: int, pairs: int, interleaved: bool) -> dict[s
     }
 
 
-def specimens(is_amd: bool) -> Iterator[Specimen]:
+def specimens(chip: Chip) -> Iterator[Specimen]:
     """See `attention.specimens`."""
     plain = dict.fromkeys(("rows", "q_weight", "kv_weight", "cos", "sin", "queries"), "bf16")
     for name, dtype, query in (("bf16", None, 1536), ("e4m3", torch.float8_e4m3fn, 1536), ("no bottleneck", None, 0)):

@@ -9,6 +9,8 @@ import torch
 import triton
 import triton.language as tl
 
+from stoker_engine.kernels.triton.chip import Chip
+from stoker_engine.kernels.triton.operation import operation
 from stoker_engine.kernels.triton.specimen import Specimen
 
 _PART: Final = 4096
@@ -33,7 +35,7 @@ def _keep(  # type: ignore[no-untyped-def]
     tl.store(logits + row * logits_row + token, float("-inf"), mask=is_token & (is_allowed == 0))
 
 
-@torch.library.custom_op("stoker::keep_allowed", mutates_args=("logits",))
+@operation("stoker::keep_allowed", mutates_args=("logits",))
 def keep_allowed(logits: torch.Tensor, rows: torch.Tensor, allowed: torch.Tensor) -> None:
     """See `kernels.token_mask.keep_allowed`."""
     if len(rows):
@@ -50,7 +52,7 @@ def _(logits: torch.Tensor, rows: torch.Tensor, allowed: torch.Tensor) -> None:
     pass
 
 
-def specimens(is_amd: bool) -> Iterator[Specimen]:
+def specimens(chip: Chip) -> Iterator[Specimen]:
     """See `attention.specimens`."""
     pointers = {"logits": "fp32", "rows": "i64", "allowed": "i32"}
     yield Specimen.of("token_mask", _keep, pointers, {"size": "i32"}, {"PART": _PART})

@@ -17,8 +17,10 @@ import triton.language as tl
 
 from stoker_engine.kernels.kv_store import LARGEST
 from stoker_engine.kernels.triton.arithmetic import rounded, widened
+from stoker_engine.kernels.triton.chip import Chip
 from stoker_engine.kernels.triton.float8 import PLAIN, code_of, stored_bytes
 from stoker_engine.kernels.triton.kv_store import fitted, token_scale
+from stoker_engine.kernels.triton.operation import operation
 from stoker_engine.kernels.triton.specimen import Specimen
 
 
@@ -73,6 +75,9 @@ def _turn_and_store(  # type: ignore[no-untyped-def]
     OF_TOKENS: tl.constexpr,
 ):
     token, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    to = tl.load(slot_mapping + token)
+    if (to < 0) & (head >= HEADS):
+        return
     DTYPE: tl.constexpr = qkv.dtype.element_ty
     row = qkv + token * qkv_token + head * SIZE
     pair = tl.arange(0, PADDED)
@@ -113,7 +118,6 @@ def _turn_and_store(  # type: ignore[no-untyped-def]
         tl.store(row + second_at, rounded(second, DTYPE), mask=is_pair)
         tl.store(row + rest_at, rounded(rest, DTYPE), mask=is_rest)
     else:
-        to = tl.load(slot_mapping + token)
         block, slot = to // BLOCK_SIZE, to % BLOCK_SIZE
         of_cache = keys + block * key_block + slot * key_slot + (head - HEADS) * key_head
         if head >= HEADS + KV_HEADS:
@@ -139,9 +143,7 @@ def _turn_and_store(  # type: ignore[no-untyped-def]
             tl.store(of_cache + rest_at, fitted(rest, scale, CODE, LIMIT), mask=is_rest)
 
 
-@torch.library.custom_op(
-    "stoker::turn_and_store", mutates_args=("qkv", "key_cache", "value_cache", "key_scales", "value_scales")
-)
+@operation("stoker::turn_and_store", mutates_args=("qkv", "key_cache", "value_cache", "key_scales", "value_scales"))
 def turn_and_store(
     qkv: torch.Tensor,
     num_heads: int,
@@ -165,7 +167,7 @@ def turn_and_store(
         num_heads: of queries.
         q_weight, k_weight: [head_dim], of the norm by root mean square that each head has; None: there is none.
         cos, sin: [tokens, 1, pairs]; None: nothing is turned.
-        slot_mapping: [tokens] int64.
+        slot_mapping: [tokens] int64; what is below 0 is not stored.
     """
     tokens, heads, size = qkv.shape
     kv_heads = key_cache.shape[2]
@@ -235,7 +237,7 @@ def _constants(heads: int, kv_heads: int, size: int, pairs: int, interleaved: bo
     }
 
 
-def specimens(is_amd: bool) -> Iterator[Specimen]:
+def specimens(chip: Chip) -> Iterator[Specimen]:
     """See `attention.specimens`."""
     weights, angles = dict.fromkeys(("q_weight", "k_weight"), "bf16"), dict.fromkeys(("cos", "sin"), "bf16")
     of_scales = dict.fromkeys(("key_scales", "value_scales"), "fp32")

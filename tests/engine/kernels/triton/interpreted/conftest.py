@@ -28,6 +28,8 @@ from stoker_engine.attention import select
 from ....guarded_cache import GuardedBlocks
 
 ON_CHIP: Final = os.environ.get("STOKER_ON_CHIP") == "1"
+#: Where kernels run.
+DEVICE: Final = os.environ.get("STOKER_CHIP", "cuda") if ON_CHIP else "cpu"
 collect_ignore_glob = [] if ON_CHIP or os.environ.get("TRITON_INTERPRET") == "1" else ["*"]
 
 #: Larger storages are caches, which have guards of their own.
@@ -136,7 +138,7 @@ def _on_chip(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     # Whole storages are copied, and what must not be read is nan there, too.
     monkeypatch.setattr(GuardedBlocks, "_protect", staticmethod(lambda pages, readable: None))
     monkeypatch.setattr(select, "lack_of_triton", lambda device: None)  # engines whose tensors are here, too
-    with OnDevice(os.environ.get("STOKER_CHIP", "cuda")):
+    with OnDevice(DEVICE):
         yield
 
 

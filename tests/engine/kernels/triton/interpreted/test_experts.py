@@ -12,12 +12,15 @@ import pytest
 import torch
 from torch.nn import functional
 from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._pytree import tree_map_only
 
 from stoker_engine.architectures.activation import Activation, ClampedSwiGLU
 from stoker_engine.kernels.triton.align import align, most_tiles
 from stoker_engine.kernels.triton.bundle import TRITON
 from stoker_engine.kernels.triton.combine import combine
 from stoker_engine.kernels.triton.grouped_product import grouped_product, tiles_of
+
+from .conftest import DEVICE
 
 #: In 16 bits the gates, the activations and the results are rounded, each by itself.
 NEAR = {torch.float32: 4e-6, torch.bfloat16: 2.5e-2, torch.float16: 4e-3}
@@ -223,7 +226,8 @@ def test_what_tracing_is_told() -> None:
         (combine, (torch.randn(12, 10), torch.rand(6, 2), chosen, 4)),
     ):
         with _disable_current_modes():  # torch's check has its own
-            torch.library.opcheck(operator, arguments, test_utils=("test_schema", "test_faketensor"))
+            there = tree_map_only(torch.Tensor, lambda tensor: tensor.to(DEVICE), arguments)
+            torch.library.opcheck(operator.operator, there, test_utils=("test_schema", "test_faketensor"))
 
 
 @pytest.mark.slow

@@ -9,6 +9,8 @@ import triton.language as tl
 
 from stoker_engine.kernels.triton.float8 import E4M3, E5M2, INT8, decode, encode
 
+from .conftest import DEVICE
+
 DTYPES = {E4M3: torch.float8_e4m3fn, E5M2: torch.float8_e5m2, INT8: torch.int8}
 
 
@@ -27,8 +29,9 @@ def _encode(numbers, stored, N: tl.constexpr, CODE: tl.constexpr):  # type: igno
 @pytest.mark.parametrize("code", DTYPES)
 def test_every_code(code: int) -> None:
     stored = torch.arange(256).to(torch.uint8)
-    numbers = torch.empty(256)
-    _decode[(1,)](stored, numbers, 256, code)
+    there = torch.empty(256, device=DEVICE)
+    _decode[(1,)](stored.to(DEVICE), there, 256, code)
+    numbers = there.cpu()
     expected = stored.view(DTYPES[code]).float()
     if code == E5M2:
         numbers, expected = numbers[expected.isfinite()], expected[expected.isfinite()]
@@ -50,8 +53,9 @@ def test_nearest_and_ties_to_even(code: int) -> None:
         numbers = torch.cat([numbers, torch.tensor([float("nan")])])
     size = triton.next_power_of_2(len(numbers))
     numbers = torch.nn.functional.pad(numbers, (0, size - len(numbers)))
-    stored = torch.empty(size, dtype=torch.uint8)
-    _encode[(1,)](numbers, stored, size, code)
+    encoded = torch.empty(size, dtype=torch.uint8, device=DEVICE)
+    _encode[(1,)](numbers.to(DEVICE), encoded, size, code)
+    stored = encoded.cpu()
     expected = (numbers.round() if code == INT8 else numbers).to(DTYPES[code])
     got = stored.view(DTYPES[code])
     same = (got.float() == expected.float()) | (got.float().isnan() & expected.float().isnan())

@@ -66,8 +66,8 @@ def test_through_the_engine(kv_cache_dtype: str, tiny_llama: Path) -> None:
     texts = []
     for backend in ("triton", "sdpa"):
         llm = LLM(
-            str(tiny_llama), attention_backend=backend, kv_cache_dtype=kv_cache_dtype, num_gpu_blocks_override=80,
-            max_model_len=160, max_num_batched_tokens=24,
+            str(tiny_llama), device="cpu", attention_backend=backend, kv_cache_dtype=kv_cache_dtype,
+            num_gpu_blocks_override=80, max_model_len=160, max_num_batched_tokens=24,
         )  # fmt: skip
         todo = [*prompts(2), [*prompts(2)[0][:20], 7]]
         params = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)

@@ -11,6 +11,8 @@ import torch
 from stoker_engine.kernels.select_token import COLUMNS, LEAST, SCALE, TOP_K, TOP_P, UNIFORM, keep_likely
 from stoker_engine.kernels.triton.select_token import select_token, thresholds
 
+from .conftest import DEVICE
+
 #: Of all weights, as a share: what float32's exponentials differ by.
 NEAR = 1e-6
 #: Beside the likeliest token: less than this is not drawn at all.
@@ -45,7 +47,7 @@ def drawn_logits(rng: random.Random, vocabulary: int) -> torch.Tensor:
 def check(logits: torch.Tensor, parameters: torch.Tensor) -> torch.Tensor:
     """The tokens: what the kernels keep and draw is what the definition does, but for what rounding decides."""
     tokens = select_token(logits, parameters)
-    _, last = thresholds(logits, parameters)
+    _, last = (each.cpu() for each in thresholds(logits.to(DEVICE), parameters.to(DEVICE)))
     scaled = (logits - logits.amax(-1, keepdim=True)) * parameters[:, SCALE, None].float()
     expected = keep_likely(scaled, parameters).isfinite()
     kept = (scaled.view(torch.int32) & 0x7FFFFFFF) <= last[:, None]

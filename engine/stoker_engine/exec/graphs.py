@@ -1,0 +1,236 @@
+"""Decodes as CUDA graphs: the host launches a step's forward at once instead of kernel by kernel.
+
+A graph is captured once, for a number of sequences and a length, and replayed in all steps that have room in it:
+
+    step            3 sequences of 200, 700 and 90 tokens
+    graphs          for 1, 2, 4, 8 … sequences × 1,024, 4,096 … tokens of each
+    replayed        4 × 1,024: the fourth sequence is nobody's
+
+What the graphs read and write lies at the same place in every step, so a step's inputs are copied there. A sequence
+that is nobody's has no keys, and stores none.
+
+What is computed is the same; which of its kernels a library of products takes for as many rows is the library's choice.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Final
+
+import numpy as np
+import torch
+
+from stoker_engine.attention.backend import GraphBackend, KVCache
+from stoker_engine.attention.metadata import AttentionMetadata, BlockTables
+from stoker_engine.core.step import Step
+from stoker_engine.exec.inputs import Inputs
+from stoker_engine.exec.kv_cache import KVCachePlan
+from stoker_engine.models.model import Model, StepInputs
+
+logger = logging.getLogger(__name__)
+
+#: Numbers of sequences.
+_SIZES: Final = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224, 256, 320, 384, 448, 512)
+#: Tokens of each sequence, in the graphs for the shortest ones, and how many times as many those for the next have.
+_SHORTEST, _LONGER = 1024, 4
+
+#: Computes into memory that stays where it is → where the result is, and what computes it again.
+Capture = Callable[[Callable[[], torch.Tensor]], tuple[torch.Tensor, Callable[[], None]]]
+
+
+class GraphInputs:
+    """Where all graphs read a step's inputs.
+
+    Args:
+        most: sequences that there is room for.
+        max_blocks: of each of them, in every group.
+    """
+
+    def __init__(self, most: int, max_blocks: int, plan: KVCachePlan, device: torch.device) -> None:
+        self._plan = plan
+
+        def zeros(*shape: int, dtype: torch.dtype = torch.int64) -> torch.Tensor:
+            return torch.zeros(shape, dtype=dtype, device=device)
+
+        self.token_ids, self.positions = zeros(most), zeros(most)
+        self._seq_lens = zeros(most, dtype=torch.int32)
+        self._query_starts = torch.arange(most + 1, dtype=torch.int32, device=device)
+        self._tables = [zeros(most, max_blocks, dtype=torch.int32) for _ in plan.groups]
+        self._slots = [zeros(most) - 1 for _ in plan.groups]
+
+    def metadata(self, planned: np.ndarray) -> AttentionMetadata:
+        """What attention knows of as many decodes as there are lengths."""
+        size = len(planned)
+        groups = [
+            BlockTables(tables[:size], slots[:size], group.sliding_window, group.kind)
+            for tables, slots, group in zip(self._tables, self._slots, self._plan.groups, strict=True)
+        ]
+        return AttentionMetadata(
+            query_starts=self._query_starts[: size + 1],
+            seq_lens=self._seq_lens[:size],
+            num_decodes=size,
+            block_size=self._plan.block_size,
+            groups=groups,
+            query_starts_host=np.arange(size + 1, dtype=np.int32),
+            seq_lens_host=planned,
+        )
+
+    def fill(self, inputs: Inputs) -> None:
+        """Copies a step's inputs."""
+        size, groups = len(inputs.token_ids), inputs.metadata.groups
+        torch._foreach_copy_(
+            [self.token_ids[:size], self.positions[:size], *(slots[:size] for slots in self._slots)],
+            [inputs.token_ids, inputs.positions, *(group.slot_mapping for group in groups)],
+        )
+        self._seq_lens[:size].copy_(inputs.metadata.seq_lens)
+        for tables, group in zip(self._tables, groups, strict=True):
+            tables[:size, : group.tables.shape[1]].copy_(group.tables)
+
+
+@dataclass(frozen=True, eq=False)
+class DecodeGraph:
+    """The forward of some decodes.
+
+    Attributes:
+        planned: [sequences] tokens of each that it has room for.
+        inputs: what it reads.
+        hidden: [sequences, hidden], which it writes.
+    """
+
+    planned: np.ndarray
+    inputs: GraphInputs
+    hidden: torch.Tensor
+    replay: Callable[[], None]
+
+    @property
+    def size(self) -> int:
+        """Of how many sequences."""
+        return len(self.planned)
+
+    def run(self, inputs: Inputs) -> torch.Tensor:
+        """`Model.forward` of a step's inputs, of `size` sequences: [size, hidden], valid until the next step."""
+        self.inputs.fill(inputs)
+        self.replay()
+        return self.hidden
+
+
+class DecodeGraphs:
+    """All graphs of a model.
+
+    Args:
+        most: sequences of a step.
+        max_blocks: of a sequence.
+
+    Attributes:
+        captured: by size, those for shorter sequences first.
+    """
+
+    def __init__(
+        self, model: Model, backend: GraphBackend, plan: KVCachePlan, caches: list[KVCache], most: int,
+        max_blocks: int, device: torch.device,
+    ) -> None:  # fmt: skip
+        self._model, self._backend, self._plan, self._caches = model, backend, plan, caches
+        self.captured: dict[int, list[DecodeGraph]] = {size: [] for size in _sizes(most)}
+        self._inputs = GraphInputs(max(self.captured), max_blocks, plan, device)
+
+    def capture(self, capture: Capture, on_captured: Callable[[], None] = lambda: None) -> None:
+        """Captures all of them, those that take most memory first."""
+        for size in sorted(self.captured, reverse=True):
+            for length in self._lengths(size):
+                planned = np.full(size, length, dtype=np.int32)
+                hidden, replay = capture(partial(self._forward, planned))
+                self.captured[size].insert(0, DecodeGraph(planned, self._inputs, hidden, replay))
+                on_captured()
+
+    def find(self, step: Step) -> DecodeGraph | None:
+        """The smallest one that has room for a step; None: there is none, or not all its sequences are decodes."""
+        count = len(step.rows)
+        size = min((size for size in self.captured if size >= count), default=None)
+        if step.num_decodes != count or size is None:
+            return None
+        seq_lens = np.zeros(size, dtype=np.int32)
+        seq_lens[:count] = np.array(step.starts, dtype=np.int32) + 1
+        return next((each for each in self.captured[size] if self._backend.fits(seq_lens, each.planned)), None)
+
+    def _lengths(self, size: int) -> list[int]:
+        """Of the sequences of that many; the longest first. No longer than fill the cache twice: what is beyond that
+        is prefixes that many share."""
+        tokens = 2 * self._plan.num_blocks * self._plan.block_size
+        longest = min(self._plan.max_model_len, -(-tokens // size))
+        lengths = [longest]
+        shorter = _SHORTEST
+        while shorter < longest:
+            lengths.append(shorter)
+            shorter *= _LONGER
+        return sorted(lengths, reverse=True)
+
+    def _forward(self, planned: np.ndarray) -> torch.Tensor:
+        size, read = len(planned), self._inputs
+        attention = self._backend.prepare(read.metadata(planned))
+        return self._model.forward(StepInputs(read.token_ids[:size], read.positions[:size], attention, self._caches))
+
+
+def capture_all(graphs: DecodeGraphs, on_progress: Callable[[], None]) -> bool:
+    """Captures on the current GPU; takes seconds.
+
+    Returns:
+        Whether they were captured: a model that has the host read from the device in its forward cannot be.
+    """
+    started, free = time.monotonic(), torch.cuda.mem_get_info()[0]
+    pool, stream = torch.cuda.graph_pool_handle(), torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+
+    def capture(compute: Callable[[], torch.Tensor]) -> tuple[torch.Tensor, Callable[[], None]]:
+        with torch.cuda.stream(stream):
+            with _no_waiting():
+                compute()  # a library's kernels are loaded when they are first launched, which no capture may do
+            graph = torch.cuda.CUDAGraph()
+            graph.capture_begin(pool=pool, capture_error_mode="thread_local")
+            try:
+                hidden = compute()
+            finally:
+                graph.capture_end()
+        return hidden, graph.replay
+
+    try:
+        graphs.capture(capture, on_progress)
+    except _WaitedError as error:
+        logger.warning("decodes run without CUDA graphs, kernel by kernel: the model waits for the GPU (%s)", error)
+        return False
+    torch.cuda.current_stream().wait_stream(stream)
+    count = sum(map(len, graphs.captured.values()))
+    taken = (free - torch.cuda.mem_get_info()[0]) / (1 << 20)
+    logger.info("captured %d CUDA graphs in %.1f s; they take %.0f MiB", count, time.monotonic() - started, taken)
+    return True
+
+
+class _WaitedError(Exception):
+    """The host would have waited for the device."""
+
+
+@contextmanager
+def _no_waiting() -> Iterator[None]:
+    """Raises `_WaitedError` where the host would wait for the device."""
+    mode = torch.cuda.get_sync_debug_mode()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the mode does not yet find all that wait; a capture finds the others
+        torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    except RuntimeError as error:
+        if "synchroniz" not in str(error):
+            raise
+        raise _WaitedError(str(error).partition("\n")[0]) from error
+    finally:
+        torch.cuda.set_sync_debug_mode(mode)
+
+
+def _sizes(most: int) -> list[int]:
+    """Numbers of sequences that there are graphs for; `most` is one of them, unless it is beyond the largest."""
+    return sorted({size for size in _SIZES if size < most} | {min(most, _SIZES[-1])})

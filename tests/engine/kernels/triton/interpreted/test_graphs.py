@@ -1,0 +1,99 @@
+"""Decodes from memory that stays where it is, padded, as CUDA graphs compute them: with the results of other steps.
+
+What a graph does on a GPU, computing again does here: reading what lies in the same memory by then.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from stoker_engine import LLM, SamplingParams
+from stoker_engine.attention import triton
+from stoker_engine.core.outputs import RequestOutput
+from stoker_engine.exec import graphs as graphs_module
+from stoker_engine.exec.executor import LocalExecutor
+from stoker_engine.exec.graphs import DecodeGraph, DecodeGraphs
+from stoker_engine.kernels.triton import attention, decode_parts
+
+from .conftest import ON_CHIP
+
+pytestmark = pytest.mark.skipif(ON_CHIP, reason="engines there have graphs of their own")
+
+
+def again(compute: Callable[[], torch.Tensor]) -> tuple[torch.Tensor, Callable[[], None]]:
+    found = compute()
+
+    def replay() -> None:
+        found.copy_(compute())
+
+    return found, replay
+
+
+def captured(llm: LLM) -> list[DecodeGraph]:
+    """Has the engine's decodes replayed; gives the graphs that are found from now on."""
+    executor = llm.engine.executor  # type: ignore[union-attr]
+    assert isinstance(executor, LocalExecutor)
+    runner, found = executor.runner, list[DecodeGraph]()
+    blocks = runner._rows.tables.shape[2]
+    graphs = DecodeGraphs(
+        runner.model,
+        runner._backend,
+        runner.plan,
+        runner._pool.caches,
+        4,
+        blocks,
+        runner.device,  # type: ignore[arg-type]
+    )
+    with torch.inference_mode():
+        graphs.capture(again)
+    find = graphs.find
+
+    def noted(step):  # type: ignore[no-untyped-def]
+        graph = find(step)
+        if graph is not None:
+            found.append(graph)
+        return graph
+
+    graphs.find = noted  # type: ignore[method-assign]
+    runner._graphs = graphs
+    return found
+
+
+def outputs(llm: LLM, prompts: list[list[int]], lengths: list[int]) -> list[RequestOutput]:
+    params = [SamplingParams(temperature=0, max_tokens=n, ignore_eos=True, logprobs=0) for n in lengths]
+    return llm.generate(prompts, params, use_tqdm=False)
+
+
+@pytest.mark.parametrize(
+    ("model", "options"),
+    [
+        ("tiny_llama", {}),
+        pytest.param("tiny_gemma3", {"kv_cache_dtype": "fp8_per_token_head"}, marks=pytest.mark.slow),
+        pytest.param("tiny_llama", {"batch_invariant": True}, marks=pytest.mark.slow),
+    ],
+    ids=["llama", "windows, 8 bits", "batch-invariant"],
+)
+def test_as_kernel_by_kernel(
+    model: str, options: dict[str, object], request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(graphs_module, "_SHORTEST", 64)
+    for module in (attention, decode_parts, triton):  # so that contexts of a few tokens are several parts
+        monkeypatch.setattr(module, "PART_KEYS", 32)
+    path: Path = request.getfixturevalue(model)
+    sizes = {"num_gpu_blocks_override": 120, "max_model_len": 160, "max_num_batched_tokens": 24, "max_num_seqs": 5}
+    rng = random.Random(1)
+    prompts = [[rng.randrange(2, 500) for _ in range(count)] for count in (1, 70, 9, 30)]
+    lengths = [9, 10, 7, 5]
+    llm = LLM(str(path), device="cpu", attention_backend="triton", **{**sizes, **options})  # type: ignore[arg-type]
+    expected = outputs(llm, prompts, lengths)
+    found = captured(llm)
+    for ours, theirs in zip(outputs(llm, prompts, lengths), expected, strict=True):
+        assert ours.outputs[0].token_ids == theirs.outputs[0].token_ids
+        assert ours.outputs[0].cumulative_logprob == pytest.approx(theirs.outputs[0].cumulative_logprob, abs=1e-4)
+    assert {graph.size for graph in found} >= {1, 2, 4}
+    assert len({int(graph.planned[0]) for graph in found}) > 1 or "batch_invariant" in options
