@@ -50,7 +50,7 @@ SHAPES: dict[str, tuple[str, PretrainedConfig]] = {
 
 def random_model(name: str) -> Path:
     """The folder of model `name` (A or B) in bfloat16, in the cache folder; made when first used."""
-    folder = cache_folder() / "benchmarks" / f"random-{name}"
+    folder = cache_folder() / "benchmarks" / f"random-{name}-2"  # counted up where what is made changes
     if not (folder / "tokenizer.json").is_file():
         torch.manual_seed(0)
         AutoModelForCausalLM.from_config(SHAPES[name][1], dtype=torch.bfloat16).save_pretrained(folder)
@@ -59,9 +59,10 @@ def random_model(name: str) -> Path:
 
 
 def byte_tokenizer() -> PreTrainedTokenizerFast:
-    """One token a byte; the workloads are token ids, so it only has to exist."""
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    backend = Tokenizer(models.BPE({"<end>": 0, **{byte: i + 1 for i, byte in enumerate(alphabet)}}, []))
+    """One token a byte; the workloads are token ids, so it only has to exist. It has one merge: without any, llama.cpp
+    refuses it."""
+    tokens = ["<end>", *sorted(pre_tokenizers.ByteLevel.alphabet()), "ab"]
+    backend = Tokenizer(models.BPE({token: number for number, token in enumerate(tokens)}, [("a", "b")]))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
     return PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<end>")

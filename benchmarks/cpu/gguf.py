@@ -24,22 +24,13 @@ OPTIONS = (
     "-DLLAMA_OPENSSL=OFF",
 )
 
-#: llama.cpp's converter. It refuses tokenizers that it does not know, and the server those without merges; random
-#: models have such a one.
+#: llama.cpp's converter. It refuses tokenizers that it does not know; random models have such a one.
 CONVERT = """
 import sys
 sys.path.insert(0, sys.argv.pop(1))
 import convert_hf_to_gguf
 from conversion.base import TextModel
-from gguf import SpecialVocab
 
-add_to_gguf = SpecialVocab.add_to_gguf
-
-def add_with_merges(self, *args, **options):
-    self.merges = self.merges or ["a b"]
-    add_to_gguf(self, *args, **options)
-
-SpecialVocab.add_to_gguf = add_with_merges
 TextModel.get_vocab_base_pre = lambda *_: "gpt-2"
 convert_hf_to_gguf.main()
 """

@@ -75,7 +75,7 @@ def prepare(name: str, cache: Path) -> Model:
     def make(folder: Path, step: Step) -> None:
         step(f"model {shape}", [sys.executable, "-m", "cpu.models", shape, str(folder)])
 
-    folder = once(cache / "models" / shape, f"{SHAPES[shape]}, 1", make)
+    folder = once(cache / "models" / shape, f"{SHAPES[shape]}, 2", make)
     body, head = parameters(folder)
     context = json.loads((folder / "config.json").read_text())["max_position_embeddings"]
     if not weights:
