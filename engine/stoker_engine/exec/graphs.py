@@ -142,8 +142,7 @@ class DecodeGraphs:
     def capture(self, capture: Capture, on_captured: Callable[[], None] = lambda: None) -> None:
         """Captures all of them, those that take most memory first."""
         for size in sorted(self.captured, reverse=True):
-            for length in self._lengths(size):
-                planned = np.full(size, length, dtype=np.int32)
+            for planned in self._plans(size):
                 hidden, replay = capture(partial(self._forward, planned))
                 self.captured[size].insert(0, DecodeGraph(planned, self._inputs, hidden, replay))
                 on_captured()
@@ -158,17 +157,20 @@ class DecodeGraphs:
         seq_lens[:count] = np.array(step.starts, dtype=np.int32) + 1
         return next((each for each in self.captured[size] if self._backend.fits(seq_lens, each.planned)), None)
 
-    def _lengths(self, size: int) -> list[int]:
-        """Of the sequences of that many; the longest first. No longer than fill the cache twice: what is beyond that
-        is prefixes that many share."""
+    def _plans(self, size: int) -> list[np.ndarray]:
+        """Lengths of that many sequences, the longest first, but for what a shorter plan has room for. No longer than
+        fill the cache twice: what is beyond that is prefixes that many share."""
         tokens = 2 * self._plan.num_blocks * self._plan.block_size
         longest = min(self._plan.max_model_len, -(-tokens // size))
-        lengths = [longest]
-        shorter = _SHORTEST
-        while shorter < longest:
-            lengths.append(shorter)
-            shorter *= _LONGER
-        return sorted(lengths, reverse=True)
+        plans: list[np.ndarray] = []
+        length = _SHORTEST
+        while True:
+            planned = np.full(size, min(length, longest), dtype=np.int32)
+            if not plans or not self._backend.fits(planned, plans[0]):
+                plans.insert(0, planned)
+            if length >= longest:
+                return plans
+            length *= _LONGER
 
     def _forward(self, planned: np.ndarray) -> torch.Tensor:
         size, read = len(planned), self._inputs
@@ -219,7 +221,7 @@ def _no_waiting() -> Iterator[None]:
     """Raises `_WaitedError` where the host would wait for the device."""
     mode = torch.cuda.get_sync_debug_mode()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the mode does not yet find all that wait; a capture finds the others
+        warnings.simplefilter("ignore")  # it says that the mode does not yet find all that wait
         torch.cuda.set_sync_debug_mode("error")
     try:
         yield

@@ -31,13 +31,17 @@ def engine(model: Path, **fields: object) -> LLM:
     return LLM(str(model), device="cuda", **{**sizes, **fields})
 
 
-@pytest.mark.parametrize("name", FAMILIES)
-def test_family_equals_transformers(name: str, tmp_path: Path, assert_greedy: AssertGreedy) -> None:
-    save_model(tmp_path, tiny(name))
+def check_greedy(model: Path, assert_greedy: AssertGreedy) -> None:
+    """The engine's output is transformers'."""
     todo = prompts(4)
     params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
-    for prompt, output in zip(todo, engine(tmp_path).generate(todo, params, use_tqdm=False), strict=True):
-        assert_greedy(tmp_path, prompt, list(output.outputs[0].token_ids))
+    for prompt, output in zip(todo, engine(model).generate(todo, params, use_tqdm=False), strict=True):
+        assert_greedy(model, prompt, list(output.outputs[0].token_ids))
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_family_equals_transformers(name: str, tmp_path: Path, assert_greedy: AssertGreedy) -> None:
+    check_greedy(save_model(tmp_path, tiny(name)), assert_greedy)
 
 
 @pytest.mark.parametrize("kv_cache_dtype", [name for name in names.KV_CACHE_DTYPES if name != "fp8"])
@@ -103,16 +107,12 @@ def test_graphs_compute_what_kernels_one_by_one_do(
 
 @pytest.mark.parametrize("name", ["mixtral", "deepseek_v3"])
 def test_mixtures_equal_transformers(name: str, tmp_path: Path, assert_greedy: AssertGreedy) -> None:
-    save_model(tmp_path, tiny_mixture(name))
-    todo = prompts(4)
-    params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
-    for prompt, output in zip(todo, engine(tmp_path).generate(todo, params, use_tqdm=False), strict=True):
-        assert_greedy(tmp_path, prompt, list(output.outputs[0].token_ids))
+    check_greedy(save_model(tmp_path, tiny_mixture(name)), assert_greedy)
 
 
 @pytest.mark.parametrize("quantization", ["int8", "int4", "fp8"])
 def test_quantized_when_loaded(quantization: str, tiny_llama: Path) -> None:
-    """Near the weights as they are; and graphs as kernels one by one."""
+    """Graphs compute what kernels one by one do."""
     params = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True, logprobs=0)
     found = [
         engine(tiny_llama, quantization=quantization, enforce_eager=eager).generate(prompts(4), params, use_tqdm=False)

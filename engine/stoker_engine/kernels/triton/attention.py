@@ -21,7 +21,6 @@ Tiles are found by the device itself (`_sequence_of`), so a step needs nothing f
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
@@ -29,8 +28,8 @@ import triton
 import triton.language as tl
 
 from stoker_engine.kernels.triton.arithmetic import product, rounded
+from stoker_engine.kernels.triton.attention_tiles import Tiles, tiles_of
 from stoker_engine.kernels.triton.chip import Chip, chip_of
-from stoker_engine.kernels.triton.decode_parts import PART_KEYS
 from stoker_engine.kernels.triton.float8 import E4M3, E5M2, INT8, PLAIN, code_of, decode, stored_bytes
 from stoker_engine.kernels.triton.operation import operation
 from stoker_engine.kernels.triton.specimen import Specimen
@@ -38,26 +37,6 @@ from stoker_engine.kernels.triton.specimen import Specimen
 #: What the kernel that joins parts is compiled for, too.
 _JOINED: Final = ("NUM_HEADS", "VALUE", "VALUE_PADDED", "KEYS", "WINDOW", "SINKS", "SPLIT_KEYS")
 _LOG2_E: Final = tl.constexpr(1.4426950408889634)
-
-
-@dataclass(frozen=True)
-class Tiles:
-    """How work is cut.
-
-    Attributes:
-        rows: of a tile, which are queries × heads that share a KV head; a power of two of 16 at least.
-        keys: of a tile; likewise.
-        split_keys: that one program goes over, a multiple of `keys`; 0: all.
-        warps, stages: of the compiled kernel.
-        unmasked: keys that all of a tile's queries see are gone over without masks, by code of its own.
-    """
-
-    rows: int
-    keys: int
-    split_keys: int = 0
-    warps: int = 4
-    stages: int = 3
-    unmasked: bool = False
 
 
 @triton.jit
@@ -411,47 +390,6 @@ def _join(  # type: ignore[no-untyped-def]
         sums, total = _with_sink(sums, total, top, tl.load(sinks + head + tl.arange(0, 1)))
     result = rounded(sums / tl.where(total == 0.0, 1.0, total)[:, None], out.dtype.element_ty)
     tl.store(out + row * VALUE + dims[None, :], result, mask=(dims < VALUE)[None, :])
-
-
-def tiles_of(head_dim: int, dtype: torch.dtype, code: int, are_decodes: bool, chip: Chip) -> Tiles:
-    """How work is cut, by what is fixed for a layer: the same for each of its rows in every batch. Chosen so that no
-    number is spilled, and that a program's shared memory is there (`ahead_of_time`); among those, what was fastest on
-    an H200, where it was measured: 16-bit numbers in heads of 64, 128 and 256.
-    """
-    is_amd = chip.is_amd
-    split_keys = PART_KEYS if are_decodes else 0
-    if head_dim > 256:
-        if is_amd:
-            return Tiles(16, 16, split_keys, warps=4 if code else 8, stages=2)
-        if dtype == torch.float32:  # even so too large for gfx90a and gfx942
-            return Tiles(16, 16, split_keys, warps=8, stages=1)
-        if are_decodes:
-            return Tiles(16, 16 if code else 32, split_keys, warps=8, stages=3)
-        return Tiles(16, 32 if code else 16, warps=8, stages=2)
-    # Decoding takes registers; AMD's GPUs have more of them.
-    is_costly = code != PLAIN and not is_amd
-    if dtype == torch.float32:  # without tensor cores, where it would lose digits
-        is_costly = is_costly and head_dim > 64
-        has_more = is_costly or (are_decodes and not is_amd)
-        return Tiles(16, 16, split_keys, warps=8 if has_more else 4, stages=1 if is_costly else 2)
-    in_two_parts = head_dim & (head_dim - 1) != 0
-    is_costly = is_costly and in_two_parts
-    if are_decodes:
-        if code == PLAIN and not is_amd and not in_two_parts:
-            keys = 128 if head_dim <= 64 else 64 if head_dim <= 128 else 32
-            return Tiles(16, keys, split_keys, stages=2)
-        if head_dim > 128:
-            return Tiles(16, 32, split_keys)
-        return Tiles(16, 32 if in_two_parts else 64, split_keys, warps=8 if is_costly else 4)
-    if is_costly:
-        return Tiles(32, 16, stages=2)
-    if code == PLAIN and chip.has_room and not in_two_parts:
-        if head_dim > 128:
-            return Tiles(128, 64, warps=8, stages=2, unmasked=True)
-        return Tiles(64, 64, stages=2, unmasked=True)
-    if head_dim > 128:
-        return Tiles(32, 32, stages=2, unmasked=code == PLAIN)
-    return Tiles(32 if code and in_two_parts else 64, 32, unmasked=code == PLAIN)
 
 
 def _constants(

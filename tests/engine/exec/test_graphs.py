@@ -1,0 +1,73 @@
+"""Which graph a step is replayed by, over numbers of sequences and lengths around what there is room for."""
+
+from __future__ import annotations
+
+import random
+from array import array
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from stoker_engine.attention.triton import TritonBackend
+from stoker_engine.core.step import Step
+from stoker_engine.exec.graphs import DecodeGraphs
+from stoker_engine.exec.kv_cache import KVCachePlan
+from stoker_engine.kernels.triton.decode_parts import PART_KEYS
+from stoker_engine.sizing.kv_format import kv_format
+
+
+def graphs_of(most: int, num_blocks: int, max_model_len: int, **options: Any) -> DecodeGraphs:
+    """Graphs that compute nothing."""
+    plan = KVCachePlan(kv_format("auto", "torch.bfloat16"), [], num_blocks, 16, max_model_len, 2048)
+    model: Any = None
+    graphs = DecodeGraphs(model, TritonBackend(**options), plan, [], most, 1, torch.device("cpu"))
+    graphs.capture(lambda compute: (torch.empty(0), lambda: None))
+    return graphs
+
+
+def step_of(starts: list[int], num_decodes: int) -> Step:
+    rows, ones = array("i", range(len(starts))), array("i", [1] * len(starts))
+    return Step(0, rows, array("i", starts), ones, ones, num_decodes, len(starts))
+
+
+def parts(lengths: np.ndarray) -> int:
+    return sum(-(-int(length) // PART_KEYS) for length in lengths)
+
+
+@pytest.mark.parametrize(
+    ("most", "num_blocks", "max_model_len"), [(1, 64, 300), (5, 40, 600), (17, 4096, 40_000), (600, 9000, 131_072)]
+)
+def test_the_smallest_with_room(most: int, num_blocks: int, max_model_len: int) -> None:
+    graphs, rng = graphs_of(most, num_blocks, max_model_len), random.Random(most)
+    sizes = sorted(graphs.captured)
+    assert sizes[-1] == min(most, 512)
+    found = set()
+    for _ in range(400):
+        count = min(most, max(1, rng.choice(sizes) + rng.choice((-1, 0, 1))))
+        longest = rng.choice((PART_KEYS, 1024, max_model_len))
+        starts = [rng.choice((0, rng.randrange(longest), longest - 1)) % max_model_len for _ in range(count)]
+        graph = graphs.find(step_of(starts, count))
+        needed = parts(np.array(starts) + 1)
+        size = min((size for size in sizes if size >= count), default=None)
+        rooms = sorted(parts(each.planned) for each in graphs.captured[size]) if size is not None else []
+        expected = next((room for room in rooms if room >= needed), None)
+        assert (None if graph is None else (graph.size, parts(graph.planned))) == (
+            None if expected is None else (size, expected)
+        )
+        found.add(graph is not None)
+    assert found == ({True} if most == 1 else {True, False})
+
+
+def test_other_steps_have_none() -> None:
+    assert graphs_of(8, 512, 4096).find(step_of([5, 9, 3], num_decodes=2)) is None
+
+
+def test_lengths_that_do_not_matter_are_captured_once() -> None:
+    assert {len(each) for each in graphs_of(8, 4096, 40_000, batch_invariant=True).captured.values()} == {1}
+    assert {len(each) for each in graphs_of(8, 4096, 200).captured.values()} == {1}
+    for captured in graphs_of(8, 1 << 16, 40_000).captured.values():
+        assert [int(each.planned[0]) for each in captured] == [1024, 4096, 16384, 40_000]
