@@ -113,7 +113,7 @@ class InputBuilder:
 
 
 def _padded(array: np.ndarray, size: int, number: int = 0) -> np.ndarray:
-    """With rows of `number` behind its own; `np.pad` takes ten times as long."""
+    """With rows of `number` behind its own; `np.pad` takes several times as long."""
     padded = np.full((size, *array.shape[1:]), number, dtype=array.dtype)
     padded[: len(array)] = array
     return padded
