@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
+import os
 import selectors
 from collections import defaultdict
 from collections.abc import Callable, Coroutine, Iterator
@@ -17,6 +18,9 @@ from typing import Any
 
 import pytest
 from hypothesis import settings
+
+# Some tests fork. Where gRPC was loaded by another, its handlers of forks end one such child in six (SIGSEGV, SIGABRT).
+os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "false"
 
 # The same examples in each run, and no limit on the time of one: time is noisy.
 settings.register_profile("stoker", deadline=None, derandomize=True)

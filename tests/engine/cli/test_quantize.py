@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import time
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -71,15 +70,18 @@ def test_a_gguf_file_is_no_folder(command: Any, demo_gguf: Path, tmp_path: Path)
     assert "already, and Q4_0 is asked for" in result.stderr
 
 
+#: Tests in the background of a shell ignore SIGINT, and so would what they start.
+HEARD = "import signal; signal.signal(signal.SIGINT, signal.SIG_DFL); "
+
+
 @pytest.mark.parametrize(
     "ending,name", [(signal.SIGTERM, "new.gguf"), (signal.SIGINT, "new.gguf"), (signal.SIGTERM, "new")]
 )
 def test_nothing_is_left_of_what_was_ended(ending: signal.Signals, name: str, demo_gguf: Path, tmp_path: Path) -> None:
     """A file, and a folder with one."""
     words = ["demo://gemma-3-270m", "--to=bf16", f"--output={tmp_path / name}"]
-    argv = [sys.executable, "-c", RUN.format(module="quantize"), *words]
-    heard = partial(signal.signal, ending, signal.SIG_DFL)  # tests in the background of a shell ignore SIGINT
-    with subprocess.Popen(argv, stderr=subprocess.PIPE, stdout=subprocess.PIPE, preexec_fn=heard) as process:
+    argv = [sys.executable, "-c", HEARD + RUN.format(module="quantize"), *words]
+    with subprocess.Popen(argv, stderr=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         deadline = time.monotonic() + 60
         while not any(path.stat().st_size > 1 << 20 for path in tmp_path.rglob("*")):
             assert process.poll() is None and time.monotonic() < deadline
@@ -107,6 +109,5 @@ sys.exit(quantize.main(["model", "--to=q8_0", "--output=new"]))
 @pytest.mark.parametrize("ending", [signal.SIGTERM, signal.SIGINT])
 def test_what_was_ended_waits_for_no_thread(ending: signal.Signals) -> None:
     """One that was being started aborted the process, as Python does not wait for such a one either."""
-    argv = [sys.executable, "-c", INTERRUPTED.format(signum=int(ending))]
-    heard = partial(signal.signal, ending, signal.SIG_DFL)
-    assert subprocess.run(argv, timeout=30, preexec_fn=heard).returncode == 128 + ending
+    argv = [sys.executable, "-c", HEARD + INTERRUPTED.format(signum=int(ending))]
+    assert subprocess.run(argv, timeout=30).returncode == 128 + ending
