@@ -23,6 +23,39 @@ namespace {
 // Bytes of states that wait to be merged: more decodes than these belong to come one wave after another.
 constexpr long MOST_WAITING = 32 << 20;
 
+// Works for each thread from which on a thread takes all heads of one: their keys and values are neighbours, which processors
+// foresee.
+constexpr long MANY = 8;
+
+// The pieces of a thread, so many neighbours `together`. It knows its next one early, so that what that needs can be fetched
+// meanwhile; but for the last ones, which are whoever's comes first.
+class Turns {
+ public:
+  Turns(Pieces& pieces, long together) : pieces_(pieces), together_(together) { advance(); }
+  bool are_over() const { return are_over_; }
+  long now() const { return now_; }
+  bool is_next_known() const { return is_next_known_; }
+  long next() const { return next_; }
+
+  void advance() {
+    if (!is_next_known_) {
+      are_over_ = !pieces_.take(next_);
+      next_ *= together_;
+    }
+    now_ = next_++;
+    is_next_known_ = next_ % together_ != 0;
+    if (is_next_known_ || are_over_) return;
+    is_next_known_ = pieces_.take_early(next_);
+    next_ *= together_;
+  }
+
+ private:
+  Pieces& pieces_;
+  const long together_;
+  long now_ = 0, next_ = 0;
+  bool is_next_known_ = false, are_over_ = false;
+};
+
 // What a thread takes: queries of one sequence with all of their keys, or decodes with one part of theirs.
 struct Work {
   long sequence;      // whose blocks are read
@@ -166,25 +199,52 @@ void attend(const AttentionCall& call) {
     const auto part_of = [&](const Work& w, long head) {
       return parts.from((w.waiting * heads + head * w.count) * group);
     };
-    parallel(total * heads, [&](Pieces& pieces) {
+    const auto work_of = [&](long piece) -> const Work& {  // a sequence's last queries first: they see the most keys
+      return work[total - 1 - piece / heads];
+    };
+    const auto item_of = [&](long piece) {
+      const Work& w = work_of(piece);
+      if (w.part < 0) return Item<A>{call, w.sequence, piece % heads, w.first, w.count, w.position};
+      const long* places = decodes.places(w);
+      return Item<A>{call, w.sequence, piece % heads, *places, w.count, w.position, w.count > 1 ? places : nullptr};
+    };
+    const auto first_part_of = [&](long piece, const Item<A>& item) {
+      return work_of(piece).part < 0 ? part_at(item.oldest_of(0)) : work_of(piece).part;
+    };
+    const long together = call.tokens == call.sequences && total >= MANY * threads() ? heads : 1;
+    parallel(total * heads / together, [&](Pieces& pieces) {
       float* own = memory();
       Workspace space(own + 2 * state_size, queries * group, depth);
-      for (long piece; pieces.take(piece);) {
-        const Work& w = work[total - 1 - piece / heads];  // a sequence's last queries first: they see the most keys
-        const long head = piece % heads;
+      Tiles tiles;
+      bool is_at_hand = false;
+      for (Turns turns(pieces, together); !turns.are_over(); turns.advance()) {
+        const auto locate_next = [&](Tile& to) {
+          if (!turns.is_next_known()) return false;
+          const Item<A> next = item_of(turns.next());
+          next.locate_part(first_part_of(turns.next(), next), to);
+          return true;
+        };
+        const long piece = turns.now();
+        const Work& w = work_of(piece);
+        const Item<A> item = item_of(piece);
+        const long first_part = first_part_of(piece, item);
+        if (!is_at_hand) item.locate_part(first_part, tiles.now());
+        is_at_hand = turns.is_next_known();
+        item.read_queries(space.queries);
         if (w.part >= 0) {
-          const long* places = decodes.places(w);
-          const Item<A> item{call, w.sequence, head, *places, w.count, w.position, w.count > 1 ? places : nullptr};
-          item.read_queries(space.queries);
-          item.run_part(w.part, space, part_of(w, head));
+          item.run_part(w.part, tiles, space, part_of(w, piece % heads), locate_next);
           continue;
         }
-        const Item<A> item{call, w.sequence, head, w.first, w.count, w.position};
-        item.read_queries(space.queries);
         const State sum(own, item.rows, width), part(own + state_size, item.rows, width);
         sum.clear(item.rows);
-        for (long p = part_at(item.oldest_of(0)); p <= part_at(item.position_of(item.rows - 1)); p++) {
-          item.run_part(p, space, part);
+        const long last_part = part_at(item.position_of(item.rows - 1));
+        for (long p = first_part; p <= last_part; p++) {
+          const auto locate_after = [&](Tile& to) {
+            if (p == last_part) return locate_next(to);
+            item.locate_part(p + 1, to);
+            return true;
+          };
+          item.run_part(p, tiles, space, part, locate_after);
           merge(sum, part, item.rows);
         }
         item.put(sum);

@@ -64,6 +64,18 @@ struct Tile {
   const float *key_scales[TILE], *value_scales[TILE];
 };
 
+// The tile that is at hand, and the one after it, which is fetched meanwhile.
+class Tiles {
+ public:
+  Tile& now() { return tiles_[turn_]; }
+  Tile& next() { return tiles_[turn_ ^ 1]; }
+  void turn() { turn_ ^= 1; }
+
+ private:
+  Tile tiles_[2];
+  int turn_ = 0;
+};
+
 // Asks for `size` bytes that are needed soon. Blocks lie apart, so the processor does not foresee them.
 inline void fetch(const char* from, long size) {
   for (long i = 0; i < size; i += 64) __builtin_prefetch(from + i, 0, 2);
@@ -161,9 +173,13 @@ struct Item {
     const char *values = (const char*)call.values + kv_head * call.value_head * size;
     const float *key_scales = call.key_scales + kv_head * call.key_scale_head;
     const float *value_scales = call.value_scales + kv_head * call.value_scale_head;
+    long at = std::max(start, oldest), row = at / call.block_size, slot = at % call.block_size;
     for (long j = 0; j < TILE; j++) {
-      const long at = std::min(std::max(start + j, oldest), end - 1);
-      const long block = table[at / call.block_size], slot = at % call.block_size;
+      if (start + j > at && at < end - 1) {
+        at++;
+        if (++slot == call.block_size) slot = 0, row++;
+      }
+      const long block = table[row];
       tile.keys[j] = keys + (block * call.key_block + slot * call.key_slot) * size;
       tile.values[j] = values + (block * call.value_block + slot * call.value_slot) * size;
       if (!call.key_scales) continue;
@@ -411,19 +427,30 @@ struct Item {
     if constexpr (R > 1) with_rows<R - 1>(count, run);
   }
 
-  // Runs all rows over the keys of one part.
-  void run_part(long part, Workspace& work, const State& state) const {
+  // The keys of a part that any row sees, and those before them in their tile.
+  long begin_of_part(long part) const { return std::max(begin_of(part), oldest_of(0) / TILE * TILE); }
+  long end_of_part(long part) const { return std::min(begin_of(part + 1), position_of(rows - 1) + 1); }
+
+  // The first tile of a part.
+  void locate_part(long part, Tile& tile) const { locate(begin_of_part(part), end_of_part(part), tile); }
+
+  // Runs all rows over the keys of one part, whose first tile is at hand. `locate_after` gives the tile that comes after the
+  // part's last one, and whether there is one: a short part's is its first as well, which nothing else would have fetched.
+  template <class LocateAfter>
+  void run_part(long part, Tiles& tiles, Workspace& work, const State& state, LocateAfter locate_after) const {
     state.clear(rows);
-    const long end = std::min(begin_of(part + 1), position_of(rows - 1) + 1);
-    const long begin = std::max(begin_of(part), oldest_of(0) / TILE * TILE);
-    Tile tiles[2];
-    if (begin < end) locate(begin, end, tiles[0]);
-    for (long start = begin, turn = 0; start < end; start += TILE, turn ^= 1) {
-      Tile* next = start + TILE < end ? &tiles[turn ^ 1] : nullptr;
-      if (next) locate(start + TILE, end, *next);
-      rearrange(tiles[turn], next, std::min(TILE, rounded_up(end - start, LANES)), work);
+    const long end = end_of_part(part);
+    for (long start = begin_of_part(part); start < end; start += TILE) {
+      bool more = start + TILE < end;
+      if (more)
+        locate(start + TILE, end, tiles.next());
+      else
+        more = locate_after(tiles.next());
+      const Tile* next = more ? &tiles.next() : nullptr;
+      rearrange(tiles.now(), next, std::min(TILE, rounded_up(end - start, LANES)), work);
       for (long r = 0; r < rows; r += ROWS)
         with_rows(std::min<long>(ROWS, rows - r), [&](auto count) { run_rows<count>(work, r, start, state); });
+      tiles.turn();
     }
   }
 

@@ -7,11 +7,21 @@
 
 #include <atomic>
 
+// How many threads take part, if all come.
+long threads();
+
 // Hands out 0 … count - 1, each to one thread.
 class Pieces {
  public:
   explicit Pieces(long count) : count_(count) {}
   bool take(long& piece) { return (piece = next_.fetch_add(1, std::memory_order_relaxed)) < count_; }
+  // Likewise, before it is needed, so that what it is made of can be fetched; as long as each thread can have another.
+  bool take_early(long& piece) {
+    piece = next_.load(std::memory_order_relaxed);
+    while (piece + threads() <= count_)
+      if (next_.compare_exchange_weak(piece, piece + 1, std::memory_order_relaxed)) return true;
+    return false;
+  }
 
  private:
   std::atomic<long> next_{0};
@@ -20,9 +30,6 @@ class Pieces {
 
 // Calls work(context, pieces) here and in every thread that comes while pieces are left.
 void share(long count, void (*work)(void* context, Pieces& pieces), void* context);
-
-// How many threads take part, if all come.
-long threads();
 
 // Calls body(pieces) in each thread that takes part: what a thread needs is set up once, then `take` gives its pieces.
 template <class Body>
