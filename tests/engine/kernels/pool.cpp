@@ -14,7 +14,8 @@ static long shared_total = 0;
 static bool is_right(long count) {
   std::vector<int> computed(count);  // no atomics: `share` itself must order what threads write and callers read
   parallel(count, [&](Pieces& pieces) {
-    for (long piece; pieces.take(piece);) {
+    long piece;
+    for (bool more = pieces.take(piece); more; more = pieces.take_early(piece) || pieces.take(piece)) {
       computed[piece]++;
 #ifdef RACE
       shared_total++;

@@ -200,7 +200,7 @@ struct Item {
   }
 
   template <class S>
-  void rearrange_stored(const Tile& tile, const Tile* next, long keys, Workspace& work) const {
+  INLINED_INTO void rearrange_stored(const Tile& tile, const Tile* next, long keys, Workspace& work) const {
     for (long j = 0; j < keys; j += LANES) {
       if (next)
         for (long k = j; k < j + LANES; k++) fetch(next->keys[k], call.head_dim * sizeof(S));
@@ -389,7 +389,7 @@ struct Item {
   }
 
   template <int R>
-  void run_rows(const Workspace& work, long r, long start, const State& state) const {
+  INLINED_INTO void run_rows(const Workspace& work, long r, long start, const State& state) const {
     long first[R], last[R];  // keys of the tile that a row sees, none where first > last; both grow from row to row
     for (int i = 0; i < R; i++) {
       first[i] = std::max(0l, oldest_of(r + i) - start);

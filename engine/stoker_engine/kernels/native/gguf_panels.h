@@ -232,7 +232,7 @@ struct BlockPanels {
 
   // Rows m … m + M of x with the N panels of `source`, which are those from `panel` on.
   template <int M, int N, class Source>
-  void tile(const Source& source, long panel, long m, Ahead& ahead) const {
+  INLINED_INTO void tile(const Source& source, long panel, long m, Ahead& ahead) const {
     constexpr long STEP = Format::STEP;
     const long groups = inner / EightBits::NUMBERS;
     const EightBits* rows[M];
@@ -243,7 +243,7 @@ struct BlockPanels {
         __m512i products[M * N];
         with_each<M * N>([&](auto i) { products[i] = _mm512_set1_epi32(rows[i / N]->starts[part]); });
         with_each<STEP / 4>([&](auto four) {
-          ahead.fetch();
+          if (N == 1 || four == 0) ahead.fetch();  // few rows wait for memory: evenly then
           __m512i codes[N];
           with_each<N>([&](auto j) { codes[j] = source.codes(j, group, part, four); });
           with_each<M>([&](auto i) {
@@ -297,7 +297,7 @@ struct BlockPanels {
   template <int N>
   void block(long panel, long m, long m_end, Bytes next) const {
     const long tiles = (m_end - m + MOST_ROWS - 1) / MOST_ROWS;
-    Ahead ahead(next, tiles * (inner / 4), MOST_AHEAD);
+    Ahead ahead(next, tiles * (inner / (N == 1 ? 4 : Format::STEP)), MOST_AHEAD);  // see tile
     const Packed<Format, N> packed{w + panel * panel_words(), panel_words()};
     if (tiles <= DIRECT_TILES)
       in_tiles<N, MOST_ROWS>(packed, panel, m, m_end, tiles, ahead);

@@ -10,6 +10,14 @@
 #include <immintrin.h>
 #endif
 
+// Of a function whose sums stay in registers: all that it calls becomes part of it. Compilers leave a call where they find a
+// lambda too large, and then all registers go through memory around it. Under sanitizers that would take minutes.
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#define INLINED_INTO
+#else
+#define INLINED_INTO __attribute__((flatten))
+#endif
+
 #if defined(__AVX512F__)
 constexpr int LANES = 16;
 #elif defined(__AVX__)
