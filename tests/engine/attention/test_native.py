@@ -84,6 +84,19 @@ def test_bits_do_not_depend_on_batch_or_chunks(backend: NativeBackend, name: str
         assert torch.equal(one, third)
 
 
+@pytest.mark.parametrize("dtype", EXACT, ids=str)
+@pytest.mark.parametrize("name", ["grouped", "one head each", "window", "odd sizes"])
+def test_bits_of_many_decodes_are_those_alone(backend: NativeBackend, name: str, dtype: torch.dtype) -> None:
+    """So many that threads take all heads of one, and fetch the next; of lengths around tiles and parts."""
+    lengths = [2, 17, 64, 65, 127, 128, 129, 130, 255, 256, 257, 300, 384, 385, 511, 512, 513, 514, 640, 700]
+    sequences = Sequences.random(SHAPES[name], lengths, dtype)
+    prompts = [(s, 0, length - 1) for s, length in enumerate(lengths)]
+    decodes = [(s, length - 1, length) for s, length in enumerate(lengths)]
+    together = run(backend, sequences, prompts, decodes)
+    alone = run(backend, sequences, *([span] for span in prompts), *([span] for span in decodes))
+    assert all(torch.equal(one, other) for one, other in zip(together, alone, strict=True))
+
+
 def test_bits_do_not_depend_on_threads(backend: NativeBackend) -> None:
     sequences = Sequences.random(PLAIN, [2100, 300], torch.float32)
     before = torch.get_num_threads()
