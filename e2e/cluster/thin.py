@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
-"""What `docker save` wrote, as an OCI image layout without what a node has: `thin.py ARCHIVE [DIGEST...] >OUT`.
+"""What `docker save` wrote, as an OCI image layout without what a node has: `thin.py ARCHIVE [CHAIN_ID...] >OUT`.
 
-A node's containerd keeps every layer of its images under its digest, and takes in an archive whose layers are partly
-there already. So when the last layer of an image of gigabytes changes, only that layer travels.
+A node's containerd keeps what each layer of its images unpacked to, as a snapshot whose name is the layer's chain ID: a
+digest of it and of all layers below. It takes in an archive without the layers whose snapshots are there already. So
+when the last layer of an image of gigabytes changes, only that layer travels.
 
 A layer's digest depends on the Docker. Most save layers unpacked, and `rootfs.diff_ids` in the image's configuration
 has their digests in the same order; a Docker that keeps images in containerd's store saves layers as they were pulled,
@@ -31,32 +32,37 @@ def thin(archive: Path, has: Collection[str], out: IO[bytes]) -> None:
 
     Args:
         archive: what `docker save IMAGE...` wrote, as a file.
-        has: digests of blobs that are there already, as ``sha256:HEX``.
+        has: chain IDs of layers that are unpacked there already, as ``sha256:HEX``
+            (OCI Image Format Specification, "Layer ChainID").
         out: gets a tar archive, front to back.
     """
     with tarfile.open(archive) as saved, tarfile.open(fileobj=out, mode="w|") as layout:
-        skip = set(has)
+        written = set[str]()
+
+        def describe(content: IO[bytes], media_type: str, digest: str) -> dict[str, Any]:
+            return {"mediaType": media_type, "digest": digest, "size": content.seek(0, io.SEEK_END)}
 
         def put(content: IO[bytes], media_type: str, digest: str) -> dict[str, Any]:
-            size = content.seek(0, io.SEEK_END)
-            content.seek(0)
-            if digest not in skip:
-                _add(layout, _BLOBS + digest.removeprefix("sha256:"), content, size)
-                skip.add(digest)  # images share layers, and an image may have a layer twice
-            return {"mediaType": media_type, "digest": digest, "size": size}
+            described = describe(content, media_type, digest)
+            if digest not in written:
+                content.seek(0)
+                _add(layout, _BLOBS + digest.removeprefix("sha256:"), content, described["size"])
+                written.add(digest)  # images share layers, and an image may have a layer twice
+            return described
 
         index = []
         for image in json.load(_file(saved, "manifest.json")):
             config = _file(saved, image["Config"]).read()
-            diff_ids = json.loads(config)["rootfs"]["diff_ids"]
+            layers, chain_id = [], ""
+            for name, diff_id in zip(image["Layers"], json.loads(config)["rootfs"]["diff_ids"], strict=True):
+                chain_id = _digest(f"{chain_id} {diff_id}".encode()) if chain_id else diff_id
+                digest = f"sha256:{name[len(_BLOBS) :]}" if name.startswith(_BLOBS) else diff_id
+                layers.append((describe if chain_id in has else put)(_file(saved, name), _LAYER, digest))
             manifest = {
                 "schemaVersion": 2,
                 "mediaType": _MANIFEST,
                 "config": put(io.BytesIO(config), _CONFIG, _digest(config)),
-                "layers": [
-                    put(_file(saved, name), _LAYER, f"sha256:{name[len(_BLOBS) :]}" if name.startswith(_BLOBS) else id_)
-                    for name, id_ in zip(image["Layers"], diff_ids, strict=True)
-                ],
+                "layers": layers,
             }
             text = json.dumps(manifest).encode()
             described = put(io.BytesIO(text), _MANIFEST, _digest(text))

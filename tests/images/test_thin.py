@@ -32,6 +32,12 @@ SINCE_25 = {digest(each).replace("sha256:", "blobs/sha256/"): each for each in (
 CONTAINERD = {digest(OLD).replace("sha256:", "blobs/sha256/"): OLD, BLOB: NEW, "blobs/sha256/ab": CONFIG}
 
 
+def chain(*layers: bytes) -> str:
+    """The chain ID of the last of these layers, of which each lies on those before it."""
+    *below, last = layers
+    return digest(f"{chain(*below)} {digest(last)}".encode()) if below else digest(last)
+
+
 def saved(folder: Path, files: Mapping[str, bytes], links: Mapping[str, str] | None = None) -> Path:
     """What `docker save` wrote: two layers and a configuration, in this order, beside other files."""
     old, new, config = files
@@ -66,7 +72,8 @@ def manifest_of(layout: dict[str, bytes]) -> Any:
 
 @pytest.mark.parametrize("files", [BEFORE_25, SINCE_25])
 def test_only_what_is_missing_travels(tmp_path: Path, files: dict[str, bytes]) -> None:
-    layout = thinned(saved(tmp_path, files), digest(OLD), digest(b"of another image"))
+    # What the node has of the changed layer lies on another image's layers, or on none.
+    layout = thinned(saved(tmp_path, files), digest(OLD), chain(b"of another image", NEW), digest(NEW))
     manifest = manifest_of(layout)
     assert manifest["config"]["digest"] == digest(CONFIG)
     assert [(each["digest"], each["size"]) for each in manifest["layers"]] == [
@@ -87,14 +94,25 @@ def test_a_node_without_anything_gets_all(tmp_path: Path) -> None:
 
 
 def test_a_compressed_layer_goes_by_its_own_digest(tmp_path: Path) -> None:
-    layout = thinned(saved(tmp_path, CONTAINERD), digest(OLD), digest(NEW))
+    archive = saved(tmp_path, CONTAINERD)
+    layout = thinned(archive, digest(OLD))
     assert layout[BLOB] == NEW
-    assert manifest_of(layout)["layers"][1]["digest"] == BLOB.replace("blobs/sha256/", "sha256:")
+    assert OLD not in layout.values()
+    has_it = thinned(archive, digest(OLD), chain(OLD, NEW))
+    assert BLOB not in has_it
+    for each in layout, has_it:
+        assert manifest_of(each)["layers"][1] == {
+            "mediaType": "application/vnd.docker.image.rootfs.diff.tar",
+            "digest": BLOB.replace("blobs/sha256/", "sha256:"),
+            "size": len(NEW),
+        }
 
 
 def test_a_layer_that_comes_twice_travels_once(tmp_path: Path) -> None:
     config = json.dumps({"rootfs": {"diff_ids": [digest(OLD), digest(NEW), digest(NEW)]}}).encode()
     archive = saved(tmp_path, {**BEFORE_25, "ab.json": config}, links={"3/layer.tar": "../2/layer.tar"})
-    layout = thinned(archive)
-    assert [each["size"] for each in manifest_of(layout)["layers"]] == [len(OLD), len(NEW), len(NEW)]
-    assert list(layout.values()).count(NEW) == 1
+    for has in [], [digest(OLD)], [digest(OLD), chain(OLD, NEW)]:
+        layout = thinned(archive, *has)
+        assert [each["size"] for each in manifest_of(layout)["layers"]] == [len(OLD), len(NEW), len(NEW)]
+        assert list(layout.values()).count(NEW) == 1
+    assert NEW not in thinned(archive, digest(OLD), chain(OLD, NEW), chain(OLD, NEW, NEW)).values()
