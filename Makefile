@@ -11,7 +11,7 @@ CRD_FILES := $(foreach folder,crds charts/stoker/files,--output $(folder)/infere
 	--reference docs/reference/inferenceendpoint.md
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all test-gpu lint format generate verify cluster cluster-build cluster-down images e2e e2e-all soak bench bench-quick bench-operator clean
+.PHONY: help setup demo test test-all emulator test-gpu lint format generate verify cluster cluster-build cluster-down images e2e e2e-all soak bench bench-quick bench-operator clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-14s %s\n", $$1, $$2}'
@@ -33,6 +33,10 @@ test: setup ## unit and component tests; of the slow ones none, or a fixed part 
 
 test-all: setup ## all of them, every case of the slow ones too
 	$(PYTEST)
+
+emulator: ## what the tests of Arm's kernels need on other processors: a compiler and qemu (Debian, as root)
+	@{ command -v qemu-aarch64-static && command -v aarch64-linux-gnu-g++; } >/dev/null || { apt-get update -qq && DEBIAN_FRONTEND=noninteractive \
+		apt-get install -qq -y --no-install-recommends -o DPkg::Lock::Timeout=300 g++-aarch64-linux-gnu qemu-user-static >/dev/null; }
 
 test-gpu: setup ## on a machine with a GPU: kernels on the chip, the engine's exactness, where it waits
 	STOKER_ON_CHIP=1 $(BIN)/pytest tests/engine/kernels/triton/interpreted tests/engine/gpu

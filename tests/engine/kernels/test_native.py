@@ -262,3 +262,23 @@ def test_without_a_compiler_torch_runs_and_the_log_says_so(
     assert "no-such-compiler" in caplog.text and "Install g++" in caplog.text
     assert select_kernels(torch.device("cpu"), torch.bfloat16) is REFERENCE
     library.library.cache_clear()
+
+
+def test_a_level_can_be_chosen(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """One that nobody has tried runs where it is named, and else not; a wrong name is reported with the right ones."""
+    best, last = (Level(name, (), frozenset()) for name in ("best", "last"))
+    untried = Level("untried", (), frozenset(), tried=False)
+    monkeypatch.setattr(library, "load", lambda level: level)
+    chosen = library.library.__wrapped__
+    monkeypatch.delenv("STOKER_NATIVE_KERNELS", raising=False)
+    monkeypatch.setattr(library, "usable_levels", lambda: (untried, best, last))
+    assert chosen() is best
+    for wanted, found in [("1", best), ("last", last), ("untried", untried)]:
+        monkeypatch.setenv("STOKER_NATIVE_KERNELS", wanted)
+        assert chosen() is found
+    monkeypatch.setattr(library, "usable_levels", lambda: (untried,))
+    for wanted, says in [("1", "none of this processor's has been tried"), ("mmx", "none is called 'mmx'")]:
+        monkeypatch.setenv("STOKER_NATIVE_KERNELS", wanted)
+        caplog.clear()
+        assert chosen() is None
+        assert says in caplog.text and "STOKER_NATIVE_KERNELS=LEVEL runs one nevertheless: untried" in caplog.text

@@ -14,11 +14,14 @@ class Level:
     Attributes:
         flags: for the compiler.
         needs: words of /proc/cpuinfo; the kernel lists what processor and system both allow.
+        tried: it has run on such a processor. Of one that has not, an emulator's word is all there is
+            (`tests/engine/kernels/test_emulated.py`): it is exact, and how fast it is nobody knows.
     """
 
     name: str
     flags: tuple[str, ...]
     needs: frozenset[str]
+    tried: bool = True
 
 
 _V3 = frozenset({"avx2", "bmi1", "bmi2", "fma", "f16c", "movbe", "abm"})
@@ -35,7 +38,7 @@ _LEVELS = {
         Level("avx2", ("-march=x86-64-v3",), _V3),
         Level("sse2", ("-march=x86-64",), frozenset()),
     ),
-    "aarch64": (Level("neon", ("-march=armv8-a",), frozenset()),),
+    "aarch64": (Level("neon", ("-march=armv8-a",), frozenset(), tried=False),),
 }
 
 

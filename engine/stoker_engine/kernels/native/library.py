@@ -54,21 +54,33 @@ _DTYPES = (torch.bfloat16, torch.float32)
 def library() -> ctypes.CDLL | None:
     """The kernels; None where they cannot be had, which one log line explains.
 
-    ``STOKER_NATIVE_KERNELS=0`` turns them off.
+    ``STOKER_NATIVE_KERNELS=0`` turns them off, and the name of a level chooses it, also one that has not been tried.
     """
-    if os.environ.get("STOKER_NATIVE_KERNELS") == "0":
+    wanted = os.environ.get("STOKER_NATIVE_KERNELS", "1")
+    if wanted == "0":
         logger.info("CPU kernels are turned off by STOKER_NATIVE_KERNELS=0; torch's operators run instead")
         return None
+    usable = usable_levels()
+    chosen = [level for level in usable if (level.tried if wanted == "1" else level.name == wanted)]
     reasons = []
-    for level in usable_levels():
+    for level in chosen:
         try:
             return load(level)
         except BuildError as error:
             reasons.append(f"{level.name}: {error}")
+    if chosen:
+        remedy = "Install g++, or build them into the image: python -m stoker_engine.kernels.native.build"
+    elif usable:
+        names = ", ".join(level.name for level in usable)
+        reasons.append("none of this processor's has been tried" if wanted == "1" else f"none is called {wanted!r}")
+        remedy = f"STOKER_NATIVE_KERNELS=LEVEL runs one nevertheless: {names}"
+    else:
+        reasons.append("this kind of processor is not known")
+        remedy = "Linux on x86-64 and on 64-bit Arm is"
     logger.warning(
-        "CPU kernels are not available, and torch's operators run instead, several times slower: %s. "
-        "Install g++, or build them into the image: python -m stoker_engine.kernels.native.build",
-        "; ".join(reasons) or "this kind of processor is not known",
+        "CPU kernels are not available, and torch's operators run instead, several times slower: %s. %s",
+        "; ".join(reasons),
+        remedy,
     )
     return None
 

@@ -1,0 +1,149 @@
+"""A plugin of pytest's (``-p``): the tests' kernels are those of ARM's processors, run by qemu in another process.
+
+The process that tests is an ordinary one. Its heap lies in memory that both share, at the same address (`heap.c`, which
+must be preloaded), so that tensors' addresses mean the same to the emulated kernels (`guest.cpp`).
+
+Environment:
+    STOKER_GUEST: the program that `guest.cpp` becomes, and
+    STOKER_GUEST_LIBRARY: the kernels, both built for aarch64.
+    PYTHONMALLOC: must be ``malloc``, so that what ctypes makes lies in the heap as well.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import mmap
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from stoker_engine.kernels.native import levels, library
+
+QEMU = "qemu-aarch64-static"
+#: Where Debian's cross compiler has the libraries that such a program needs.
+SYSTEM = "/usr/aarch64-linux-gnu"
+#: As in shared.h.
+HEAP = 0x200000000000
+
+
+class _Call(ctypes.Structure):
+    """`Call` of shared.h."""
+
+    _fields_ = (
+        ("name", ctypes.c_char * 64),
+        ("integers", ctypes.c_long * 24),
+        ("floats", ctypes.c_float * 8),
+        ("result", ctypes.c_long),
+    )
+
+
+class Emulated:
+    """Stands for a `ctypes.CDLL`: its functions run in the other process, one at a time.
+
+    Raises:
+        RuntimeError: from a function: the other process has ended, on a stray read for example.
+    """
+
+    def __init__(self) -> None:
+        file = ctypes.c_int.in_dll(ctypes.CDLL(None), "stoker_heap_file").value
+        self._process = subprocess.Popen(
+            [QEMU, "-L", SYSTEM, os.environ["STOKER_GUEST"], os.environ["STOKER_GUEST_LIBRARY"], str(file)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            pass_fds=(file,),
+            env={name: value for name, value in os.environ.items() if name != "LD_PRELOAD"},
+            bufsize=0,
+        )
+        self._call = _Call.from_address(HEAP)
+        self._one_at_a_time = threading.Lock()
+
+    def __getattr__(self, name: str) -> Callable[..., int]:
+        if name not in library._ARGUMENTS:
+            raise AttributeError(name)
+        types = library._ARGUMENTS[name]
+
+        def function(*arguments: Any) -> int:
+            given = list(zip(types, arguments, strict=True))
+            integers = [_address(each) for kind, each in given if kind is not ctypes.c_float]
+            return self.call(name, integers, [each for kind, each in given if kind is ctypes.c_float])
+
+        setattr(self, name, function)
+        return function
+
+    def call(self, name: str, integers: list[int], floats: Sequence[float] = ()) -> int:
+        """Calls any function that the other process has."""
+        with self._one_at_a_time:
+            self._call.name = name.encode()
+            self._call.integers[: len(integers)] = integers
+            self._call.floats[: len(floats)] = floats
+            if not self._returned():
+                raise RuntimeError(f"{name} found that the process that emulates has ended: {self._process.wait()}")
+            return int(self._call.result)
+
+    def _returned(self) -> bool:
+        assert self._process.stdin and self._process.stdout
+        try:
+            self._process.stdin.write(b"!")
+        except BrokenPipeError:
+            return False
+        return self._process.stdout.read(1) == b"!"
+
+
+def _address(given: Any) -> int:
+    """An argument as `ctypes` would pass it: an integer, or the address of what is given."""
+    if given is None:
+        return 0
+    if isinstance(given, int):
+        return given
+    if isinstance(given, ctypes.c_void_p):
+        return given.value or 0
+    return ctypes.addressof(given._obj if hasattr(given, "_obj") else given)
+
+
+_NEON = levels.Level("neon", (), frozenset())
+_emulated = Emulated()
+
+
+def _load(level: levels.Level) -> Emulated:
+    assert level is _NEON
+    _emulated.stoker_use_threads(torch.get_num_threads())
+    return _emulated
+
+
+levels._LEVELS = dict.fromkeys(levels._LEVELS, (_NEON,))  # type: ignore[attr-defined]
+library.load = _load  # type: ignore[assignment]
+library.library = functools.cache(lambda: _emulated)  # type: ignore[assignment]
+
+
+# Of files there are copies in the heap. Memory that must not be read (guarded_cache.py) lies there as well, and is
+# closed in both processes.
+def _pages(file: int, length: int, **options: Any) -> Any:
+    content = b"" if file == -1 else os.pread(file, os.fstat(file).st_size, 0)
+    length = length or len(content)
+    pages = (ctypes.c_char * length).from_address(_aligned(mmap.PAGESIZE, length))
+    ctypes.memmove(pages, content, len(content))
+    return pages
+
+
+_aligned = ctypes.CDLL(None).aligned_alloc
+_aligned.argtypes, _aligned.restype = (ctypes.c_size_t, ctypes.c_size_t), ctypes.c_void_p
+mmap.mmap = _pages  # type: ignore[assignment,misc]
+
+
+def pytest_collection_finish() -> None:
+    """Has whatever one process may not read be closed in the other."""
+    for module in [module for name, module in sys.modules.items() if name.endswith("guarded_cache")]:
+        protect_here = module.GuardedBlocks._protect
+
+        def protect(pages: torch.Tensor, readable: bool, here: Callable[..., None] = protect_here) -> None:
+            here(pages, readable)
+            access = mmap.PROT_READ | mmap.PROT_WRITE if readable else 0
+            assert _emulated.call("mprotect", [pages.data_ptr(), pages.numel(), access]) == 0
+
+        module.GuardedBlocks._protect = staticmethod(protect)

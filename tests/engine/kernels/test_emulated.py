@@ -1,0 +1,98 @@
+"""The level of Arm's processors, on others: compiled for them, and run by qemu's user mode.
+
+Only the kernels are emulated. Tests run in an ordinary process (`emulated/on_arm.py` is the plugin that connects the
+two), so what they compare with is computed by this processor, and takes no longer than usual. `make emulator` installs
+what is needed.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+PARTS = HERE / "emulated"
+COMPILER, QEMU = "aarch64-linux-gnu-g++", "qemu-aarch64-static"
+
+pytestmark = [
+    pytest.mark.skipif(not (shutil.which(COMPILER) and shutil.which(QEMU)), reason="`make emulator` has not been run"),
+    pytest.mark.skipif(not shutil.which("gcc"), reason="the heap needs a C compiler"),
+]
+
+_BUILD = """
+from stoker_engine.contract.cache_folder import cache_folder
+from stoker_engine.kernels.native.build import build
+from stoker_engine.kernels.native.levels import _LEVELS
+print(build(_LEVELS["aarch64"][0], cache_folder() / "native"))
+"""
+
+
+@pytest.fixture(scope="module")
+def arm(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """An environment in which `on_arm` finds what it needs."""
+    folder = tmp_path_factory.mktemp("arm")
+    guest, heap = folder / "guest", folder / "heap.so"
+    subprocess.run([COMPILER, "-std=c++17", "-O2", "-o", guest, PARTS / "guest.cpp", "-ldl"], check=True)
+    subprocess.run(["gcc", "-O2", "-shared", "-fPIC", "-o", heap, PARTS / "heap.c"], check=True)
+    compiling = {**os.environ, "CXX": COMPILER}
+    built = subprocess.run([sys.executable, "-c", _BUILD], env=compiling, check=True, stdout=subprocess.PIPE, text=True)
+    return {
+        **os.environ,
+        "LD_PRELOAD": str(heap),
+        "PYTHONMALLOC": "malloc",
+        "PYTHONPATH": str(PARTS),
+        "STOKER_GUEST": str(guest),
+        "STOKER_GUEST_LIBRARY": built.stdout.strip(),
+    }
+
+
+@pytest.mark.parametrize(
+    "chosen",
+    [
+        pytest.param([HERE / "test_fuzz.py"], id="fuzz"),
+        pytest.param([HERE / "test_native.py", "-k", "[neon"], id="rows alone and together"),
+        pytest.param([HERE.parent / "models" / "test_whole_layers.py", "-k", "test_bits["], id="whole layers"),
+    ],
+)
+def test_kernels_for_arm(arm: dict[str, str], chosen: list[Path | str]) -> None:
+    done = _pytest(arm, "--slow", "none", *chosen)
+    assert done.returncode == 0, done.stdout[-6000:]
+    assert " passed" in done.stdout
+
+
+_STRAY = """
+import ctypes
+import torch
+from stoker_engine.kernels.native.library import library
+
+def test_argmax():
+    x, out, largest = torch.tensor([[1.0, 3.0, 2.0]]), torch.empty(1, dtype=torch.int64), torch.empty(1)
+    def argmax(address):
+        library().stoker_argmax(0, address, 3, out.data_ptr(), largest.data_ptr(), 1, 3)
+    argmax(x.data_ptr())
+    assert (out.item(), largest.item()) == (1, 3.0)
+    argmax(4096)
+"""
+
+
+def test_a_stray_read_would_be_seen(arm: dict[str, str], tmp_path: Path) -> None:
+    (tmp_path / "test_stray.py").write_text(_STRAY)
+    done = _pytest(arm, tmp_path / "test_stray.py")
+    assert done.returncode == 1
+    assert "stoker_argmax found that the process that emulates has ended: -11" in done.stdout, done.stdout[-6000:]
+
+
+def _pytest(environment: dict[str, str], *arguments: Path | str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-p", "no:xdist", "-p", "on_arm"]
+    return subprocess.run(
+        [*command, *map(str, arguments)],
+        env={"STOKER_FUZZ_EXAMPLES": "15", **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
