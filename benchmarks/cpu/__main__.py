@@ -41,8 +41,9 @@ ENGINES: dict[str, Engine] = {engine.name: engine for engine in (openvino, llama
 
 INTERRUPTED = 130
 
-#: What is quick, and says the most.
-QUICK_WORKLOADS, QUICK_MODELS, QUICK_ROUNDS = ["W1", "W2", "decode-8", "prefill-1024"], ["A"], 2
+#: What is quick, and says the most: model → workloads.
+QUICK = {"A": ["W1", "W2", "decode-8", "prefill-1024"], "gemma-q4_k_m": ["decode-1", "decode-8", "prefill-1024"]}
+QUICK_ROUNDS = 2
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -55,7 +56,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that engines are ended, too
     try:
         for name in options.models:
-            run_model(name, options.peers, options.workloads, options.rounds, quiet, results, cache)
+            workloads = QUICK[name] if options.quick else options.workloads
+            run_model(name, options.peers, workloads, options.rounds, quiet, results, cache)
     except KeyboardInterrupt:
         results.left_out["the rest"] = "interrupted"
     if not results.rows:
@@ -150,8 +152,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     options.models = _known(parser, "model", _words(options.models), MODELS)
     options.peers = [] if options.peers == "none" else _known(parser, "peer", _words(options.peers), ENGINES)
     if options.quick:
-        options.workloads, options.models = QUICK_WORKLOADS, QUICK_MODELS
-        options.peers, options.rounds, options.quiet_s = [], QUICK_ROUNDS, 1
+        options.models, options.peers, options.rounds, options.quiet_s = list(QUICK), [], QUICK_ROUNDS, 1
     return options
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from machine import cpu_name
 
 from cpu.environments import Step, once, program
+from stoker_engine.models.demo import demo_model
 
 PACKAGE = "node-llama-cpp@3.22.1"
 VERSION = "0.5.0"
@@ -47,6 +48,8 @@ def gguf_file(shape: str, weights: str, folder: Path, cache: Path) -> Path:
     Raises:
         CannotRunError: llama.cpp cannot be built, or does not convert the model.
     """
+    if (shape, weights) == ("gemma", "q4_k_m"):  # the demo model as it is
+        return demo_model("gemma-3-270m")
     home = build(cache)
 
     def make(target: Path, step: Step) -> None:
@@ -57,8 +60,6 @@ def gguf_file(shape: str, weights: str, folder: Path, cache: Path) -> Path:
             command = [quantize, whole, file, weights.upper()]
         elif shape == "gemma":
             # Its file holds a tokenizer that the converter cannot read from a folder of Hugging Face's.
-            from stoker_engine.models.demo import demo_model
-
             command = [quantize, "--allow-requantize", str(demo_model("gemma-3-270m")), file, "BF16"]
         else:
             command = [sys.executable, "-c", CONVERT, str(home / "source"), str(folder)]
