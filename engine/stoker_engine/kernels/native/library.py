@@ -56,7 +56,7 @@ def library() -> ctypes.CDLL | None:
 
     ``STOKER_NATIVE_KERNELS=0`` turns them off, and the name of a level chooses it, also one that has not been tried.
     """
-    wanted = os.environ.get("STOKER_NATIVE_KERNELS", "1")
+    wanted = os.environ.get("STOKER_NATIVE_KERNELS") or "1"
     if wanted == "0":
         logger.info("CPU kernels are turned off by STOKER_NATIVE_KERNELS=0; torch's operators run instead")
         return None

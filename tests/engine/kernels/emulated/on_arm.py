@@ -1,4 +1,4 @@
-"""A plugin of pytest's (``-p``): the tests' kernels are those of ARM's processors, run by qemu in another process.
+"""A plugin of pytest's (``-p``): the tests' kernels are those of Arm's processors, run by qemu in another process.
 
 The process that tests is an ordinary one. Its heap lies in memory that both share, at the same address (`heap.c`, which
 must be preloaded), so that tensors' addresses mean the same to the emulated kernels (`guest.cpp`).
