@@ -144,8 +144,11 @@ async def replicas(number: int = 2, tokens: tuple[str, ...] = ("t", "t", "t")) -
                     ports.append(relay.port)
             # Its own address may be among them, as where all of a Service's are listed.
             await replica.limiter.set_peers([f"127.0.0.1:{port}" for port in [*ports, replica.port]])
-        if len(set(tokens[:number])) == 1:
-            async with asyncio.timeout(60):
+        async with asyncio.timeout(60):
+            # Until a replica has heard itself at its own address, it takes that for one more, and a part for less.
+            while any(each.limiter.view.number != number for each in made):  # noqa: ASYNC110 - it tells nobody
+                await asyncio.sleep(0.02)
+            if len(set(tokens[:number])) == 1:
                 await made.until_reached(number - 1)
         yield made
     finally:
