@@ -15,6 +15,10 @@ from pathlib import Path
 
 import pytest
 
+from stoker_engine.contract.cache_folder import cache_folder
+from stoker_engine.kernels.native.build import build
+from stoker_engine.kernels.native.levels import _LEVELS
+
 HERE = Path(__file__).parent
 PARTS = HERE / "emulated"
 COMPILER, QEMU = "aarch64-linux-gnu-g++", "qemu-aarch64-static"
@@ -24,13 +28,6 @@ pytestmark = [
     pytest.mark.skipif(not shutil.which("gcc"), reason="the heap needs a C compiler"),
 ]
 
-_BUILD = """
-from stoker_engine.contract.cache_folder import cache_folder
-from stoker_engine.kernels.native.build import build
-from stoker_engine.kernels.native.levels import _LEVELS
-print(build(_LEVELS["aarch64"][0], cache_folder() / "native"))
-"""
-
 
 @pytest.fixture(scope="module")
 def arm(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
@@ -39,15 +36,16 @@ def arm(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     guest, heap = folder / "guest", folder / "heap.so"
     subprocess.run([COMPILER, "-std=c++17", "-O2", "-o", guest, PARTS / "guest.cpp", "-ldl"], check=True)
     subprocess.run(["gcc", "-O2", "-shared", "-fPIC", "-o", heap, PARTS / "heap.c"], check=True)
-    compiling = {**os.environ, "CXX": COMPILER}
-    built = subprocess.run([sys.executable, "-c", _BUILD], env=compiling, check=True, stdout=subprocess.PIPE, text=True)
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("CXX", COMPILER)
+        library = build(_LEVELS["aarch64"][0], cache_folder() / "native")
     return {
         **os.environ,
         "LD_PRELOAD": str(heap),
         "PYTHONMALLOC": "malloc",
         "PYTHONPATH": str(PARTS),
         "STOKER_GUEST": str(guest),
-        "STOKER_GUEST_LIBRARY": built.stdout.strip(),
+        "STOKER_GUEST_LIBRARY": str(library),
     }
 
 
@@ -66,7 +64,6 @@ def test_kernels_for_arm(arm: dict[str, str], chosen: list[Path | str]) -> None:
 
 
 _STRAY = """
-import ctypes
 import torch
 from stoker_engine.kernels.native.library import library
 

@@ -1,4 +1,4 @@
-// The other end of `emulated.py`: maps the heap that heap.c made, loads a library of kernels, and calls the function that
+// The other end of `on_arm.py`: maps the heap that heap.c made, loads a library of kernels, and calls the function that
 // the heap's first page names whenever a byte arrives. A byte goes back when it has returned.
 #include <dlfcn.h>
 #include <stdio.h>
