@@ -82,7 +82,7 @@ def test_what_a_row_does_not_see_may_be_nan(
     length = 300
     clean = Sequences.random(shape, [length], dtype, kv_cache_dtype=kv_cache_dtype)
     [expected] = run(NativeBackend(kernels), clean, [(0, 0, length)])
-    for spoiled in (0, 21, 63, 64, 150):
+    for spoiled in (0, 21, 63, 64, 150, 299):
         sequences = Sequences.random(shape, [length], dtype, kv_cache_dtype=kv_cache_dtype)
         sequences.keys[0][spoiled] = sequences.values[0][spoiled] = torch.nan
         [rows] = run(NativeBackend(kernels), sequences, [(0, 0, length)])

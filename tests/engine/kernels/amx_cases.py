@@ -9,10 +9,17 @@ import pytest
 import torch
 from torch.nn import functional
 
+from stoker_engine.architectures.stored_formats import GGUF_FORMATS
+from stoker_engine.attention.native import NativeBackend
+from stoker_engine.kernels.native.gguf_panels import block_panels
 from stoker_engine.kernels.native.levels import usable_levels
 from stoker_engine.kernels.native.library import load
 from stoker_engine.kernels.native.linear import product
+from stoker_engine.kernels.native.panels import panels
 
+from ..attention.conftest import Sequences, run
+from ..attention.test_windows import SHAPE
+from ..gguf_random import random_blocks
 from .test_fuzz import Numbers, close
 
 
@@ -37,3 +44,54 @@ def test_products_of_tiles(kernels: ctypes.CDLL, seed: int) -> None:
     close(got, functional.linear(x.double(), weight.double(), None if bias is None else bias.double()))
     for row in {0, count // 2, count - 1}:
         assert torch.equal(product(kernels, weight, bias)(x[row : row + 1]), got[row : row + 1])
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_panels_by_tiles(kernels: ctypes.CDLL, seed: int) -> None:
+    """Likewise, with weights in panels, in more rows than a block of them has."""
+    dice = random.Random(seed)
+    operations = panels(kernels)
+    assert operations is not None
+    count = dice.choice([1, 15, 16, 17, 31, 32, 33, 47, 48, 49, 64, 65, dice.randrange(1, 70)])
+    inner, outputs = 32 * dice.randrange(1, 12), dice.choice([16, 17, 31, 32, 33, 48, 129, dice.randrange(16, 140)])
+    if seed == 0:
+        count, inner, outputs = 90, 4096, 33
+    numbers = Numbers(seed, torch.bfloat16)
+    x, weight, bias = numbers.rows_of_wider(count, inner, dice.randrange(9)), numbers(outputs, inner), numbers(outputs)
+    in_panels, before = weight.clone(), kernels.amx_model_products()
+    operations.pack(in_panels)
+    multiply = operations.product(in_panels, bias)
+    got = multiply(x)
+    assert kernels.amx_model_products() > before, "it was not tiles that multiplied"
+    close(got, functional.linear(x.double(), weight.double(), bias.double()))
+    for row in {0, count // 2, count - 1}:
+        assert torch.equal(multiply(x[row : row + 1]), got[row : row + 1])
+
+
+@pytest.mark.parametrize("name", ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K"])
+def test_blocks_by_tiles(kernels: ctypes.CDLL, name: str) -> None:
+    """Many rows by tiles have the bits of few, by vectors."""
+    format, of_blocks = GGUF_FORMATS[name], block_panels(kernels)
+    assert of_blocks is not None
+    units = 9 if format.numbers == 32 else 2
+    numbers, blocks = Numbers(units, torch.bfloat16), random_blocks(format, 37, units, seed=1)
+    of_blocks.pack(blocks)
+    multiply = of_blocks.product(blocks, format, format.numbers * units, torch.bfloat16, numbers(37))
+    x = numbers.rows_of_wider(50, format.numbers * units, 3)
+    few = torch.cat([multiply(x[at : at + 5]) for at in range(0, 50, 5)])
+    before = kernels.amx_model_products()
+    for count in (16, 17, 31, 33, 50):
+        assert torch.equal(multiply(x[:count]), few[:count])
+    assert kernels.amx_model_products() > before, "it was not tiles that multiplied"
+
+
+def test_attention_by_tiles(kernels: ctypes.CDLL) -> None:
+    """In chunks as in a whole, bit for bit."""
+    sequences = Sequences.random(SHAPE, [150, 33], torch.bfloat16)
+    before = kernels.amx_model_products()
+    whole = run(NativeBackend(kernels), sequences, [(0, 0, 150), (1, 0, 33)])
+    assert kernels.amx_model_products() > before, "it was not tiles that multiplied"
+    parts = run(NativeBackend(kernels), sequences, [(0, 0, 1), (1, 0, 20)], [(0, 1, 149), (1, 20, 33)], [(0, 149, 150)])
+    for index, (rows, others) in enumerate(zip(whole, parts, strict=True)):
+        close(rows, sequences.expected(index))
+        assert torch.equal(rows, others)

@@ -3,7 +3,7 @@
 //   -D__AMX_BF16__ -include amx_model.h
 //
 // and compute what their tiles would. It follows the operations that Intel's Software Developer's Manual writes out for
-// LDTILECFG, TILELOADD, TILESTORED and TDPBF16PS. What a processor faults at, ends the process.
+// LDTILECFG, TILELOADD, TILESTORED, TDPBF16PS and TDPBSSD. What a processor faults at, ends the process.
 #pragma once
 
 #include <cmath>
@@ -86,13 +86,18 @@ inline float number(const float* words, int place) {
   return flushed(x);
 }
 
-inline void multiply(int to, int a, int b) {
+inline void require_fit(int to, int a, int b) {
   for (int tile : {to, a, b}) require_tile(tile);
   const Unit::Config& config = unit.config;
-  const int pairs = config.bytes[a] / 4, columns = config.bytes[to] / 4;
-  require(config.rows[a] == config.rows[to] && config.rows[b] == pairs && config.bytes[b] == config.bytes[to],
+  require(config.rows[a] == config.rows[to] && 4 * config.rows[b] == config.bytes[a] && config.bytes[b] == config.bytes[to],
           "tiles whose sizes do not fit");
   products++;
+}
+
+inline void multiply(int to, int a, int b) {
+  require_fit(to, a, b);
+  const Unit::Config& config = unit.config;
+  const int pairs = config.bytes[a] / 4, columns = config.bytes[to] / 4;
   float right[16][32];
   for (int k = 0; k < pairs; k++)
     for (int n = 0; n < 2 * columns; n++) right[k][n] = number(unit.tiles[b][k], n);
@@ -109,6 +114,19 @@ inline void multiply(int to, int a, int b) {
   }
 }
 
+inline void multiply_bytes(int to, int a, int b) {
+  require_fit(to, a, b);
+  const Unit::Config& config = unit.config;
+  const auto code = [](int tile, int row, int place) { return ((const int8_t*)unit.tiles[tile][row])[place]; };
+  for (int row = 0; row < config.rows[to]; row++)
+    for (int n = 0; n < config.bytes[to] / 4; n++) {
+      int32_t sum;
+      memcpy(&sum, &unit.tiles[to][row][n], sizeof sum);
+      for (int k = 0; k < config.bytes[a]; k++) sum += code(a, row, k) * code(b, k / 4, 4 * n + k % 4);
+      memcpy(&unit.tiles[to][row][n], &sum, sizeof sum);
+    }
+}
+
 }  // namespace amx_model
 
 // How many products of tiles there were.
@@ -118,10 +136,12 @@ extern "C" __attribute__((weak)) long amx_model_products() { return amx_model::p
 #undef _tile_stored
 #undef _tile_zero
 #undef _tile_dpbf16ps
+#undef _tile_dpbssd
 #define _tile_loadconfig amx_model::load_config
 #define _tile_release amx_model::release
 #define _tile_zero amx_model::zero
 #define _tile_loadd amx_model::load
 #define _tile_stored amx_model::put
 #define _tile_dpbf16ps amx_model::multiply
+#define _tile_dpbssd amx_model::multiply_bytes
 #define syscall(...) 0  // the system gives leave to use tiles

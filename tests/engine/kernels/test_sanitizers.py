@@ -13,11 +13,13 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from stoker_engine.kernels.native.build import SOURCES
 from stoker_engine.kernels.native.levels import usable_levels
 
 HERE = Path(__file__).parent
+ROOT = HERE.parents[2]
 
 _ADDRESS = "-O1 -g1 -fsanitize=address,undefined -fno-sanitize-recover=all"
 
@@ -85,22 +87,71 @@ def test_nothing_strays(level: str, examples: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_tiles_of_a_model_compute_what_amx_would(tmp_path: Path) -> None:
     """The level of processors with AMX, on others: what its tiles do is written out in plain C++."""
     level = next((level.name for level in usable_levels() if level.name == "avx512-bf16"), None)
     if level is None:
         pytest.skip("what is not tiles on that level needs AVX512-BF16")
-    chosen = f"amx_cases or ([{level}] and (linear or gguf_blocks or group_blocks or experts))"
+    drawn = "linear or panels or gguf_blocks or group_blocks or experts or attention"
+    chosen = f"amx_cases or ([{level}] and ({drawn}))"
     files = (str(HERE / "amx_cases.py"), str(HERE / "test_fuzz.py"))
     done = _sanitized(
         level,
         *("-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-k", chosen, *files),
         flags=f"{_ADDRESS} -D__AMX_BF16__ -include {HERE / 'amx_model.h'}",
-        STOKER_FUZZ_EXAMPLES="6",
+        STOKER_FUZZ_EXAMPLES="4",
         STOKER_CACHE=str(tmp_path),  # a library's name says nothing of the model's text
     )
     assert done.returncode == 0, done.stdout[-6000:]
     assert " passed" in done.stdout
+
+
+_BITS = """
+import sys
+import torch
+from stoker_engine.architectures.stored_formats import GGUF_FORMATS
+from stoker_engine.kernels.native.gguf_panels import block_panels
+from stoker_engine.kernels.native.levels import usable_levels
+from stoker_engine.kernels.native.library import load
+from stoker_engine.kernels.native.linear import product
+from stoker_engine.kernels.native.panels import panels
+from tests.engine.gguf_random import random_blocks
+
+kernels = load(next(level for level in usable_levels() if level.name == sys.argv[1]))
+of_numbers, of_blocks, results = panels(kernels), block_panels(kernels), []
+for seed in range(12):
+    generator = torch.Generator().manual_seed(seed)
+    rows, outputs, inner = 1 + seed * 7, 16 * (1 + seed % 3), 64 * (1 + seed)
+    spread = torch.randn(rows, inner, generator=generator) * 30 * (seed % 3)
+    x = (torch.randn(rows, inner, generator=generator) * spread.exp2()).bfloat16()  # also what is no normal number
+    weight = torch.randn(outputs, inner, generator=generator).bfloat16()
+    if seed == 5:
+        x[3, 7], x[4, 60], weight[2, 11] = torch.nan, torch.inf, 1e-39
+    results.append(product(kernels, weight)(x))
+    of_numbers.pack(weight)
+    results.append(of_numbers.product(weight)(x))
+    blocks = random_blocks(GGUF_FORMATS["Q4_1"], outputs, inner // 32, seed)
+    of_blocks.pack(blocks)
+    results.append(of_blocks.product(blocks, GGUF_FORMATS["Q4_1"], inner, torch.bfloat16)(x))
+torch.save(results, sys.argv[2])
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_model_of_tiles_has_the_bits_of_a_processor(tmp_path: Path) -> None:
+    """Where there is one with AMX: that the model is right is what its tests elsewhere stand on."""
+    if all(level.name != "amx" for level in usable_levels()):
+        pytest.skip("this processor has no AMX")
+    found = []
+    for level, flags in (("amx", "-O1"), ("avx512-bf16", f"-O1 -D__AMX_BF16__ -include {HERE / 'amx_model.h'}")):
+        environment = {**os.environ, "STOKER_NATIVE_CXXFLAGS": flags, "STOKER_CACHE": str(tmp_path), "PYTHONPATH": "."}
+        saved = tmp_path / f"{level}.pt"
+        subprocess.run([sys.executable, "-c", _BITS, level, str(saved)], env=environment, cwd=ROOT, check=True)
+        found.append(torch.load(saved))
+    for of_processor, of_model in zip(*found, strict=True):
+        torch.testing.assert_close(of_model, of_processor, rtol=0, atol=0, equal_nan=True)
 
 
 _STRAY = """

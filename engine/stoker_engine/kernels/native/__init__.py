@@ -2,11 +2,12 @@
 
     linear.cpp  attention.cpp  rms_norm.cpp  …     what is computed; no torch in it, only pointers and strides
     product.h  panels.h                            products with rows of a weight as they are, and with packed ones
+    tiled_product.h  tiled_panels.h  …             the same by Intel's tile unit
     matrix.cpp                                     a weight of any kind, and the product with it
     layer.cpp                                      a decoder's layer in one call, of the functions of the others
     rows.h  memory.h                               what several of them share
     shared_ranks.cpp  shared_ranks.h               how ranks of one machine meet in memory (`parallel/shared_ranks.py`)
-    simd.h  threads.h                              vectors as wide as the processor's; sharing work between threads
+    simd.h  tiles.h  threads.h                     vectors as wide as the processor's; Intel's tile unit; sharing work
     levels.py                                      instruction sets, from the widest to what every processor has
     build.py                                       compiles one library a level: when an image is made, or on first use
     library.py                                     loads the widest that this processor runs

@@ -186,9 +186,8 @@ void attend(const AttentionCall& call) {
 
   // Kept between calls: the largest, for latent attention, would cost page faults each time.
   const auto memory = [&] {
-    thread_local std::vector<float> kept;
-    if ((long)kept.size() < 2 * state_size + work_size) kept.resize(2 * state_size + work_size);
-    return kept.data();
+    thread_local Memory kept;
+    return (float*)kept.of((2 * state_size + work_size) * sizeof(float));
   };
   for (long decode = 0; !work.empty() || decode < decodes.size(); work.clear()) {
     const long first = decode;

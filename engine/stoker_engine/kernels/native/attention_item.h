@@ -5,11 +5,15 @@
 //   Singles<K>   queries, weights and values as floats; keys K in words of one float or two bf16
 //   Pairs        all as bf16, two products and their sum at a time: weights are rounded to it, sums stay floats.
 //                Two keys' values lie in a word; of a pair that a row sees half of, the other value becomes 0
+//
+// Where there is Intel's tile unit, pairs are its words: 32 rows at a time with what is rearranged for vectors, too.
 #pragma once
 
 #include "attention.h"
+#include "memory.h"
 #include "softmax_state.h"
 #include "stored_numbers.h"
+#include "tiles.h"
 
 namespace {
 
@@ -34,7 +38,8 @@ template <class K>
 struct Singles {
   typedef K Key;
   static constexpr bool PAIRS = false;
-  static Vec exp_of(Vec x) { return ::exp_of(x); }
+  // e to the power of score - largest; or, of pairs, of scale × score - largest.
+  static Vec weight_of(Vec score, float largest, float) { return ::exp_of(score - largest); }
   static void put(float* weights, long key, Vec p) { store(weights + key, p); }
 };
 
@@ -42,14 +47,16 @@ struct Pairs {
   typedef bf16 Key;
   static constexpr bool PAIRS = true;
 #if defined(__AVX512BF16__)
-  // For x ≤ 0, to 3e-6, a thousandth of what weights are rounded by: 2ʳ for |r| ≤ 1 / 2, and a power of 2. e⁰ is exactly 1.
-  static Vec exp_of(Vec x) {
-    const Vec power = larger(broadcast(-200), x * 1.44269504f);  // where x is no number, nor is this
-    const Vec n = (Vec)_mm512_roundscale_ps((__m512)power, 0), r = power - n;
-    Vec p = r * 9.582853e-3f + 5.5906426e-2f;
-    p = p * r + 2.4024099e-1f;
-    p = p * r + 6.931242e-1f;
-    return (Vec)_mm512_scalef_ps((__m512)(p * r + 1.0f), (__m512)n);
+  // To 3e-6, a thousandth of what weights are rounded by, for powers ≤ 0: 2ʳ for 0 ≤ r < 1, and a whole power of 2. e⁰ is
+  // exactly 1.
+  static Vec weight_of(Vec score, float largest, float scale) {
+    constexpr float LOG2_E = 1.44269504f;
+    const Vec power = larger(broadcast(-200), score * (scale * LOG2_E) - largest * LOG2_E);  // or no number, if it is none
+    const Vec r = (Vec)_mm512_reduce_ps((__m512)power, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);
+    Vec p = r * 1.3426648e-2f + 5.2242532e-2f;
+    p = p * r + 2.4128018e-1f;
+    p = p * r + 6.9304484e-1f;
+    return (Vec)_mm512_scalef_ps((__m512)(p * r + 1.0f), (__m512)power);
   }
   static void put(float* weights, long key, Vec p) {
     const __m256bh rounded = _mm512_cvtneps_pbh((__m512)p);
@@ -83,6 +90,9 @@ inline void fetch(const char* from, long size) {
 
 // What a thread works on: an item's queries, and a tile brought into the form that rows are multiplied with.
 struct Workspace {
+#if defined(STOKER_AMX)
+  mutable TileUnit unit;
+#endif
   float* queries;           // [rows][depth], padded with 0; of pairs words [rows][depth / 2]
   uint32_t* keys;           // [depth / numbers in a word][TILE]: a vector holds a word of LANES keys
   float* values;            // [TILE][width]; of pairs words [TILE / 2][width]
@@ -118,6 +128,13 @@ struct Item {
   static constexpr bool PAIRS = A::PAIRS;
   static constexpr long WORD = 4 / sizeof(K);  // numbers in a word
   static constexpr long UNIT = PAIRS ? 2 : 1;  // keys whose values are added at once
+#if defined(STOKER_AMX)
+  static constexpr bool TILED = PAIRS;  // by the tile unit
+#else
+  static constexpr bool TILED = false;
+  void run_tile(const Workspace&, long, const State&) const {}
+#endif
+  static constexpr long KEYS = TILED ? 32 : LANES;  // that are scored together
 
   const AttentionCall& call;
   long sequence, kv_head;
@@ -269,20 +286,29 @@ struct Item {
       for (int i = 0; i < R; i++)
         for (int v = 0; v < VECTORS; v++) store(scores[i] + j + v * LANES, sums[i][v]);
     }
-    for (int i = 0; i < R; i++) std::fill(scores[i] + rounded_up(keys, VECTORS * LANES), scores[i] + TILE, 0.0f);
   }
 
-  // Scores of row `r` for the keys from `start` → as the softmax takes them; NOTHING where it does not see a key. Returns
-  // the largest of each lane.
-  Vec adjust(const Workspace& work, long r, float* scores, long start) const {
+  // Whether scores differ from what the softmax takes by their scale alone, which is left to `weight_of` then.
+  bool are_scaled_later() const {
+    return PAIRS && !call.key_scales && !call.alibi_slopes && call.soft_cap == 0 && call.scale > 0;
+  }
+
+  // Scores of row `r` for `keys` from `start` → as the softmax takes them, but perhaps for their scale; NOTHING where it does
+  // not see a key. Returns the largest of each lane.
+  Vec adjust(const Workspace& work, long r, float* scores, long start, long keys) const {
+    const bool all_seen = start + keys - 1 <= position_of(r) && start >= oldest_of(r);
+    Vec most = broadcast(NOTHING);
+    if (are_scaled_later() && all_seen) {
+      for (long j = 0; j < keys; j += LANES) most = larger(most, load(scores + j));
+      return most;
+    }
     const float at = (float)position_of(r), oldest = (float)oldest_of(r);
     const float slope = call.alibi_slopes ? call.alibi_slopes[head_of(r)] : 0.0f;
-    const bool all_seen = start + TILE - 1 <= position_of(r) && start >= oldest_of(r);
+    const float scale = are_scaled_later() ? 1.0f : call.scale;
     Vec steps;
     for (int i = 0; i < LANES; i++) steps[i] = (float)i;
-    Vec most = broadcast(NOTHING);
-    for (long j = 0; j < TILE; j += LANES) {
-      Vec s = load(scores + j) * call.scale;
+    for (long j = 0; j < keys; j += LANES) {
+      Vec s = load(scores + j) * scale;
       if (call.key_scales) s *= load(work.key_scales + j);
       if (call.soft_cap != 0) s = tanh_of(s / call.soft_cap) * call.soft_cap;
       if (!all_seen || slope != 0) {
@@ -303,32 +329,42 @@ struct Item {
     alignas(64) float of[TILE / UNIT];
   };
 
-  // exp(scores - largest) → weights, times the values' scales; returns the sum of each lane.
-  Vec exponentials(const Workspace& work, const float* scores, float largest, Weights& weights) const {
+  // exp(scores - largest) of `keys` → weights, times the values' scales; returns the sum of each lane.
+  Vec exponentials(const Workspace& work, const float* scores, float largest, Weights& weights, long keys) const {
+    const float scale = are_scaled_later() ? call.scale : 1.0f;
     Vec sum = {};
-    for (long j = 0; j < TILE; j += LANES) {
-      const Vec s = load(scores + j), p = A::exp_of(s - largest);
+    if (!call.key_scales) {
+      for (long j = 0; j < keys; j += LANES) {
+        const Vec p = A::weight_of(load(scores + j), largest, scale);
+        sum += p;
+        A::put(weights.of, j, p);
+      }
+      return sum;
+    }
+    for (long j = 0; j < keys; j += LANES) {
+      const Vec s = load(scores + j), p = A::weight_of(s, largest, scale);
       sum += p;
       // Of a key that is not seen the scale may be no number, too.
-      A::put(weights.of, j, call.key_scales ? (s == NOTHING ? Vec{} : p * load(work.value_scales + j)) : p);
+      A::put(weights.of, j, s == NOTHING ? Vec{} : p * load(work.value_scales + j));
     }
     return sum;
   }
 
-  // Scores of R rows for the keys from `start` → weights, 0 where a row sees none, and corrections. What there is of each
-  // row once, lies in lanes of a vector.
+  // Scores of R rows for `keys` from `start`, a multiple of LANES → weights, 0 where a row sees none, and corrections. What
+  // there is of each row once, lies in lanes of a vector.
   template <int R>
-  void weigh(const Workspace& work, long r, float (*scores)[TILE], long start, const State& state, Weights* weights,
-             float* factors) const {
+  void weigh(const Workspace& work, long r, float (*scores)[TILE], long start, long keys, const State& state,
+             Weights* weights, float* factors) const {
     Vec most[ROWS], sums[ROWS];
-    for (int i = 0; i < R; i++) most[i] = adjust(work, r + i, scores[i], start);
+    for (int i = 0; i < R; i++) most[i] = adjust(work, r + i, scores[i], start, keys);
     for (int i = R; i < ROWS; i++) most[i] = most[0];
-    const Vec here = each_of<ROWS>(most, [](Vec a, Vec b) { return larger(a, b); });
+    Vec here = each_of<ROWS>(most, [](Vec a, Vec b) { return larger(a, b); });
+    if (are_scaled_later()) here *= call.scale;
     const Vec before = row_numbers<R>(state.largest + r), largest = larger(before, here);
     // A row that sees none of these keys has no largest: its weights are 0. A score that is no number makes its row so.
     float shifts[LANES], corrections[LANES];
     store(shifts, largest == NOTHING ? Vec{} : largest);
-    for (int i = 0; i < R; i++) sums[i] = exponentials(work, scores[i], shifts[i], weights[i]);
+    for (int i = 0; i < R; i++) sums[i] = exponentials(work, scores[i], shifts[i], weights[i], keys);
     for (int i = R; i < ROWS; i++) sums[i] = sums[0];
     const Vec factor = before == largest ? broadcast(1) : ::exp_of(before - largest);
     const Vec sum = each_of<ROWS>(sums, [](Vec a, Vec b) { return a + b; });
@@ -398,8 +434,9 @@ struct Item {
     if (first[0] > last[R - 1]) return;
     float scores[R][TILE], factors[R];
     Weights weights[R];
-    score<R>(work, r, scores, last[R - 1] + 1);
-    weigh<R>(work, r, scores, start, state, weights, factors);
+    const long keys = rounded_up(last[R - 1] + 1, LANES);
+    score<R>(work, r, scores, keys);
+    weigh<R>(work, r, scores, start, keys, state, weights, factors);
     float* to = state.values + r * width;
     // A value that a row does not see is left out, not multiplied by 0: it may be nan. So units that not all rows see
     // whole, at either end, go to each row alone.
@@ -419,6 +456,106 @@ struct Item {
       add_own(work, to + i * width, weights[i], 1.0f, first[i], last[i], std::max(std::max(begin, end), first_of(i)),
               end_of(i));
   }
+
+#if defined(STOKER_AMX)
+  // What of a tile some rows are worked out in.
+  struct Scored {
+    alignas(64) float scores[2 * TILE_ROWS][TILE];
+    Weights weights[2 * TILE_ROWS];
+    float factors[2 * TILE_ROWS];
+  };
+
+  // All rows that see keys of the tile, so that each has the same steps in every item.
+  void run_tile(const Workspace& work, long start, const State& state) const {
+    long r = 0, end = rows;
+    while (position_of(r) < start) r++;
+    while (end > r && oldest_of(end - 1) >= start + TILE) end--;
+    for (long count; r < end; r += count) {
+      count = std::min(2 * TILE_ROWS, end - r);
+      count > TILE_ROWS ? run_tiled<2>(work, r, count, start, state) : run_tiled<1>(work, r, count, start, state);
+    }
+  }
+
+  // Up to M × 16 of them.
+  template <int M>
+  void run_tiled(const Workspace& work, long r, long count, long start, const State& state) const {
+    const long newest = std::min(TILE - 1, position_of(r + count - 1) - start);
+    const long keys = rounded_up(newest + 1, KEYS);
+    Scored scored;
+    work.unit.set_for(std::min(count, TILE_ROWS), std::max(count - TILE_ROWS, 0l));
+    score_tiled<M>(work, r, scored.scores, keys);
+    for (long i = 0; i < count; i += ROWS)
+      with_rows(std::min<long>(ROWS, count - i), [&](auto some) {
+        weigh<some>(work, r + i, scored.scores + i, start, keys, state, scored.weights + i, scored.factors + i);
+      });
+    float* const to = state.values + r * width;
+    for (long i = 0; i < count; i++) {
+      if (scored.factors[i] == 1.0f) continue;
+      for (long d = 0; d < width; d += LANES) store(to + i * width + d, load(to + i * width + d) * scored.factors[i]);
+    }
+    const uint32_t* const values = (const uint32_t*)work.values;
+    const bool all_seen = oldest_of(r + count - 1) <= start && start + keys - 1 <= position_of(r);
+    if (all_seen || are_finite(values, keys / UNIT))
+      add_tiled<M>(work, values, to, scored.weights, keys);
+    else
+      add_seen(work, r, count, start, to, scored.weights, keys);
+  }
+
+  template <int M>
+  void score_tiled(const Workspace& work, long r, float (*scores)[TILE], long keys) const {
+    const long stride = depth * sizeof(bf16);
+    const char* queries = (const char*)work.queries + r * stride;
+    for (long j = 0; j < keys; j += KEYS) {
+      clear_sums<M, 2>();
+      for (long d = 0; d < depth / WORD; d += TILE_WORDS) {
+        const uint32_t* columns = work.keys + d * TILE + j;
+        multiply_tiles<M, 2>(queries + d * 4, stride, columns, columns + TILE_COLUMNS, TILE * 4);
+      }
+      store_sums<M, 2>(scores[0] + j, sizeof scores[0]);
+    }
+  }
+
+  // Weights × values of the tile's first keys, added to those of the rows.
+  template <int M>
+  void add_tiled(const Workspace& work, const uint32_t* values, float* to, const Weights* weights, long keys) const {
+    const long stride = width * 4;
+    TileUnit::wrote(weights);
+    for (long d = 0; d < width; d += 2 * TILE_COLUMNS) {
+      load_sums<M, 2>(to + d, stride);
+      for (long k = 0; k < keys / UNIT; k += TILE_WORDS) {
+        const uint32_t* columns = values + k * width + d;
+        multiply_tiles<M, 2>(weights[0].of + k, sizeof(Weights), columns, columns + TILE_COLUMNS, stride);
+      }
+      store_sums<M, 2>(to + d, stride);
+    }
+  }
+
+  // Whether each number of so many words is one, and finite.
+  bool are_finite(const uint32_t* values, long units) const {
+    const __m512i exponent = _mm512_set1_epi16(0x7f80);
+    __mmask32 others = 0;
+    for (long i = 0; i < units * width; i += LANES)
+      others |= _mm512_cmpeq_epi16_mask(_mm512_and_si512(_mm512_loadu_si512(values + i), exponent), exponent);
+    return others == 0;
+  }
+
+  // Likewise, each row by itself with 0 in place of the values that it does not see: their weight, 0, times infinity is no
+  // number.
+  void add_seen(const Workspace& work, long r, long count, long start, float* to, const Weights* weights, long keys) const {
+    static thread_local Memory memory;
+    bf16* const seen = (bf16*)memory.of(TILE / UNIT * width * sizeof(uint32_t));
+    work.unit.set_for(1, 0);
+    for (long i = 0; i < count; i++) {
+      memcpy((void*)seen, work.values, keys / UNIT * width * sizeof(uint32_t));
+      for (long j = 0; j < keys; j++) {
+        if (start + j <= position_of(r + i) && start + j >= oldest_of(r + i)) continue;
+        for (long d = 0; d < width; d++) seen[(j / 2 * width + d) * 2 + j % 2] = bf16{};
+      }
+      TileUnit::wrote(seen);
+      add_tiled<1>(work, (const uint32_t*)seen, to + i * width, weights + i, keys);
+    }
+  }
+#endif
 
   // Calls `run` with a number of rows as a constant.
   template <int R = ROWS, class Run>
@@ -447,9 +584,12 @@ struct Item {
       else
         more = locate_after(tiles.next());
       const Tile* next = more ? &tiles.next() : nullptr;
-      rearrange(tiles.now(), next, std::min(TILE, rounded_up(end - start, LANES)), work);
-      for (long r = 0; r < rows; r += ROWS)
-        with_rows(std::min<long>(ROWS, rows - r), [&](auto count) { run_rows<count>(work, r, start, state); });
+      rearrange(tiles.now(), next, std::min(TILE, rounded_up(end - start, KEYS)), work);
+      if constexpr (TILED)
+        run_tile(work, start, state);
+      else
+        for (long r = 0; r < rows; r += ROWS)
+          with_rows(std::min<long>(ROWS, rows - r), [&](auto count) { run_rows<count>(work, r, start, state); });
       tiles.turn();
     }
   }

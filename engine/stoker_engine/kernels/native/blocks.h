@@ -17,8 +17,8 @@
 
 #include <type_traits>
 
-#include "product.h"
 #include "rows.h"
+#include "tiled_product.h"
 
 constexpr long UNIT = 32;
 constexpr int UNIT_VECS = UNIT / LANES;
@@ -56,7 +56,7 @@ inline void put_pack(bf16* to, Vec v) {  // rounded already
 // The stride in bytes.
 template <class T, class Format>
 struct Blocks {
-  static constexpr long STEP = UNIT, DIRECT_ROWS = 4, BLOCK = 256, AMX_BLOCK = 1024;
+  static constexpr long STEP = UNIT, DIRECT_ROWS = 4, BLOCK = 256, TILED_BLOCK = 1024;
   static constexpr bool HAS_REST = Format::HAS_REST;
   using P = Pack<T>;
   using Place = decltype(Format().place(0));

@@ -38,16 +38,16 @@ inline void round_row(const bf16* from, long inner, int zero, long step, EightBi
     const __m512 inverse = _mm512_set1_ps(largest < 1e-30f ? 0.0f : 127.0f / largest);
     const auto half = [&](__m256i words) {
       const __m512 floats = (__m512)_mm512_slli_epi32(_mm512_cvtepu16_epi32(words), 16);
-      return _mm512_cvtps_epi32(_mm512_mul_ps(floats, inverse));
+      // What is no number becomes the least code, as where codes are stored, so that sums are theirs.
+      return _mm512_max_epi32(_mm512_cvtps_epi32(_mm512_mul_ps(floats, inverse)), _mm512_set1_epi32(-128));
     };
     const __m512i first = half(_mm512_castsi512_si256(numbers)), last = half(_mm512_extracti64x4_epi64(numbers, 1));
     _mm_storeu_si128((__m128i*)to->codes, _mm512_cvtsepi32_epi8(first));
     _mm_storeu_si128((__m128i*)(to->codes + 16), _mm512_cvtsepi32_epi8(last));
-    // Sums wrap around where numbers are infinite, or none; the scale is no number then either.
-    const uint32_t one = _mm512_reduce_add_epi32(first), other = _mm512_reduce_add_epi32(last);
+    const int32_t one = _mm512_reduce_add_epi32(first), other = _mm512_reduce_add_epi32(last);
     to->starts[0] = -zero * (step == 16 ? one : one + other), to->starts[1] = -zero * other;
     to->scale = largest / 127.0f;
-    to->sum = to->scale * (float)(int32_t)(one + other);
+    to->sum = to->scale * (float)(one + other);
   }
 }
 

@@ -5,23 +5,40 @@
 #include "gguf_small.h"
 #include "matrix.h"
 #include "rows.h"
+#include "tiled_gguf_panels.h"
 
 #if defined(STOKER_PANELS)
 namespace {
+
+// W's rows beyond the last whole panel are blocks of `Rows`.
+template <class Rows, class Format>
+void multiply_panels_of(const BlockProduct& p, const Scattered* soon) {
+  const bf16 *x = (const bf16*)p.x, *bias = (const bf16*)p.bias;
+  const EightBits* rounded_x = rounded(x, p.x_stride, p.rows, p.inner, Format::ZERO, Format::STEP);
+  const panels::BlockPanels<Format> w{rounded_x, (const uint16_t*)p.w, bias, (bf16*)p.y, p.y_stride, p.inner};
+  const Product<bf16, Blocks<bf16, Rows>> by_rows{x, p.x_stride, {p.w, p.w_stride, {}}, bias, (bf16*)p.y,
+                                                  p.y_stride, p.rows, p.outputs, p.inner};
+#if defined(STOKER_AMX)
+  // Where 16 numbers share a scale, half of a tile's words are in use, and twice as much is to be scaled: vectors are faster.
+  if constexpr (Format::STEP == EightBits::NUMBERS)
+    return panels::share_out(by_rows, panels::TiledBlocks<Format>(w, p.rows), soon);
+#endif
+  panels::share_out(by_rows, w, soon);
+}
 
 typedef void (*Multiply)(const BlockProduct&, const Scattered* soon);
 
 // By ggml's number of the type; null where it has no panels.
 Multiply multiply_of(int type) {
   switch (type) {
-    case 2: return panels::multiply_blocks<Q4_0, panels::Q4_0>;
-    case 3: return panels::multiply_blocks<Q4_1, panels::Q4_1>;
-    case 6: return panels::multiply_blocks<Q5_0, panels::Q5_0>;
-    case 7: return panels::multiply_blocks<Q5_1, panels::Q5_1>;
-    case 8: return panels::multiply_blocks<Q8_0, panels::Q8_0>;
-    case 12: return panels::multiply_blocks<Q4_K, panels::Q4_K>;
-    case 13: return panels::multiply_blocks<Q5_K, panels::Q5_K>;
-    case 14: return panels::multiply_blocks<Q6_K, panels::Q6_K>;
+    case 2: return multiply_panels_of<Q4_0, panels::Q4_0>;
+    case 3: return multiply_panels_of<Q4_1, panels::Q4_1>;
+    case 6: return multiply_panels_of<Q5_0, panels::Q5_0>;
+    case 7: return multiply_panels_of<Q5_1, panels::Q5_1>;
+    case 8: return multiply_panels_of<Q8_0, panels::Q8_0>;
+    case 12: return multiply_panels_of<Q4_K, panels::Q4_K>;
+    case 13: return multiply_panels_of<Q5_K, panels::Q5_K>;
+    case 14: return multiply_panels_of<Q6_K, panels::Q6_K>;
   }
   return nullptr;
 }

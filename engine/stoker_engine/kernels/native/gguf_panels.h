@@ -218,8 +218,10 @@ struct Unpacked {
 // Of `share_out`.
 template <class Format>
 struct BlockPanels {
+  static constexpr long STREAMED = 8;
   static constexpr long ROWS = 192, MOST_ROWS = 6;  // of a block; of a tile with two panels, as registers hold sums
   static constexpr long DIRECT_TILES = 4;           // up to so many, panels are multiplied as they lie
+  using Unit = Nothing;
 
   const EightBits* x;
   const uint16_t* w;
@@ -228,6 +230,7 @@ struct BlockPanels {
   long y_stride, inner;
 
   long panel_words() const { return inner / Format::NUMBERS * Format::WORDS * PANEL; }
+  static constexpr long rows() { return ROWS; }
   const char* begin(long panel) const { return (const char*)(w + panel * panel_words()); }
 
   // Rows m … m + M of x with the N panels of `source`, which are those from `panel` on.
@@ -308,12 +311,12 @@ struct BlockPanels {
   long steps() const { return inner / 4; }
 
   // Each panel is one tile, read from front to back.
-  void stream(long panel, long end, long rows, Ahead& ahead) const {
+  void stream(Unit&, long panel, long end, long rows, Ahead& ahead) const {
     for (; panel < end; panel++)
       in_tiles<1, STREAMED>(Packed<Format, 1>{w + panel * panel_words(), panel_words()}, panel, 0, rows, 1, ahead);
   }
 
-  void multiply(long panel, long count, long m, long m_end, Bytes next) const {
+  void multiply(Unit&, long panel, long count, long m, long m_end, Bytes next) const {
     for (long j = 0; j < count; j += 2) {
       if (count - j >= 2)
         block<2>(panel + j, m, m_end, part_of(next, j, 2, count));
@@ -322,16 +325,6 @@ struct BlockPanels {
     }
   }
 };
-
-// W's rows beyond the last whole panel are blocks of `Rows`.
-template <class Rows, class Format>
-void multiply_blocks(const BlockProduct& p, const Scattered* soon) {
-  const bf16 *x = (const bf16*)p.x, *bias = (const bf16*)p.bias;
-  const EightBits* rounded_x = rounded(x, p.x_stride, p.rows, p.inner, Format::ZERO, Format::STEP);
-  share_out(Product<bf16, Blocks<bf16, Rows>>{x, p.x_stride, {p.w, p.w_stride, {}}, bias, (bf16*)p.y, p.y_stride,
-                                                p.rows, p.outputs, p.inner},
-            BlockPanels<Format>{rounded_x, (const uint16_t*)p.w, bias, (bf16*)p.y, p.y_stride, p.inner}, soon);
-}
 
 }  // namespace panels
 #endif

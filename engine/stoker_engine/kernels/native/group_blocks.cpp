@@ -106,7 +106,7 @@ __attribute__((noinline)) void read_groups(const Layout& layout, const uint8_t* 
 // The stride in bytes.
 template <class T, class Codes>
 struct Groups {
-  static constexpr long STEP = UNIT, DIRECT_ROWS = Codes::DIRECT_ROWS, BLOCK = 256, AMX_BLOCK = 1024;
+  static constexpr long STEP = UNIT, DIRECT_ROWS = Codes::DIRECT_ROWS, BLOCK = 256, TILED_BLOCK = 1024;
   static constexpr bool HAS_REST = true;
   using P = Pack<T>;
   const uint8_t* at;

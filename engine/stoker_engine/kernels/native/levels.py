@@ -27,13 +27,15 @@ class Level:
 _V3 = frozenset({"avx2", "bmi1", "bmi2", "fma", "f16c", "movbe", "abm"})
 _V4 = _V3 | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
 _BF16 = _V4 | {"avx512_bf16", "avx512_vnni"}
-_AMX = _BF16 | {"amx_tile", "amx_bf16"}
+_AMX = _BF16 | {"amx_tile", "amx_bf16", "amx_int8"}
+
+_BF16_FLAGS = ("-mavx512bf16", "-mavx512vnni")
 
 #: The widest first. The last of each runs on every processor of its kind.
 _LEVELS = {
     "x86_64": (
-        Level("amx", ("-march=x86-64-v4", "-mavx512bf16", "-mavx512vnni", "-mamx-tile", "-mamx-bf16"), _AMX),
-        Level("avx512-bf16", ("-march=x86-64-v4", "-mavx512bf16", "-mavx512vnni"), _BF16),
+        Level("amx", ("-march=x86-64-v4", *_BF16_FLAGS, "-mamx-tile", "-mamx-bf16", "-mamx-int8"), _AMX),
+        Level("avx512-bf16", ("-march=x86-64-v4", *_BF16_FLAGS), _BF16),
         Level("avx512", ("-march=x86-64-v4",), _V4),
         Level("avx2", ("-march=x86-64-v3",), _V3),
         Level("sse2", ("-march=x86-64",), frozenset()),

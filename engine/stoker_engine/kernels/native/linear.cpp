@@ -1,6 +1,6 @@
 // Products with weights whose rows are numbers of x's dtype; see kernels/linear.py.
 #include "matrix.h"
-#include "product.h"
+#include "tiled_product.h"
 
 template <class T>
 static void multiply_rows_of(const Matrix& m, const Multiplied& by) {

@@ -3,8 +3,9 @@
 
 #include "matrix.h"
 #include "rows.h"
+#include "tiled_panels.h"
 
-// Whether this level has them: Intel's tile unit takes rows, and narrower registers gain nothing.
+// Whether this level has them: narrower registers gain nothing.
 extern "C" int stoker_has_panels() {
 #if defined(STOKER_PANELS)
   return 1;
@@ -52,6 +53,10 @@ extern "C" void stoker_panel_rows(const void* w, const int64_t* rows, void* y, l
 void multiply_panels(const Matrix& m, const Multiplied& by) {
   const Product<bf16, Plain<bf16>> p{(const bf16*)by.x, by.x_stride, {(const bf16*)m.w, m.inner},
                                      (const bf16*)m.bias, (bf16*)by.y, by.y_stride, by.rows, m.outputs, m.inner};
+#if defined(STOKER_AMX)
+  if (p.inner % panels::TiledNumbers::STEP == 0)
+    return panels::share_out(p, panels::TiledNumbers{p.x, p.x_stride, p.w.at, p.bias, p.y, p.y_stride, p.inner}, by.soon);
+#endif
   panels::share_out(p, panels::Numbers{p.x, p.x_stride, p.w.at, p.bias, p.y, p.y_stride, p.inner}, by.soon);
 }
 #else

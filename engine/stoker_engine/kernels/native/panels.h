@@ -10,7 +10,7 @@
 
 #include "product.h"
 
-#if defined(__AVX512BF16__) && !defined(__AMX_BF16__)
+#if defined(__AVX512BF16__)
 #define STOKER_PANELS 1
 
 constexpr long PANEL = 16;
@@ -19,9 +19,10 @@ namespace panels {
 
 constexpr int GROUP = 4;  // panels
 
-// Rows of x up to which a product waits for memory. Panels are multiplied one after the other then, in long runs, as
-// memory is read fastest, and in shorter ones at the end, so that threads end together.
-constexpr long STREAMED = 8;
+struct Nothing {};
+
+// Where products wait for memory, panels are multiplied one after the other, in long runs, as memory is read fastest, and in
+// shorter ones at the end, so that threads end together.
 constexpr long RUNS = 2;                                     // for each thread, of what is left
 constexpr long LONGEST_RUN = 1 << 20, LEAST_RUN = 128 << 10;  // bytes
 
@@ -48,6 +49,7 @@ inline void stream_out(const Product<bf16, Rows>& p, const W& w, const Scattered
     return run < runs ? Bytes{w.begin(starts[run]), w.begin(starts[run + 1])} : Bytes{};
   };
   parallel(runs + (rest < p.outputs), [&](Pieces& pieces) {
+    typename W::Unit unit;
     long run, next;
     for (bool more = pieces.take(run); more; run = next) {
       more = pieces.take(next);
@@ -58,36 +60,39 @@ inline void stream_out(const Product<bf16, Rows>& p, const W& w, const Scattered
       const long panel = starts[run], end = starts[run + 1], steps = (end - panel) * w.steps();
       Ahead ahead = Ahead::along(run_of(run), run_of(next), steps);
       if (soon) ahead.beside(*soon, soon->lines * panel / whole, soon->lines * end / whole, steps);
-      w.stream(panel, end, p.rows, ahead);
+      w.stream(unit, panel, end, p.rows, ahead);
     }
   });
 }
 
 // Shares a product out among threads: blocks of rows with groups of panels. W's rows beyond the last whole panel are
 // multiplied as in product.h. `W` is a class of
-//   ROWS                                   of x in a block
-//   begin(panel)                           where a panel begins
-//   steps()                                of a panel: at each of them something may be fetched
-//   stream(panel, end, rows, ahead)        the first rows of x with the panels from this one on
-//   multiply(panel, count, m, m_end, next) rows m … m_end, likewise, with up to GROUP panels; and fetches `next`
+//   STREAMED                    rows of x up to which a product waits for memory
+//   rows()                      of x in a block, for more of them
+//   Unit                        what a thread needs for them
+//   begin(panel)                where a panel begins
+//   steps()                     of a panel: at each of them something may be fetched
+//   stream(unit, panel, end, rows, ahead)         the first rows of x with the panels from this one on
+//   multiply(unit, panel, count, m, m_end, next)  rows m … m_end, likewise, with up to GROUP panels; and fetches `next`
 template <class Rows, class W>
 inline void share_out(const Product<bf16, Rows>& p, const W& w, const Scattered* soon = nullptr) {
-  if (p.rows <= STREAMED) return stream_out(p, w, soon);
+  if (p.rows <= W::STREAMED) return stream_out(p, w, soon);
   const long whole = p.outputs / PANEL, rest = whole * PANEL;
-  const long groups = (whole + GROUP - 1) / GROUP, row_blocks = (p.rows + W::ROWS - 1) / W::ROWS;
+  const long groups = (whole + GROUP - 1) / GROUP, block = w.rows(), row_blocks = (p.rows + block - 1) / block;
   const long pieces_of = groups + (rest < p.outputs);  // the last rows of W are a piece, too
   const auto begin = [&](long group) { return w.begin(std::min(group * GROUP, whole)); };
   parallel(pieces_of * row_blocks, [&](Pieces& pieces) {
+    typename W::Unit unit;
     long piece, next;
     for (bool more = pieces.take(piece); more; piece = next) {
       more = pieces.take(next);
-      const long group = piece % pieces_of, m = piece / pieces_of * W::ROWS, m_end = std::min(m + W::ROWS, p.rows);
+      const long group = piece % pieces_of, m = piece / pieces_of * block, m_end = std::min(m + block, p.rows);
       if (group == groups) {
         row_piece(p, m, m_end, rest, p.outputs, Bytes{});
         continue;
       }
       const long n = group * GROUP, after = more ? next % pieces_of : groups;
-      w.multiply(n, std::min<long>(GROUP, whole - n), m, m_end, {begin(after), begin(after + 1)});
+      w.multiply(unit, n, std::min<long>(GROUP, whole - n), m, m_end, {begin(after), begin(after + 1)});
     }
   });
 }
@@ -100,7 +105,9 @@ inline Bytes part_of(Bytes bytes, long j, long taken, long count) {
 
 // bfloat16 numbers.
 struct Numbers {
+  static constexpr long STREAMED = 8;
   static constexpr long ROWS = 96, MOST_ROWS = 6;  // of a block; of a tile with GROUP panels, as registers hold sums
+  using Unit = Nothing;
 
   const bf16* x;
   long x_stride;
@@ -114,6 +121,7 @@ struct Numbers {
     float at[ROWS][GROUP * PANEL];
   };
 
+  static constexpr long rows() { return ROWS; }
   const char* begin(long panel) const { return (const char*)(w + panel * PANEL * inner); }
 
   // Rows m … m + M of x with N panels from `panel` on, from inner number k to k_end.
@@ -164,7 +172,7 @@ struct Numbers {
   long steps() const { return inner / 2; }
 
   // Each panel is one tile, read from front to back.
-  void stream(long panel, long end, long rows, Ahead& ahead) const {
+  void stream(Unit&, long panel, long end, long rows, Ahead& ahead) const {
     for (; panel < end; panel++) tile_of<1>(rows, panel, 0, 0, inner, nullptr, ahead);
   }
 
@@ -184,7 +192,7 @@ struct Numbers {
     }
   }
 
-  void multiply(long panel, long count, long m, long m_end, Bytes next) const {
+  void multiply(Unit&, long panel, long count, long m, long m_end, Bytes next) const {
     if (count == GROUP) return block<GROUP>(panel, m, m_end, next);
     for (long j = 0; j < count; j++) block<1>(panel + j, m, m_end, part_of(next, j, 1, count));
   }

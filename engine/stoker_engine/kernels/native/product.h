@@ -47,7 +47,7 @@ struct Scattered {
 // Numbers that lie in memory as they are multiplied; the stride in elements.
 template <class T>
 struct Plain {
-  static constexpr long STEP = Pack<T>::SIZE, DIRECT_ROWS = 1L << 62, BLOCK = 64, AMX_BLOCK = 256;
+  static constexpr long STEP = Pack<T>::SIZE, DIRECT_ROWS = 1L << 62, BLOCK = 64, TILED_BLOCK = 256;
   static constexpr bool HAS_REST = true;
   const T* at;
   long stride;
@@ -274,120 +274,4 @@ void with_vectors(const Product<T, W>& p) {
       row_piece(p, m, std::min(m + m_block, p.rows), first_of(piece), end_of(piece), ahead);
     }
   });
-}
-
-#if defined(__AMX_BF16__)
-// Intel's tile unit computes Yᵀ = W Xᵀ: tiles of W are loaded as they lie, and only x, the small one, is rearranged.
-//
-//   tiles 0…3  sums, 16 outputs × 16 rows each      4, 5  W, 16 outputs × 32 inner      6, 7  Xᵀ, 32 inner × 16 rows
-constexpr long TILE = 16, DEPTH = 32;
-
-struct Palette {
-  uint8_t palette = 1, start_row = 0, reserved[14] = {};
-  uint16_t bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
-  uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
-};
-
-// 16 rows of x as [inner / 2][16 rows][2], what the tile unit takes for the right-hand side; missing rows are 0.
-template <class W>
-inline void rearrange(const Product<bf16, W>& p, long m, bf16* to) {
-  for (long k = 0; k < p.inner; k += DEPTH) {
-    WordVec pairs[TILE] = {};
-    for (long i = 0; i < TILE && m + i < p.rows; i++)
-      memcpy(&pairs[i], p.x + (m + i) * p.x_stride + k, sizeof(WordVec));
-    transpose(pairs);
-    memcpy((void*)(to + k * TILE), pairs, sizeof pairs);
-  }
-}
-
-// 16 outputs × 16 rows of sums → y, transposed.
-inline void put_tile(const Product<bf16, Plain<bf16>>& p, long m, long n, const float (*sums)[TILE]) {
-  const Vec bias = p.bias ? load(p.bias + n) : Vec{};
-  WordVec rows[TILE];
-  memcpy(rows, sums, sizeof rows);
-  transpose(rows);
-  for (long i = 0; i < TILE && m + i < p.rows; i++) store(p.y + (m + i) * p.y_stride + n, (Vec)rows[i] + bias);
-}
-
-// N × M tiles of 16; `x` holds M rearranged groups of 16 rows.
-template <int N, int M>
-void amx_tile(const Product<bf16, Plain<bf16>>& p, long m, const long* n, const bf16* x) {
-  const long group = p.inner * TILE, stride = p.w.stride * 2;
-  const bf16 *w0 = p.w.at + n[0] * p.w.stride, *w1 = p.w.at + n[N - 1] * p.w.stride;
-  _tile_zero(0);
-  if constexpr (N > 1) _tile_zero(1);
-  if constexpr (M > 1) _tile_zero(2);
-  if constexpr (N > 1 && M > 1) _tile_zero(3);
-  for (long k = 0; k < p.inner; k += DEPTH) {
-    _tile_loadd(4, w0 + k, stride);
-    _tile_loadd(6, x + k * TILE, 64);
-    _tile_dpbf16ps(0, 4, 6);
-    if constexpr (N > 1) {
-      _tile_loadd(5, w1 + k, stride);
-      _tile_dpbf16ps(1, 5, 6);
-    }
-    if constexpr (M > 1) {
-      _tile_loadd(7, x + group + k * TILE, 64);
-      _tile_dpbf16ps(2, 4, 7);
-      if constexpr (N > 1) _tile_dpbf16ps(3, 5, 7);
-    }
-  }
-  alignas(64) float sums[TILE][TILE];
-  _tile_stored(0, sums, 64);
-  put_tile(p, m, n[0], sums);
-  if constexpr (N > 1) {
-    _tile_stored(1, sums, 64);
-    put_tile(p, m, n[1], sums);
-  }
-  if constexpr (M > 1) {
-    _tile_stored(2, sums, 64);
-    put_tile(p, m + TILE, n[0], sums);
-    if constexpr (N > 1) {
-      _tile_stored(3, sums, 64);
-      put_tile(p, m + TILE, n[1], sums);
-    }
-  }
-}
-
-template <class W>
-void with_amx(const Product<bf16, W>& p) {
-  thread_local std::vector<bf16> buffer;
-  const long groups = (p.rows + TILE - 1) / TILE, group = p.inner * TILE;
-  if ((long)buffer.size() < groups * group) buffer.resize(groups * group);
-  bf16* x = buffer.data();
-  // Outputs and groups of rows in a piece: a block of W and of x that the second-level cache holds. Small batches only
-  // wait for memory: their pieces are small, so that threads end together.
-  const long n_block = p.rows > 64 ? 128 : 32, m_block = W::AMX_BLOCK / TILE;
-  const long n_blocks = (p.outputs + n_block - 1) / n_block, m_blocks = (groups + m_block - 1) / m_block;
-  parallel_for(groups >= 4, groups, [&](long g) { rearrange(p, g * TILE, x + g * group); });
-  parallel(n_blocks * m_blocks, [&](Pieces& pieces) {
-    static constexpr Palette palette;  // in memory as a whole, of which compilers are told of a part
-    _tile_loadconfig(&palette);
-    for (long piece; pieces.take(piece);) {
-      // At least a tile of outputs; the last piece may overlap the one before it: the same sums are written twice.
-      const long n_start = std::min(piece % n_blocks * n_block, p.outputs - TILE);
-      const long n_end = std::min((piece % n_blocks + 1) * n_block, p.outputs);
-      const auto part = p.part(p.w.numbers(n_start, n_end, p.inner), n_start, n_end);
-      const long g_start = piece / n_blocks * m_block, g_end = std::min(g_start + m_block, groups);
-      for (long g = g_start; g < g_end; g += 2)
-        for (long j = 0; j < part.outputs; j += 2 * TILE) {
-          const long n[2] = {std::min(j, part.outputs - TILE), std::min(j + TILE, part.outputs - TILE)};
-          if (g + 1 < g_end)
-            amx_tile<2, 2>(part, g * TILE, n, x + g * group);
-          else
-            amx_tile<2, 1>(part, g * TILE, n, x + g * group);
-        }
-    }
-    _tile_release();
-  });
-}
-#endif
-
-template <class T, class W>
-void multiply(const Product<T, W>& p) {
-#if defined(__AMX_BF16__)
-  if constexpr (sizeof(T) == 2)
-    if (p.inner % DEPTH == 0 && p.outputs >= TILE) return with_amx(p);
-#endif
-  with_vectors(p);
 }

@@ -17,9 +17,11 @@ struct State {
   float *largest, *weight, *values;
   long width;
 
-  static long size(long rows, long width) { return rows * (width + 2); }
+  // Values begin with a line of the cache, if the memory does and the width is a multiple of 16.
+  static long before_values(long rows) { return (2 * rows + 15) / 16 * 16; }
+  static long size(long rows, long width) { return before_values(rows) + (rows * width + 15) / 16 * 16; }
   State(float* memory, long rows, long width)
-      : largest(memory), weight(memory + rows), values(memory + 2 * rows), width(width) {}
+      : largest(memory), weight(memory + rows), values(memory + before_values(rows)), width(width) {}
   // Of rows from `row` on.
   State from(long row) const {
     State later = *this;
@@ -44,9 +46,17 @@ inline float correction(float from, float to) {
 // What R rows have of one number each, in lane i that of row i % ROWS; and back.
 template <int R>
 inline Vec row_numbers(const float* from) {
+  typedef float Rows __attribute__((vector_size(ROWS * 4)));
+  Rows rows;
+  for (int i = 0; i < ROWS; i++) rows[i] = from[std::min(i, R - 1)];
+  if constexpr (R == ROWS) memcpy(&rows, from, sizeof rows);  // as a rule: one load
+#if defined(__AVX512F__)
+  return (Vec)_mm512_broadcast_f32x4((__m128)rows);
+#else
   Vec v;
-  for (int i = 0; i < LANES; i++) v[i] = from[std::min(i % ROWS, R - 1)];
+  for (int i = 0; i < LANES; i++) v[i] = rows[i % ROWS];
   return v;
+#endif
 }
 template <int R>
 inline void put_row_numbers(float* to, Vec v) {
