@@ -47,8 +47,8 @@ struct Pairs {
   typedef bf16 Key;
   static constexpr bool PAIRS = true;
 #if defined(__AVX512BF16__)
-  // To 3e-6, a thousandth of what weights are rounded by, for powers ≤ 0: 2ʳ for 0 ≤ r < 1, and a whole power of 2. e⁰ is
-  // exactly 1.
+  // To 3e-6, a thousandth of what weights are rounded by, and 2⁻²³ of the score, for powers ≤ 0: 2ʳ for 0 ≤ r < 1, and a whole
+  // power of 2.
   static Vec weight_of(Vec score, float largest, float scale) {
     constexpr float LOG2_E = 1.44269504f;
     const Vec power = larger(broadcast(-200), score * (scale * LOG2_E) - largest * LOG2_E);  // or no number, if it is none
@@ -132,7 +132,6 @@ struct Item {
   static constexpr bool TILED = PAIRS;  // by the tile unit
 #else
   static constexpr bool TILED = false;
-  void run_tile(const Workspace&, long, const State&) const {}
 #endif
   static constexpr long KEYS = TILED ? 32 : LANES;  // that are scored together
 
@@ -586,7 +585,7 @@ struct Item {
       const Tile* next = more ? &tiles.next() : nullptr;
       rearrange(tiles.now(), next, std::min(TILE, rounded_up(end - start, KEYS)), work);
       if constexpr (TILED)
-        run_tile(work, start, state);
+        this->run_tile(work, start, state);  // which there may not be
       else
         for (long r = 0; r < rows; r += ROWS)
           with_rows(std::min<long>(ROWS, rows - r), [&](auto count) { run_rows<count>(work, r, start, state); });
