@@ -19,7 +19,6 @@ from stoker_engine.kernels.native.build import SOURCES
 from stoker_engine.kernels.native.levels import usable_levels
 
 HERE = Path(__file__).parent
-ROOT = HERE.parents[2]
 
 _ADDRESS = "-O1 -g1 -fsanitize=address,undefined -fno-sanitize-recover=all"
 
@@ -86,27 +85,6 @@ def test_nothing_strays(level: str, examples: str) -> None:
     assert " passed" in done.stdout
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-def test_tiles_of_a_model_compute_what_amx_would(tmp_path: Path) -> None:
-    """The level of processors with AMX, on others: what its tiles do is written out in plain C++."""
-    level = next((level.name for level in usable_levels() if level.name == "avx512-bf16"), None)
-    if level is None:
-        pytest.skip("what is not tiles on that level needs AVX512-BF16")
-    drawn = "linear or panels or gguf_blocks or group_blocks or experts or attention"
-    chosen = f"amx_cases or ([{level}] and ({drawn}))"
-    files = (str(HERE / "amx_cases.py"), str(HERE / "test_fuzz.py"))
-    done = _sanitized(
-        level,
-        *("-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-k", chosen, *files),
-        flags=f"{_ADDRESS} -D__AMX_BF16__ -include {HERE / 'amx_model.h'}",
-        STOKER_FUZZ_EXAMPLES="4",
-        STOKER_CACHE=str(tmp_path),  # a library's name says nothing of the model's text
-    )
-    assert done.returncode == 0, done.stdout[-6000:]
-    assert " passed" in done.stdout
-
-
 _BITS = """
 import sys
 import torch
@@ -140,18 +118,37 @@ torch.save(results, sys.argv[2])
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_a_model_of_tiles_has_the_bits_of_a_processor(tmp_path: Path) -> None:
-    """Where there is one with AMX: that the model is right is what its tests elsewhere stand on."""
-    if all(level.name != "amx" for level in usable_levels()):
-        pytest.skip("this processor has no AMX")
-    found = []
-    for level, flags in (("amx", "-O1"), ("avx512-bf16", f"-O1 -D__AMX_BF16__ -include {HERE / 'amx_model.h'}")):
-        environment = {**os.environ, "STOKER_NATIVE_CXXFLAGS": flags, "STOKER_CACHE": str(tmp_path), "PYTHONPATH": "."}
-        saved = tmp_path / f"{level}.pt"
-        subprocess.run([sys.executable, "-c", _BITS, level, str(saved)], env=environment, cwd=ROOT, check=True)
-        found.append(torch.load(saved))
-    for of_processor, of_model in zip(*found, strict=True):
-        torch.testing.assert_close(of_model, of_processor, rtol=0, atol=0, equal_nan=True)
+def test_tiles_of_a_model_compute_what_amx_would(tmp_path: Path) -> None:
+    """The level of processors with AMX, on others: what its tiles do is written out in plain C++. Where there are such
+    tiles, they are fuzzed themselves, and the model is to have their bits."""
+    level = next((level.name for level in usable_levels() if level.name == "avx512-bf16"), None)
+    if level is None:
+        pytest.skip("what is not tiles on that level needs AVX512-BF16")
+    with_model = functools.partial(
+        _sanitized,
+        level,
+        flags=f"{_ADDRESS} -D__AMX_BF16__ -include {HERE / 'amx_model.h'}",
+        STOKER_FUZZ_EXAMPLES="4",
+        STOKER_CACHE=str(tmp_path),  # a library's name says nothing of the model's text
+        PYTHONPATH=str(HERE.parents[2]),
+    )
+    has_amx = any(level.name == "amx" for level in usable_levels())
+    drawn = "linear or panels or gguf_blocks or group_blocks or experts or attention"
+    chosen = "amx_cases" if has_amx else f"amx_cases or ([{level}] and ({drawn}))"
+    files = (str(HERE / "amx_cases.py"), str(HERE / "test_fuzz.py"))
+    done = with_model("-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-k", chosen, *files)
+    assert done.returncode == 0, done.stdout[-6000:]
+    assert " passed" in done.stdout
+
+    if not has_amx:
+        return
+    of_model, of_processor = tmp_path / "model.pt", tmp_path / "processor.pt"
+    done = with_model("-c", _BITS, level, str(of_model))
+    assert done.returncode == 0, done.stdout[-6000:]
+    environment = {**os.environ, "PYTHONPATH": str(HERE.parents[2])}
+    subprocess.run([sys.executable, "-c", _BITS, "amx", str(of_processor)], env=environment, check=True)
+    for got, wanted in zip(torch.load(of_model), torch.load(of_processor), strict=True):
+        torch.testing.assert_close(got, wanted, rtol=0, atol=0, equal_nan=True)
 
 
 _STRAY = """
