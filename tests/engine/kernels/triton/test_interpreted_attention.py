@@ -1,0 +1,13 @@
+"""Attention by Triton's kernels, in its interpreter."""
+
+from __future__ import annotations
+
+import pytest
+
+from .interpreter import ATTENTION, run_interpreted
+
+pytestmark = pytest.mark.timeout(1200)
+
+
+def test_attention(pytestconfig: pytest.Config) -> None:
+    run_interpreted(ATTENTION, pytestconfig)
