@@ -53,11 +53,11 @@ extern "C" void stoker_panel_rows(const void* w, const int64_t* rows, void* y, l
 void multiply_panels(const Matrix& m, const Multiplied& by) {
   const Product<bf16, Plain<bf16>> p{(const bf16*)by.x, by.x_stride, {(const bf16*)m.w, m.inner},
                                      (const bf16*)m.bias, (bf16*)by.y, by.y_stride, by.rows, m.outputs, m.inner};
+  const panels::Numbers w{p.x, p.x_stride, p.w.at, p.bias, p.y, p.y_stride, p.inner};
 #if defined(STOKER_AMX)
-  if (p.inner % panels::TiledNumbers::STEP == 0)
-    return panels::share_out(p, panels::TiledNumbers{p.x, p.x_stride, p.w.at, p.bias, p.y, p.y_stride, p.inner}, by.soon);
+  if (p.inner % panels::TiledNumbers::STEP == 0) return panels::share_out(p, panels::TiledNumbers{w}, by.soon);
 #endif
-  panels::share_out(p, panels::Numbers{p.x, p.x_stride, p.w.at, p.bias, p.y, p.y_stride, p.inner}, by.soon);
+  panels::share_out(p, w, by.soon);
 }
 #else
 extern "C" void stoker_pack_panels(void*, long, long) {}

@@ -9,22 +9,14 @@
 namespace panels {
 
 // bfloat16 numbers; `inner` is a multiple of STEP.
-struct TiledNumbers {
-  static constexpr long STEP = 32;                    // inner numbers
-  static constexpr long PAIR = 2 * TILE_ROWS;         // rows of a tile
+struct TiledNumbers : Numbers {
+  static constexpr long STEP = 32;                 // inner numbers
+  static constexpr long PAIR = 2 * TILE_ROWS;      // rows of a tile
   static constexpr long STREAMED = PAIR;
-  static constexpr long BLOCK_BYTES = 512 * 1024;     // of rows of x, which stay in the second-level cache
+  static constexpr long BLOCK_BYTES = 512 * 1024;  // of rows of x, which stay in the second-level cache
   using Unit = TileUnit;
 
-  const bf16* x;
-  long x_stride;
-  const bf16* w;
-  const bf16* bias;
-  bf16* y;
-  long y_stride, inner;
-
   long rows() const { return std::max(BLOCK_BYTES / (inner * 2) / PAIR, 1l) * PAIR; }
-  const char* begin(long panel) const { return (const char*)(w + panel * PANEL * inner); }
   long steps() const { return inner / STEP; }
 
   // Up to M × 16 rows of x from m on, for which the unit is set, with N panels from `panel` on.
