@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache
+from transformers import AutoModelForCausalLM, DynamicCache
 
 from stoker_engine import LLM, SamplingParams
 from stoker_engine.contract.engine_args import EngineArgs
@@ -26,6 +26,7 @@ from stoker_engine.models.checkpoint import find_checkpoint
 from stoker_engine.sizing.cache_groups import blocks_per_sequence
 from stoker_engine.sizing.kv_format import kv_format
 from stoker_engine.sizing.memory import model_cache_groups
+from stoker_engine.tokens.tokenizer import Tokenizer
 
 LENGTHS = [600, 1_100, 2_300, 4_500, 16_000]
 GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True, logprobs=1)
@@ -58,9 +59,8 @@ class Reference:
 
     def __init__(self, gguf: Path, lengths: list[int]) -> None:
         self.lengths = lengths
-        tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
         text = "\n\n".join(topic for _, topic in sorted(pydoc_data.topics.topics.items()))
-        self.text: list[int] = tokenizer(text[: 8 * lengths[-1]])["input_ids"][: lengths[-1]]
+        self.text: list[int] = Tokenizer.load(gguf).encode(text[: 8 * lengths[-1]])[: lengths[-1]]
         assert len(self.text) == lengths[-1]
         self._model = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.float32).eval()
         self._after: dict[int, tuple[torch.Tensor, DynamicCache]] = {}

@@ -112,6 +112,8 @@ for seed in range(12):
     blocks = random_blocks(GGUF_FORMATS["Q4_1"], outputs, inner // 32, seed)
     of_blocks.pack(blocks)
     results.append(of_blocks.product(blocks, GGUF_FORMATS["Q4_1"], inner, torch.bfloat16)(x))
+if hasattr(kernels, "amx_model_products"):
+    assert kernels.amx_model_products() > 0, "it was not tiles that multiplied"
 torch.save(results, sys.argv[2])
 """
 
@@ -124,29 +126,23 @@ def test_tiles_of_a_model_compute_what_amx_would(tmp_path: Path) -> None:
     level = next((level.name for level in usable_levels() if level.name == "avx512-bf16"), None)
     if level is None:
         pytest.skip("what is not tiles on that level needs AVX512-BF16")
-    with_model = functools.partial(
-        _sanitized,
-        level,
-        flags=f"{_ADDRESS} -D__AMX_BF16__ -include {HERE / 'amx_model.h'}",
-        STOKER_FUZZ_EXAMPLES="4",
-        STOKER_CACHE=str(tmp_path),  # a library's name says nothing of the model's text
-        PYTHONPATH=str(HERE.parents[2]),
-    )
-    has_amx = any(level.name == "amx" for level in usable_levels())
-    drawn = "linear or panels or gguf_blocks or group_blocks or experts or attention"
-    chosen = "amx_cases" if has_amx else f"amx_cases or ([{level}] and ({drawn}))"
-    files = (str(HERE / "amx_cases.py"), str(HERE / "test_fuzz.py"))
-    done = with_model("-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-k", chosen, *files)
-    assert done.returncode == 0, done.stdout[-6000:]
-    assert " passed" in done.stdout
-
-    if not has_amx:
+    flags = f"-D__AMX_BF16__ -include {HERE / 'amx_model.h'}"
+    environment = {"PYTHONPATH": str(HERE.parents[2])}
+    apart = {"STOKER_CACHE": str(tmp_path)}  # a library's name says nothing of the model's text
+    if not any(level.name == "amx" for level in usable_levels()):
+        drawn = "linear or panels or gguf_blocks or group_blocks or experts or attention"
+        files = (str(HERE / "amx_cases.py"), str(HERE / "test_fuzz.py"))
+        arguments = ("-q", "-x", "-p", "no:cacheprovider", "-k", f"amx_cases or ([{level}] and ({drawn}))", *files)
+        environment |= apart | {"STOKER_FUZZ_EXAMPLES": "4"}
+        done = _sanitized(level, "-m", "pytest", *arguments, flags=f"{_ADDRESS} {flags}", **environment)
+        assert done.returncode == 0, done.stdout[-6000:]
+        assert " passed" in done.stdout
         return
+
     of_model, of_processor = tmp_path / "model.pt", tmp_path / "processor.pt"
-    done = with_model("-c", _BITS, level, str(of_model))
-    assert done.returncode == 0, done.stdout[-6000:]
-    environment = {**os.environ, "PYTHONPATH": str(HERE.parents[2])}
-    subprocess.run([sys.executable, "-c", _BITS, "amx", str(of_processor)], env=environment, check=True)
+    modelled = apart | {"STOKER_NATIVE_CXXFLAGS": f"-O1 {flags}"}
+    for name, file, other in ((level, of_model, modelled), ("amx", of_processor, {})):
+        subprocess.run([sys.executable, "-c", _BITS, name, str(file)], env=os.environ | environment | other, check=True)
     for got, wanted in zip(torch.load(of_model), torch.load(of_processor), strict=True):
         torch.testing.assert_close(got, wanted, rtol=0, atol=0, equal_nan=True)
 

@@ -153,7 +153,7 @@ def test_a_model_on_two_machines(
     assert not two[1].processes("stoker_engine.exec.rank_main")
 
 
-@pytest.mark.slow
+@pytest.mark.slow(drawn=False)  # copies' lives are drawn: the same, and more
 def test_a_life_of_two_machines(
     two: Machines, tiny_llama: Path, alone: list[tuple[list[int], float]], tmp_path: Path
 ) -> None:

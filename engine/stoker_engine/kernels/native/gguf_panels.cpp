@@ -15,7 +15,7 @@ template <class Rows, class Format>
 void multiply_panels_of(const BlockProduct& p, const Scattered* soon) {
   const bf16 *x = (const bf16*)p.x, *bias = (const bf16*)p.bias;
   const EightBits* rounded_x = rounded(x, p.x_stride, p.rows, p.inner, Format::ZERO, Format::STEP);
-  const panels::BlockPanels<Format> w{rounded_x, (const uint16_t*)p.w, bias, (bf16*)p.y, p.y_stride, p.inner};
+  const panels::BlockPanels<Format> w{{rounded_x, bias, (bf16*)p.y, p.y_stride, p.inner}, (const uint16_t*)p.w};
   const Product<bf16, Blocks<bf16, Rows>> by_rows{x, p.x_stride, {p.w, p.w_stride, {}}, bias, (bf16*)p.y,
                                                   p.y_stride, p.rows, p.outputs, p.inner};
 #if defined(STOKER_AMX)

@@ -170,6 +170,9 @@ struct Q6_K {
 // N panels of one format, as they lie in memory: what numbers 32 × group + STEP × part and on have.
 template <class Format, int N>
 struct Packed {
+  static constexpr long STEP = Format::STEP;
+  static constexpr bool HAS_OFFSET = Format::HAS_OFFSET;
+
   const uint16_t* at;
   long panel;  // words from one to the next
 
@@ -183,60 +186,52 @@ struct Packed {
   __m512i codes(long j, long group, int part, int four) const {
     return Format::codes(block(j, group), within(group, part), four);
   }
+  static constexpr int first(int four) { return Format::first(four); }
 };
 
-// Likewise, put into the form in which they are multiplied: worth it for many rows.
-template <class Format, int N>
+// Likewise, of any format whose scales are of so many numbers, put into the form in which they are multiplied: codes in the
+// order of the numbers. Worth it for many rows.
+template <long NUMBERS_OF_A_SCALE, bool OFFSET, int N>
 struct Unpacked {
-  static constexpr long PARTS = EightBits::NUMBERS / Format::STEP, FOURS = EightBits::NUMBERS / 4;
-  struct Group {
+  static constexpr long STEP = NUMBERS_OF_A_SCALE, PARTS = EightBits::NUMBERS / STEP, FOURS = STEP / 4;
+  static constexpr bool HAS_OFFSET = OFFSET;
+  struct Part {
     __m512i codes[FOURS];
-    Header headers[PARTS];
+    Header header;
   };
-  const Group* at;  // [groups][N]
+  const Part* at;  // [groups][N][PARTS]
 
-  // Valid for as long as this thread unpacks no others of this format.
+  // Valid for as long as this thread unpacks no others of this shape.
+  template <class Format>
   Unpacked(const Packed<Format, N>& from, long groups) {
     thread_local Memory memory;
-    Group* to = (Group*)memory.of(groups * N * sizeof(Group));
+    Part* to = (Part*)memory.of(groups * N * PARTS * sizeof(Part));
     at = to;
     for (long group = 0; group < groups; group++)
-      for (long j = 0; j < N; j++, to++)
+      for (long j = 0; j < N; j++)
         with_each<PARTS>([&](auto part) {
-          to->headers[part] = from.header(j, group, part);
-          with_each<FOURS / PARTS>([&](auto four) {
-            to->codes[part * (FOURS / PARTS) + four] = from.codes(j, group, part, four);
-          });
+          to->header = from.header(j, group, part);
+          with_each<FOURS>([&](auto four) { to->codes[Format::first(four) / 4] = from.codes(j, group, part, four); });
+          to++;
         });
   }
-  Header header(long j, long group, int part) const { return at[group * N + j].headers[part]; }
-  __m512i codes(long j, long group, int part, int four) const {
-    return at[group * N + j].codes[part * (FOURS / PARTS) + four];
-  }
+  const Part& of(long j, long group, int part) const { return at[(group * N + j) * PARTS + part]; }
+  Header header(long j, long group, int part) const { return of(j, group, part).header; }
+  __m512i codes(long j, long group, int part, int four) const { return of(j, group, part).codes[four]; }
+  static constexpr int first(int four) { return four * 4; }
 };
 
-// Of `share_out`.
-template <class Format>
-struct BlockPanels {
-  static constexpr long STREAMED = 8;
-  static constexpr long ROWS = 192, MOST_ROWS = 6;  // of a block; of a tile with two panels, as registers hold sums
-  static constexpr long DIRECT_TILES = 4;           // up to so many, panels are multiplied as they lie
-  using Unit = Nothing;
-
+// Rows of x with panels of any format, which are Packed or Unpacked.
+struct CodedRows {
   const EightBits* x;
-  const uint16_t* w;
   const bf16* bias;
   bf16* y;
   long y_stride, inner;
 
-  long panel_words() const { return inner / Format::NUMBERS * Format::WORDS * PANEL; }
-  static constexpr long rows() { return ROWS; }
-  const char* begin(long panel) const { return (const char*)(w + panel * panel_words()); }
-
   // Rows m … m + M of x with the N panels of `source`, which are those from `panel` on.
   template <int M, int N, class Source>
   INLINED_INTO void tile(const Source& source, long panel, long m, Ahead& ahead) const {
-    constexpr long STEP = Format::STEP;
+    constexpr long STEP = Source::STEP;
     const long groups = inner / EightBits::NUMBERS;
     const EightBits* rows[M];
     with_each<M>([&](auto i) { rows[i] = x + (m + i) * groups; });
@@ -251,7 +246,7 @@ struct BlockPanels {
           with_each<N>([&](auto j) { codes[j] = source.codes(j, group, part, four); });
           with_each<M>([&](auto i) {
             int32_t bytes;
-            memcpy(&bytes, rows[i]->codes + part * STEP + Format::first(four), sizeof bytes);
+            memcpy(&bytes, rows[i]->codes + part * STEP + Source::first(four), sizeof bytes);
             const __m512i each = _mm512_set1_epi32(bytes);
             with_each<N>([&](auto j) { products[i * N + j] = _mm512_dpbusd_epi32(products[i * N + j], codes[j], each); });
           });
@@ -262,7 +257,7 @@ struct BlockPanels {
             const __m512 scale = _mm512_mul_ps(header.scale, _mm512_set1_ps(rows[i]->scale));
             __m512 sum = (__m512)sums[i * N + j];
             sum = _mm512_fmadd_ps(_mm512_cvtepi32_ps(products[i * N + j]), scale, sum);
-            if (Format::HAS_OFFSET) sum = _mm512_fmadd_ps(header.offset, _mm512_set1_ps(rows[i]->sum), sum);
+            if (Source::HAS_OFFSET) sum = _mm512_fmadd_ps(header.offset, _mm512_set1_ps(rows[i]->sum), sum);
             sums[i * N + j] = (Vec)sum;
           });
         });
@@ -289,13 +284,28 @@ struct BlockPanels {
         case 5: tile<5, N>(source, panel, m, ahead); break;
         case 6: tile<6, N>(source, panel, m, ahead); break;
       }
-      if constexpr (MOST == STREAMED) {
+      if constexpr (MOST > 6) {
         if (rows == 7) tile<7, N>(source, panel, m, ahead);
         if (rows == 8) tile<8, N>(source, panel, m, ahead);
       }
       m += rows;
     }
   }
+};
+
+// Of `share_out`.
+template <class Format>
+struct BlockPanels : CodedRows {
+  static constexpr long STREAMED = 8;
+  static constexpr long ROWS = 192, MOST_ROWS = 6;  // of a block; of a tile with two panels, as registers hold sums
+  static constexpr long DIRECT_TILES = 4;           // up to so many, panels are multiplied as they lie
+  using Unit = Nothing;
+
+  const uint16_t* w;
+
+  long panel_words() const { return inner / Format::NUMBERS * Format::WORDS * PANEL; }
+  static constexpr long rows() { return ROWS; }
+  const char* begin(long panel) const { return (const char*)(w + panel * panel_words()); }
 
   template <int N>
   void block(long panel, long m, long m_end, Bytes next) const {
@@ -305,7 +315,8 @@ struct BlockPanels {
     if (tiles <= DIRECT_TILES)
       in_tiles<N, MOST_ROWS>(packed, panel, m, m_end, tiles, ahead);
     else
-      in_tiles<N, MOST_ROWS>(Unpacked<Format, N>(packed, inner / EightBits::NUMBERS), panel, m, m_end, tiles, ahead);
+      in_tiles<N, MOST_ROWS>(Unpacked<Format::STEP, Format::HAS_OFFSET, N>(packed, inner / EightBits::NUMBERS), panel, m, m_end,
+                             tiles, ahead);
   }
 
   long steps() const { return inner / 4; }

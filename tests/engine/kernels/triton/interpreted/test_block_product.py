@@ -93,8 +93,8 @@ def scaled(stored: StoredFormat) -> torch.Tensor:
     "stored",
     [
         *(GroupFormat("fp4", 0, scale) for scale in GROUP_SCALES),
-        *(GroupFormat(code, 0, "float32") for code in CODES),
-        *(each for each in GGUF_FORMATS.values() if each.numbers > 1),
+        *(pytest.param(GroupFormat(code, 0, "float32"), marks=pytest.mark.slow) for code in CODES),
+        *(pytest.param(each, marks=pytest.mark.slow) for each in GGUF_FORMATS.values() if each.numbers > 1),
     ],
     ids=lambda stored: f"{stored.name} {getattr(stored, 'scale', '')}",
 )

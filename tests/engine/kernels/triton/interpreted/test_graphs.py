@@ -73,8 +73,8 @@ def outputs(llm: LLM, prompts: list[list[int]], lengths: list[int]) -> list[Requ
     ("model", "options"),
     [
         ("tiny_llama", {}),
-        pytest.param("tiny_gemma3", {"kv_cache_dtype": "fp8_per_token_head"}, marks=pytest.mark.slow),
-        pytest.param("tiny_llama", {"batch_invariant": True}, marks=pytest.mark.slow),
+        pytest.param("tiny_gemma3", {"kv_cache_dtype": "fp8_per_token_head"}, marks=pytest.mark.slow(drawn=False)),
+        pytest.param("tiny_llama", {"batch_invariant": True}, marks=pytest.mark.slow(drawn=False)),
     ],
     ids=["llama", "windows, 8 bits", "batch-invariant"],
 )

@@ -23,10 +23,16 @@ from ....models.test_moe_families import tiny as tiny_mixture
 
 #: A window, a soft cap, ALiBi, heads that share keys or do not, odd sizes of heads.
 FAMILIES = ["gemma2", "falcon rw", "llama", "mistral", "gemma3", "cohere2", "bloom", "mpt clip", "opt 350m", "gptj"]
+#: Those that take minutes; gemma2 has a window, too.
+LONG = ("gemma3", "cohere2")
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.slow] * (number > 0)) for number, name in enumerate(FAMILIES)]
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.slow(drawn=name not in LONG)] * (number > 0))
+        for number, name in enumerate(FAMILIES)
+    ],
 )
 def test_family_equals_transformers(name: str, tmp_path: Path) -> None:
     theirs = tiny(name)
@@ -60,7 +66,9 @@ def test_gpt_oss_equals_transformers(in_blocks: bool, tmp_path: Path) -> None:
     assert_run_is(PagedRun(ours, [[5, 17, 99, 3, 64, 2, 31], [8]], new_tokens=3), reference_of(theirs))
 
 
-@pytest.mark.parametrize("kv_cache_dtype", ["auto", pytest.param("fp8_per_token_head", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "kv_cache_dtype", ["auto", pytest.param("fp8_per_token_head", marks=pytest.mark.slow(drawn=False))]
+)
 def test_through_the_engine(kv_cache_dtype: str, tiny_llama: Path) -> None:
     """By the flag: in chunks, with prefix hits."""
     texts = []
