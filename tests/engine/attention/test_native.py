@@ -11,10 +11,10 @@ from stoker_engine.attention.backend import AttentionShape
 from stoker_engine.attention.native import NativeBackend
 from stoker_engine.attention.sdpa import SdpaBackend
 from stoker_engine.contract import names
-from stoker_engine.kernels.native.levels import usable_levels
 from stoker_engine.kernels.native.library import load
 from stoker_engine.models.kv_scales import LayerScales
 
+from ..kernels.each_level import each_level
 from .conftest import Sequences, run
 
 KV_CACHE_DTYPES = [name for name in names.KV_CACHE_DTYPES if name not in ("auto", "fp8_e4m3")]
@@ -36,12 +36,7 @@ LENGTHS = [1, 16, 65, 200, 130, 47]
 EXACT = {torch.float32: 2e-6, torch.bfloat16: 8e-3}
 
 
-@pytest.fixture(
-    params=[
-        pytest.param(level, id=level.name, marks=[pytest.mark.slow] * (n > 0))
-        for n, level in enumerate(usable_levels())
-    ]
-)
+@pytest.fixture(params=each_level())
 def backend(request: pytest.FixtureRequest) -> NativeBackend:
     """The kernels of one level; those that are not this processor's best take a compilation more."""
     return NativeBackend(load(request.param))

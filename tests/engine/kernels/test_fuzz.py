@@ -30,7 +30,6 @@ from stoker_engine.kernels.native import rotary as native_rotary
 from stoker_engine.kernels.native.argmax import argmax
 from stoker_engine.kernels.native.bundle import native_kernels
 from stoker_engine.kernels.native.gguf_panels import block_panels
-from stoker_engine.kernels.native.levels import usable_levels
 from stoker_engine.kernels.native.library import load
 from stoker_engine.kernels.native.linear import product
 from stoker_engine.kernels.native.panels import panels
@@ -39,6 +38,7 @@ from stoker_engine.kernels.panels import PANEL
 
 from ..attention.conftest import Sequences, run
 from ..gguf_random import random_blocks
+from .each_level import each_level
 from .group_random import random_groups, some_formats
 
 ACTIVATIONS = {
@@ -66,10 +66,7 @@ widths = st.one_of(st.integers(1, 70), st.sampled_from([127, 128, 129, 255, 256,
 
 @pytest.fixture(
     scope="module",
-    params=[
-        pytest.param(level, id=level.name, marks=[pytest.mark.slow] * (n > 0))
-        for n, level in enumerate(usable_levels())
-    ],
+    params=each_level(),
 )
 def kernels(request: pytest.FixtureRequest) -> ctypes.CDLL:
     """The kernels of one level."""

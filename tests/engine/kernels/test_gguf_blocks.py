@@ -13,11 +13,11 @@ from gguf.quants import quantize as gguf_quantize
 from stoker_engine.architectures.stored_formats import GGUF_FORMATS, GGUFFormat
 from stoker_engine.kernels import gguf_blocks
 from stoker_engine.kernels.native import gguf_blocks as native
-from stoker_engine.kernels.native.levels import usable_levels
 from stoker_engine.kernels.native.library import load
 from stoker_engine.kernels.native.linear import product as dense_product
 
 from ..gguf_random import SCALES, numbers, random_blocks, same
+from .each_level import each_level
 
 DTYPES = (torch.float32, torch.bfloat16)
 
@@ -25,12 +25,7 @@ each_format = pytest.mark.parametrize("format", GGUF_FORMATS.values(), ids=lambd
 each_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
 
 
-@pytest.fixture(
-    params=[
-        pytest.param(level, id=level.name, marks=[pytest.mark.slow] * (n > 0))
-        for n, level in enumerate(usable_levels())
-    ]
-)
+@pytest.fixture(params=each_level())
 def kernels(request: pytest.FixtureRequest) -> ctypes.CDLL:
     """The kernels of one level; all but this processor's best take a compilation more."""
     return load(request.param)

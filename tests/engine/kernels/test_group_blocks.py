@@ -24,6 +24,7 @@ from stoker_engine.kernels.native.library import load
 from stoker_engine.kernels.native.linear import product as dense_product
 from stoker_engine.kernels.reference import REFERENCE
 
+from .each_level import each_level
 from .group_random import CODES, GROUPS, SCALES, Drawn, name_of, random_groups, some_formats
 
 DTYPES = (torch.float32, torch.bfloat16)
@@ -31,12 +32,7 @@ DTYPES = (torch.float32, torch.bfloat16)
 each_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
 
 
-@pytest.fixture(
-    params=[
-        pytest.param(level, id=level.name, marks=[pytest.mark.slow] * (n > 0))
-        for n, level in enumerate(usable_levels())
-    ]
-)
+@pytest.fixture(params=each_level())
 def kernels(request: pytest.FixtureRequest) -> ctypes.CDLL:
     """The kernels of one level; all but this processor's best take a compilation more."""
     return load(request.param)

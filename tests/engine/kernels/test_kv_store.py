@@ -10,24 +10,16 @@ import torch
 from stoker_engine.attention.backend import AttentionBackend, AttentionShape
 from stoker_engine.attention.native import NativeBackend
 from stoker_engine.attention.sdpa import SdpaBackend
-from stoker_engine.kernels.native.levels import usable_levels
 from stoker_engine.kernels.native.library import load
 
 from ..attention.conftest import Sequences, kept, run
+from .each_level import each_level
 
 SHAPE = AttentionShape(num_heads=2, num_kv_heads=2, head_dim=40, value_head_dim=40, scale=1.0)
 QUANTIZED = ["fp8", "fp8_e5m2", "fp8_per_token_head", "int8_per_token_head"]
 
 
-@pytest.fixture(
-    params=[
-        pytest.param("sdpa", id="sdpa"),
-        *(
-            pytest.param(each, id=each.name, marks=[pytest.mark.slow] * (n > 0))
-            for n, each in enumerate(usable_levels())
-        ),
-    ]
-)
+@pytest.fixture(params=[pytest.param("sdpa", id="sdpa"), *each_level()])
 def backend(request: pytest.FixtureRequest) -> AttentionBackend:
     """The reference, and the kernels of each level."""
     return SdpaBackend() if request.param == "sdpa" else NativeBackend(load(request.param))

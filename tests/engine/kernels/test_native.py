@@ -18,7 +18,7 @@ from stoker_engine.architectures.stored_formats import GGUF_FORMATS
 from stoker_engine.kernels.bundle import Kernels
 from stoker_engine.kernels.native import build, library
 from stoker_engine.kernels.native.bundle import native_kernels
-from stoker_engine.kernels.native.levels import Level, levels, usable_levels
+from stoker_engine.kernels.native.levels import Level, levels
 from stoker_engine.kernels.native.library import load
 from stoker_engine.kernels.native.linear import product
 from stoker_engine.kernels.native.matrix import NativeProduct
@@ -26,6 +26,7 @@ from stoker_engine.kernels.reference import REFERENCE
 from stoker_engine.kernels.select import select_kernels
 
 from ..gguf_random import random_blocks
+from .each_level import each_level
 
 DTYPES = (torch.float32, torch.bfloat16)
 EXACT = {torch.float32: 3e-6, torch.bfloat16: 1.6e-2}
@@ -34,12 +35,7 @@ EXACT = {torch.float32: 3e-6, torch.bfloat16: 1.6e-2}
 By = Callable[[Kernels, torch.Tensor], torch.Tensor]
 
 
-@pytest.fixture(
-    params=[
-        pytest.param(level, id=level.name, marks=[pytest.mark.slow] * (n > 0))
-        for n, level in enumerate(usable_levels())
-    ]
-)
+@pytest.fixture(params=each_level())
 def kernels(request: pytest.FixtureRequest) -> ctypes.CDLL:
     """The kernels of one level; all but this processor's best take a compilation more."""
     return load(request.param)
@@ -241,7 +237,7 @@ def test_threads_share_work_and_lose_none(kernels: ctypes.CDLL) -> None:
     assert not wrong
 
 
-@pytest.mark.slow
+@pytest.mark.slow(drawn=False)  # where an image is built, they are all compiled
 @pytest.mark.parametrize("level", levels(), ids=lambda level: level.name)
 def test_every_level_compiles(level: Level, tmp_path: Path) -> None:
     """Also those that this processor does not run: images are built anywhere."""

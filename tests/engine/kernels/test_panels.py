@@ -12,20 +12,15 @@ from stoker_engine.kernels.bundle import BlockPanels, Panels
 from stoker_engine.kernels.eight_bits import in_eight_bits
 from stoker_engine.kernels.native import gguf_blocks
 from stoker_engine.kernels.native.gguf_panels import block_panels
-from stoker_engine.kernels.native.levels import usable_levels
 from stoker_engine.kernels.native.library import load
 from stoker_engine.kernels.native.panels import panels
 from stoker_engine.kernels.panels import PANEL, packed
 
 from ..gguf_random import SCALES, random_blocks, same
+from .each_level import each_level
 
 
-@pytest.fixture(
-    params=[
-        pytest.param(level, id=level.name, marks=[pytest.mark.slow] * (n > 0))
-        for n, level in enumerate(usable_levels())
-    ]
-)
+@pytest.fixture(params=each_level())
 def library(request: pytest.FixtureRequest) -> ctypes.CDLL:
     """The kernels of one level."""
     return load(request.param)

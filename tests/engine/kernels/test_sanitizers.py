@@ -19,6 +19,7 @@ from stoker_engine.kernels.native.build import SOURCES
 from stoker_engine.kernels.native.levels import usable_levels
 
 HERE = Path(__file__).parent
+HAS_AMX = any(level.name == "amx" for level in usable_levels())
 
 _ADDRESS = "-O1 -g1 -fsanitize=address,undefined -fno-sanitize-recover=all"
 
@@ -74,7 +75,7 @@ def _sanitized(
 @pytest.mark.parametrize(
     "level, examples",
     [
-        pytest.param(level.name, "10" if n else "25", id=level.name, marks=[pytest.mark.slow] * (n > 0))
+        pytest.param(level.name, "10" if n else "25", id=level.name, marks=[pytest.mark.slow(drawn=False)] * (n > 0))
         for n, level in enumerate(usable_levels())
     ],
 )
@@ -118,7 +119,7 @@ torch.save(results, sys.argv[2])
 """
 
 
-@pytest.mark.slow
+@pytest.mark.slow(drawn=not HAS_AMX)
 @pytest.mark.timeout(900)
 def test_tiles_of_a_model_compute_what_amx_would(tmp_path: Path) -> None:
     """The level of processors with AMX, on others: what its tiles do is written out in plain C++. Where there are such
@@ -129,7 +130,7 @@ def test_tiles_of_a_model_compute_what_amx_would(tmp_path: Path) -> None:
     flags = f"-D__AMX_BF16__ -include {HERE / 'amx_model.h'}"
     environment = {"PYTHONPATH": str(HERE.parents[2])}
     apart = {"STOKER_CACHE": str(tmp_path)}  # a library's name says nothing of the model's text
-    if not any(level.name == "amx" for level in usable_levels()):
+    if not HAS_AMX:
         drawn = "linear or panels or gguf_blocks or group_blocks or experts or attention"
         files = (str(HERE / "amx_cases.py"), str(HERE / "test_fuzz.py"))
         arguments = ("-q", "-x", "-p", "no:cacheprovider", "-k", f"amx_cases or ([{level}] and ({drawn}))", *files)

@@ -1,0 +1,21 @@
+"""Tests of the CPU's kernels run for each level that this processor has."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import pytest
+
+from stoker_engine.kernels.native.levels import usable_levels
+
+#: Of levels that are not this processor's widest, the one that CI draws from: each takes a compilation of minutes, and
+#: other machines' widest are run there.
+_DRAWN: Final = "avx2"
+
+
+def each_level() -> list[Any]:
+    """Parameters: the widest level, and the others as slow tests."""
+    return [
+        pytest.param(level, id=level.name, marks=[pytest.mark.slow(drawn=level.name == _DRAWN)] * (n > 0))
+        for n, level in enumerate(usable_levels())
+    ]
