@@ -120,14 +120,15 @@ class BlockPanels:
     """Likewise on matrices in blocks [outputs, bytes of a row].
 
     Attributes:
-        fit: whether a matrix in this format can be packed, and is multiplied faster by activations of this dtype then.
-        pack: packs a matrix, in place.
+        fit: whether a matrix in this format, of rows of so many numbers, can be packed, and is multiplied faster by
+            activations of this dtype then.
+        pack: packs such a matrix, in place.
         product: as `Kernels.block_product`, of a packed matrix, and by x in 8 bits (`eight_bits`).
         rows: as `Kernels.block_rows`, of a packed matrix.
     """
 
-    fit: Callable[[torch.Tensor, StoredFormat, torch.dtype], bool]
-    pack: Callable[[torch.Tensor], None]
+    fit: Callable[[torch.Tensor, StoredFormat, int, torch.dtype], bool]
+    pack: Callable[[torch.Tensor, StoredFormat, int], None]
     product: MakeBlockProduct
     rows: Callable[[torch.Tensor, StoredFormat, int, torch.Tensor, torch.dtype], torch.Tensor]
 

@@ -1,8 +1,8 @@
-"""Activations in 8 bits: what the CPU's kernels multiply with GGUF's blocks in panels, as integers and so exactly.
+"""Activations in 8 bits: what the CPU's kernels multiply with weights in blocks in panels, as integers and so exactly.
 
 Of each 32 numbers of a row the largest becomes 127 or −127 of a scale of their own, and all are rounded to the nearest
 multiple of it, as llama.cpp does. The products of what shares a scale are added up without an error, and these sums in
-float32. Scales of weights are those of their blocks.
+float32. Scales of weights are those of their blocks or groups.
 """
 
 from __future__ import annotations

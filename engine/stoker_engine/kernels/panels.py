@@ -8,6 +8,11 @@ Matrices in GGUF's blocks likewise, the words of two bytes that their rows are m
     rows      [outputs][words]
     panels    [outputs / 16][words][16]
 
+And matrices in groups, each part of their rows by itself:
+
+    rows      [outputs][scales, zero points, words of codes]
+    panels    [outputs / 16][scales [groups][16], zero points [groups][16], words of four bytes of codes [words][16]]
+
 A panel takes the memory that its rows took, so a matrix is packed where it is. Rows beyond the last whole panel stay.
 """
 

@@ -1,7 +1,8 @@
 """Matrices that are stored in blocks (`architectures.stored_formats`), and the numbers that these mean.
 
 They are computed with as if they had been dequantized to the model's dtype; nothing but the memory they take, and the
-time it takes to read it, is another.
+time it takes to read it, is another. Where kernels have panels for them, activations are rounded to 8 bits
+(`kernels.eight_bits`).
 """
 
 from __future__ import annotations
@@ -42,13 +43,13 @@ class BlockMatrix(nn.Module):
         self.is_packed = False
         panels = kernels.block_panels
         self._panels = (
-            panels if panels is not None and blocks.dim() == 2 and panels.fit(blocks, stored, dtype) else None
+            panels if panels is not None and blocks.dim() == 2 and panels.fit(blocks, stored, inner, dtype) else None
         )
 
     def pack(self) -> None:
         """See `Packable`."""
         if self._panels is not None and not self.is_packed:
-            self._panels.pack(self.blocks.data)
+            self._panels.pack(self.blocks.data, self.stored, self.inner)
             self.is_packed = True
 
     def slot(self, first: int, rows: Share, columns: Share, index: int | None = None) -> Slot:

@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch.nn import functional
 
-from stoker_engine.architectures.stored_formats import GGUF_FORMATS
+from stoker_engine.architectures.stored_formats import StoredFormat
 from stoker_engine.attention.native import NativeBackend
-from stoker_engine.kernels.native.gguf_panels import block_panels
+from stoker_engine.kernels.native.block_panels import block_panels
 from stoker_engine.kernels.native.levels import usable_levels
 from stoker_engine.kernels.native.library import load
 from stoker_engine.kernels.native.linear import product
@@ -19,7 +19,7 @@ from stoker_engine.kernels.native.panels import panels
 
 from ..attention.conftest import Sequences, run
 from ..attention.test_windows import SHAPE
-from ..gguf_random import random_blocks
+from .stored_random import IN_PANELS, id_of, random_stored, whole_numbers
 from .test_fuzz import Numbers, close
 
 
@@ -68,16 +68,15 @@ def test_panels_by_tiles(kernels: ctypes.CDLL, seed: int) -> None:
         assert torch.equal(multiply(x[row : row + 1]), got[row : row + 1])
 
 
-@pytest.mark.parametrize("name", ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K"])
-def test_blocks_by_tiles(kernels: ctypes.CDLL, name: str) -> None:
+@pytest.mark.parametrize("stored", [each for each in IN_PANELS if each.name != "Q6_K"], ids=id_of)
+def test_blocks_by_tiles(kernels: ctypes.CDLL, stored: StoredFormat) -> None:
     """Many rows by tiles have the bits of few, by vectors."""
-    format, of_blocks = GGUF_FORMATS[name], block_panels(kernels)
+    of_blocks, inner = block_panels(kernels), whole_numbers(stored, 9 * 32)
     assert of_blocks is not None
-    units = 9 if format.numbers == 32 else 2
-    numbers, blocks = Numbers(units, torch.bfloat16), random_blocks(format, 37, units, seed=1)
-    of_blocks.pack(blocks)
-    multiply = of_blocks.product(blocks, format, format.numbers * units, torch.bfloat16, numbers(37))
-    x = numbers.rows_of_wider(50, format.numbers * units, 3)
+    numbers, blocks = Numbers(inner, torch.bfloat16), random_stored(stored, 37, inner, seed=1)
+    of_blocks.pack(blocks, stored, inner)
+    multiply = of_blocks.product(blocks, stored, inner, torch.bfloat16, numbers(37))
+    x = numbers.rows_of_wider(50, inner, 3)
     few = torch.cat([multiply(x[at : at + 5]) for at in range(0, 50, 5)])
     before = kernels.amx_model_products()
     for count in (16, 17, 31, 33, 50):

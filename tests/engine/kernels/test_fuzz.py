@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from torch.nn import functional
 
 from stoker_engine.architectures.activation import ClampedSwiGLU
-from stoker_engine.architectures.stored_formats import GGUF_FORMATS, GroupFormat
+from stoker_engine.architectures.stored_formats import GGUF_FORMATS, GroupFormat, StoredFormat
 from stoker_engine.attention.backend import AttentionShape
 from stoker_engine.attention.native import NativeBackend
 from stoker_engine.contract.names import KV_CACHE_DTYPES
@@ -28,8 +28,9 @@ from stoker_engine.kernels.native import activation as native_activation
 from stoker_engine.kernels.native import gguf_blocks, group_blocks
 from stoker_engine.kernels.native import rotary as native_rotary
 from stoker_engine.kernels.native.argmax import argmax
+from stoker_engine.kernels.native.block_panels import block_panels
+from stoker_engine.kernels.native.blocks import rows as plain_rows
 from stoker_engine.kernels.native.bundle import native_kernels
-from stoker_engine.kernels.native.gguf_panels import block_panels
 from stoker_engine.kernels.native.library import load
 from stoker_engine.kernels.native.linear import product
 from stoker_engine.kernels.native.panels import panels
@@ -40,6 +41,7 @@ from ..attention.conftest import Sequences, run
 from ..gguf_random import random_blocks
 from .each_level import each_level
 from .group_random import random_groups, some_formats
+from .stored_random import IN_PANELS, random_stored, whole_numbers
 
 ACTIVATIONS = {
     "silu": (native_activation.SILU, functional.silu),
@@ -157,25 +159,24 @@ def test_gguf_blocks(
 @drawn
 @given(
     st.one_of(rows, st.sampled_from([191, 192, 193])), st.integers(1, 20), st.integers(16, 130), st.integers(0, 9),
-    st.booleans(), st.sampled_from(["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K"]), seeds,
+    st.booleans(), st.sampled_from(IN_PANELS), seeds,
 )  # fmt: skip
-def test_gguf_panels(
-    kernels: ctypes.CDLL, count: int, units: int, outputs: int, more: int, biased: bool, name: str, seed: int
+def test_block_panels(
+    kernels: ctypes.CDLL, count: int, units: int, outputs: int, more: int, biased: bool, stored: StoredFormat, seed: int
 ) -> None:
     """Packed, looked up and multiplied in 8 bits."""
     of_blocks = block_panels(kernels)
     if of_blocks is None:
         return
-    numbers, format = Numbers(seed, torch.bfloat16), GGUF_FORMATS[name]
-    units = units if format.numbers == 32 else -(-units // 8)
-    inner, whole = format.numbers * units, outputs // PANEL * PANEL
-    x, blocks = numbers.rows_of_wider(count, inner, more), random_blocks(format, outputs, units, seed)
-    bias = numbers(outputs) if biased else None
-    plain = gguf_blocks.dequantize(kernels, blocks, format, torch.float32)
-    of_blocks.pack(blocks)
-    found = of_blocks.rows(blocks, format, inner, torch.arange(outputs), torch.bfloat16)
+    numbers, whole = Numbers(seed, torch.bfloat16), outputs // PANEL * PANEL
+    inner = whole_numbers(stored, 32 * units)
+    blocks = random_stored(stored, outputs, inner, seed)
+    x, bias = numbers.rows_of_wider(count, inner, more), numbers(outputs) if biased else None
+    plain = plain_rows(kernels, blocks, stored, inner, torch.arange(outputs), torch.float32)
+    of_blocks.pack(blocks, stored, inner)
+    found = of_blocks.rows(blocks, stored, inner, torch.arange(outputs), torch.bfloat16)
     assert torch.equal(found, plain.bfloat16())
-    got = of_blocks.product(blocks, format, inner, torch.bfloat16, bias)(x)
+    got = of_blocks.product(blocks, stored, inner, torch.bfloat16, bias)(x)
     rounded = in_eight_bits(x)
     exact = rounded @ plain[:whole].double().T + (0 if bias is None else bias[:whole].double())
     summed = rounded.abs() @ plain[:whole].double().abs().T

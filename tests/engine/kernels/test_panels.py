@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 import torch
 
-from stoker_engine.architectures.stored_formats import GGUF_FORMATS
+from stoker_engine.architectures.stored_formats import GGUF_FORMATS, GGUFFormat, GroupFormat, StoredFormat
 from stoker_engine.kernels.bundle import BlockPanels, Panels
 from stoker_engine.kernels.eight_bits import in_eight_bits
-from stoker_engine.kernels.native import gguf_blocks
-from stoker_engine.kernels.native.gguf_panels import block_panels
+from stoker_engine.kernels.native.block_panels import block_panels
+from stoker_engine.kernels.native.blocks import rows as plain_rows
 from stoker_engine.kernels.native.library import load
 from stoker_engine.kernels.native.panels import panels
 from stoker_engine.kernels.panels import PANEL, packed
 
-from ..gguf_random import SCALES, random_blocks, same
+from ..gguf_random import SCALES, same
 from .each_level import each_level
+from .group_random import CODES
+from .stored_random import GGUF_IN_PANELS, IN_PANELS, id_of, random_stored, whole_numbers
 
 
 @pytest.fixture(params=each_level())
@@ -111,7 +115,11 @@ def test_there_is_no_other_row(operations: Panels) -> None:
             operations.rows(weight, torch.tensor([0, row]))
 
 
-IN_PANELS = ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K"]
+def places_of_scales(stored: StoredFormat) -> Sequence[int]:
+    """Where a row has a float16 that others are multiplied by."""
+    if isinstance(stored, GGUFFormat):
+        return SCALES[stored.name]
+    return [0] if stored.scale == "float16" else []
 
 
 def multiplied(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
@@ -125,45 +133,42 @@ def multiplied(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None)
 
 
 @pytest.mark.parametrize("outputs,units", [(16, 1), (33, 2), (64, 8), (100, 9), (150, 20), (48, 160), (1100, 1)])
-@pytest.mark.parametrize("name", IN_PANELS)
+@pytest.mark.parametrize("stored", IN_PANELS, ids=id_of)
 def test_blocks_are_multiplied_in_8_bits(
-    library: ctypes.CDLL, of_blocks: BlockPanels, name: str, outputs: int, units: int
+    library: ctypes.CDLL, of_blocks: BlockPanels, stored: StoredFormat, outputs: int, units: int
 ) -> None:
     """Whichever bytes they are, in batches of every size; a row has the same bits in each."""
-    format = GGUF_FORMATS[name]
-    units = units if format.numbers == 32 else -(-units // 8)
-    inner = format.numbers * units
-    drawn = random_blocks(format, outputs, units, seed=outputs)
-    hostile = drawn.clone()
+    inner = whole_numbers(stored, units * 32)
+    blocks = random_stored(stored, outputs, inner, seed=outputs)
+    hostile = blocks.clone()
     hostile[outputs // 3] = torch.arange(hostile.shape[1], dtype=torch.uint8) * 7 + 3
-    for place in SCALES[name]:
+    for place in places_of_scales(stored):
         hostile[outputs // 2, place : place + 2] = torch.tensor([0, [0x7C, 0x7E][units % 2]])  # inf, or nan
         hostile[outputs // 4, place : place + 2] = torch.tensor([1, 0])  # no normal number
     bias, x = random(outputs), random(210, inner + 6)[:, 3 : inner + 3]
     x[7], x[8], x[9, 5:] = 0, 1e-31, 1e30  # nothing; less than has a scale; large
-    for blocks, added in ((drawn, bias), (hostile, None)):
-        plain = gguf_blocks.dequantize(library, blocks, format, torch.float32)
-        in_panels = blocks.clone()
-        assert of_blocks.fit(in_panels, format, torch.bfloat16)
-        of_blocks.pack(in_panels)
+    for matrix, added in ((blocks, bias), (hostile, None)):
+        plain = plain_rows(library, matrix, stored, inner, torch.arange(outputs), torch.float32)
+        in_panels = matrix.clone()
+        assert of_blocks.fit(in_panels, stored, inner, torch.bfloat16)
+        of_blocks.pack(in_panels, stored, inner)
         ids = torch.randperm(outputs, generator=torch.Generator().manual_seed(outputs))[:9]
-        assert same(of_blocks.rows(in_panels, format, inner, ids, torch.bfloat16), plain[ids].bfloat16())
-        product = of_blocks.product(in_panels, format, inner, torch.bfloat16, added)
+        assert same(of_blocks.rows(in_panels, stored, inner, ids, torch.bfloat16), plain[ids].bfloat16())
+        product = of_blocks.product(in_panels, stored, inner, torch.bfloat16, added)
         got, (exact, room) = product(x), multiplied(x, plain.double(), added)
         numbers = exact.isfinite() & room.isfinite() & (exact.abs() < 1e38)
         assert numbers[:7, : outputs // 4].all() and ((got - exact).abs() <= room)[numbers].all()
         assert not got[:7][~exact[:7].isfinite()].isfinite().any()
-        for rows in (1, 2, 3, 4, 5, 6, 7, 8, 11, 12, 13, 14, 19, 32, 96, 191, 192, 193, 204, 205, 210):
-            assert same(product(x[:rows]), got[:rows]), rows
-            assert same(product(x[-rows:]), got[-rows:]), rows
+        for count in (1, 2, 3, 4, 5, 6, 7, 8, 11, 12, 13, 14, 19, 32, 96, 191, 192, 193, 204, 205, 210):
+            assert same(product(x[:count]), got[:count]), count
+            assert same(product(x[-count:]), got[-count:]), count
 
 
-@pytest.mark.parametrize("name", IN_PANELS)
-def test_what_is_no_number_stays_in_its_row_of_blocks(of_blocks: BlockPanels, name: str) -> None:
-    format = GGUF_FORMATS[name]
-    blocks, x = random_blocks(format, 40, 256 // format.numbers, seed=1), random(10, 256)
-    of_blocks.pack(blocks)
-    product = of_blocks.product(blocks, format, 256, torch.bfloat16)
+@pytest.mark.parametrize("stored", IN_PANELS, ids=id_of)
+def test_what_is_no_number_stays_in_its_row_of_blocks(of_blocks: BlockPanels, stored: StoredFormat) -> None:
+    blocks, x = random_stored(stored, 40, 256, seed=1), random(10, 256)
+    of_blocks.pack(blocks, stored, 256)
+    product = of_blocks.product(blocks, stored, 256, torch.bfloat16)
     expected = product(x)
     x[3, 5], x[7, 63], x[8, 255] = torch.nan, torch.inf, -torch.inf
     got = product(x)
@@ -173,16 +178,20 @@ def test_what_is_no_number_stays_in_its_row_of_blocks(of_blocks: BlockPanels, na
 
 
 def test_blocks_that_have_no_panel_are_not_packed(of_blocks: BlockPanels) -> None:
-    q8 = GGUF_FORMATS["Q8_0"]
-    blocks = random_blocks(q8, 64, 4, seed=1)
-    assert of_blocks.fit(blocks, q8, torch.bfloat16)
-    assert not of_blocks.fit(blocks, q8, torch.float32) and not of_blocks.fit(blocks[:15], q8, torch.bfloat16)
-    assert not of_blocks.fit(blocks[:, :68], q8, torch.bfloat16)
-    for format in GGUF_FORMATS.values():
-        if format.name not in IN_PANELS:
-            wide = random_blocks(format, 64, 2, seed=1)
-            assert not of_blocks.fit(wide, format, torch.bfloat16)
-    of_blocks.pack(blocks)
-    for row in (-1, 64):
-        with pytest.raises(IndexError, match="of 64"):
-            of_blocks.rows(blocks, q8, 128, torch.tensor([0, row]), torch.bfloat16)
+    q8, int8 = GGUF_FORMATS["Q8_0"], GroupFormat("int8", 0, "float32")
+    for stored in (q8, int8):
+        blocks = random_stored(stored, 64, 128, seed=1)
+        assert of_blocks.fit(blocks, stored, 128, torch.bfloat16)
+        assert not of_blocks.fit(blocks, stored, 128, torch.float32)
+        assert not of_blocks.fit(blocks[:15], stored, 128, torch.bfloat16)
+        assert not of_blocks.fit(blocks[:, :68], stored, 64, torch.bfloat16)
+        of_blocks.pack(blocks, stored, 128)
+        for row in (-1, 64):
+            with pytest.raises(IndexError, match="of 64"):
+                of_blocks.rows(blocks, stored, 128, torch.tensor([0, row]), torch.bfloat16)
+    others: list[StoredFormat] = [each for name, each in GGUF_FORMATS.items() if name not in GGUF_IN_PANELS]
+    others += [replace(int8, row_scale=True), replace(int8, group=48), replace(int8, scale="e8m0")]
+    others += [GroupFormat(code, 0, "float32") for code in CODES if code not in ("uint4", "uint8", "int8")]
+    for stored in others:
+        assert not of_blocks.fit(random_stored(stored, 64, 512, seed=1), stored, 512, torch.bfloat16), stored
+    assert not of_blocks.fit(random_stored(int8, 64, 100, seed=1), int8, 100, torch.bfloat16)

@@ -89,14 +89,16 @@ def test_nothing_strays(level: str, examples: str) -> None:
 _BITS = """
 import sys
 import torch
-from stoker_engine.architectures.stored_formats import GGUF_FORMATS
-from stoker_engine.kernels.native.gguf_panels import block_panels
+from stoker_engine.architectures.stored_formats import GGUF_FORMATS, GroupFormat
+from stoker_engine.kernels.native.block_panels import block_panels
 from stoker_engine.kernels.native.levels import usable_levels
 from stoker_engine.kernels.native.library import load
 from stoker_engine.kernels.native.linear import product
 from stoker_engine.kernels.native.panels import panels
 from tests.engine.gguf_random import random_blocks
+from tests.engine.kernels.group_random import random_groups
 
+IN_GROUPS = GroupFormat("uint8", 64, "float16", zero=True)
 kernels = load(next(level for level in usable_levels() if level.name == sys.argv[1]))
 of_numbers, of_blocks, results = panels(kernels), block_panels(kernels), []
 for seed in range(12):
@@ -110,9 +112,12 @@ for seed in range(12):
     results.append(product(kernels, weight)(x))
     of_numbers.pack(weight)
     results.append(of_numbers.product(weight)(x))
-    blocks = random_blocks(GGUF_FORMATS["Q4_1"], outputs, inner // 32, seed)
-    of_blocks.pack(blocks)
-    results.append(of_blocks.product(blocks, GGUF_FORMATS["Q4_1"], inner, torch.bfloat16)(x))
+    for stored, matrix in (
+        (GGUF_FORMATS["Q4_1"], random_blocks(GGUF_FORMATS["Q4_1"], outputs, inner // 32, seed)),
+        (IN_GROUPS, random_groups(IN_GROUPS, outputs, inner, seed).blocks),
+    ):
+        of_blocks.pack(matrix, stored, inner)
+        results.append(of_blocks.product(matrix, stored, inner, torch.bfloat16)(x))
 if hasattr(kernels, "amx_model_products"):
     assert kernels.amx_model_products() > 0, "it was not tiles that multiplied"
 torch.save(results, sys.argv[2])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -25,6 +25,7 @@ from stoker_engine.models.checkpoint import Checkpoint, find_checkpoint
 from stoker_engine.models.decoder import Decoder
 from stoker_engine.models.quantized_on_load import format_on_load
 from stoker_engine.parallel.ranks import Alone, Ranks
+from stoker_engine.quant.blocks import BlockMatrix
 from stoker_engine.quant.slot import Slot
 from stoker_engine.sizing.weight_sizes import weight_bytes
 
@@ -209,3 +210,31 @@ def test_no_number_is_no_weight(name: str, tensor: str, tmp_path: Path) -> None:
     theirs.save_pretrained(tmp_path)
     with pytest.raises(WeightsError, match=rf"{tensor} holds nan or infinity: the file is damaged"):
         _load(find_checkpoint(EngineArgs(model=str(tmp_path), quantization="int4")))
+
+
+@pytest.mark.parametrize("method", ["int8", "int4"])
+@pytest.mark.parametrize("name", ["llama", "llama biases", "phi3"])
+def test_matrices_in_panels(name: str, method: str, tmp_path: Path, paged_run: Any) -> None:
+    """Near what rows give that are multiplied as they lie; and the same bits however a prompt is cut into steps."""
+    kernels = select_kernels(CPU, torch.bfloat16)
+    if kernels.block_panels is None:
+        pytest.skip("this processor multiplies rows")
+    kind, options = gguf_models.MODELS[name]
+    gguf_models.tiny(kind, {**options, "hidden_size": 64, "intermediate_size": 96}).save_pretrained(tmp_path)
+    checkpoint = find_checkpoint(EngineArgs(model=str(tmp_path), quantization=method))
+    backend = attention_backend(CPU, served(torch.bfloat16))
+    models = [
+        checkpoint.load(Build(torch.bfloat16, backend, each, Alone()), CPU, 128)
+        for each in (kernels, replace(kernels, block_panels=None))
+    ]
+    packed, rows = ([each.is_packed for each in model.modules() if isinstance(each, BlockMatrix)] for model in models)
+    assert all(packed) and len(packed) >= 4 and not any(rows)
+    prompts = [[5, 100, 2, 77], list(range(2, 63))]
+    whole, parts, expected = (
+        paged_run(model, prompts, new_tokens=6, chunks=chunks, dtype=torch.bfloat16).sequences
+        for model, chunks in ((models[0], (64,)), (models[0], (1, 3, 7)), (models[1], (64,)))
+    )
+    for prompt, one, other, near in zip(prompts, whole, parts, expected, strict=True):
+        assert torch.equal(torch.stack(one.logits), torch.stack(other.logits))
+        got, exact = (torch.stack(sequence.logits[: len(prompt)]) for sequence in (one, near))
+        assert (got - exact).norm() <= 0.1 * exact.norm()

@@ -15,7 +15,7 @@ from stoker_engine.kernels.moe import block_experts, each_product, experts, wide
 from stoker_engine.kernels.native import blocks
 from stoker_engine.kernels.native.activation import activation, clamped_swiglu, kind_of
 from stoker_engine.kernels.native.argmax import argmax
-from stoker_engine.kernels.native.gguf_panels import block_panels
+from stoker_engine.kernels.native.block_panels import block_panels
 from stoker_engine.kernels.native.linear import product
 from stoker_engine.kernels.native.matrix import side_by_side
 from stoker_engine.kernels.native.panels import panels

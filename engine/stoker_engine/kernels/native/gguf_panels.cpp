@@ -5,7 +5,7 @@
 #include "gguf_small.h"
 #include "matrix.h"
 #include "rows.h"
-#include "tiled_gguf_panels.h"
+#include "tiled_coded_panels.h"
 
 #if defined(STOKER_PANELS)
 namespace {
@@ -15,13 +15,14 @@ template <class Rows, class Format>
 void multiply_panels_of(const BlockProduct& p, const Scattered* soon) {
   const bf16 *x = (const bf16*)p.x, *bias = (const bf16*)p.bias;
   const EightBits* rounded_x = rounded(x, p.x_stride, p.rows, p.inner, Format::ZERO, Format::STEP);
-  const panels::BlockPanels<Format> w{{rounded_x, bias, (bf16*)p.y, p.y_stride, p.inner}, (const uint16_t*)p.w};
+  using Packed = panels::PackedBlocks<Format>;
+  const panels::CodedPanels<Packed> w{{rounded_x, bias, (bf16*)p.y, p.y_stride, p.inner}, Packed::of(p.w, p.inner)};
   const Product<bf16, Blocks<bf16, Rows>> by_rows{x, p.x_stride, {p.w, p.w_stride, {}}, bias, (bf16*)p.y,
                                                   p.y_stride, p.rows, p.outputs, p.inner};
 #if defined(STOKER_AMX)
   // Where 16 numbers share a scale, half of a tile's words are in use, and twice as much is to be scaled: vectors are faster.
   if constexpr (Format::STEP == EightBits::NUMBERS)
-    return panels::share_out(by_rows, panels::TiledBlocks<Format>(w, p.rows), soon);
+    return panels::share_out(by_rows, panels::TiledCodes<Packed>(w, p.rows), soon);
 #endif
   panels::share_out(by_rows, w, soon);
 }

@@ -32,6 +32,12 @@ _ARGUMENTS = {
         *(_INT, _INT, _INT, _INT, _LONG),
         *(_INT, _POINTER, _LONG, _POINTER, _LONG, _LONG),
     ),
+    "stoker_has_group_panels": (*(_INT, _INT, _INT, _INT, _LONG), _LONG),
+    "stoker_pack_group_panels": (*(_INT, _INT, _INT, _INT, _LONG), *(_LONG, _POINTER, _LONG)),
+    "stoker_group_panel_rows": (
+        *(_INT, _INT, _INT, _INT, _LONG),
+        *(_LONG, _POINTER, _POINTER, _POINTER, _LONG, _LONG),
+    ),
     "stoker_argmax": (_INT, _POINTER, _LONG, _POINTER, _POINTER, _LONG, _LONG),
     "stoker_keep_allowed": (_POINTER, _LONG, _LONG, _POINTER, _POINTER, _LONG, _LONG),
     "stoker_attention": (_POINTER,),

@@ -18,6 +18,7 @@ void multiply(bool is_bf16, const Matrix& matrix, const Multiplied& by) {
     case Matrix::GGUF: return multiply_gguf(is_bf16, matrix, by);
     case Matrix::GGUF_PANELS: return multiply_gguf_panels(matrix, by);
     case Matrix::GROUPS: return multiply_groups(is_bf16, matrix, by);
+    case Matrix::GROUP_PANELS: return multiply_group_panels(matrix, by);
     case Matrix::BESIDE: return multiply_beside(is_bf16, matrix, by);
   }
 }

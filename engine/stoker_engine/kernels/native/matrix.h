@@ -2,9 +2,9 @@
 #pragma once
 
 struct Matrix {
-  enum Kind : long { ROWS, PANELS, GGUF, GGUF_PANELS, GROUPS, BESIDE };
+  enum Kind : long { ROWS, PANELS, GGUF, GGUF_PANELS, GROUPS, GROUP_PANELS, BESIDE };
   long kind;
-  // GGUF…: ggml's number of the type. GROUPS: code, scale, has zeros, has a row scale, numbers in a group. BESIDE: how many.
+  // GGUF…: ggml's number of the type. GROUP…: code, scale, has zeros, has a row scale, numbers in a group. BESIDE: how many.
   long format[5];
   const void* w;  // of BESIDE matrices, whose outputs lie side by side; it has no stride and bias of its own
   long stride;  // of rows: of ROWS in numbers, of others in bytes
@@ -31,3 +31,4 @@ void multiply_panels(const Matrix& matrix, const Multiplied& by);
 void multiply_gguf(bool is_bf16, const Matrix& matrix, const Multiplied& by);
 void multiply_gguf_panels(const Matrix& matrix, const Multiplied& by);
 void multiply_groups(bool is_bf16, const Matrix& matrix, const Multiplied& by);
+void multiply_group_panels(const Matrix& matrix, const Multiplied& by);

@@ -12,7 +12,7 @@ from stoker_engine.kernels import side_by_side as reference
 from stoker_engine.kernels.bundle import Operation
 
 #: matrix.h's Kind.
-ROWS, PANELS, GGUF, GGUF_PANELS, GROUPS, BESIDE = range(6)
+ROWS, PANELS, GGUF, GGUF_PANELS, GROUPS, GROUP_PANELS, BESIDE = range(7)
 
 _POINTER, _LONG = ctypes.c_void_p, ctypes.c_long
 _LONGEST_FORMAT: Final = 5

@@ -1,22 +1,22 @@
-// Products of many rows with GGUF's blocks in panels by Intel's tile unit. Codes of 32 numbers are a tile's columns, unpacked
-// once for a block of rows, and what they add up to with a row's codes is the integer that gguf_panels.h computes; it becomes
+// Products of many rows with codes in panels by Intel's tile unit. Codes of 32 numbers are a tile's columns, unpacked once for
+// a block of rows, and what they add up to with a row's codes is the integer that coded_panels.h computes; it becomes
 // a float, is scaled and added in the same order, so that bits are those of few rows.
 #pragma once
 
-#include "gguf_panels.h"
+#include "coded_panels.h"
 #include "tiles.h"
 
 #if defined(STOKER_AMX)
 namespace panels {
 
 // Of `share_out`; for a format whose scales are of 32 numbers.
-template <class Format>
-struct TiledBlocks : BlockPanels<Format> {
-  typedef BlockPanels<Format> Vectors;
-  using Vectors::bias, Vectors::inner, Vectors::panel_words, Vectors::w, Vectors::x, Vectors::y, Vectors::y_stride;
+template <class Packed>
+struct TiledCodes : CodedPanels<Packed> {
+  typedef CodedPanels<Packed> Vectors;
+  using Vectors::bias, Vectors::inner, Vectors::w, Vectors::x, Vectors::y, Vectors::y_stride;
   using Unit = TileUnit;
 
-  static_assert(Format::STEP == EightBits::NUMBERS);
+  static_assert(Packed::STEP == EightBits::NUMBERS);
   static constexpr long WORDS = EightBits::NUMBERS / 4;  // of a step
   static constexpr long BLOCK_BYTES = 512 * 1024;        // of rows of x, which stay in the second-level cache
 
@@ -27,7 +27,7 @@ struct TiledBlocks : BlockPanels<Format> {
   const Scales* scales = nullptr;  // [rows / TILE_ROWS][groups]
 
   // Valid until this thread makes another.
-  TiledBlocks(const Vectors& vectors, long rows) : Vectors(vectors) {
+  TiledCodes(const Vectors& vectors, long rows) : Vectors(vectors) {
     if (rows <= Vectors::STREAMED) return;
     static thread_local Memory memory;
     const long tiles = (rows + TILE_ROWS - 1) / TILE_ROWS;
@@ -57,12 +57,12 @@ struct TiledBlocks : BlockPanels<Format> {
   const Group* unpacked(long panel) const {
     thread_local Memory memory;
     Group* const found = (Group*)memory.of(groups() * sizeof(Group));
-    const Packed<Format, 1> from{w + panel * panel_words(), panel_words()};
+    const Packed from = w.from(panel);
     for (long group = 0; group < groups(); group++) {
       found[group].header = from.header(0, group, 0);
       with_each<WORDS>([&](auto four) {
-        const __m512i codes = _mm512_sub_epi8(from.codes(0, group, 0, four), _mm512_set1_epi8(Format::ZERO));
-        _mm512_store_si512(found[group].codes[Format::first(four) / 4], codes);
+        const __m512i codes = _mm512_sub_epi8(from.codes(0, group, 0, four), _mm512_set1_epi8(Packed::ZERO));
+        _mm512_store_si512(found[group].codes[Packed::first(four) / 4], codes);
       });
     }
     TileUnit::wrote(found);
@@ -92,7 +92,7 @@ struct TiledBlocks : BlockPanels<Format> {
         const __m512 product = _mm512_cvtepi32_ps(_mm512_load_si512(products[which].of[i]));
         __m512 sum = (__m512)sums[i];
         sum = _mm512_fmadd_ps(product, _mm512_mul_ps(header.scale, _mm512_set1_ps(own[group].scales[i])), sum);
-        if (Format::HAS_OFFSET) sum = _mm512_fmadd_ps(header.offset, _mm512_set1_ps(own[group].sums[i]), sum);
+        if (Packed::HAS_OFFSET) sum = _mm512_fmadd_ps(header.offset, _mm512_set1_ps(own[group].sums[i]), sum);
         sums[i] = (Vec)sum;
       });
     };
