@@ -24,10 +24,10 @@ def id_of(stored: StoredFormat) -> str:
     return stored.name if isinstance(stored, GGUFFormat) else name_of(stored)
 
 
-def whole_numbers(stored: StoredFormat, atleast: int) -> int:
+def whole_numbers(stored: StoredFormat, at_least: int) -> int:
     """Of a row that panels may have."""
     unit = stored.numbers if isinstance(stored, GGUFFormat) else 32
-    return -(-atleast // unit) * unit
+    return -(-at_least // unit) * unit
 
 
 def random_stored(stored: StoredFormat, outputs: int, inner: int, seed: int) -> torch.Tensor:

@@ -66,10 +66,7 @@ rows = st.integers(1, 40)
 widths = st.one_of(st.integers(1, 70), st.sampled_from([127, 128, 129, 255, 256, 257, 511, 576]))
 
 
-@pytest.fixture(
-    scope="module",
-    params=each_level(),
-)
+@pytest.fixture(scope="module", params=each_level())
 def kernels(request: pytest.FixtureRequest) -> ctypes.CDLL:
     """The kernels of one level."""
     return load(request.param)
