@@ -1,0 +1,34 @@
+"""Matrices whose columns are in the order of their groups (GPTQ's ``desc_act``), packed into panels."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from stoker_engine.architectures.stored_formats import GroupFormat
+from stoker_engine.kernels.select import select_kernels
+from stoker_engine.quant.blocks import BlockMatrix
+
+from ..kernels.group_random import random_groups
+
+
+def test_packed_and_as_it_lies() -> None:
+    """The same rows, and products that differ by what activations lose in 8 bits."""
+    kernels = select_kernels(torch.device("cpu"), torch.bfloat16)
+    if kernels.block_panels is None:
+        pytest.skip("this processor multiplies rows")
+    stored = GroupFormat("uint4", 64, "float16", zero=True, in_order_of="groups")
+    blocks, generator = random_groups(stored, 50, 256, seed=1).blocks, torch.Generator().manual_seed(2)
+    packed, plain = (BlockMatrix(blocks.clone(), stored, 256, torch.bfloat16, kernels) for _ in range(2))
+    order = torch.randperm(256, generator=generator).int()
+    for matrix in (packed, plain):
+        assert matrix.columns is not None
+        matrix.columns.data.copy_(order)
+    products = packed.product(), plain.product()
+    packed.pack()
+    assert packed.is_packed and not plain.is_packed
+    rows = torch.tensor([0, 7, 47, 49])
+    assert torch.equal(packed.lookup(rows), plain.lookup(rows))
+    x = torch.randn(9, 256, generator=generator).bfloat16()
+    got, wanted = (product(x).float() for product in products)
+    assert (got - wanted).norm() <= 0.02 * wanted.norm()
