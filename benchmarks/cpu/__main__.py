@@ -4,9 +4,9 @@
     make bench-quick
 
 Every engine loads the same weights and gets the same token ids, greedily, with the end of a text ignored. All compute
-in bfloat16, but that of quantized weights (models *-q8_0, *-q4_k_m) others round activations to 8 bits. Each has an
-environment of its own in the cache folder ($STOKER_BENCH_CACHE, else ~/.cache/stoker-bench), installed when first used.
-An engine that cannot be installed or fails is named with the cause, and the rest goes on.
+in bfloat16, but that of quantized weights (models *-q8_0, *-q4_k_m, *-w8a8) others round activations to 8 bits. Each
+has an environment of its own in the cache folder ($STOKER_BENCH_CACHE, else ~/.cache/stoker-bench), installed when
+first used. An engine that cannot be installed or fails is named with the cause, and the rest goes on.
 """
 
 from __future__ import annotations

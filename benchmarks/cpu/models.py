@@ -1,14 +1,17 @@
 """The models: folders in Hugging Face's format with bfloat16 weights, so that every engine starts from the same, and
-GGUF files made of them. Other engines' environments import this file: it needs no more than Python to be imported."""
+GGUF files and quantized folders made of them. Other engines' environments import this file: it needs no more than
+Python to be imported."""
 
 from __future__ import annotations
 
 import json
+import math
 import shutil
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from cpu.environments import CannotRunError, Step, once
 
@@ -18,11 +21,12 @@ SHAPES: Final = {
     "gemma": "Gemma 3 270M, the demo model's weights",
 }
 
-#: llama.cpp's name for a way to store weights → what it is, and OpenVINO's that is nearest.
+#: llama.cpp's name for a way to store weights, or compressed-tensors' → what it is, and OpenVINO's that is nearest.
 WEIGHTS: Final = {
     "bf16": "bfloat16",
     "q8_0": "8 bits (GGUF's Q8_0; OpenVINO's int8)",
     "q4_k_m": "4 bits for the most part (GGUF's Q4_K_M; OpenVINO's int4)",
+    "w8a8": "8 bits by rows (compressed-tensors' W8A8; OpenVINO's int8)",
 }
 
 #: Name → what it is: ``A``, ``A-q8_0``.
@@ -41,7 +45,7 @@ class Model:
     head: parameters that only those tokens go through from which another is drawn: the matrix that gives the logits.
     weight_bytes: what a step reads of them at least.
     context: tokens that it was made for.
-    file: the GGUF file of quantized weights.
+    file: the GGUF file of quantized weights, or their folder.
     """
 
     name: str
@@ -61,7 +65,7 @@ class Model:
         """The folder, for an `engine` that loads nothing else. Raises `CannotRunError` of quantized weights."""
         if self.file is None:
             return self.folder
-        raise CannotRunError(f"{engine} does not load GGUF files on CPUs")
+        raise CannotRunError(f"{engine} was not tried with quantized weights on CPUs")
 
 
 def prepare(name: str, cache: Path) -> Model:
@@ -80,25 +84,41 @@ def prepare(name: str, cache: Path) -> Model:
     context = json.loads((folder / "config.json").read_text())["max_position_embeddings"]
     if not weights:
         return Model(name, folder, body, head, 2 * (body + head), context)
+    if weights == "w8a8":
+
+        def quantize(target: Path, step: Step) -> None:
+            command = [sys.executable, "-m", "stoker", "quantize", str(folder), "--to", "W8A8"]
+            step(f"model {shape} in W8A8", [*command, "--output", str(target / "model")])
+
+        quantized = once(cache / "models" / name, "W8A8", quantize) / "model"
+        read = sum(parameters(quantized, bytes_of))
+        return Model(name, folder, body, head, read, context, quantized)
     from cpu.gguf import gguf_file
 
     file = gguf_file(shape, weights, folder, cache)
     return Model(name, folder, body, head, bytes_read(file), context, file)
 
 
-def parameters(folder: Path) -> tuple[int, int]:
+def count_of(tensor: dict[str, Any]) -> int:
+    """How many numbers a tensor of a safetensors file has."""
+    return math.prod(tensor["shape"])
+
+
+def bytes_of(tensor: dict[str, Any]) -> int:
+    """Bytes of a tensor of a safetensors file."""
+    begin, end = tensor["data_offsets"]
+    return int(end - begin)
+
+
+def parameters(folder: Path, size_of: Callable[[dict[str, Any]], int] = count_of) -> tuple[int, int]:
     """Of a folder's weights those of the body and those of the head; an embedding that is no head is neither, as only
     single rows of it are read."""
-    sizes = {}
+    sizes: dict[str, int] = {}
     for file in folder.glob("*.safetensors"):
         with file.open("rb") as read:
             header = json.loads(read.read(int.from_bytes(read.read(8), "little")))
         header.pop("__metadata__", None)
-        for name, tensor in header.items():
-            size = 1
-            for extent in tensor["shape"]:
-                size *= extent
-            sizes[name] = size
+        sizes |= {name: size_of(tensor) for name, tensor in header.items()}
     embedding = sum(sizes.pop(name) for name in [*sizes] if name.endswith("embed_tokens.weight"))
     head = sum(sizes.pop(name) for name in [*sizes] if name.endswith("lm_head.weight"))
     return sum(sizes.values()), head or embedding

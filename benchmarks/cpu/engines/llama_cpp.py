@@ -24,6 +24,8 @@ name = "llama.cpp"
 
 def start(model: Model, room: Room, cache: Path) -> Running:
     """See `Engine.start`."""
+    if model.weights == "w8a8":
+        raise CannotRunError("llama.cpp loads GGUF files alone")
     file = model.file or gguf_file(model.name, "bf16", model.folder, cache)
     return Server(build(cache), file, room, cache / "logs" / f"{name}-{model.name}.log")
 

@@ -25,6 +25,7 @@ FORMATS = {
     "bf16": ["--weight-format", "fp16"],
     "q8_0": ["--weight-format", "int8"],
     "q4_k_m": ["--weight-format", "int4", "--group-size", "64"],
+    "w8a8": ["--weight-format", "int8"],
 }
 CONVERTS = ["optimum-intel[openvino]==2.2.0", "transformers==5.0.0", "huggingface_hub<1.4", "datasets<5"]
 

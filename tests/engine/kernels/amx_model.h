@@ -3,7 +3,7 @@
 //   -D__AMX_BF16__ -include amx_model.h
 //
 // and compute what their tiles would. It follows the operations that Intel's Software Developer's Manual writes out for
-// LDTILECFG, TILELOADD, TILESTORED, TDPBF16PS and TDPBSSD. What a processor faults at, ends the process.
+// LDTILECFG, TILELOADD, TILESTORED, TDPBF16PS, TDPBSSD and TDPBUSD. What a processor faults at, ends the process.
 #pragma once
 
 #include <cmath>
@@ -114,15 +114,18 @@ inline void multiply(int to, int a, int b) {
   }
 }
 
+// `Left` is what bytes of the left tile are.
+template <class Left>
 inline void multiply_bytes(int to, int a, int b) {
   require_fit(to, a, b);
   const Unit::Config& config = unit.config;
-  const auto code = [](int tile, int row, int place) { return ((const int8_t*)unit.tiles[tile][row])[place]; };
+  const auto left = [a](int row, int place) { return ((const Left*)unit.tiles[a][row])[place]; };
+  const auto right = [b](int row, int place) { return ((const int8_t*)unit.tiles[b][row])[place]; };
   for (int row = 0; row < config.rows[to]; row++)
     for (int n = 0; n < config.bytes[to] / 4; n++) {
       int32_t sum;
       memcpy(&sum, &unit.tiles[to][row][n], sizeof sum);
-      for (int k = 0; k < config.bytes[a]; k++) sum += code(a, row, k) * code(b, k / 4, 4 * n + k % 4);
+      for (int k = 0; k < config.bytes[a]; k++) sum += left(row, k) * right(k / 4, 4 * n + k % 4);
       memcpy(&unit.tiles[to][row][n], &sum, sizeof sum);
     }
 }
@@ -137,11 +140,13 @@ extern "C" __attribute__((weak)) long amx_model_products() { return amx_model::p
 #undef _tile_zero
 #undef _tile_dpbf16ps
 #undef _tile_dpbssd
+#undef _tile_dpbusd
 #define _tile_loadconfig amx_model::load_config
 #define _tile_release amx_model::release
 #define _tile_zero amx_model::zero
 #define _tile_loadd amx_model::load
 #define _tile_stored amx_model::put
 #define _tile_dpbf16ps amx_model::multiply
-#define _tile_dpbssd amx_model::multiply_bytes
+#define _tile_dpbssd amx_model::multiply_bytes<int8_t>
+#define _tile_dpbusd amx_model::multiply_bytes<uint8_t>
 #define syscall(...) 0  // the system gives leave to use tiles

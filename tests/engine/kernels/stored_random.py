@@ -13,8 +13,10 @@ GGUF_IN_PANELS = ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K"
 #: Each kind of codes, with zero points and without; each kind of scale; groups of a unit, of several, of a row.
 GROUPS_IN_PANELS = [
     GroupFormat("uint4", 128, "float16", zero=True), GroupFormat("uint4", 32, "bfloat16"),
-    GroupFormat("uint4", 0, "float32", zero=True), GroupFormat("uint8", 96, "float16", zero=True),
-    GroupFormat("uint8", 64, "float32"), GroupFormat("int8", 0, "float32"), GroupFormat("int8", 64, "float16"),
+    GroupFormat("uint4", 0, "float32", zero=True), GroupFormat("uint4", 96, "float32", zero=True),
+    GroupFormat("uint8", 96, "float16", zero=True), GroupFormat("uint8", 64, "float32"),
+    GroupFormat("uint8", 256, "bfloat16", zero=True), GroupFormat("int8", 0, "float32"),
+    GroupFormat("int8", 32, "float16"), GroupFormat("int8", 64, "float16"), GroupFormat("int8", 320, "float16"),
 ]  # fmt: skip
 IN_PANELS: list[StoredFormat] = [*(GGUF_FORMATS[name] for name in GGUF_IN_PANELS), *GROUPS_IN_PANELS]
 

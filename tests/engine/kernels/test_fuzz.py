@@ -23,7 +23,7 @@ from stoker_engine.attention.native import NativeBackend
 from stoker_engine.contract.names import KV_CACHE_DTYPES
 from stoker_engine.kernels import activation as kernels_activation
 from stoker_engine.kernels import rotary
-from stoker_engine.kernels.eight_bits import in_eight_bits
+from stoker_engine.kernels.eight_bits import block_of, in_eight_bits
 from stoker_engine.kernels.native import activation as native_activation
 from stoker_engine.kernels.native import gguf_blocks, group_blocks
 from stoker_engine.kernels.native import rotary as native_rotary
@@ -174,7 +174,7 @@ def test_block_panels(
     found = of_blocks.rows(blocks, stored, inner, torch.arange(outputs), torch.bfloat16)
     assert torch.equal(found, plain.bfloat16())
     got = of_blocks.product(blocks, stored, inner, torch.bfloat16, bias)(x)
-    rounded = in_eight_bits(x)
+    rounded = in_eight_bits(x, block_of(stored, inner))
     exact = rounded @ plain[:whole].double().T + (0 if bias is None else bias[:whole].double())
     summed = rounded.abs() @ plain[:whole].double().abs().T
     assert ((got[:, :whole] - exact).abs() <= exact.abs() * 2**-8 + summed * 2**-19).all()

@@ -11,7 +11,7 @@ import torch
 
 from stoker_engine.architectures.stored_formats import GGUF_FORMATS, GGUFFormat, GroupFormat, StoredFormat
 from stoker_engine.kernels.bundle import BlockPanels, Panels
-from stoker_engine.kernels.eight_bits import in_eight_bits
+from stoker_engine.kernels.eight_bits import block_of, in_eight_bits
 from stoker_engine.kernels.native.block_panels import block_panels
 from stoker_engine.kernels.native.blocks import rows as plain_rows
 from stoker_engine.kernels.native.library import load
@@ -122,11 +122,15 @@ def places_of_scales(stored: StoredFormat) -> Sequence[int]:
     return [0] if stored.scale == "float16" else []
 
 
-def multiplied(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
-    """x in 8 bits by the whole panels of numbers [outputs, inner], and x itself by the rest; and how far results may be
-    from it: sums are float32, and results and what lies beyond the panels are rounded to bfloat16."""
+def multiplied(
+    x: torch.Tensor, block: int, weight: torch.Tensor, bias: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """x in 8 bits, in blocks of so many, by the whole panels of numbers [outputs, inner], and x itself by the rest; and
+    how far results may be from it: sums are float32, and results and what lies beyond the panels are rounded to
+    bfloat16."""
     whole = len(weight) // PANEL * PANEL
-    exact = torch.cat((in_eight_bits(x) @ weight[:whole].T, x.double() @ weight[whole:].bfloat16().double().T), dim=1)
+    rest = x.double() @ weight[whole:].bfloat16().double().T
+    exact = torch.cat((in_eight_bits(x, block) @ weight[:whole].T, rest), dim=1)
     summed = x.double().abs() @ weight.abs().T
     exact += 0 if bias is None else bias.double()
     return exact, exact.abs() * 2**-8 + summed * 2**-19
@@ -155,8 +159,8 @@ def test_blocks_are_multiplied_in_8_bits(
         ids = torch.randperm(outputs, generator=torch.Generator().manual_seed(outputs))[:9]
         assert same(of_blocks.rows(in_panels, stored, inner, ids, torch.bfloat16), plain[ids].bfloat16())
         product = of_blocks.product(in_panels, stored, inner, torch.bfloat16, added)
-        got, (exact, room) = product(x), multiplied(x, plain.double(), added)
-        numbers = exact.isfinite() & room.isfinite() & (exact.abs() < 1e38)
+        got, (exact, room) = product(x), multiplied(x, block_of(stored, inner), plain.double(), added)
+        numbers = room < 1e38 * 2**-19  # so that sums on the way are finite
         assert numbers[:7, : outputs // 4].all() and ((got - exact).abs() <= room)[numbers].all()
         assert not got[:7][~exact[:7].isfinite()].isfinite().any()
         for count in (1, 2, 3, 4, 5, 6, 7, 8, 11, 12, 13, 14, 19, 32, 96, 191, 192, 193, 204, 205, 210):

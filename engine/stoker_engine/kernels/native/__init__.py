@@ -2,6 +2,7 @@
 
     linear.cpp  attention.cpp  rms_norm.cpp  …     what is computed; no torch in it, only pointers and strides
     product.h  panels.h                            products with rows of a weight as they are, and with packed ones
+    coded_panels.h  eight_bits.h                   packed ones of integers, by x in 8 bits
     tiled_product.h  tiled_panels.h  …             the same by Intel's tile unit
     matrix.cpp                                     a weight of any kind, and the product with it
     layer.cpp                                      a decoder's layer in one call, of the functions of the others

@@ -1,7 +1,13 @@
 // Rows of bfloat16 rounded to 8 bits, 32 numbers by a scale of their own, to be multiplied with small integers exactly:
 // a number is about code × scale, where the largest of its 32 has the code 127 or −127. What is no number, or infinite,
 // makes its row's products so.
+//
+// Where up to 256 numbers of what is multiplied with share a scale, so do as many of x, a block: a number is about
+// code × factor × scale, its 32 having a factor from 1 to 255. So integers add up over a block, and rounding to 8 bits is
+// what it is for 32 alone, but for the factor's own. Code × factor is an integer of 16 bits.
 #pragma once
+
+#include <cmath>
 
 #include "memory.h"
 #include "rows.h"
@@ -15,7 +21,10 @@ struct EightBits {
 
   int8_t codes[NUMBERS];
   int32_t starts[2];  // −`zero` × the sum of the codes of so many as share a scale with `zero`: of all, or of each half
-  float scale, sum;   // sum: scale × the sum of codes
+  float scale, sum;   // sum: scale × the sum of codes; both of a whole block, if it is of more than 32
+
+  int32_t& factor() { return starts[1]; }  // of blocks of more than 32, where `starts` is one number
+  int32_t factor() const { return starts[1]; }
 };
 
 // The largest of 32 numbers, without its sign; what is no number is the largest of all.
@@ -29,35 +38,75 @@ inline float largest_of(__m512i numbers) {
   return to_float(largest);
 }
 
+// Rounds 32 numbers; returns the sums of the codes of each half.
+struct Halves {
+  int32_t one, other;
+};
+inline Halves round_unit(__m512i numbers, float inverse_scale, EightBits* to) {
+  const __m512 inverse = _mm512_set1_ps(inverse_scale);
+  const auto half = [&](__m256i words) {
+    const __m512 floats = (__m512)_mm512_slli_epi32(_mm512_cvtepu16_epi32(words), 16);
+    // What is no number becomes the least code, as where codes are stored, so that sums are theirs.
+    return _mm512_max_epi32(_mm512_cvtps_epi32(_mm512_mul_ps(floats, inverse)), _mm512_set1_epi32(-128));
+  };
+  const __m512i first = half(_mm512_castsi512_si256(numbers)), last = half(_mm512_extracti64x4_epi64(numbers, 1));
+  _mm_storeu_si128((__m128i*)to->codes, _mm512_cvtsepi32_epi8(first));
+  _mm_storeu_si128((__m128i*)(to->codes + 16), _mm512_cvtsepi32_epi8(last));
+  return {_mm512_reduce_add_epi32(first), _mm512_reduce_add_epi32(last)};
+}
+
+// Where the largest number is below it, all become 0: its inverse would be infinite.
+constexpr float LEAST_ROUNDED = 1e-30f;
+
 // `zero` is the code of what is multiplied with that means 0; `step` of its numbers, 16 or 32, share a scale.
 inline void round_row(const bf16* from, long inner, int zero, long step, EightBits* to) {
   for (long k = 0; k < inner; k += EightBits::NUMBERS, to++) {
     const __m512i numbers = _mm512_loadu_si512(from + k);
     const float largest = largest_of(numbers);
-    // What is that small becomes 0: its inverse would be infinite.
-    const __m512 inverse = _mm512_set1_ps(largest < 1e-30f ? 0.0f : 127.0f / largest);
-    const auto half = [&](__m256i words) {
-      const __m512 floats = (__m512)_mm512_slli_epi32(_mm512_cvtepu16_epi32(words), 16);
-      // What is no number becomes the least code, as where codes are stored, so that sums are theirs.
-      return _mm512_max_epi32(_mm512_cvtps_epi32(_mm512_mul_ps(floats, inverse)), _mm512_set1_epi32(-128));
-    };
-    const __m512i first = half(_mm512_castsi512_si256(numbers)), last = half(_mm512_extracti64x4_epi64(numbers, 1));
-    _mm_storeu_si128((__m128i*)to->codes, _mm512_cvtsepi32_epi8(first));
-    _mm_storeu_si128((__m128i*)(to->codes + 16), _mm512_cvtsepi32_epi8(last));
-    const int32_t one = _mm512_reduce_add_epi32(first), other = _mm512_reduce_add_epi32(last);
+    const auto [one, other] = round_unit(numbers, largest < LEAST_ROUNDED ? 0.0f : 127.0f / largest, to);
     to->starts[0] = -zero * (step == 16 ? one : one + other), to->starts[1] = -zero * other;
     to->scale = largest / 127.0f;
     to->sum = to->scale * (float)(one + other);
   }
 }
 
+// Likewise in blocks of `block` numbers, a multiple of 32 and at most 256, the last one of what is left.
+inline void round_row_in_blocks(const bf16* from, long inner, int zero, long block, EightBits* to) {
+  constexpr float MOST = 255;  // of factors
+  for (long k = 0; k < inner; k += block) {
+    const long units = std::min(block, inner - k) / EightBits::NUMBERS;
+    float of_units[256 / EightBits::NUMBERS], largest = 0;
+    for (long unit = 0; unit < units; unit++) {
+      of_units[unit] = largest_of(_mm512_loadu_si512(from + k + unit * EightBits::NUMBERS));
+      if (largest == largest && !(of_units[unit] <= largest)) largest = of_units[unit];  // what is no number stays
+    }
+    const float scale = largest / (127.0f * MOST), factors = MOST / largest;
+    int32_t sum = 0;
+    for (long unit = 0; unit < units; unit++) {
+      EightBits& own = to[unit];
+      own.factor() = (int32_t)std::ceil(std::min(std::max(1.0f, of_units[unit] * factors), MOST));  // 1 for no number
+      const float inverse = largest < LEAST_ROUNDED ? 0.0f : 1.0f / (scale * (float)own.factor());
+      const auto [one, other] = round_unit(_mm512_loadu_si512(from + k + unit * EightBits::NUMBERS), inverse, &own);
+      own.starts[0] = -zero * (one + other);
+      sum += own.factor() * (one + other);
+    }
+    for (long unit = 0; unit < units; unit++) to[unit].scale = scale, to[unit].sum = scale * (float)sum;
+    to += units;
+  }
+}
+
 // x [rows, inner], rows `stride` apart, `inner` a multiple of 32 → [rows][inner / 32], until this thread calls it again.
-inline const EightBits* rounded(const bf16* x, long stride, long rows, long inner, int zero, long step) {
+inline const EightBits* rounded(const bf16* x, long stride, long rows, long inner, int zero, long step,
+                                long block = EightBits::NUMBERS) {
   static thread_local Memory memory;
   const long groups = inner / EightBits::NUMBERS;
   EightBits* const found = (EightBits*)memory.of(rows * groups * sizeof(EightBits));
-  parallel_for(rows * inner >= WORTH_SHARING, rows,
-               [=](long m) { round_row(x + m * stride, inner, zero, step, found + m * groups); });
+  parallel_for(rows * inner >= WORTH_SHARING, rows, [=](long m) {
+    if (block == EightBits::NUMBERS)
+      round_row(x + m * stride, inner, zero, step, found + m * groups);
+    else
+      round_row_in_blocks(x + m * stride, inner, zero, block, found + m * groups);
+  });
   return found;
 }
 

@@ -150,19 +150,19 @@ struct Q6_K {
 
 // Panels of one format, as they lie in memory.
 template <class Format>
-struct PackedBlocks {
-  static constexpr long STEP = Format::STEP;
+struct PackedBlocks : KindOf<Format::STEP, Format::HAS_OFFSET> {
+  using Kind = KindOf<Format::STEP, Format::HAS_OFFSET>;
   static constexpr int ZERO = Format::ZERO;
-  static constexpr bool HAS_OFFSET = Format::HAS_OFFSET;
+  static constexpr long block_size = EightBits::NUMBERS;
 
   const uint16_t* at;
   long words;  // from a panel to the next
 
   static PackedBlocks of(const void* w, long inner) {
-    return {(const uint16_t*)w, inner / Format::NUMBERS * Format::WORDS * PANEL};
+    return {{}, (const uint16_t*)w, inner / Format::NUMBERS * Format::WORDS * PANEL};
   }
   const char* begin(long panel) const { return (const char*)(at + panel * words); }
-  PackedBlocks from(long panel) const { return {at + panel * words, words}; }
+  PackedBlocks from(long panel) const { return {{}, at + panel * words, words}; }
 
   const uint16_t* block(long j, long group) const {
     return at + j * words + group * EightBits::NUMBERS / Format::NUMBERS * Format::WORDS * PANEL;

@@ -2,6 +2,7 @@
 #include "group_panels.h"
 
 #include "tiled_coded_panels.h"
+#include "tiled_digits.h"
 
 #if defined(STOKER_PANELS)
 namespace {
@@ -14,20 +15,31 @@ bool has_panels(const Layout& layout) {
   return integers && layout.scale_bytes() > 1 && !layout.has_row_scale && layout.inner % UNIT == 0 && one_group_a_unit;
 }
 
-// W's rows beyond the last whole panel are `Rows`.
-template <class Rows, class Codes, bool ZERO_POINTS>
-void multiply_panels_of(const Matrix& m, const Multiplied& by, const Layout& layout) {
-  using Packed = panels::PackedGroups<Codes, ZERO_POINTS>;
+template <class Packed, class Rows>
+void multiply_packed(const Matrix& m, const Multiplied& by, const Layout& layout) {
   const bf16 *x = (const bf16*)by.x, *bias = (const bf16*)m.bias;
-  const EightBits* rounded_x = rounded(x, by.x_stride, by.rows, m.inner, Packed::ZERO, Packed::STEP);
-  const panels::CodedPanels<Packed> w{{rounded_x, bias, (bf16*)by.y, by.y_stride, m.inner}, Packed(m.w, layout)};
+  const Packed packed(m.w, layout);
+  const EightBits* rounded_x = rounded(x, by.x_stride, by.rows, m.inner, Packed::ZERO, Packed::STEP, packed.block_size);
+  const panels::CodedPanels<Packed> w{{rounded_x, bias, (bf16*)by.y, by.y_stride, m.inner}, packed};
   const Product<bf16, groups::Groups<bf16, Rows>> by_rows{
       x, by.x_stride, {(const uint8_t*)m.w, m.stride, layout}, bias, (bf16*)by.y, by.y_stride, by.rows, m.outputs, m.inner};
 #if defined(STOKER_AMX)
-  panels::share_out(by_rows, panels::TiledCodes<Packed>(w, by.rows), by.soon);
+  using Tiled = std::conditional_t<Packed::IN_BLOCKS, panels::TiledDigits<Packed>, panels::TiledCodes<Packed>>;
+  panels::share_out(by_rows, Tiled(w, by.rows), by.soon);
 #else
   panels::share_out(by_rows, w, by.soon);
 #endif
+}
+
+// W's rows beyond the last whole panel are `Rows`.
+template <class Rows, class Codes>
+void multiply_panels_of(const Matrix& m, const Multiplied& by, const Layout& layout) {
+  if (panels::block_of(layout) > EightBits::NUMBERS)  // an offset of each block costs nothing to speak of
+    multiply_packed<panels::PackedGroups<Codes, true, true>, Rows>(m, by, layout);
+  else if (layout.has_zeros)
+    multiply_packed<panels::PackedGroups<Codes, true, false>, Rows>(m, by, layout);
+  else
+    multiply_packed<panels::PackedGroups<Codes, false, false>, Rows>(m, by, layout);
 }
 
 // Calls `run` with what lies side by side of a row: where it begins, in how many parts, and the bytes of one.
@@ -47,13 +59,9 @@ extern "C" int stoker_has_group_panels(int code, int scale, int has_zeros, int h
 void multiply_group_panels(const Matrix& m, const Multiplied& by) {
   const Layout layout(m);
   switch (layout.code) {
-    case groups::UINT4:
-      return (layout.has_zeros ? multiply_panels_of<Looked<bf16, 4, false>, panels::GroupsOf4Bits, true>
-                               : multiply_panels_of<Looked<bf16, 4, false>, panels::GroupsOf4Bits, false>)(m, by, layout);
-    case groups::UINT8:
-      return (layout.has_zeros ? multiply_panels_of<UInt8<bf16>, panels::GroupsOf8Bits, true>
-                               : multiply_panels_of<UInt8<bf16>, panels::GroupsOf8Bits, false>)(m, by, layout);
-    default: return multiply_panels_of<Int8<bf16>, panels::GroupsOfSigned8Bits, false>(m, by, layout);
+    case groups::UINT4: return multiply_panels_of<Looked<bf16, 4, false>, panels::GroupsOf4Bits>(m, by, layout);
+    case groups::UINT8: return multiply_panels_of<UInt8<bf16>, panels::GroupsOf8Bits>(m, by, layout);
+    default: return multiply_panels_of<Int8<bf16>, panels::GroupsOf8Bits>(m, by, layout);
   }
 }
 

@@ -14,7 +14,8 @@ namespace panels {
 struct GroupsOf4Bits {
   static constexpr int ZERO = 8, BYTES = 16;
   static constexpr int first(int i) { return i % 2 * 16 + i / 2 * 4; }
-  static __m512i codes(const uint8_t* unit, int i) {
+  explicit GroupsOf4Bits(const groups::Layout&) {}
+  __m512i codes(const uint8_t* unit, int i) const {
     return four_bits(_mm512_loadu_si512(unit + i / 2 * 4 * PANEL), i % 2);
   }
 };
@@ -22,32 +23,37 @@ struct GroupsOf4Bits {
 struct GroupsOf8Bits {
   static constexpr int ZERO = 128, BYTES = 32;
   static constexpr int first(int i) { return i * 4; }
-  static __m512i codes(const uint8_t* unit, int i) { return _mm512_loadu_si512(unit + i * 4 * PANEL); }
+  __m512i sign;  // makes signed bytes larger by ZERO
+  explicit GroupsOf8Bits(const groups::Layout& layout) : sign(_mm512_set1_epi8(layout.code == groups::INT8 ? -128 : 0)) {}
+  __m512i codes(const uint8_t* unit, int i) const { return _mm512_xor_si512(_mm512_loadu_si512(unit + i * 4 * PANEL), sign); }
 };
 
-struct GroupsOfSigned8Bits : GroupsOf8Bits {
-  static __m512i codes(const uint8_t* unit, int i) {
-    return _mm512_xor_si512(GroupsOf8Bits::codes(unit, i), _mm512_set1_epi8(-128));
-  }
-};
+// How many numbers that share a scale are multiplied with as many of x that do: as many as a block may have and divide a group.
+inline long block_of(const groups::Layout& layout) {
+  for (long block : {256, 128})  // of 64, scaling them costs what adding them up saves
+    if (layout.groups == 1 || layout.group % block == 0) return block;
+  return EightBits::NUMBERS;
+}
 
-// Panels of one kind of codes, as they lie in memory.
-template <class Codes, bool ZERO_POINTS>
-struct PackedGroups {
-  static constexpr long STEP = EightBits::NUMBERS;
+// Panels of one kind of codes, as they lie in memory. OFFSET: there may be zero points.
+template <class Codes, bool OFFSET, bool BLOCKS>
+struct PackedGroups : KindOf<EightBits::NUMBERS, OFFSET, BLOCKS, Codes::BYTES < EightBits::NUMBERS> {
+  using Kind = KindOf<EightBits::NUMBERS, OFFSET, BLOCKS, Codes::BYTES < EightBits::NUMBERS>;
   static constexpr int ZERO = Codes::ZERO;
-  static constexpr bool HAS_OFFSET = ZERO_POINTS;
 
+  Codes kind;
   const uint8_t* at;
+  long block_size;
   long bytes;                    // from a panel to the next
   int scale;                     // what kind
+  bool has_zeros;
   long scale_bytes;              // of a group's rows
   long zeros_at, codes_at;       // behind the beginning of a panel
   uint64_t groups_in_a_unit;     // a fraction of 2^32, rounded up
 
   PackedGroups(const void* w, const groups::Layout& layout)
-      : at((const uint8_t*)w), bytes(layout.bytes() * PANEL), scale(layout.scale), scale_bytes(layout.scale_bytes() * PANEL),
-        zeros_at(layout.zeros() * PANEL), codes_at(layout.codes() * PANEL),
+      : kind(layout), at((const uint8_t*)w), block_size(block_of(layout)), bytes(layout.bytes() * PANEL), scale(layout.scale),
+        has_zeros(layout.has_zeros), scale_bytes(layout.scale_bytes() * PANEL), zeros_at(layout.zeros() * PANEL), codes_at(layout.codes() * PANEL),
         groups_in_a_unit(((1ull << 32) * EightBits::NUMBERS + layout.group - 1) / layout.group) {}
 
   const char* begin(long panel) const { return (const char*)(at + panel * bytes); }
@@ -67,12 +73,12 @@ struct PackedGroups {
       scales = _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)from));
     else
       scales = (__m512)_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)from)), 16);
-    if (!ZERO_POINTS) return {scales, _mm512_setzero_ps()};
+    if (!OFFSET || !has_zeros) return {scales, _mm512_setzero_ps()};
     const __m512i zeros = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)(panel + zeros_at + group * PANEL)));
     return {scales, _mm512_cvtepi32_ps(_mm512_sub_epi32(_mm512_set1_epi32(ZERO), zeros)) * scales};
   }
   __m512i codes(long j, long unit, int, int four) const {
-    return Codes::codes(at + j * bytes + codes_at + unit * Codes::BYTES * PANEL, four);
+    return kind.codes(at + j * bytes + codes_at + unit * Codes::BYTES * PANEL, four);
   }
   static constexpr int first(int four) { return Codes::first(four); }
 };

@@ -116,4 +116,31 @@ inline void multiply_codes(const void* rows, long row_stride, const void* column
   }
 }
 
+// Integers of 16 bits by signed bytes, over `steps` of 64 inner numbers each: their upper, signed bytes and their lower ones,
+// [steps][2][16][64], by N panels' codes, [steps][16][16][4] each, into [2][N], [16][16] each: of upper bytes first. Calls
+// `meanwhile` at each step.
+template <int N, class Meanwhile>
+inline void multiply_digits(const int8_t* digits, const int8_t* const* columns, long steps, int32_t* to, Meanwhile meanwhile) {
+  constexpr long TILE = TILE_ROWS * 64;
+  clear_sums<2, N>();
+  for (long step = 0; step < steps; step++) {
+    meanwhile();
+    _tile_loadd(4, columns[0] + step * TILE, 64);
+    _tile_loadd(6, digits + 2 * step * TILE, 64);
+    _tile_dpbssd(0, 6, 4);
+    if constexpr (N > 1) {
+      _tile_loadd(5, columns[1] + step * TILE, 64);
+      _tile_dpbssd(1, 6, 5);
+    }
+    _tile_loadd(7, digits + (2 * step + 1) * TILE, 64);
+    _tile_dpbusd(2, 7, 4);
+    if constexpr (N > 1) _tile_dpbusd(3, 7, 5);
+  }
+  constexpr long PRODUCTS = TILE_ROWS * TILE_COLUMNS;
+  _tile_stored(0, to, 4 * TILE_COLUMNS);
+  if constexpr (N > 1) _tile_stored(1, to + PRODUCTS, 4 * TILE_COLUMNS);
+  _tile_stored(2, to + N * PRODUCTS, 4 * TILE_COLUMNS);
+  if constexpr (N > 1) _tile_stored(3, to + 3 * PRODUCTS, 4 * TILE_COLUMNS);
+}
+
 #endif
