@@ -78,7 +78,7 @@ struct CodedRows {
   bf16* y;
   long y_stride, inner;
 
-  // What the codes of STEP numbers add up to, of rows of x and panels of `source`; and moves on to the next 32 of memory.
+  // What the codes of STEP numbers add up to, of rows of x and panels of `source`; `ahead` fetches meanwhile.
   template <int M, int N, class Source>
   static INLINED_INTO void multiply(const Source& source, const EightBits* const* rows, long group, int part, Ahead& ahead,
                                     __m512i* products) {
