@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 PORT   ?= 8000
 # A file's tests share models and servers, so they stay together.
-PYTEST := $(BIN)/pytest -n auto --maxprocesses 4 --dist loadfile --durations 25 --durations-min 3
+PYTEST := $(BIN)/pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder --durations 25 --durations-min 3
 
 CRD_FILES := $(foreach folder,crds charts/stoker/files,--output $(folder)/inferenceendpoints.stoker.dev.yaml) \
 	--reference docs/reference/inferenceendpoint.md

@@ -35,7 +35,28 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--slow", choices=("none", "drawn", "all"), default="all", help="how many of the slow tests run")
 
 
+@pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    _select(config, items)
+    _longest_first(items)
+
+
+def _longest_first(items: list[pytest.Item]) -> None:
+    """Workers take files in this order (``--dist loadfile --no-loadscope-reorder``), to end together: files with
+    tests that are slow or may take long come first, those of few before those of many; of others those of many."""
+    files: dict[Any, list[pytest.Item]] = defaultdict(list)
+    for item in items:
+        files[item.path].append(item)
+
+    def place(path: Any) -> tuple[bool, int]:
+        its = files[path]
+        takes_long = any(item.get_closest_marker(marker) for item in its for marker in ("slow", "timeout"))
+        return not takes_long, len(its) if takes_long else -len(its)
+
+    items[:] = [item for path in sorted(files, key=place) for item in files[path]]
+
+
+def _select(config: pytest.Config, items: list[pytest.Item]) -> None:
     slow = config.getoption("--slow")
     if slow == "all":
         return

@@ -19,6 +19,8 @@ from stoker_engine.kernels.native.build import SOURCES
 from stoker_engine.kernels.native.levels import usable_levels
 
 HERE = Path(__file__).parent
+pytestmark = pytest.mark.timeout(600)  # compiling takes most of it
+
 HAS_AMX = any(level.name == "amx" for level in usable_levels())
 
 _ADDRESS = "-O1 -g1 -fsanitize=address,undefined -fno-sanitize-recover=all"
