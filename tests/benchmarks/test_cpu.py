@@ -9,7 +9,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from gguf import GGMLQuantizationType, GGUFWriter
+from safetensors.torch import save_file
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 
@@ -17,7 +19,7 @@ from cpu import __main__ as bench
 from cpu import history, rounds
 from cpu.engines.engine import Finished, check_counts
 from cpu.environments import CannotRunError, once
-from cpu.models import Model, bytes_read, parameters
+from cpu.models import Model, bytes_of, bytes_read, parameters
 from cpu.quiet import Quiet
 from cpu.report import report
 from cpu.results import Results, Row
@@ -107,8 +109,22 @@ def test_bytes_of_quantized_weights(tmp_path: Path) -> None:
     quantized = replace(MODEL, name="A-q8_0", file=tmp_path / "model.gguf")
     assert (quantized.weights, MODEL.weights) == ("q8_0", "bf16")
     assert MODEL.folder_alone("vllm") == MODEL.folder
-    with pytest.raises(CannotRunError, match="vllm does not load GGUF"):
+    with pytest.raises(CannotRunError, match="vllm was not tried with quantized"):
         quantized.folder_alone("vllm")
+
+
+def test_bytes_of_a_quantized_folder(tmp_path: Path) -> None:
+    """By their size in the file; a head of its own leaves the embedding out."""
+    weights = {
+        "model.embed_tokens.weight": torch.zeros(10, 4, dtype=torch.bfloat16),
+        "model.layers.0.mlp.up_proj.weight": torch.zeros(6, 4, dtype=torch.int8),
+        "model.layers.0.mlp.up_proj.weight_scale": torch.zeros(6, 1),
+    }
+    save_file(weights, tmp_path / "model.safetensors")
+    assert parameters(tmp_path) == (6 * 4 + 6, 10 * 4)
+    assert parameters(tmp_path, bytes_of) == (6 * 4 + 6 * 4, 10 * 4 * 2)
+    save_file({**weights, "lm_head.weight": torch.zeros(10, 4)}, tmp_path / "model.safetensors")
+    assert parameters(tmp_path, bytes_of) == (6 * 4 + 6 * 4, 10 * 4 * 4)
 
 
 def test_medians_ratios_and_shares(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
