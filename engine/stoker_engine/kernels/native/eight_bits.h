@@ -38,10 +38,12 @@ inline float largest_of(__m512i numbers) {
   return to_float(largest);
 }
 
-// Rounds 32 numbers; returns the sums of the codes of each half.
+// The sums of the codes of 16 numbers each.
 struct Halves {
   int32_t one, other;
 };
+
+// Rounds 32 numbers to multiples of a scale, whose inverse is given.
 inline Halves round_unit(__m512i numbers, float inverse_scale, EightBits* to) {
   const __m512 inverse = _mm512_set1_ps(inverse_scale);
   const auto half = [&](__m256i words) {

@@ -53,7 +53,8 @@ struct PackedGroups : KindOf<EightBits::NUMBERS, OFFSET, BLOCKS, Codes::BYTES < 
 
   PackedGroups(const void* w, const groups::Layout& layout)
       : kind(layout), at((const uint8_t*)w), block_size(block_of(layout)), bytes(layout.bytes() * PANEL), scale(layout.scale),
-        has_zeros(layout.has_zeros), scale_bytes(layout.scale_bytes() * PANEL), zeros_at(layout.zeros() * PANEL), codes_at(layout.codes() * PANEL),
+        has_zeros(layout.has_zeros), scale_bytes(layout.scale_bytes() * PANEL), zeros_at(layout.zeros() * PANEL),
+        codes_at(layout.codes() * PANEL),
         groups_in_a_unit(((1ull << 32) * EightBits::NUMBERS + layout.group - 1) / layout.group) {}
 
   const char* begin(long panel) const { return (const char*)(at + panel * bytes); }
