@@ -121,7 +121,7 @@ def test_a_copy_takes_only_its_own_requests_along(mortal: Mortal, copy: int, how
     wait_until(lambda: _all_serve(mortal))
     whole, restarts = _whole(mortal), _counted(mortal, "stoker:engine_restarts_total")
     mortal.plan(**{f"token-{copy}": how})
-    answers = _ask_all(mortal, 36)
+    answers = _ask_all(mortal, 36, first=COPIES)
     assert mortal.all_died
     _are_whole_or_failed(answers, whole)
     assert sum(answer.ended in ("whole", "left") for answer in answers) >= 12, "others had most of them"

@@ -81,7 +81,9 @@ class Answer:
     not_begun: bool = False
 
 
-async def _ask(client: httpx.AsyncClient, stream: bool, leaves: bool = False) -> Answer:
+async def _ask(
+    client: httpx.AsyncClient, stream: bool, leaves: bool = False, has_text: asyncio.Event | None = None
+) -> Answer:
     body = {"prompt": "a", "max_tokens": TOKENS, "ignore_eos": True, "stream": stream}
     async with client.stream("POST", "/v1/completions", json=body) as response:
         headers = response.headers
@@ -100,14 +102,20 @@ async def _ask(client: httpx.AsyncClient, stream: bool, leaves: bool = False) ->
                 answer.ended = "error"
             elif event:
                 answer.text += json.loads(event)["choices"][0]["text"]
+                if has_text is not None:
+                    has_text.set()
                 if leaves:
                     answer.ended = "left"
                     break
     return answer
 
 
-def _ask_all(mortal: Mortal, clients: int) -> list[Answer]:
-    """Every second client streams, every sixth leaves when it has text."""
+def _ask_all(mortal: Mortal, clients: int, first: int = 0) -> list[Answer]:
+    """Every second client streams, every sixth leaves when it has text.
+
+    Before them `first` more stream, and all others wait for their text: whoever dies later has begun something, however
+    slowly the others come.
+    """
 
     async def run() -> list[Answer]:
         limits = httpx.Limits(max_connections=None)
@@ -115,7 +123,11 @@ def _ask_all(mortal: Mortal, clients: int) -> list[Answer]:
             asyncio.timeout(SECONDS),
             httpx.AsyncClient(base_url=mortal.serving.url, timeout=None, limits=limits) as c,
         ):
-            return await asyncio.gather(*(_ask(c, i % 2 == 0, i % 6 == 4) for i in range(clients)))
+            texts = [asyncio.Event() for _ in range(first)]
+            begun = [asyncio.create_task(_ask(c, True, has_text=text)) for text in texts]
+            for text in texts:
+                await text.wait()
+            return await asyncio.gather(*begun, *(_ask(c, i % 2 == 0, i % 6 == 4) for i in range(clients)))
 
     return asyncio.run(run())
 
@@ -174,7 +186,7 @@ def test_what_nobody_has_seen_anything_of_is_sent_on(mortal: Mortal, plan: dict[
 def test_what_has_begun_fails_and_nobody_hangs(mortal: Mortal, how: str) -> None:
     whole = _whole(mortal)
     mortal.plan(token=how)
-    answers = _ask_all(mortal, 60)
+    answers = _ask_all(mortal, 60, first=1)
     assert mortal.all_died
     assert "error" in {answer.ended for answer in answers}
     for answer in answers:
