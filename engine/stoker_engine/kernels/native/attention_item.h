@@ -51,12 +51,12 @@ struct Pairs {
   // power of 2.
   static Vec weight_of(Vec score, float largest, float scale) {
     constexpr float LOG2_E = 1.44269504f;
-    const Vec power = larger(broadcast(-200), score * (scale * LOG2_E) - largest * LOG2_E);  // or no number, if it is none
+    const Vec power = score * (scale * LOG2_E) - largest * LOG2_E;
     const Vec r = (Vec)_mm512_reduce_ps((__m512)power, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);
     Vec p = r * 1.3426648e-2f + 5.2242532e-2f;
     p = p * r + 2.4128018e-1f;
     p = p * r + 6.9304484e-1f;
-    return (Vec)_mm512_scalef_ps((__m512)(p * r + 1.0f), (__m512)power);
+    return scaled_from(-126, power, p * r + 1.0f, power);
   }
   static void put(float* weights, long key, Vec p) {
     const __m256bh rounded = _mm512_cvtneps_pbh((__m512)p);
