@@ -31,6 +31,8 @@ SHAPES = {
     "sinks and a window": dataclasses.replace(PLAIN, sliding_window=37, sinks=torch.linspace(-2, 40, 6)),
     "odd sizes": dataclasses.replace(PLAIN, head_dim=80, value_head_dim=20),
     "tiny": dataclasses.replace(PLAIN, head_dim=8, value_head_dim=8),
+    # Powers of all sizes, down to those that are too small for a float.
+    "steep alibi": dataclasses.replace(PLAIN, alibi_slopes=torch.tensor([0.6, 1.0, 1.5, 2.0, 3.0, 8.0])),
 }
 LENGTHS = [1, 16, 65, 200, 130, 47]
 EXACT = {torch.float32: 2e-6, torch.bfloat16: 8e-3}
