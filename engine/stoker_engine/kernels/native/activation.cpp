@@ -15,7 +15,7 @@ void clamped_swiglu(float alpha, float limit, const T* x, long stride, T* out, l
       gate = gate > most ? most : gate;
       up = up > most ? most : up;
       up = up < least ? least : up;
-      store_up_to(out + t * size + i, gate / (1.0f + exp_of(gate * -alpha)) * (up + 1.0f), size - i);
+      store_up_to(out + t * size + i, gate / (1.0f + exp_for<T>(gate * -alpha)) * (up + 1.0f), size - i);
     }
   });
 }

@@ -235,7 +235,6 @@ void attend(const AttentionCall& call) {
           continue;
         }
         const State sum(own, item.rows, width), part(own + state_size, item.rows, width);
-        sum.clear(item.rows);
         const long last_part = part_at(item.position_of(item.rows - 1));
         for (long p = first_part; p <= last_part; p++) {
           const auto locate_after = [&](Tile& to) {
@@ -243,8 +242,8 @@ void attend(const AttentionCall& call) {
             item.locate_part(p + 1, to);
             return true;
           };
-          item.run_part(p, tiles, space, part, locate_after);
-          merge(sum, part, item.rows);
+          item.run_part(p, tiles, space, p == first_part ? sum : part, locate_after);
+          if (p != first_part) merge(sum, part, item.rows);
         }
         item.put(sum);
       }

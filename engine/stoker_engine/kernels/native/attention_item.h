@@ -47,16 +47,10 @@ struct Pairs {
   typedef bf16 Key;
   static constexpr bool PAIRS = true;
 #if defined(__AVX512BF16__)
-  // To 3e-6, a thousandth of what weights are rounded by, and 2⁻²³ of the score, for powers ≤ 0: 2ʳ for 0 ≤ r < 1, and a whole
-  // power of 2.
+  // As `power_of_2` is, and to 2⁻²³ of the score.
   static Vec weight_of(Vec score, float largest, float scale) {
     constexpr float LOG2_E = 1.44269504f;
-    const Vec power = score * (scale * LOG2_E) - largest * LOG2_E;
-    const Vec r = (Vec)_mm512_reduce_ps((__m512)power, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);
-    Vec p = r * 1.3426648e-2f + 5.2242532e-2f;
-    p = p * r + 2.4128018e-1f;
-    p = p * r + 6.9304484e-1f;
-    return scaled_from(-126, power, p * r + 1.0f, power);
+    return power_of_2(score * (scale * LOG2_E) - largest * LOG2_E);
   }
   static void put(float* weights, long key, Vec p) {
     const __m256bh rounded = _mm512_cvtneps_pbh((__m512)p);
@@ -611,9 +605,15 @@ struct Item {
       const float share = share_of(r, state);
       if constexpr (PAIRS) {
         for (long d = 0; d < call.value_dim; d += 2 * LANES) {  // even places, then odd ones: see pair_values
-          const WordVec even = bf16_bits(load(state.values + r * width + d) * share);
-          const WordVec both = even | bf16_bits(load(state.values + r * width + d + LANES) * share) << 16;
-          memcpy((void*)(to + d), &both, std::min<long>(2 * LANES, call.value_dim - d) * sizeof(bf16));
+          const auto words = [&](long i) {
+            return __builtin_convertvector(nearest_bf16(load(state.values + r * width + d + i) * share), WordVec);
+          };
+          const WordVec both = words(0) | words(LANES) << 16;
+          const long left = call.value_dim - d;
+          if (left >= 2 * LANES)
+            memcpy((void*)(to + d), &both, sizeof both);  // as a rule: its size is known, so it is no call
+          else
+            memcpy((void*)(to + d), &both, left * sizeof(bf16));
         }
         continue;
       }

@@ -94,19 +94,19 @@ struct Blocks {
       for (int s = 0; s < UNIT_PACKS<T>; s++) to[s] = P::load(numbers + s * P::SIZE);
     }
 
-    // The numbers of a unit, or the first `count` of the last, to where they will be read. Those that are no normal
-    // numbers of T are kept; instructions that multiply bf16 take them for 0.
+    // The numbers of a unit, or the first `count` of the last, to where they will be read; instructions that multiply bf16
+    // take those that are no normal numbers for 0.
     void copy(const Place& place, T* to) {
       Vec numbers[UNIT_VECS];
       format.decode(at, place, header, numbers);
-      for (int s = 0; s < UNIT_VECS; s++) store(to + s * LANES, numbers[s]);
+      for (int s = 0; s < UNIT_VECS; s++) store_decoded(to + s * LANES, numbers[s]);
     }
 
     void copy_rest(const Place& place, long count, T* to) {
       Vec numbers[UNIT_VECS];
       T rounded[UNIT];
       format.decode_rest(at, place, header, count, numbers);
-      for (int s = 0; s < UNIT_VECS; s++) store(rounded + s * LANES, numbers[s]);
+      for (int s = 0; s < UNIT_VECS; s++) store_decoded(rounded + s * LANES, numbers[s]);
       memcpy((void*)to, rounded, count * sizeof(T));
     }
   };

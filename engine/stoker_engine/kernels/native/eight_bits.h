@@ -48,13 +48,16 @@ inline Halves round_unit(__m512i numbers, float inverse_scale, EightBits* to) {
   const __m512 inverse = _mm512_set1_ps(inverse_scale);
   const auto half = [&](__m256i words) {
     const __m512 floats = (__m512)_mm512_slli_epi32(_mm512_cvtepu16_epi32(words), 16);
-    // What is no number becomes the least code, as where codes are stored, so that sums are theirs.
-    return _mm512_max_epi32(_mm512_cvtps_epi32(_mm512_mul_ps(floats, inverse)), _mm512_set1_epi32(-128));
+    // What is no number becomes the least code.
+    return _mm512_cvtsepi32_epi8(_mm512_cvtps_epi32(_mm512_mul_ps(floats, inverse)));
   };
-  const __m512i first = half(_mm512_castsi512_si256(numbers)), last = half(_mm512_extracti64x4_epi64(numbers, 1));
-  _mm_storeu_si128((__m128i*)to->codes, _mm512_cvtsepi32_epi8(first));
-  _mm_storeu_si128((__m128i*)(to->codes + 16), _mm512_cvtsepi32_epi8(last));
-  return {_mm512_reduce_add_epi32(first), _mm512_reduce_add_epi32(last)};
+  const __m128i first = half(_mm512_castsi512_si256(numbers)), last = half(_mm512_extracti64x4_epi64(numbers, 1));
+  const __m256i codes = _mm256_set_m128i(last, first);
+  _mm256_storeu_si256((__m256i*)to->codes, codes);
+  __m256i sums = _mm256_dpbusd_epi32(_mm256_setzero_si256(), _mm256_set1_epi8(1), codes);
+  sums = _mm256_add_epi32(sums, _mm256_shuffle_epi32(sums, 0x4e));
+  sums = _mm256_add_epi32(sums, _mm256_shuffle_epi32(sums, 0xb1));
+  return {_mm256_extract_epi32(sums, 0), _mm256_extract_epi32(sums, 4)};
 }
 
 // Where the largest number is below it, all become 0: its inverse would be infinite.

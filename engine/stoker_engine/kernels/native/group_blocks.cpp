@@ -41,8 +41,11 @@ void dequantize(const Layout& layout, const uint8_t* w, long w_stride, void* y, 
       const Groups<float, decltype(codes)> groups{w, w_stride, layout};
       if (!is_bf16) return groups.unpack(row, (float*)y + row * inner, inner);
       const float* numbers = groups.numbers(row, row + 1, inner).at;
-      for (long k = 0; k < inner; k += LANES)
-        store_up_to((bf16*)y + row * inner + k, load_up_to(numbers + k, inner - k), inner - k);
+      for (long k = 0; k < inner; k += LANES) {
+        bf16 decoded[LANES];
+        store_decoded(decoded, load_up_to(numbers + k, inner - k));
+        memcpy((bf16*)y + row * inner + k, decoded, std::min<long>(LANES, inner - k) * sizeof(bf16));
+      }
     });
   });
 }

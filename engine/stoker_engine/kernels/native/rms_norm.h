@@ -5,9 +5,8 @@
 
 template <class T>
 inline Vec rounded_to(Vec v) {
-  T buffer[LANES];
-  store(buffer, v);
-  return load(buffer);
+  if constexpr (sizeof(T) == sizeof(float)) return v;
+  return (Vec)(__builtin_convertvector(nearest_bf16(v), WordVec) << 16);
 }
 
 // One row; `to` may be `from`.

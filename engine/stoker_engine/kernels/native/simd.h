@@ -60,9 +60,23 @@ inline WordVec bf16_bits(Vec v) {
 
 inline Vec rounded(Vec v) { return (Vec)(bf16_bits(v) << 16); }
 
+// What was decoded, as it will be read: numbers too small for a normal one of T are kept.
+inline void store_decoded(float* to, Vec v) { store(to, v); }
+inline void store_decoded(bf16* to, Vec v) {
+  const HalfVec half = __builtin_convertvector(bf16_bits(v), HalfVec);
+  memcpy((void*)to, &half, sizeof half);
+}
+
+// What was computed: an instruction rounds to bf16 where there is one, and makes such numbers 0.
+#if defined(__AVX512BF16__)
+inline HalfVec nearest_bf16(Vec v) { return (HalfVec)_mm512_cvtneps_pbh((__m512)v); }
+#else
+inline HalfVec nearest_bf16(Vec v) { return __builtin_convertvector(bf16_bits(v), HalfVec); }
+#endif
+
 inline void store(bf16* to, Vec v) {
-  HalfVec half = __builtin_convertvector(bf16_bits(v), HalfVec);
-  memcpy(to, &half, sizeof half);
+  const HalfVec half = nearest_bf16(v);
+  memcpy((void*)to, &half, sizeof half);
 }
 
 // The first `count` elements; the rest of the vector is 0.
@@ -153,6 +167,17 @@ inline Vec scaled_from(float least, Vec x, Vec number, Vec n) {
 }
 #endif
 
+#if defined(__AVX512BF16__)
+// 2ˣ to 3e-6, a thousandth of what bf16 is rounded by: 2ʳ for 0 ≤ r < 1, and a whole power of 2.
+inline Vec power_of_2(Vec x) {
+  const Vec r = (Vec)_mm512_reduce_ps((__m512)x, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);
+  Vec p = r * 1.3426648e-2f + 5.2242532e-2f;
+  p = p * r + 2.4128018e-1f;
+  p = p * r + 6.9304484e-1f;
+  return scaled_from(-126, x, p * r + 1.0f, x);
+}
+#endif
+
 // eˣ to about 1 ulp (Cephes' expf): x = n ln 2 + r, a polynomial for eʳ, and 2ⁿ put into the exponent.
 // e⁰ is exactly 1; what is too small for a float (a normal one) becomes 0, what is too large infinite, and what is no number
 // stays that.
@@ -178,6 +203,15 @@ inline Vec exp_of(Vec x) {
   return x < small ? Vec{} : result;
 }
 #endif
+
+// eˣ for a result that is rounded to T.
+template <class T>
+inline Vec exp_for(Vec x) {
+#if defined(__AVX512BF16__)
+  if constexpr (sizeof(T) == sizeof(bf16)) return power_of_2(x * 1.44269504f);
+#endif
+  return exp_of(x);
+}
 
 inline Vec tanh_of(Vec x) { return 1.0f - 2.0f / (exp_of(x * 2.0f) + 1.0f); }
 
