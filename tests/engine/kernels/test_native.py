@@ -190,11 +190,14 @@ def test_the_largest_tells_of_what_is_no_number(
     assert finite == [False] * 3 * len(places) + [True] * len(places)
 
 
-def test_extremes_stay_numbers(kernels: ctypes.CDLL) -> None:
-    x = torch.tensor([[-1e30, -200.0, -90.0, 0.0, 90.0, 200.0, 1e30]])
-    for name in ("silu", "gelu", "gelu_pytorch_tanh"):
-        expected = torch.tensor([[0.0, 0.0, 0.0, 0.0, 90.0, 200.0, 1e30]])
-        torch.testing.assert_close(native_kernels(kernels).activation(name)(x), expected, rtol=1e-6, atol=1e-20)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("name", "atol"), [("silu", 1e-34), ("gelu", 1e-6), ("gelu_pytorch_tanh", 1e-6)])
+def test_activation_of_every_bfloat16(kernels: ctypes.CDLL, name: str, atol: float, dtype: torch.dtype) -> None:
+    x = torch.arange(-(1 << 15), 1 << 15).to(torch.int16).view(torch.bfloat16).to(dtype)
+    expected = REFERENCE.activation(name)(x.double())
+    rtol = 2**-8 if dtype == torch.bfloat16 else 1e-5
+    result = native_kernels(kernels).activation(name)(x[None])[0].double()
+    torch.testing.assert_close(result, expected, rtol=rtol, atol=atol, equal_nan=True)
 
 
 def test_idle_threads_sleep() -> None:
