@@ -52,10 +52,7 @@ struct Pairs {
     constexpr float LOG2_E = 1.44269504f;
     return power_of_2(score * (scale * LOG2_E) - largest * LOG2_E);
   }
-  static void put(float* weights, long key, Vec p) {
-    const __m256bh rounded = _mm512_cvtneps_pbh((__m512)p);
-    memcpy((bf16*)weights + key, &rounded, sizeof rounded);
-  }
+  static void put(float* weights, long key, Vec p) { store((bf16*)weights + key, p); }
 #endif
 };
 

@@ -45,8 +45,7 @@ struct TiledNumbers : Numbers {
         const __m512bh both = _mm512_cvtne2ps_pbh((__m512)(load(sums[i] + PANEL) + added[1]), one);
         memcpy((void*)to, &both, sizeof both);
       } else {
-        const __m256bh rounded = _mm512_cvtneps_pbh(one);
-        memcpy((void*)to, &rounded, sizeof rounded);
+        store(to, (Vec)one);
       }
     }
   }
