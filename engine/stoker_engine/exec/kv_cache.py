@@ -160,7 +160,8 @@ class KVCachePool:
                 assert spec.kind == "tokens"
                 size = plan.kv.token_bytes(spec) * plan.block_size
                 part = self._pool[:, start : start + size]
-                caches[layer] = layer_view(part, spec, plan.block_size, index, plan.kv, scales.get(layer))
+                own, heads_first = scales.get(layer), device.type == "cpu"
+                caches[layer] = layer_view(part, spec, plan.block_size, index, plan.kv, own, heads_first)
                 start += size
         self.caches = [caches[layer] for layer in sorted(caches)]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import dataclass
 
 import torch
@@ -67,7 +68,8 @@ class Sequences:
         kv = kv_format(kv_cache_dtype, str(dtype))
         spec = CacheSpec(shape.num_kv_heads, shape.head_dim, shape.value_head_dim, latent=latent)
         part = _pool(sum(counts) + 1, 2, block_size * kv.token_bytes(spec))
-        cache = layer_view(part, spec, block_size, 0, kv, own)
+        heads_first = random.Random(f"{lengths} {seed}").random() < 0.5  # CPUs have it so, GPUs not
+        cache = layer_view(part, spec, block_size, 0, kv, own, heads_first)
         return cls(shape, queries, keys, values, blocks, latent, cache, block_size, kv_cache_dtype, own)
 
     def step(

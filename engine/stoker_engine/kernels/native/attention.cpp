@@ -229,7 +229,7 @@ void attend(const AttentionCall& call) {
         const long first_part = first_part_of(piece, item);
         if (!is_at_hand) item.locate_part(first_part, tiles.now());
         is_at_hand = turns.is_next_known();
-        item.read_queries(space.queries);
+        item.read_queries(space);
         if (w.part >= 0) {
           item.run_part(w.part, tiles, space, part_of(w, piece % heads), locate_next);
           continue;

@@ -6,19 +6,19 @@
 //   Pairs        all as bf16, two products and their sum at a time: weights are rounded to it, sums stay floats.
 //                Two keys' values lie in a word; of a pair that a row sees half of, the other value becomes 0
 //
-// Where there is Intel's tile unit, pairs are its words: 32 rows at a time with what is rearranged for vectors, too.
+// Where there is Intel's tile unit, pairs are its words: 32 rows at a time with what is rearranged for vectors, too. Few rows
+// take keys of bfloat16 as they lie.
 #pragma once
 
 #include "attention.h"
+#include "attention_tile.h"
+#include "keys_in_place.h"
 #include "memory.h"
 #include "softmax_state.h"
 #include "stored_numbers.h"
 #include "tiles.h"
 
 namespace {
-
-// Keys: what a tile costs once is less with more of them.
-constexpr long TILE = LANES == 16 ? 128 : 64;
 
 // Keys of a part; the first ones are smaller, so that what is short is shared out among threads, too.
 constexpr long PART = 512, SMALL_PART = 128, SMALL_PARTS = PART / SMALL_PART;
@@ -56,43 +56,24 @@ struct Pairs {
 #endif
 };
 
-// Where a tile's keys, values and scales lie in the cache.
-struct Tile {
-  const char *keys[TILE], *values[TILE];
-  const float *key_scales[TILE], *value_scales[TILE];
-};
-
-// The tile that is at hand, and the one after it, which is fetched meanwhile.
-class Tiles {
- public:
-  Tile& now() { return tiles_[turn_]; }
-  Tile& next() { return tiles_[turn_ ^ 1]; }
-  void turn() { turn_ ^= 1; }
-
- private:
-  Tile tiles_[2];
-  int turn_ = 0;
-};
-
-// Asks for `size` bytes that are needed soon. Blocks lie apart, so the processor does not foresee them.
-inline void fetch(const char* from, long size) {
-  for (long i = 0; i < size; i += 64) __builtin_prefetch(from + i, 0, 2);
-}
-
 // What a thread works on: an item's queries, and a tile brought into the form that rows are multiplied with.
 struct Workspace {
 #if defined(STOKER_AMX)
   mutable TileUnit unit;
 #endif
   float* queries;           // [rows][depth], padded with 0; of pairs words [rows][depth / 2]
+  uint32_t* columns;        // [depth / 2][16]: these words of up to 16 rows, turned
   uint32_t* keys;           // [depth / numbers in a word][TILE]: a vector holds a word of LANES keys
   float* values;            // [TILE][width]; of pairs words [TILE / 2][width]
   const float* rows[TILE];  // of the values: here, or in the cache if that holds floats; of pairs not used
   float key_scales[TILE], value_scales[TILE];
 
-  static long size(long rows, long depth, long width) { return rows * depth + TILE * (depth + width); }
+  static long size(long rows, long depth, long width) { return (LANES / 2 + rows) * depth + TILE * (depth + width); }
   Workspace(float* memory, long rows, long depth)
-      : queries(memory), keys((uint32_t*)(memory + rows * depth)), values(memory + (rows + TILE) * depth) {}
+      : queries(memory + LANES / 2 * depth),
+        columns((uint32_t*)memory),
+        keys((uint32_t*)(queries + rows * depth)),
+        values(queries + (rows + TILE) * depth) {}
 };
 
 // Words of one or two numbers of LANES keys × a query's numbers, added to the scores.
@@ -145,11 +126,14 @@ struct Item {
     return call.window && !places ? std::max(0l, position_of(row) + 1 - call.window) : 0;
   }
 
-  void read_queries(float* to) const {
+  void read_queries(const Workspace& work) const {
     if constexpr (PAIRS)
-      read_pairs((uint32_t*)to);
+      read_pairs((uint32_t*)work.queries);
     else
-      call.is_bf16 ? read_queries_of<bf16>(to) : read_queries_of<float>(to);
+      call.is_bf16 ? read_queries_of<bf16>(work.queries) : read_queries_of<float>(work.queries);
+#if defined(STOKER_AMX)
+    if (are_keys_in_place()) turn_queries((const uint32_t*)work.queries, rows, depth / WORD, work.columns);
+#endif
   }
 
   void read_pairs(uint32_t* to) const {
@@ -180,18 +164,23 @@ struct Item {
     const char *values = (const char*)call.values + kv_head * call.value_head * size;
     const float *key_scales = call.key_scales + kv_head * call.key_scale_head;
     const float *value_scales = call.value_scales + kv_head * call.value_scale_head;
-    long at = std::max(start, oldest), row = at / call.block_size, slot = at % call.block_size;
-    for (long j = 0; j < TILE; j++) {
-      if (start + j > at && at < end - 1) {
-        at++;
-        if (++slot == call.block_size) slot = 0, row++;
-      }
-      const long block = table[row];
-      tile.keys[j] = keys + (block * call.key_block + slot * call.key_slot) * size;
-      tile.values[j] = values + (block * call.value_block + slot * call.value_slot) * size;
+    const long begin = std::max(start, oldest), last = end - 1;
+    tile.count = std::min(TILE, end - start);
+    for (long j = 0, count; j < TILE; j += count) {  // those of a block, or some for which one stands
+      const long at = std::clamp(start + j, begin, last), slot = at % call.block_size;
+      const long block = table[at / call.block_size];
+      const bool repeats = start + j < begin || at == last;
+      count = at == last ? TILE - j : repeats ? begin - start - j : std::min(call.block_size - slot, last - at);
+      count = std::min(count, TILE - j);
+      const auto put = [&](auto* to, auto* from, long stride) {
+        for (long i = 0; i < count; i++) to[j + i] = from + (repeats ? 0 : i * stride);
+      };
+      put(tile.keys, keys + (block * call.key_block + slot * call.key_slot) * size, call.key_slot * size);
+      put(tile.values, values + (block * call.value_block + slot * call.value_slot) * size, call.value_slot * size);
       if (!call.key_scales) continue;
-      tile.key_scales[j] = key_scales + block * call.key_scale_block + slot * call.key_scale_slot;
-      tile.value_scales[j] = value_scales + block * call.value_scale_block + slot * call.value_scale_slot;
+      put(tile.key_scales, key_scales + block * call.key_scale_block + slot * call.key_scale_slot, call.key_scale_slot);
+      put(tile.value_scales, value_scales + block * call.value_scale_block + slot * call.value_scale_slot,
+          call.value_scale_slot);
     }
   }
 
@@ -455,11 +444,22 @@ struct Item {
     float factors[2 * TILE_ROWS];
   };
 
-  // All rows that see keys of the tile, so that each has the same steps in every item.
-  void run_tile(const Workspace& work, long start, const State& state) const {
+  // The rows that see keys of the tile, and no others, so that each has the same steps in every item: the first, and the end.
+  std::pair<long, long> rows_that_see(long start) const {
     long r = 0, end = rows;
     while (position_of(r) < start) r++;
     while (end > r && oldest_of(end - 1) >= start + TILE) end--;
+    return {r, end};
+  }
+
+  // Those of the tile's keys, from its first one on, that one of so many rows sees the last of.
+  long keys_seen(long r, long count, long start) const {
+    return rounded_up(std::min(TILE - 1, position_of(r + count - 1) - start) + 1, KEYS);
+  }
+
+  // All rows.
+  void run_tile(const Workspace& work, long start, const State& state) const {
+    auto [r, end] = rows_that_see(start);
     for (long count; r < end; r += count) {
       count = std::min(2 * TILE_ROWS, end - r);
       count > TILE_ROWS ? run_tiled<2>(work, r, count, start, state) : run_tiled<1>(work, r, count, start, state);
@@ -469,15 +469,58 @@ struct Item {
   // Up to M × 16 of them.
   template <int M>
   void run_tiled(const Workspace& work, long r, long count, long start, const State& state) const {
-    const long newest = std::min(TILE - 1, position_of(r + count - 1) - start);
-    const long keys = rounded_up(newest + 1, KEYS);
+    const long keys = keys_seen(r, count, start);
     Scored scored;
+    Upcoming nothing;
     work.unit.set_for(std::min(count, TILE_ROWS), std::max(count - TILE_ROWS, 0l));
     score_tiled<M>(work, r, scored.scores, keys);
-    for (long i = 0; i < count; i += ROWS)
+    add_scored<M>(work, r, count, start, keys, scored, state, nothing);
+  }
+
+  // Whether rows take keys as they lie: they are few, and 16 keys from any multiple of 16 on lie in one block.
+  bool are_keys_in_place() const {
+    return PAIRS && rows <= TILE_ROWS && call.stored == BF16 && call.head_dim % (TILE_WORDS * WORD) == 0 &&
+           call.block_size % TILE_ROWS == 0;
+  }
+
+  // All rows over a tile of so many keys, which are taken as they lie. Values are rearranged.
+  void run_in_place(const Tile& tile, const Tile* next, long keys, const Workspace& work, long start,
+                    const State& state) const {
+    const long vectors = width / (UNIT * LANES), groups = (rows + ROWS - 1) / ROWS, size = sizeof(bf16);
+    const long steps = keys / KEYS * (depth + width) / (TILE_WORDS * WORD);
+    const long weight = keys / UNIT * vectors + steps * STEP_WEIGHT + groups * keys / LANES * SOFTMAX_WEIGHT;
+    Upcoming ahead = next ? Upcoming(*next, call.value_dim * size, call.head_dim * size, weight) : Upcoming();
+    for (long j = 0; j < keys; j += UNIT) {
+      ahead.fetch(vectors);
+      pair_values((const bf16*)tile.values[j], (const bf16*)tile.values[j + 1], (uint32_t*)work.values + j / 2 * width);
+    }
+    const auto [r, end] = rows_that_see(start);
+    if (r == end) return;
+    const long oldest = oldest_of(0), newest = position_of(rows - 1), block_size = call.block_size;
+    const auto keys_from = [&](long j) -> const char* {
+      const long at = start + j;
+      if (at + TILE_ROWS <= oldest || at > newest) return nullptr;
+      const long block = call.tables[sequence * call.table_stride + at / block_size];
+      return (const char*)call.keys +
+             (block * call.key_block + at % block_size * call.key_slot + kv_head * call.key_head) * size;
+    };
+    Scored scored;
+    work.unit.set_for(end - r, TILE_ROWS);
+    const long seen = keys_seen(r, end - r, start);
+    score_in_place(work.columns, depth / WORD, r, end - r, keys_from, call.key_slot * size, seen, scored.scores, ahead);
+    add_scored<1>(work, r, end - r, start, seen, scored, state, ahead);
+  }
+
+  // Scores → the softmax, by whose weights values are added to those of the rows.
+  template <int M>
+  void add_scored(const Workspace& work, long r, long count, long start, long keys, Scored& scored, const State& state,
+                  Upcoming& ahead) const {
+    for (long i = 0; i < count; i += ROWS) {
+      ahead.fetch(keys / LANES * SOFTMAX_WEIGHT);
       with_rows(std::min<long>(ROWS, count - i), [&](auto some) {
         weigh<some>(work, r + i, scored.scores + i, start, keys, state, scored.weights + i, scored.factors + i);
       });
+    }
     float* const to = state.values + r * width;
     for (long i = 0; i < count; i++) {
       if (scored.factors[i] == 1.0f) continue;
@@ -486,7 +529,7 @@ struct Item {
     const uint32_t* const values = (const uint32_t*)work.values;
     const bool all_seen = oldest_of(r + count - 1) <= start && start + keys - 1 <= position_of(r);
     if (all_seen || are_finite(values, keys / UNIT))
-      add_tiled<M>(work, values, to, scored.weights, keys);
+      add_tiled<M>(work, values, to, scored.weights, keys, ahead);
     else
       add_seen(work, r, count, start, to, scored.weights, keys);
   }
@@ -507,12 +550,14 @@ struct Item {
 
   // Weights × values of the tile's first keys, added to those of the rows.
   template <int M>
-  void add_tiled(const Workspace& work, const uint32_t* values, float* to, const Weights* weights, long keys) const {
+  void add_tiled(const Workspace& work, const uint32_t* values, float* to, const Weights* weights, long keys,
+                 Upcoming& ahead) const {
     const long stride = width * 4;
     TileUnit::wrote(weights);
     for (long d = 0; d < width; d += 2 * TILE_COLUMNS) {
       load_sums<M, 2>(to + d, stride);
       for (long k = 0; k < keys / UNIT; k += TILE_WORDS) {
+        ahead.fetch(STEP_WEIGHT);
         const uint32_t* columns = values + k * width + d;
         multiply_tiles<M, 2>(weights[0].of + k, sizeof(Weights), columns, columns + TILE_COLUMNS, stride);
       }
@@ -533,6 +578,7 @@ struct Item {
   // number.
   void add_seen(const Workspace& work, long r, long count, long start, float* to, const Weights* weights, long keys) const {
     static thread_local Memory memory;
+    Upcoming nothing;
     bf16* const seen = (bf16*)memory.of(TILE / UNIT * width * sizeof(uint32_t));
     work.unit.set_for(1, 0);
     for (long i = 0; i < count; i++) {
@@ -542,7 +588,7 @@ struct Item {
         for (long d = 0; d < width; d++) seen[(j / 2 * width + d) * 2 + j % 2] = bf16{};
       }
       TileUnit::wrote(seen);
-      add_tiled<1>(work, (const uint32_t*)seen, to + i * width, weights + i, keys);
+      add_tiled<1>(work, (const uint32_t*)seen, to + i * width, weights + i, keys, nothing);
     }
   }
 #endif
@@ -574,14 +620,22 @@ struct Item {
       else
         more = locate_after(tiles.next());
       const Tile* next = more ? &tiles.next() : nullptr;
-      rearrange(tiles.now(), next, std::min(TILE, rounded_up(end - start, KEYS)), work);
-      if constexpr (TILED)
-        this->run_tile(work, start, state);  // which there may not be
-      else
-        for (long r = 0; r < rows; r += ROWS)
-          with_rows(std::min<long>(ROWS, rows - r), [&](auto count) { run_rows<count>(work, r, start, state); });
+      run_over(tiles.now(), next, std::min(TILE, rounded_up(end - start, KEYS)), work, start, state);
       tiles.turn();
     }
+  }
+
+  // Runs all rows over so many keys of a tile.
+  void run_over(const Tile& tile, const Tile* next, long keys, Workspace& work, long start, const State& state) const {
+#if defined(STOKER_AMX)
+    if (are_keys_in_place()) return run_in_place(tile, next, keys, work, start, state);
+#endif
+    rearrange(tile, next, keys, work);
+    if constexpr (TILED)
+      this->run_tile(work, start, state);  // which there may not be
+    else
+      for (long r = 0; r < rows; r += ROWS)
+        with_rows(std::min<long>(ROWS, rows - r), [&](auto count) { run_rows<count>(work, r, start, state); });
   }
 
   // What the values of row `r` are multiplied by at the end. A sink is a key without a value, which each row of its head
