@@ -36,10 +36,10 @@ def layer_view(
     """
     shape = len(part), block_size, spec.num_kv_heads
 
-    def by_token(numbers: torch.Tensor, size: int) -> torch.Tensor:
+    def by_token(flat: torch.Tensor, size: int) -> torch.Tensor:
         """[blocks, numbers] → [blocks, block_size, kv_heads, size]"""
-        own = (spec.num_kv_heads, block_size) if heads_first else (block_size, spec.num_kv_heads)
-        rows: torch.Tensor = numbers.unflatten(1, (*own, size))
+        axes = (spec.num_kv_heads, block_size) if heads_first else (block_size, spec.num_kv_heads)
+        rows: torch.Tensor = flat.unflatten(1, (*axes, size))
         return rows.transpose(1, 2) if heads_first else rows
 
     key_scales = value_scales = None
