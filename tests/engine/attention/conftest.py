@@ -50,8 +50,12 @@ class Sequences:
         block_size: int = 16,
         kv_cache_dtype: str = "auto",
         own: LayerScales | None = None,
+        heads_first: bool | None = None,
     ) -> Sequences:
-        """Sequences of the given lengths; where latent, the values are the first numbers of the keys."""
+        """Sequences of the given lengths; where latent, the values are the first numbers of the keys.
+
+        Blocks lie heads first, as CPUs have them, or tokens first, as GPUs do; None: one of these is drawn.
+        """
         generator = torch.Generator().manual_seed(seed)
 
         def rows(heads: int, size: int) -> list[torch.Tensor]:
@@ -68,7 +72,8 @@ class Sequences:
         kv = kv_format(kv_cache_dtype, str(dtype))
         spec = CacheSpec(shape.num_kv_heads, shape.head_dim, shape.value_head_dim, latent=latent)
         part = _pool(sum(counts) + 1, 2, block_size * kv.token_bytes(spec))
-        heads_first = random.Random(f"{lengths} {seed}").random() < 0.5  # CPUs have it so, GPUs not
+        if heads_first is None:
+            heads_first = random.Random(f"{lengths} {seed}").random() < 0.5
         cache = layer_view(part, spec, block_size, 0, kv, own, heads_first)
         return cls(shape, queries, keys, values, blocks, latent, cache, block_size, kv_cache_dtype, own)
 

@@ -83,10 +83,13 @@ def test_bits_do_not_depend_on_batch_or_chunks(backend: NativeBackend, name: str
 
 @pytest.mark.parametrize("dtype", EXACT, ids=str)
 @pytest.mark.parametrize("name", ["grouped", "one head each", "window", "odd sizes"])
-def test_bits_of_many_decodes_are_those_alone(backend: NativeBackend, name: str, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("heads_first", [False, True])
+def test_bits_of_many_decodes_are_those_alone(
+    backend: NativeBackend, heads_first: bool, name: str, dtype: torch.dtype
+) -> None:
     """So many that threads take all heads of one, and fetch the next; of lengths around tiles and parts."""
     lengths = [2, 17, 64, 65, 127, 128, 129, 130, 255, 256, 257, 300, 384, 385, 511, 512, 513, 514, 640, 700]
-    sequences = Sequences.random(SHAPES[name], lengths, dtype)
+    sequences = Sequences.random(SHAPES[name], lengths, dtype, heads_first=heads_first)
     prompts = [(s, 0, length - 1) for s, length in enumerate(lengths)]
     decodes = [(s, length - 1, length) for s, length in enumerate(lengths)]
     together = run(backend, sequences, prompts, decodes)

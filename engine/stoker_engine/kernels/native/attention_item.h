@@ -452,7 +452,7 @@ struct Item {
     return {r, end};
   }
 
-  // Those of the tile's keys, from its first one on, that one of so many rows sees the last of.
+  // How many of the tile's keys, from its first on, such rows are computed for: up to the last that one of them sees.
   long keys_seen(long r, long count, long start) const {
     return rounded_up(std::min(TILE - 1, position_of(r + count - 1) - start) + 1, KEYS);
   }

@@ -8,7 +8,7 @@ namespace {
 // Keys: what a tile costs once is less with more of them.
 constexpr long TILE = LANES == 16 ? 128 : 64;
 
-// Of all its keys: those that there are not repeat one that there is.
+// Where its keys, values and scales lie. Keys that there are not repeat one that there is.
 struct Tile {
   const char *keys[TILE], *values[TILE];
   const float *key_scales[TILE], *value_scales[TILE];

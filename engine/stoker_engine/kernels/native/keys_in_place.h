@@ -10,7 +10,7 @@
 namespace {
 
 // How much work there is, where 1 is to pair two vectors of values: see Upcoming.
-constexpr long STEP_WEIGHT = 16;  // of two or four products of tiles, and of loading them
+constexpr long STEP_WEIGHT = 16;    // of two products of tiles, and of loading them
 constexpr long SOFTMAX_WEIGHT = 9;  // of ROWS rows and LANES keys
 
 // Up to 16 queries, [rows][words] of two numbers each → [words][16], a multiple of 16 words.
