@@ -74,6 +74,7 @@ def docker() -> Docker:
     if "E2E_KUBECONFIG" in os.environ:
         pytest.skip("the images of a cluster of your own are yours to build")
     docker = Docker()
+    os.environ.setdefault("LEVELS", "host")
     if "NOBUILD" not in os.environ:
         docker.run(str(ROOT / "images/build"), "operator", "engine-cpu")
     return docker
@@ -159,6 +160,7 @@ def test_the_engine_ends_on_sigterm(docker: Docker, engine: str) -> None:
     _ends(docker, engine)
 
 
+@pytest.mark.further
 @pytest.mark.timeout(600)
 def test_the_engine_ends_while_it_starts(docker: Docker, engine: str) -> None:
     # Before a program takes SIGTERM up, process 1 does not get it at all.

@@ -84,6 +84,7 @@ def test_killed_at_any_moment(cluster: Cluster, chart: None, namespace: str, res
     assert all(len(each) == 1 for each in replica_sets(cluster, namespace).values())
 
 
+@pytest.mark.further
 @pytest.mark.timeout(1200)
 def test_the_control_plane_fails_under_traffic(
     cluster: Cluster, images: Images, chart: None, namespace: str, results: Results
@@ -171,6 +172,7 @@ def test_no_operator_answers(cluster: Cluster, chart: None, namespace: str) -> N
     assert "nvidia-a1000" in endpoint.wait_reason("UnknownAccelerator", kind="Accepted", timeout=60)["message"]
 
 
+@pytest.mark.further
 @pytest.mark.timeout(900)
 def test_uninstalled_with_live_endpoints(
     cluster: Cluster, images: Images, chart: None, namespace: str, results: Results

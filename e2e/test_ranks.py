@@ -130,6 +130,7 @@ def test_ranks_serve_what_one_process_serves(
     alone.delete()
 
 
+@pytest.mark.further
 @pytest.mark.timeout(1800)
 def test_a_rolling_update_breaks_no_request(
     endpoint: Endpoint, images: Images, results: Results, namespace: str
@@ -148,7 +149,10 @@ def test_a_rolling_update_breaks_no_request(
 
 
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize(("what", "words"), [("rank", b"exec.rank_main"), ("copy", b"processes.main")])
+@pytest.mark.parametrize(
+    ("what", "words"),
+    [("rank", b"exec.rank_main"), pytest.param("copy", b"processes.main", marks=pytest.mark.further)],
+)
 def test_what_is_killed_is_loaded_again_while_the_other_copy_serves(
     endpoint: Endpoint, images: Images, results: Results, namespace: str, what: str, words: bytes
 ) -> None:

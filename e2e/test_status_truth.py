@@ -123,6 +123,7 @@ def test_missing_model(endpoint: Endpoint, hub: str, note: Note) -> None:
     mended(endpoint, "ModelNotFound")
 
 
+@pytest.mark.further
 def test_bad_token(endpoint: Endpoint, private_hub: str, note: Note) -> None:
     """The Secret is corrected, and the spec is not touched. The token is disclosed nowhere."""
     wrong = f"hf_wrong-{uuid.uuid4().hex}"
@@ -141,6 +142,7 @@ def test_bad_token(endpoint: Endpoint, private_hub: str, note: Note) -> None:
     mended(endpoint, "ModelAccessDenied")
 
 
+@pytest.mark.further
 def test_no_hub(endpoint: Endpoint, hub: str, note: Note) -> None:
     nowhere = "http://no-such-hub.invalid"
     endpoint.apply(tiny(nowhere))
@@ -149,6 +151,7 @@ def test_no_hub(endpoint: Endpoint, hub: str, note: Note) -> None:
     mended(endpoint, "DownloadFailed")
 
 
+@pytest.mark.further
 def test_wrong_claim(endpoint: Endpoint, hub: str, note: Note) -> None:
     endpoint.apply(tiny(hub, source="pvc://no-such-claim/model"))
     note("wrong claim", told(endpoint, "VolumeNotBound", "no-such-claim", timeout=60))
@@ -165,6 +168,7 @@ def test_memory_limit(endpoint: Endpoint, hub: str, note: Note) -> None:
     mended(endpoint, "OOMKilled")
 
 
+@pytest.mark.further
 def test_longer_than_the_model(endpoint: Endpoint, hub: str, note: Note) -> None:
     document = tiny(hub)
     document["spec"]["engine"]["maxModelLen"] = 1_000_000
@@ -181,6 +185,7 @@ def _stored(endpoint: Endpoint) -> tuple[str, str] | None:
     return (engine["weights"], engine["kvCacheDtype"]) if "weights" in engine else None
 
 
+@pytest.mark.further
 def test_quota(endpoint: Endpoint, hub: str, note: Note) -> None:
     quota: Object = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "none"}}
     endpoint.cluster.apply(endpoint.namespace, {**quota, "spec": {"hard": {"pods": "0"}}})
@@ -219,6 +224,7 @@ def test_a_rollout_that_cannot_succeed_leaves_what_serves(endpoint: Endpoint, hu
     wait_for(lambda: endpoint.lives() == before, f"only the first pod is left; {endpoint.lives()}", 60)
 
 
+@pytest.mark.further
 def test_no_room_for_one_more(endpoint: Endpoint, hub: str, note: Note) -> None:
     """A new pod does not fit beside the one that serves; the remedy that the status names works."""
     (node, *_) = (
@@ -246,6 +252,7 @@ def test_no_room_for_one_more(endpoint: Endpoint, hub: str, note: Note) -> None:
     assert "--max-num-seqs=4" in endpoint.pods()[0]["spec"]["containers"][0]["args"]
 
 
+@pytest.mark.further
 def test_a_pod_that_never_comes_to_serve(endpoint: Endpoint, images: Images, hub: str, note: Note) -> None:
     document = tiny(hub)
     sleeper = {"name": "sleeper", "image": images.client, "command": ["sleep", "3600"], "securityContext": _RESTRICTED}

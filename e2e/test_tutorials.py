@@ -66,6 +66,7 @@ def plain(endpoint: Object, image: str) -> list[Object]:
     ]
 
 
+@pytest.mark.further
 @pytest.mark.timeout(900)
 def test_a_move_loses_no_request(
     cluster: Cluster, images: Images, chart: None, namespace: str, results: Results

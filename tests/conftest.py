@@ -3,7 +3,8 @@
 ``--slow none|drawn|all``: slow tests are those that `slow` marks. Of a slow test with many cases, `drawn` keeps a fixed
 part of the cases, drawn by the hash of each one's name: the same in every run, and unmoved by a case that is added. A
 slow test that counts by itself asks `part_of` how much to do. What `slow(drawn=False)` marks is left out there: what it
-alone would find others find, less directly.
+alone would find others find, less directly. What `only_in_test_all.toml` names runs with `all` alone; it says what each
+of those would catch, and what runs in its place.
 """
 
 from __future__ import annotations
@@ -13,8 +14,10 @@ import hashlib
 import logging
 import os
 import selectors
+import tomllib
 from collections import defaultdict
 from collections.abc import Callable, Coroutine, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -60,10 +63,10 @@ def _select(config: pytest.Config, items: list[pytest.Item]) -> None:
     slow = config.getoption("--slow")
     if slow == "all":
         return
-    left_out: set[pytest.Item] = set()
+    left_out = {item for item in items if _is_only_in_test_all(item.nodeid)}
     cases: dict[str, list[pytest.Item]] = defaultdict(list)
     for item in items:
-        if (marker := item.get_closest_marker("slow")) is not None:
+        if item not in left_out and (marker := item.get_closest_marker("slow")) is not None:
             left_out.add(item)
             if marker.kwargs.get("drawn", True):
                 cases[item.nodeid.partition("[")[0]].append(item)
@@ -71,6 +74,19 @@ def _select(config: pytest.Config, items: list[pytest.Item]) -> None:
         left_out -= {item for items in cases.values() for item in _drawn(items)}
     config.hook.pytest_deselected(items=list(left_out))
     items[:] = [item for item in items if item not in left_out]
+
+
+_ONLY_IN_TEST_ALL = {
+    name
+    for group in tomllib.loads(Path(__file__).with_name("only_in_test_all.toml").read_text())["left"]
+    for name in group["tests"]
+}
+
+
+def _is_only_in_test_all(nodeid: str) -> bool:
+    """Whether the file, the test or the case is named there."""
+    test = nodeid.partition("[")[0]
+    return not _ONLY_IN_TEST_ALL.isdisjoint((nodeid, test, test.partition("::")[0]))
 
 
 def _drawn(items: list[pytest.Item]) -> list[pytest.Item]:

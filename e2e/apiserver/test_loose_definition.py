@@ -46,6 +46,7 @@ def loose() -> Iterator[ApiServer]:
         yield server
 
 
+@pytest.mark.further
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_a_thousand_wrong_endpoints_are_reported(loose: ApiServer, tmp_path: Path) -> None:

@@ -68,8 +68,13 @@ timed() (
   trap 'tail -n 20 "$log" >&7; say "$name failed; the whole log: $log" 2>&7' EXIT
   "$@" >"$log" 2>&1 9>&-
   trap - EXIT
-  say "$name: $((SECONDS - started)) s"
+  times >"$log.times" # not in a pipe, where it would be another shell's
+  say "$name: $((SECONDS - started)) s, $(children_cpu_seconds "$log.times") CPU s"
 )
+# children_cpu_seconds FILE: of what `times` wrote, those of children that have ended; what containers compute is not in it.
+children_cpu_seconds() {
+  awk 'NR == 2 { split($1 $2, part, /[ms]/); printf "%d\n", 60 * (part[1] + part[3]) + part[2] + part[4] }' "$1"
+}
 
 # apt_install PACKAGE...: those that are missing.
 apt_install() {

@@ -74,6 +74,7 @@ def test_changes_cost_no_request(endpoint: Endpoint, images: Images, results: Re
     flow.result.unbroken()
 
 
+@pytest.mark.further
 @pytest.mark.timeout(1200)
 def test_a_killed_pod_breaks_off_what_it_computed(
     endpoint: Endpoint, images: Images, results: Results, key: str
@@ -91,6 +92,7 @@ def test_a_killed_pod_breaks_off_what_it_computed(
     assert len(broken) <= 3 and not [each for each in broken if each.outcome == "failed"], listed(broken)
 
 
+@pytest.mark.further
 @pytest.mark.timeout(1200)
 def test_a_frozen_engine_breaks_off_what_it_computed(
     endpoint: Endpoint, images: Images, results: Results, key: str
@@ -114,6 +116,7 @@ def test_a_frozen_engine_breaks_off_what_it_computed(
     assert set(endpoint.lives()) == set(lives)
 
 
+@pytest.mark.further
 @pytest.mark.timeout(1200)
 def test_a_drained_node_costs_no_request(endpoint: Endpoint, images: Images, results: Results, key: str) -> None:
     cluster = endpoint.cluster
@@ -134,6 +137,7 @@ def test_a_drained_node_costs_no_request(endpoint: Endpoint, images: Images, res
     flow.result.unbroken()
 
 
+@pytest.mark.further
 @pytest.mark.timeout(1200)
 def test_a_killed_gateway_breaks_off_what_went_through_it(
     endpoint: Endpoint, images: Images, results: Results, key: str
@@ -151,6 +155,7 @@ def test_a_killed_gateway_breaks_off_what_went_through_it(
     assert not late, listed(late)
 
 
+@pytest.mark.further
 @pytest.mark.timeout(1200)
 def test_a_killed_picker_breaks_off_no_answer(endpoint: Endpoint, images: Images, results: Results, key: str) -> None:
     cluster = endpoint.cluster

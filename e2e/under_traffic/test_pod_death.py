@@ -34,6 +34,7 @@ def leads_to(cluster: Cluster, node: str, address: str) -> bool:
     return f" {address}:" in cluster.on_node(node, "iptables-save", "-t", "nat")
 
 
+@pytest.mark.further
 @pytest.mark.timeout(1200)
 def test_graceful_deletion(endpoint: Endpoint, images: Images, results: Results, namespace: str) -> None:
     url = endpoint.wait_ready()["url"]
@@ -69,6 +70,7 @@ def test_engine_killed(endpoint: Endpoint, images: Images, results: Results, nam
     assert endpoint.lives() == lives  # neither replaced nor restarted
 
 
+@pytest.mark.further
 @pytest.mark.timeout(1200)
 def test_engine_frozen(endpoint: Endpoint, images: Images, results: Results, namespace: str) -> None:
     url = endpoint.wait_ready()["url"]

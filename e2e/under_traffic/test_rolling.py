@@ -56,11 +56,12 @@ def ended(endpoint: Endpoint, replicas: int) -> None:
     wait_for(lambda: len(endpoint.cluster.get("pods", *selector)["items"]) == replicas, "old pods have ended", 90)
 
 
+@pytest.mark.further
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
     ("what", "engine", "argument"),
     [
-        pytest.param("a flag", {"maxNumSeqs": 8}, "--max-num-seqs=8", marks=pytest.mark.further),
+        ("a flag", {"maxNumSeqs": 8}, "--max-num-seqs=8"),
         # Longer, not shorter: prompts go up to the length that the first pods take.
         ("maxModelLen", {"maxModelLen": 2304}, "--max-model-len=2304"),
     ],
@@ -92,6 +93,7 @@ def test_rolling_update_of_the_image(
     undisturbed("rolling update: image", change)
 
 
+@pytest.mark.further
 @pytest.mark.timeout(900)
 def test_scale(endpoint: Endpoint, undisturbed: Disturbed) -> None:
     def change(flow: Flow) -> None:

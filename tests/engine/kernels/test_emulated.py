@@ -88,7 +88,7 @@ def _pytest(environment: dict[str, str], *arguments: Path | str) -> subprocess.C
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-p", "no:xdist", "-p", "on_arm"]
     return subprocess.run(
         [*command, *map(str, arguments)],
-        env={"STOKER_FUZZ_EXAMPLES": "15", **environment},
+        env={"STOKER_FUZZ_EXAMPLES": "6", **environment},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

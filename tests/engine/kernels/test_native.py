@@ -242,8 +242,9 @@ def test_threads_share_work_and_lose_none(kernels: ctypes.CDLL) -> None:
 
 @pytest.mark.slow(drawn=False)  # where an image is built, they are all compiled
 @pytest.mark.parametrize("level", levels(), ids=lambda level: level.name)
-def test_every_level_compiles(level: Level, tmp_path: Path) -> None:
+def test_every_level_compiles(level: Level, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also those that this processor does not run: images are built anywhere."""
+    monkeypatch.setenv("STOKER_CACHE", str(tmp_path / "empty"))
     made = build.build(level, tmp_path)
     assert made.is_file() and made.parent == tmp_path
     assert build.build(level, tmp_path) == made

@@ -77,7 +77,7 @@ def _sanitized(
 @pytest.mark.parametrize(
     "level, examples",
     [
-        pytest.param(level.name, "10" if n else "25", id=level.name, marks=[pytest.mark.slow(drawn=False)] * (n > 0))
+        pytest.param(level.name, "10", id=level.name, marks=[pytest.mark.slow(drawn=False)] * (n > 0))
         for n, level in enumerate(usable_levels())
     ],
 )

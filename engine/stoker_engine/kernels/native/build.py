@@ -1,7 +1,8 @@
 """Compiles the kernels: one small library a level, in seconds.
 
 ``python -m stoker_engine.kernels.native.build`` builds all levels, for an image that will run on processors not known
-yet. A library's name carries a hash of what it was made from: one that is out of date is never loaded.
+yet; with ``--levels host`` the one that this machine's processor runs. A library's name carries a hash of what it was
+made from: one that is out of date is never loaded, and one that this machine has compiled before is copied.
 ``STOKER_NATIVE_CXXFLAGS`` adds flags for the compiler, after ours: sanitizers, for example.
 """
 
@@ -21,7 +22,8 @@ import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from stoker_engine.kernels.native.levels import Level, levels
+from stoker_engine.contract.cache_folder import cache_folder
+from stoker_engine.kernels.native.levels import Level, levels, usable_levels
 
 logger = logging.getLogger(__name__)
 
@@ -51,7 +53,8 @@ def file_name(level: Level) -> str:
 
 
 def build(level: Level, folder: Path) -> Path:
-    """Compiles the library of `level` into `folder`, unless it is there. Safe to call from several processes.
+    """Compiles the library of `level` into `folder`, unless it is there; takes the one in the cache folder, if there is
+    one. Safe to call from several processes.
 
     Raises:
         BuildError: no compiler, one that is too old, or a folder that cannot be written.
@@ -59,12 +62,18 @@ def build(level: Level, folder: Path) -> Path:
     target = folder / file_name(level)
     if target.is_file():
         return target
-    compiler = _compiler()
+    compiled = cache_folder() / "native" / target.name
+    compiler = None if compiled.is_file() else _compiler()
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with (folder / ".lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            if not target.is_file():
+            if target.is_file():
+                return target
+            if compiler is None:
+                logger.info("copying CPU kernels (%s) into %s", level.name, folder)
+                _copy(compiled, target)
+            else:
                 logger.info("compiling CPU kernels (%s) into %s", level.name, folder)
                 _compile(compiler, level, target)
     except OSError as error:
@@ -78,6 +87,13 @@ def _compiler() -> str:
     if found is None:
         raise BuildError(f"there is no C++ compiler ({wanted or 'g++'})")
     return found
+
+
+def _copy(compiled: Path, target: Path) -> None:
+    with tempfile.TemporaryDirectory(dir=target.parent, prefix=".build-") as name:
+        copied = Path(name) / target.name
+        shutil.copy2(compiled, copied)
+        copied.rename(target)  # whole, or not there
 
 
 def _compile(compiler: str, level: Level, target: Path) -> None:
@@ -100,13 +116,20 @@ def _run(command: tuple[str, ...]) -> None:
 
 
 def main() -> None:
-    """Builds all levels into the folder that is given."""
-    parser = argparse.ArgumentParser(description="Compile the CPU kernels for every level of this kind of processor.")
+    """Builds levels into the folder that is given."""
+    parser = argparse.ArgumentParser(description="Compile the CPU kernels for the levels of this kind of processor.")
     parser.add_argument("folder", type=Path, nargs="?", default=PREBUILT, help="default: where the engine looks first")
-    folder: Path = parser.parse_args().folder
+    parser.add_argument(
+        "--levels", choices=("all", "host"), default="all", help="host: only the widest that this processor runs"
+    )
+    options = parser.parse_args()
+    folder: Path = options.folder
     logging.basicConfig(level=logging.INFO, format="%(message)s")
+    wanted = levels()
+    if options.levels == "host":
+        wanted = tuple(level for level in usable_levels() if level.tried)[:1]
     try:
-        made = {build(level, folder) for level in levels()}
+        made = {build(level, folder) for level in wanted}
     except BuildError as error:
         sys.exit(f"the CPU kernels were not built: {error}")
     for stale in set(folder.glob("stoker-*.so")) - made:

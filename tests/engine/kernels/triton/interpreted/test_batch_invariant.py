@@ -19,7 +19,11 @@ from ....models.test_families import reference_of, tiny
 from ....models.test_moe_families import tiny as tiny_mixture
 
 NEAR = {torch.float32: 2e-6, torch.bfloat16: 8e-3, torch.float16: 1e-3}
-DTYPES = pytest.mark.parametrize("dtype", NEAR, ids=["float32", "bfloat16", "float16"])
+DTYPES = pytest.mark.parametrize(
+    "dtype",
+    [torch.float32, *(pytest.param(each, marks=pytest.mark.slow) for each in (torch.bfloat16, torch.float16))],
+    ids=["float32", "bfloat16", "float16"],
+)
 SIZES = [(0, 3, 5), (1, 1, 1), (15, 31, 33), (17, 32, 32), (64, 129, 65), (65, 128, 64), (130, 5, 200)]
 
 

@@ -15,7 +15,11 @@ from stoker_engine.kernels.reference import REFERENCE
 from stoker_engine.kernels.triton.bundle import TRITON
 
 NEAR = {torch.float32: 2e-6, torch.bfloat16: 8e-3, torch.float16: 1e-3}
-DTYPES = pytest.mark.parametrize("dtype", NEAR, ids=["float32", "bfloat16", "float16"])
+DTYPES = pytest.mark.parametrize(
+    "dtype",
+    [torch.bfloat16, *(pytest.param(each, marks=pytest.mark.slow) for each in (torch.float32, torch.float16))],
+    ids=["bfloat16", "float32", "float16"],
+)
 NAMES = ["gelu", "gelu_pytorch_tanh", "quick_gelu", "relu", "relu2", "silu"]
 SIZES = [1, 2, 63, 65, 1024, 1030]
 Operation = Callable[[Kernels], Any]

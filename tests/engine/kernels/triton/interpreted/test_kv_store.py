@@ -14,7 +14,9 @@ CACHES = (torch.float32, torch.bfloat16, torch.float16, torch.float8_e4m3fn, tor
 HOSTILE = (float("nan"), float("inf"), -float("inf"), 0.0, -0.0, 1e-40, 448.0, 464.0, 465.0, 57344.0, 3e38, -3e38)
 
 
-@pytest.mark.parametrize("seed", range(24))
+@pytest.mark.parametrize(
+    "seed", [*range(4), *(pytest.param(seed, marks=pytest.mark.slow(drawn=False)) for seed in range(4, 24))]
+)
 def test_the_same_bytes(seed: int) -> None:
     dice, generator = random.Random(seed), torch.Generator().manual_seed(seed)
     dtype, rows_of = CACHES[seed % len(CACHES)], dice.choice([torch.float32, torch.bfloat16, torch.float16])
