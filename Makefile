@@ -53,7 +53,8 @@ lint: setup ## ruff, mypy --strict, import-linter
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/mypy conftest.py e2e/conftest.py e2e/kit e2e/cluster e2e/soak e2e/run.py e2e/vllm/cuda_stand_ins.py examples/demo.py docs/tutorials/tutorial.py benchmarks images charts/stoker/files/*.py
+	$(BIN)/mypy conftest.py
+	$(BIN)/mypy e2e/conftest.py e2e/kit e2e/cluster e2e/soak e2e/run.py e2e/vllm/cuda_stand_ins.py examples/demo.py docs/tutorials/tutorial.py benchmarks images charts/stoker/files/*.py
 	$(BIN)/lint-imports
 
 format: setup ## let ruff format and mend
@@ -79,7 +80,7 @@ images: ## build the container images
 	images/build
 
 # The first test to ask for the images waits for their build, so the limit is a whole run's, not a test's.
-E2E_OPTIONS = --timeout 2400 $(if $(K),-k '$(K)') $(if $(RESULTS),--results $(RESULTS))
+E2E_OPTIONS = --timeout 2400 $(if $(K),-k '$(K)') $(if $(RESULTS),--results $(RESULTS)) $(if $(TIMES),--times $(TIMES))
 
 e2e: setup ## what each change must pass on a real API server and a kind cluster (K=rolling: those so called; KEEP=1: keep all)
 	e2e/cluster/build

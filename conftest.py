@@ -78,7 +78,7 @@ class _Totals:
                 )
         if self._file is not None:
             self._file.parent.mkdir(parents=True, exist_ok=True)
-            with self._file.open("w") as out:
+            with self._file.open("a") as out:
                 for name, (seconds, cpu_seconds) in self._tests.items():
                     row = {"test": name, "seconds": round(seconds, 3), "cpu_seconds": round(cpu_seconds, 3)}
                     out.write(json.dumps(row) + "\n")

@@ -4,8 +4,9 @@ namespace a test.
 `pytest e2e` makes whatever is missing and leaves the cluster running, so that the next run starts at once;
 `e2e/cluster/down` removes it. E2E_KUBECONFIG names a cluster of your own to use instead, one without Stoker; its nodes
 must reach the images, called E2E_IMAGES/operator:TAG and so on (stoker/operator:dev). KEEP=1 keeps what tests made, for
-a look. NOBUILD=1 takes the images that the nodes have. NODES counts those of a cluster that is made (`make e2e` has one,
-`make e2e-all` three). LEVELS=all has the CPU kernels of all levels in the engine's image. `--results FILE` writes the table that is printed at the end.
+a look. NOBUILD=1 takes the images that the nodes have. NODES counts those of a cluster that is made (`make e2e` makes
+one, `make e2e-all` three). LEVELS=all has the CPU kernels of all levels in the engine's image. `--results FILE` writes
+the table that is printed at the end.
 """
 
 from __future__ import annotations
