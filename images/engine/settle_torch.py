@@ -6,8 +6,9 @@ A torch that was built for another kind of GPU would install as well, and fail o
 refused here. For CPUs any torch will do, and what one built for CUDA brings along and never needs there is removed:
 
 `libtorch_cuda.so` is linked against a dozen CUDA libraries, so the dynamic loader maps them even where there is no GPU,
-and they must stay. What is left of NVIDIA's packages is opened only by name and only with a GPU: cuDNN's parts, NCCL's
-tools, static libraries. What is mapped is seen from `import torch` itself, so the rule survives new versions of torch.
+and they must stay, but hollow (see `hollow.py`). What is left of NVIDIA's packages is opened only by name and only with
+a GPU: cuDNN's parts, NCCL's tools, static libraries. What is mapped is seen from `import torch` itself, so the rule
+survives new versions of torch.
 A torch that was built for CPUs has none of this and is left as it is.
 """
 
@@ -18,6 +19,11 @@ import site
 import subprocess
 import sys
 from pathlib import Path
+
+from hollow import hollow
+
+#: Bytes. Smaller ones may have functions that are called without a GPU: the CUDA runtime says there that there is none.
+LARGE = 16 << 20
 
 IMPORT_AND_LIST_MAPS = """
 import torch, torch.distributed
@@ -47,8 +53,12 @@ def prune(packages: Path) -> None:
     before = size(packages)
     needed = mapped_files()
     for file in packages.glob("nvidia/**/*"):
-        if file.is_file() and file.suffix != ".py" and file.resolve() not in needed:
+        if not file.is_file() or file.suffix == ".py":
+            continue
+        if file.resolve() not in needed:
             file.unlink()
+        elif file.stat().st_size >= LARGE:
+            hollow(file.resolve())
     for unused in (
         "triton",  # compiles kernels for GPUs; its metadata stays, or pip would install it again
         "torch/include",  # for compiling C++ extensions

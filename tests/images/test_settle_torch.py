@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import runpy
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-settle = SimpleNamespace(**runpy.run_path(str(Path(__file__).parents[2] / "images/engine/settle_torch.py")))
+FOLDER = Path(__file__).parents[2] / "images/engine"
+sys.path.append(str(FOLDER))  # it imports its neighbour
+settle = SimpleNamespace(**runpy.run_path(str(FOLDER / "settle_torch.py")))
 
 
 @pytest.mark.parametrize(
