@@ -15,7 +15,7 @@ CRD_FILES := $(foreach folder,crds charts/stoker/files,--output $(folder)/infere
 	--reference docs/reference/inferenceendpoint.md
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all emulator test-gpu lint format generate verify cluster cluster-build cluster-down images e2e e2e-all soak bench bench-quick bench-operator clean
+.PHONY: help setup demo check test test-all emulator test-gpu lint format generate verify cluster cluster-build cluster-down images e2e e2e-all soak bench bench-quick bench-operator clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-14s %s\n", $$1, $$2}'
@@ -34,6 +34,10 @@ $(READY): pyproject.toml constraints.txt
 
 demo: setup ## serve the demo manifest on this machine and talk to it (ONCE=1: end afterwards)
 	$(BIN)/python examples/demo.py --port $(PORT) $(if $(ONCE),--once)
+
+check: lint ## what most commits need, in minutes: lint, and the tests of what changed (BASE=main: since that branch)
+	@tests=$$($(BIN)/python tests/changed.py $(BASE)) && if [ -z "$$tests" ]; then echo "no tests are named after what changed"; \
+		else echo "$(PYTEST) --slow none $$tests" && $(PYTEST) --slow none $$tests; fi
 
 test: setup ## unit and component tests; of the slow ones none, or a fixed part of their cases (SLOW=drawn)
 	$(PYTEST) --slow $(or $(SLOW),none) $(if $(RESULTS),--times $(RESULTS).jsonl --junitxml $(RESULTS).xml)

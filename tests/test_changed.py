@@ -1,0 +1,31 @@
+"""What `make check` runs for a changed file."""
+
+from __future__ import annotations
+
+import runpy
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+find: Any = runpy.run_path(str(Path(__file__).with_name("changed.py")))["tests_for"]
+
+
+@pytest.mark.parametrize(
+    ("file", "tests"),
+    [
+        ("engine/stoker_engine/sched/scheduler.py", ["tests/engine/sched"]),
+        ("engine/stoker_engine/kernels/native/simd.h", ["tests/engine/kernels"]),
+        ("engine/stoker_engine/llm.py", ["tests/engine/test_llm.py"]),
+        ("operator/stoker_operator/status.py", ["tests/operator/test_status.py"]),
+        ("gateway/stoker_gateway/usage/tokens.py", ["tests/gateway/usage"]),
+        ("tests/engine/test_llm.py", ["tests/engine/test_llm.py"]),
+        ("tests/engine/sched/pretend.py", ["tests/engine/sched"]),
+        ("tests/conftest.py", []),
+        ("charts/stoker/values.yaml", ["tests/operator"]),
+        ("docs/ci.md", ["tests/test_docs.py"]),
+        ("Makefile", []),
+    ],
+)
+def test_tests_of_a_file(file: str, tests: list[str]) -> None:
+    assert find(file) == tests
