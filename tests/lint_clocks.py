@@ -28,7 +28,7 @@ _CLOCKS |= {f"{name}_ns" for name in _CLOCKS}
 _OWNERS = re.compile(r"(^|\.)(time|\w*loop)$|_loop\(\)$")
 #: What these compute from a clock is a clock's reading.
 _COMPUTE = frozenset({"max", "min", "sum", "sorted", "round", "abs", "float", "int", "mean", "median", "quantiles"})
-_NAMES = re.compile(r"(^|_)(elapsed|took|duration)(_|$)")
+_NAMES = re.compile(r"(^|_)(elapsed|took)(_|$)")
 _SLEEPS = re.compile(r"^(time|asyncio|anyio|trio)\.sleep$")
 _MARKER = re.compile(r"#.*\bsleeps: \S")
 
