@@ -68,7 +68,7 @@ def test_killed_at_any_moment(cluster: Cluster, chart: None, namespace: str, res
     for number, moment in enumerate((0.0, 0.1, 0.2, 0.4, 0.8, 1.6)):
         names.append(f"at-{number}")
         cluster.apply(namespace, demo(names[-1], replicas=2, template=nowhere))
-        time.sleep(moment)
+        time.sleep(moment)  # sleeps: the moment of the death
         kill_operator(cluster)
         # A change that no watch sees happen.
         Endpoint(cluster, namespace, names[-1]).patch(replicas=3)
@@ -134,7 +134,7 @@ def pause_etcd(cluster: Cluster, node: str) -> None:
     """A disk that does not answer."""
     cluster.on_node(node, "pkill", "-STOP", "-f", "^etcd")
     try:
-        time.sleep(20)
+        time.sleep(20)  # sleeps: how long the disk does not answer
     finally:
         cluster.on_node(node, "pkill", "-CONT", "-f", "^etcd")
 

@@ -13,7 +13,6 @@ import asyncio
 import hashlib
 import logging
 import os
-import selectors
 import tomllib
 from collections import defaultdict
 from collections.abc import Callable, Coroutine, Iterator
@@ -22,6 +21,8 @@ from typing import Any
 
 import pytest
 from hypothesis import settings
+
+from .virtual_time import VirtualLoop
 
 # Some tests fork. Where gRPC was loaded by another, its handlers of forks end one such child in six (SIGSEGV, SIGABRT).
 os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "false"
@@ -112,25 +113,6 @@ def _log_as_before() -> Iterator[None]:
 def part_of(pytestconfig: pytest.Config) -> Callable[[int], int]:
     """How many of so many a slow test is to do."""
     return lambda whole: whole // _ONE_OF if pytestconfig.getoption("--slow") == "drawn" else whole
-
-
-class VirtualLoop(asyncio.SelectorEventLoop):
-    """Where nothing is left to do but wait, the wait is over at once, and the clock has moved."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-        selector = selectors.DefaultSelector()
-        select = selector.select
-
-        def skip(timeout: float | None = None) -> Any:
-            self.now += timeout or 0
-            return select(0)
-
-        selector.select = skip  # type: ignore[method-assign]
-        super().__init__(selector)
-
-    def time(self) -> float:
-        return self.now
 
 
 @pytest.fixture

@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 import yaml
 from apiserver import ApiServer, free_ports
+from kit import waiting
 from kubernetes import client, config
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -32,18 +33,16 @@ Object = dict[str, Any]
 
 def wait_for(look: Callable[[], Any], what: str, timeout: float = 30) -> Any:
     """What `look` returns as soon as that is something; errors of objects that are not there yet do not count."""
-    deadline = time.monotonic() + timeout
-    found: Any = None
-    while time.monotonic() < deadline:
+
+    def found() -> Any:
         try:
-            found = look()
+            return look()
         except client.ApiException as error:
             if error.status != 404:
                 raise
-        if found:
-            return found
-        time.sleep(0.1)
-    raise AssertionError(f"not within {timeout:.0f} s: {what}; last seen: {found!r}")
+            return None
+
+    return waiting.wait_for(found, what, max(timeout, waiting.HANGING_S), every=0.1)
 
 
 class Cluster:

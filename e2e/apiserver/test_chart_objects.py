@@ -7,7 +7,6 @@ import os
 import re
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -130,11 +129,9 @@ def test_endpoints_of_the_values_are_applied(kube: Any, helm: str, ns: str) -> N
 
     (manifest,) = json.loads(container["args"][1])
     manifest["spec"]["replicaz"] = 2
-    began = time.monotonic()
     refused = script(kube, "apply_endpoints.py", json.dumps([manifest]))
     assert refused.returncode == 1
-    assert time.monotonic() - began < 45  # without waiting for what time does not mend
-    assert "replicaz" in refused.stderr
+    assert refused.stderr.count("replicaz") == 1, "it is not tried again: time does not mend it"
 
 
 def test_helm_test_tells_whether_it_works(kube: Any, ns: str, start: Any, configuration: Any) -> None:

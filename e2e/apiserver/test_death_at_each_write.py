@@ -282,7 +282,7 @@ def test_what_is_deleted_half_made_stays_gone(cast: Cast, eventually: Any) -> No
     nothing: dict[str, Any] = {ns: {} for ns in cast.namespaces}
     # The garbage collector looks every 30 s for kinds that are new to it.
     eventually(lambda: cast.state() == nothing, "nothing is left", timeout=120)
-    time.sleep(2)
+    time.sleep(2)  # sleeps: that nothing more is written has no event
     assert cast.state() == nothing
     assert cast.writes() == before
 

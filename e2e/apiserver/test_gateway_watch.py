@@ -7,7 +7,6 @@ import asyncio
 import os
 import signal
 import subprocess
-import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -17,6 +16,7 @@ import pytest
 import urllib3
 import yaml
 from apiserver import ApiServer
+from kit.waiting import wait_for, wait_for_async
 from kubernetes import client, config
 from prometheus_client import CollectorRegistry
 
@@ -57,21 +57,23 @@ class Admin:
 
     def endpoint(self, name: str, **spec: Any) -> None:
         """Creates an endpoint that the operator admits."""
-        deadline = time.monotonic() + 60
         body = {
             "apiVersion": f"{GROUP}/{VERSION}",
             "kind": "InferenceEndpoint",
             "metadata": {"name": name},
             "spec": {"model": {"source": f"hf://org/{name}"}, "hardware": {"accelerator": "cpu"}, **spec},
         }
-        while True:
+
+        def created() -> bool:
             try:
                 self.custom.create_namespaced_custom_object(GROUP, VERSION, NAMESPACE, PLURAL, body)
-                break
             except client.ApiException as error:
-                if error.status != 404 or time.monotonic() > deadline:  # just defined
+                if error.status != 404:  # just defined
                     raise
-                time.sleep(0.2)
+                return False
+            return True
+
+        wait_for(created, "endpoints are served", 120, every=0.2)
         self.status(name, [{"name": "gateway", "url": "http://gateway/v1"}])
 
     def status(self, name: str, addresses: list[Object]) -> None:
@@ -139,14 +141,15 @@ def killed(server: ApiServer) -> Callable[[], None]:
         again = subprocess.Popen(process.args, stdout=quiet, stderr=quiet, start_new_session=True)
         server.processes["kube-apiserver"] = again
         reached = config.new_client_from_config(str(server.kubeconfig))
-        deadline = time.monotonic() + 60
-        while True:
+
+        def answers() -> bool:
             try:
                 client.VersionApi(reached).get_code()
-                return
             except (client.ApiException, urllib3.exceptions.HTTPError):
-                assert time.monotonic() < deadline, "the API server does not come back"
-                time.sleep(0.2)
+                return False
+            return True
+
+        wait_for(answers, "the API server comes back", 120, every=0.2)
 
     return start_again
 
@@ -163,12 +166,8 @@ async def watching(server: ApiServer) -> AsyncIterator[Told]:
         await asyncio.gather(task, return_exceptions=True)
 
 
-async def until(holds: Callable[[], bool], what: str, timeout_s: float = 60) -> None:
-    loop = asyncio.get_running_loop()
-    deadline = loop.time() + timeout_s
-    while not holds():
-        assert loop.time() < deadline, what
-        await asyncio.sleep(0.02)
+async def until(holds: Callable[[], bool], what: str) -> None:
+    await wait_for_async(holds, what, 120)
 
 
 def test_it_knows_what_there_is_whatever_becomes_of_the_api_server(own: ApiServer) -> None:

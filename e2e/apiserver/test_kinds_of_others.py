@@ -107,9 +107,14 @@ def test_monitors_are_made_as_soon_as_they_are_known(
             "there are PodMonitors",
         )
         eventually(lambda: kube.condition(ns, "insists").get("reason") == "RollingOut", "nothing is missing")
-        time.sleep(3)  # the watch begins after the round of lists that found them
-    watches = [each["objectRef"] for each in kube.server.requests() if each["verb"] == "watch" and "objectRef" in each]
-    assert ("podmonitors", ns) in {(each["resource"], each.get("namespace")) for each in watches}
+
+        def is_watched() -> bool:
+            asked = (
+                each["objectRef"] for each in kube.server.requests() if each["verb"] == "watch" and "objectRef" in each
+            )
+            return ("podmonitors", ns) in {(each["resource"], each.get("namespace")) for each in asked}
+
+        eventually(is_watched, "they are watched")
     endpoints = {
         each["metadata"]["name"]: each["spec"]["podMetricsEndpoints"] for each in kube.get(MONITORS.format(ns))["items"]
     }
@@ -138,7 +143,7 @@ def test_an_operator_outlives_a_kind_that_goes(
         for pause in (0.5, 0, 0.1):  # it goes while it is watched, before, and meanwhile
             eventually(monitored, "there is a PodMonitor")
             eventually(is_watched, "it is watched")
-            time.sleep(pause)
+            time.sleep(pause)  # sleeps: the moment at which it goes
             kube.extensions.delete_custom_resource_definition(CRD)
             eventually(lambda: not is_watched(), "its end is noticed")
             define_pod_monitors()

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -23,6 +22,7 @@ from stoker_operator.api.v1alpha1.crd import crd
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tests/operator/api"))
 
+from kit.waiting import wait_for
 from specimens import RULE_BREAKERS, generated
 
 WRONG = (
@@ -70,7 +70,7 @@ def test_a_thousand_wrong_endpoints_are_reported(loose: ApiServer, tmp_path: Pat
         environment = {**os.environ, "KUBECONFIG": str(loose.kubeconfig)}
         operator = subprocess.Popen(command, env=environment, stdout=said, stderr=said)
     try:
-        verdicts = _verdicts(custom, deadline=time.monotonic() + 600)
+        verdicts = wait_for(lambda: _verdicts(custom), f"all of {len(WRONG)} are reported", 600, every=3)
     finally:
         operator.terminate()
         operator.wait(timeout=30)
@@ -85,26 +85,24 @@ def test_a_thousand_wrong_endpoints_are_reported(loose: ApiServer, tmp_path: Pat
 
 def _created(custom: Any, body: Any) -> None:
     """Creates the endpoint; the resource is served a moment after its definition is made."""
-    deadline = time.monotonic() + 30
-    while True:
+
+    def created() -> bool:
         try:
             custom.create_namespaced_custom_object(*ENDPOINTS, body)
-            return
         except client.ApiException as error:
-            if error.status != 404 or time.monotonic() > deadline:
+            if error.status != 404:
                 raise
-            time.sleep(0.1)
+            return False
+        return True
+
+    wait_for(created, "endpoints are served", 120, every=0.1)
 
 
-def _verdicts(custom: Any, deadline: float) -> dict[str, tuple[str, str]]:
+def _verdicts(custom: Any) -> dict[str, tuple[str, str]] | None:
     """Status and message of every endpoint's condition Accepted, once all have one."""
-    while True:
-        found = {}
-        for item in custom.list_namespaced_custom_object(*ENDPOINTS)["items"]:
-            for condition in item.get("status", {}).get("conditions", ()):
-                if condition["type"] == "Accepted":
-                    found[item["metadata"]["name"]] = (condition["status"], condition["message"])
-        if len(found) == len(WRONG):
-            return found
-        assert time.monotonic() < deadline, f"{len(found)} of {len(WRONG)} are reported"
-        time.sleep(3)
+    found = {}
+    for item in custom.list_namespaced_custom_object(*ENDPOINTS)["items"]:
+        for condition in item.get("status", {}).get("conditions", ()):
+            if condition["type"] == "Accepted":
+                found[item["metadata"]["name"]] = (condition["status"], condition["message"])
+    return found if len(found) == len(WRONG) else None

@@ -350,7 +350,7 @@ def test_deletion_needs_no_operator_and_a_restart_writes_nothing(
     # What is reported last is how many pods there are: an operator that ended before would report it when it is back.
     for name in ("one", "two", "demo"):
         eventually(lambda name=name: one_replica(kube, ns, name), "nothing is left to report")  # type: ignore[misc]
-    time.sleep(1)
+    time.sleep(1)  # sleeps: that nothing more is written has no event
     assert running.stop() == 0
     before = kube.writes(ns)
     assert before["deployments"] >= 3
@@ -361,7 +361,7 @@ def test_deletion_needs_no_operator_and_a_restart_writes_nothing(
 
     running.start()
     looked = eventually(running.reconciles, "it looks at what is there")
-    time.sleep(8)  # longer than the operator waits before it looks again at what is not ready
+    time.sleep(8)  # sleeps: longer than the operator waits before it looks again at what is not ready
     eventually(lambda: running.reconciles() > looked, "it has looked again")
     assert kube.writes(ns) == before
 
@@ -370,7 +370,7 @@ def test_deletion_needs_no_operator_and_a_restart_writes_nothing(
     running.start()
     eventually(lambda: "--max-num-seqs=3" in args(kube.deployment(ns, "one")), "what was missed is made up for")
     eventually(lambda: kube.condition(ns, "one"), "and reported")
-    time.sleep(4)
+    time.sleep(4)  # sleeps: that nothing more is written has no event
     after = kube.writes(ns)
     # One Deployment for the one spec that changed, and its status: at most once a change of its Deployment.
     assert after["deployments"] - before["deployments"] == 1

@@ -190,7 +190,7 @@ networking: {{serviceSubnet: {SERVICE_RANGE}}}
             with contextlib.suppress(OSError), opener.open(url, timeout=2):
                 return
             self._check_alive()
-            time.sleep(0.05)
+            time.sleep(0.05)  # sleeps: between two looks, here too, since benchmarks use this alone
         raise ApiServerError(f"{component} not ready after {timeout:.0f} s:\n{self._log_tail(component)}")
 
     def _check_alive(self) -> None:

@@ -166,10 +166,12 @@ def test_a_killed_picker_breaks_off_no_answer(endpoint: Endpoint, images: Images
             here = ("exec", "--namespace", release.SYSTEM, pod["metadata"]["name"], "--")
             assert cluster.kubectl(*here, "python3", "-c", KILL_PICKER).strip() == "1"
         wait_for(lambda: ready_gateways(cluster) == 2, "two gateways are ready", 120)
-        recovery = time.time() - struck
+        recovered = time.time()
+        recovery = recovered - struck
         flow.wait_for(10)
     results.add("gateway: both pickers killed", flow.result, recovery)
     assert not flow.result.cut, listed(flow.result.cut)
     # What was being decided, and what came until the next picker served, may be tried again.
-    for each in flow.result.failed:
-        assert "Error code: 503" in each.error and struck - 5 < each.start < struck + 20, listed(flow.result.failed)
+    assert all("Error code: 503" in each.error for each in flow.result.failed), listed(flow.result.failed)
+    others = [each for each in flow.result.failed if not struck - 5 < each.start < recovered + HEARSAY]
+    assert not others, listed(others)

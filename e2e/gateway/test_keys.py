@@ -50,7 +50,7 @@ while refused < 20 and time.time() < until:
         assert error.code == 401, error
         refused += 1
     time.sleep(0.05)
-print(accepted)
+print(accepted, refused)
 """
 #: Seconds until a change of keys is in force, at the latest.
 IN_FORCE = 5
@@ -112,14 +112,16 @@ def test_a_revoked_key_is_refused_within_seconds(endpoint: Endpoint, keys: Calla
     pod = endpoint.pods()[0]["metadata"]["name"]
     here = ("exec", "--namespace", endpoint.namespace, pod, "--container", "engine", "--")
     with ThreadPoolExecutor(1) as beside:
-        time.sleep(IN_FORCE)
+        time.sleep(IN_FORCE)  # sleeps: until each replica knows the key
         asked = beside.submit(endpoint.cluster.kubectl, *here, "python3", "-c", ASK_UNTIL_REFUSED, f"{URL}/models", key)
-        time.sleep(5)
+        time.sleep(5)  # sleeps: so that it is served for a while
         revoked = time.time()
         keys("revoke", "leaver")
-        accepted = float(asked.result(120))
-    print(f"last accepted {accepted - revoked:.2f} s after it was revoked")
-    assert revoked - 5 < accepted < revoked + IN_FORCE
+        last, refused = asked.result(180).split()
+        later = float(last) - revoked
+    print(f"last accepted {later:.2f} s after it was revoked")
+    assert later > -5, "it was served until then"
+    assert refused == "20", "and then by neither replica"
 
 
 @pytest.mark.further
@@ -132,7 +134,7 @@ def test_who_floods_leaves_others_their_time(
     """
     cluster, namespace = endpoint.cluster, endpoint.namespace
     quiet, loud = keys("create", "--id=quiet"), keys("create", "--id=loud", "--concurrency=1")
-    time.sleep(IN_FORCE)
+    time.sleep(IN_FORCE)  # sleeps: until each replica knows the keys
     endpoint.wait_ready()
     calm = partial(traffic, cluster, namespace, images.client, URL, workers=1, api_key=quiet, arguments=("64", "0.05"))
     with calm() as alone:

@@ -129,7 +129,7 @@ def rest(watch: Watch, record: Record, endpoints: list[Endpoint]) -> None:
         told = watch.look()
         record.problems.append(f"at rest: { ({pod: told.get(pod) for pod in pods}) }")
     record.rests.append(time.monotonic() - began)
-    time.sleep(2)  # connections that the clients closed are being closed
+    time.sleep(2)  # sleeps: connections that the clients closed are being closed
     watch.look(at_rest=True)
 
 
@@ -204,7 +204,7 @@ def test_soak(
                 with both_asked(record, endpoints, images.client, number):
                     while time.monotonic() < ends:
                         struck_by(next(faults), site, record, say)
-                        time.sleep(dice.uniform(*_BREATHER_S))
+                        time.sleep(dice.uniform(*_BREATHER_S))  # sleeps: the pause between two faults is drawn
                 say(record.counted())
                 rest(watch, record, endpoints)
                 say(f"at rest after {record.rests[-1]:.1f} s")

@@ -128,7 +128,7 @@ def test_node_drain(cluster: Cluster, endpoint: Endpoint, undisturbed: Disturbed
         )
         while drain.poll() is None:
             least.append(len(endpoint.serving()))
-            time.sleep(1)
+            time.sleep(1)  # sleeps: between two samples
         assert drain.returncode == 0, drain.stdout.read() if drain.stdout else ""
         endpoint.wait_ready()
         assert node not in {pod["spec"]["nodeName"] for pod in endpoint.pods()}

@@ -197,7 +197,7 @@ def rests(cluster: Cluster, namespace: str) -> bool:
         return sum(map(float, re.findall(rf"^{metric}\{{.*\}} (.*)$", text, re.MULTILINE)))
 
     before = told("vllm:request_success_total")
-    time.sleep(5)
+    time.sleep(5)  # sleeps: that nothing is answered has no event
     busy = told("vllm:num_requests_running") + told("vllm:num_requests_waiting")
     return not busy and told("vllm:request_success_total") == before
 

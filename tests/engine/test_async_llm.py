@@ -29,6 +29,8 @@ from stoker_engine.core.step_report import StepReport
 from stoker_engine.grammar.token_table import TokenTable
 from stoker_engine.tokens.tokenizer import Tokenizer
 
+from ..waiting import until_async
+
 LONG = SamplingParams(temperature=0, max_tokens=400, ignore_eos=True)
 SHORT = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
 
@@ -57,8 +59,7 @@ async def collect(
 async def until_free(reports: list[StepReport]) -> None:
     """Until the engine reports that nothing runs and no block is held."""
     async with asyncio.timeout(20):
-        while not (reports and reports[-1].stats.num_running == reports[-1].stats.num_waiting == 0):  # noqa: ASYNC110 - told by reports
-            await asyncio.sleep(0.01)
+        await until_async(lambda: bool(reports and reports[-1].stats.num_running == reports[-1].stats.num_waiting == 0))
     assert reports[-1].stats.kv_cache_usage == 0
 
 
@@ -101,7 +102,7 @@ async def a_closed_stream_frees_its_blocks_and_hurts_nobody(llm: AsyncLLM, repor
     await anext(stream)
     await stream.aclose()
     cancelled = asyncio.create_task(collect(llm, "cancelled", LONG))
-    await asyncio.sleep(0.05)
+    await until_async(lambda: reports[-1].stats.num_running >= 2)
     cancelled.cancel()
     assert await survivor == alone
     await until_free(reports)
@@ -293,7 +294,7 @@ def test_an_abort_storm_under_preemption_leaves_the_pool_balanced_and_survivors_
                 first = 5 + number % 4
                 task = asyncio.create_task(collect(llm, f"r{number}", params, (first, 9)))
                 if chance.random() < 0.5:
-                    await asyncio.sleep(chance.random())
+                    await asyncio.sleep(chance.random())  # sleeps: the moment of the abort is drawn
                     task.cancel()
                     await asyncio.wait([task])
                 else:
@@ -315,12 +316,12 @@ def test_idle_costs_next_to_nothing(tiny_llama: Path, ranks: int, seconds: int, 
     async def run() -> float:
         async with running(tiny_llama, ranks=max(1, ranks)) as (llm, _):
             await asyncio.gather(*(collect(llm, str(i), LONG) for i in range(4)))
-            await asyncio.sleep(1)  # OpenMP's threads spin a little after their work
+            await asyncio.sleep(1)  # sleeps: OpenMP's threads spin a little after their work
             engine = psutil.Process(llm.copies[0].process.pid)
             processes = [engine, *engine.children()]
             assert len(processes) == 1 + ranks
             before = time.process_time() + sum(map(_cpu_seconds, processes))
-            await asyncio.sleep(seconds)
+            await asyncio.sleep(seconds)  # sleeps: idle time is what is measured
             return time.process_time() + sum(map(_cpu_seconds, processes)) - before
 
     used = asyncio.run(run())

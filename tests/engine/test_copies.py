@@ -140,7 +140,7 @@ def test_however_the_script_ends_nothing_is_left(tiny_llama: Path, end: str) -> 
         pids = [int(word) for word in script.stdout.readline().split()]
         assert len(pids) == 2
         if end != "by itself":
-            time.sleep(0.5)
+            time.sleep(0.5)  # sleeps: the moment of the death; steps are under way
             script.send_signal(getattr(signal, end))
         try:
             code = script.wait(60)

@@ -17,6 +17,7 @@ from stoker_gateway.envoy.files import EnvoyFiles
 from stoker_gateway.envoy.process import EnvoyProcess
 from stoker_gateway.envoy.settings import EnvoySettings
 
+from ..waiting import until_async
 from .dictating_picker import DictatingPicker
 
 CHAT = "/v1/chat/completions"
@@ -161,7 +162,7 @@ class Gateway:
 
         async def go_on() -> None:
             while then:
-                await asyncio.sleep(0.05)
+                await asyncio.sleep(0.05)  # sleeps: a client that sends slowly
                 writer.write(then)
 
         more = asyncio.create_task(go_on())
@@ -177,8 +178,11 @@ class Gateway:
 
     async def until(self, name: str, count: int) -> None:
         """Until Envoy counts so many under this name."""
-        while await self.envoy.statistic(name) != count:  # noqa: ASYNC110 - Envoy tells nobody
-            await asyncio.sleep(0.02)
+
+        async def holds() -> bool:
+            return await self.envoy.statistic(name) == count
+
+        await until_async(holds)
 
 
 def directory(*servers: Server) -> Directory:

@@ -27,7 +27,7 @@ class DictatingPicker(rpc.ExternalProcessorServicer):
     async def Process(self, requests: AsyncIterator[Any], context: Any) -> AsyncIterator[Any]:  # noqa: N802
         async for request in requests:
             while self.hangs:  # noqa: ASYNC110 - a test sets it
-                await asyncio.sleep(0.05)
+                await asyncio.sleep(0.05)  # sleeps: a picker that says nothing until a test lets it
             if self.refusal:
                 refusal = pb.ImmediateResponse(details="picker", body=self.refusal)
                 refusal.status.code = 404

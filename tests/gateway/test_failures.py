@@ -18,6 +18,7 @@ from stoker_gateway.envoy import admin
 from stoker_gateway.envoy.admin import EnvoyError, LateAnswerError
 from stoker_gateway.envoy.config import LISTENER
 
+from ..waiting import until_async
 from .behind_envoy import CHAT, Gateway, directory, gateway
 from .http_fuzz import requests
 
@@ -36,8 +37,11 @@ async def _refused(client: aiohttp.ClientSession, at: Gateway) -> None:
 
 
 async def _until_ready_says(status: int, client: aiohttp.ClientSession, at: Gateway) -> None:
-    while (await client.get(at.url + "/ready")).status != status:  # noqa: ASYNC110 - Envoy tells nobody
-        await asyncio.sleep(0.05)
+
+    async def holds() -> bool:
+        return (await client.get(at.url + "/ready")).status == status
+
+    await until_async(holds)
 
 
 def test_a_request_without_an_answer_goes_once_to_the_pickers_next_server() -> None:
@@ -159,14 +163,22 @@ def test_late_answers_of_envoys_break_off_no_stream_while_it_is_drained(monkeypa
             (server,) = at.servers
             server.does = "stream"
             envoy = _only_child()
+
+            async def answers() -> bool:
+                try:
+                    return await at.envoy.statistic("server.live") == 1
+                except LateAnswerError:
+                    return False
+
             async with client.post(at.url + CHAT, data=b"{}") as under_way:
                 assert await under_way.content.readuntil(b"\n\n") == b"data: 1\n\n"
                 drained = asyncio.create_task(at.envoy.drain(60))
                 for _ in range(3):
                     os.kill(envoy, signal.SIGSTOP)
-                    await asyncio.sleep(0.3)
+                    with pytest.raises(LateAnswerError):
+                        await at.envoy.statistic("server.live")
                     os.kill(envoy, signal.SIGCONT)
-                    await asyncio.sleep(0.3)
+                    await until_async(answers)
                 assert not drained.done()
                 server.last = True
                 server.more.set()
@@ -267,7 +279,7 @@ def test_slow_clients_take_little_memory_and_time() -> None:
             before, at_rest = -1, 0
             while at_rest < 5:
                 before, at_rest = server.sent, at_rest + 1 if server.sent == before > 0 else 0
-                await asyncio.sleep(0.1)
+                await asyncio.sleep(0.1)  # sleeps: that nothing more is sent has no event
             sockets = 4 * (12 << 20)  # what the kernel takes in for them, twice
             assert server.sent < sockets + 4 * (6 << 20) < 4 * at.settings.max_body_bytes
             server.does = "answer"

@@ -14,6 +14,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 
+from ..waiting import until_async
 from .behind_envoy import CHAT, Server
 
 _MAIN = "import sys; from stoker_gateway.cli.gateway import main; sys.exit(main(sys.argv[1:]))"
@@ -63,9 +64,14 @@ def children_of(pid: int) -> tuple[int, int]:
     return envoy, next(iter(by_name.values()), 0)
 
 
+def _has_pending(pid: int) -> bool:
+    """Whether a process has not yet taken a signal that was sent."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    return any(int(line.split()[1], 16) for line in status.splitlines() if line.startswith(("SigPnd", "ShdPnd")))
+
+
 async def _until_gone(pid: int) -> None:
-    while Path(f"/proc/{pid}").exists():  # noqa: ASYNC110, ASYNC240 - the kernel tells only its parent
-        await asyncio.sleep(0.02)
+    await until_async(lambda: not Path(f"/proc/{pid}").exists())
 
 
 def test_a_signal_lets_streams_end_and_the_next_request_comes_nowhere() -> None:
@@ -102,8 +108,11 @@ def test_until_load_balancers_have_noticed_connections_are_taken() -> None:
 
             assert await ready() == 200
             run.process.send_signal(signal.SIGTERM)
-            while await ready() != 503:  # noqa: ASYNC110
-                await asyncio.sleep(0.02)
+
+            async def holds() -> bool:
+                return await ready() == 503
+
+            await until_async(holds)
             async with aiohttp.ClientSession() as new, new.post(f"{run.url}/v1/completions", data=_BODY) as answer:
                 assert ((await answer.json())["server"], answer.headers["connection"]) == ("a", "close")
             run.process.send_signal(signal.SIGTERM)
@@ -153,7 +162,7 @@ def test_what_takes_too_long_is_broken_off(words: tuple[str, ...]) -> None:
                 assert await under_way.content.readuntil(b"\n\n") == b"data: 1\n\n"
                 for _ in range(1 if words else 2):
                     run.process.send_signal(signal.SIGTERM)
-                    await asyncio.sleep(0.2)
+                    await until_async(lambda: not _has_pending(run.process.pid))
                 with pytest.raises(aiohttp.ClientError):
                     await under_way.read()
             code, said = await run.ended()
@@ -195,7 +204,7 @@ def test_a_killed_picker_breaks_off_nothing_and_another_begins() -> None:
                                 break
                             assert (answer.status, "retry-after" in answer.headers) == (503, True), answer
                             refused += 1
-                            await asyncio.sleep(0.05)
+                            await asyncio.sleep(0.05)  # sleeps: a client that asks again, as Retry-After says
                     assert refused
                     envoy, picker = children_of(run.process.pid)
                     assert envoy == run.envoy and picker not in (0, run.picker)
@@ -218,13 +227,15 @@ def test_with_fail_open_a_killed_picker_refuses_nothing() -> None:
             while children_of(run.process.pid)[1] in (0, run.picker) or not run.server.asked[20:]:
                 async with client.post(f"{run.url}/v1/completions", data=_BODY) as answer:
                     assert answer.status == 200
-                await asyncio.sleep(0.05)  # each is told in the log, which nobody reads yet
-            models = {"server": "a"}  # the server's own, until a picker answers again
-            while "data" not in models:
+                await asyncio.sleep(0.05)  # sleeps: each is told in the log, which nobody reads yet
+
+            async def a_picker_answers() -> bool:
+                """Until then, the server does."""
                 async with client.get(f"{run.url}/v1/models") as answer:
                     assert answer.status == 200
-                    models = await answer.json()
-                await asyncio.sleep(0.05)
+                    return "data" in await answer.json()
+
+            await until_async(a_picker_answers, every=0.05)
             run.process.send_signal(signal.SIGTERM)
             code, said = await run.ended()
             assert code == 0 and said.count(b"the picker was killed") == 1
@@ -239,10 +250,9 @@ def test_requests_end_though_the_picker_was_killed_while_it_waited_for_that() ->
             async with client.post(run.url + CHAT, data=_BODY) as under_way:
                 assert await under_way.content.readuntil(b"\n\n") == b"data: 1\n\n"
                 run.process.send_signal(signal.SIGTERM)
-                await asyncio.sleep(0.2)
+                await until_async(lambda: not _has_pending(run.process.pid))
                 os.kill(run.picker, signal.SIGKILL)
                 await _until_gone(run.picker)
-                await asyncio.sleep(0.2)
                 run.server.last = True
                 run.server.more.set()
                 assert await under_way.read() == b"data: [DONE]\n\n"

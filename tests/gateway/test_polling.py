@@ -18,6 +18,8 @@ from stoker_gateway.errors import GatewayError
 from stoker_gateway.picking.load import ServerLoad
 from stoker_gateway.polling import CORE_SHARE, LOST_AFTER, Heard, HttpAsker, Poller, PollerThread, read_metrics
 
+from ..virtual_time import elapse
+
 VirtualTime = Callable[[Callable[[], Coroutine[Any, Any, None]]], None]
 LABEL = st.text(st.characters(codec="utf-8"), max_size=12)
 
@@ -77,7 +79,7 @@ def test_each_server_is_asked_once_a_period_which_stretches_with_its_cost(virtua
         nonlocal spent
         asked[server] += 1
         spent += 0.002
-        await asyncio.sleep(0.05)
+        await elapse(0.05)
         return ServerLoad()
 
     async def main() -> None:
@@ -85,16 +87,16 @@ def test_each_server_is_asked_once_a_period_which_stretches_with_its_cost(virtua
         poller = Poller(ask, lambda heard: None, lambda: spent)
         poller.set_servers([f"s{number}" for number in range(1000)])
         task = asyncio.create_task(poller.run())
-        await asyncio.sleep(30)  # the first period goes by a guess
+        await elapse(30)  # the first period goes by a guess
         began, spent_before = loop.time(), spent
         assert poller.period_s == pytest.approx(1000 * 0.002 / CORE_SHARE, rel=0.1)
         assert poller.staleness_s(loop.time()) < 30.1
-        await asyncio.sleep(200)
+        await elapse(200)
         assert spent - spent_before <= 0.1 * (loop.time() - began)
         poller.set_servers(["s1", "new"])
-        await asyncio.sleep(30)
+        await elapse(30)
         before = Counter(asked)
-        await asyncio.sleep(10.5)
+        await elapse(10.5)
         assert set(asked - before) == {"s1", "new"}
         assert (asked - before)["new"] in (10, 11)
         task.cancel()
@@ -110,7 +112,7 @@ def test_who_does_not_answer_delays_nobody_and_is_lost_in_the_end(virtual_time: 
 
     async def ask(server: str) -> ServerLoad:
         if server == "frozen" and not back:
-            await asyncio.sleep(3)
+            await elapse(3)
             raise TimeoutError
         if server == "refuses" and not back:
             raise ConnectionRefusedError
@@ -121,7 +123,7 @@ def test_who_does_not_answer_delays_nobody_and_is_lost_in_the_end(virtual_time: 
         poller = Poller(ask, heard.append, lambda: 0.0)
         poller.set_servers(["frozen", "well", "refuses"])
         task = asyncio.create_task(poller.run())
-        await asyncio.sleep(20)
+        await elapse(20)
         loads = {name: [each.load for each in heard if each.server == name] for name in ("frozen", "well", "refuses")}
         assert len(loads["well"]) >= 19
         for name in ("frozen", "refuses"):
@@ -130,7 +132,7 @@ def test_who_does_not_answer_delays_nobody_and_is_lost_in_the_end(virtual_time: 
             assert len(loads[name]) > LOST_AFTER
         assert poller.staleness_s(20.0) == float("inf")
         back = True
-        await asyncio.sleep(5)
+        await elapse(5)
         assert [each.load for each in heard if each.server == "frozen"][-1] == ServerLoad(running=1)
         assert poller.staleness_s(25.0) <= 1.1
         task.cancel()

@@ -21,6 +21,8 @@ from stoker_gateway.picking.ask import Ask
 from stoker_gateway.picking.picker import Pick
 from stoker_gateway.serving import Serving
 
+from ..waiting import until_async
+
 
 class SlowReader:
     """Reads Envoy's files when it is told to, as Envoy does, and says what it has read."""
@@ -85,8 +87,7 @@ def test_the_picker_goes_over_when_envoy_has_read_and_what_is_gone_stays_a_while
             await changing
             changing = asyncio.create_task(serving.change(after))
             asked = envoy.asked
-            while envoy.asked < asked + 3:  # noqa: ASYNC110 - it does not tell
-                await asyncio.sleep(0.01)
+            await until_async(lambda: envoy.asked >= asked + 3)
             assert named(serving) == {"cluster-a": {"10.0.0.1:80"}}
             envoy.read()
             await changing
@@ -111,15 +112,18 @@ def test_whatever_is_gone_is_forgotten_and_never_what_comes(
                 wanted = directory(**{name: tuple(rng.sample(range(1, 9), 3)) for name in "abc" if rng.random() < 0.7})
                 changing = asyncio.create_task(serving.change(wanted))
                 while not changing.done():
-                    await asyncio.sleep(rng.choice([0, 0.005, 0.02]))
+                    asked = envoy.asked + rng.choice([0, 1, 4])
+                    await until_async(lambda asked=asked, changing=changing: changing.done() or envoy.asked >= asked)
+                    await asyncio.sleep(0)
                     envoy.read()
                     for cluster, servers in named(serving).items():
                         assert servers <= envoy.servers[cluster]
                 await changing
-            while True:
+
+            def only_what_is_wanted() -> bool:
                 envoy.read()
-                if envoy.servers == {each.cluster: set(each.servers) for each in wanted.endpoints.values()}:
-                    break
-                await asyncio.sleep(0.01)
+                return envoy.servers == {each.cluster: set(each.servers) for each in wanted.endpoints.values()}
+
+            await until_async(only_what_is_wanted)
 
     asyncio.run(asyncio.wait_for(run(), 60))

@@ -15,6 +15,7 @@ import pytest
 from stoker_gateway.cli.gateway import main
 from stoker_operator.certificates import Certificate, issue
 
+from ..waiting import until_async
 from .behind_envoy import CHAT
 from .test_gateway import _BODY, command
 
@@ -63,8 +64,11 @@ def test_a_renewed_certificate_is_taken_while_streams_go_on(tmp_path: Path) -> N
                 assert await under_way.content.readuntil(b"\n\n") == b"data: 1\n\n"
                 older = secret.certificate
                 secret.put(issue(["127.0.0.1"], datetime.now(UTC)))
-                while await served(port) != secret.certificate.leaf.serial_number:  # noqa: ASYNC110
-                    await asyncio.sleep(0.02)
+
+                async def holds() -> bool:
+                    return await served(port) == secret.certificate.leaf.serial_number
+
+                await until_async(holds)
                 assert secret.certificate.leaf.serial_number != older.leaf.serial_number
                 run.server.last = True
                 run.server.more.set()

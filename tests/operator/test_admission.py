@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import ssl
-import statistics
-import time
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
 from pathlib import Path
@@ -22,6 +20,8 @@ from stoker_operator.judge import Knowledge, judge
 from stoker_operator.manifests.owner import Owner
 from stoker_operator.metrics import Metrics
 from stoker_operator.webhook import Webhook
+
+from ..work import work
 
 Document = dict[str, Any]
 
@@ -216,27 +216,26 @@ def test_a_bug_is_logged_and_left_to_the_failure_policy(
     assert caplog.records[0].exc_info
 
 
-def test_answers_come_at_once(tmp_path: Path, document: Callable[..., Document], catalogue: Any) -> None:
-    """p99 under 50 ms, judged by everything that a manifest is judged by. Time of this process, the client's included:
-    what else the machine does is not ours."""
+def test_a_review_is_little_work(tmp_path: Path, document: Callable[..., Document], catalogue: Any) -> None:
+    """Judged by everything that a manifest is judged by, however many came before."""
 
     def check(new: Any, _old: Any) -> Verdict:
         return Verdict(judge(Owner("demo", "default"), new, Knowledge(catalogue)).violations)
 
     bad = document(engine={"runtime": "nonsense"})
-    seconds: list[float] = []
 
     async def ask(session: aiohttp.ClientSession, url: str) -> None:
-        for index in range(300):
+        for index in range(40):
             asked, allowed = (document(replicas=index), True) if index % 2 else (bad, False)
-            began = time.process_time()
             async with session.post(url, json=review(asked)) as response:
                 answered = await response.json()
-            seconds.append(time.process_time() - began)
             assert answered["response"]["allowed"] is allowed, answered
 
     metrics = Metrics()
     served(check, ask, tmp_path, metrics)
-    assert statistics.quantiles(seconds, n=100)[98] < 0.05
-    assert b'stoker_operator_admissions_total{verdict="denied"} 150.0' in metrics.text()
-    assert b'stoker_operator_admissions_total{verdict="allowed"} 150.0' in metrics.text()
+    assert b'stoker_operator_admissions_total{verdict="denied"} 20.0' in metrics.text()
+    assert b'stoker_operator_admissions_total{verdict="allowed"} 20.0' in metrics.text()
+    for asked in (bad, document(replicas=40)):
+        first, *later = (work(lambda asked=asked: answer(review(asked), check)) for _ in range(20))  # type: ignore[misc]
+        assert max(first, *later) < 50_000, "milliseconds"
+        assert max(later) <= first + 100

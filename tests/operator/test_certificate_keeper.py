@@ -6,7 +6,6 @@ import asyncio
 import base64
 import copy
 import ssl
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -19,6 +18,8 @@ from stoker_operator.certificate_keeper import CertificateKeeper
 from stoker_operator.certificates import LIFETIME, Certificate, issue
 from stoker_operator.kube import KubeError, Object
 from stoker_operator.settings import WebhookSettings
+
+from ..waiting import until_async
 
 OURS = WebhookSettings("127.0.0.1:0", "stoker-system", "stoker-webhook", ("localhost",), "stoker")
 THEIRS = WebhookSettings("127.0.0.1:0", "stoker-system", "stoker-webhook", external=True)
@@ -37,9 +38,11 @@ class Kube:
             },
         }
         self.written: list[str] = []
+        self.looks = 0
         self.before_write: Callable[[], None] = lambda: None
 
     def get(self, kind: str, namespace: str, name: str) -> Object | None:
+        self.looks += kind == "Secret"
         assert (namespace, name) == ("stoker-system", "stoker-webhook") if kind == "Secret" else ("", "stoker")
         return copy.deepcopy(self.objects.get(kind))
 
@@ -69,6 +72,11 @@ class Kube:
         self.version += 1
         self.objects[kind] = {**body, "metadata": {**body["metadata"], "resourceVersion": str(self.version)}}
         self.written.append(kind)
+
+    async def looked_at_again(self) -> None:
+        """Until two more rounds of the keeper's have begun: each looks at the Secret once or twice."""
+        before = self.looks
+        await until_async(lambda: self.looks >= before + 5)
 
     def store(self, certificate: Certificate | None) -> None:
         """As somebody else would."""
@@ -109,13 +117,6 @@ def keeper(kube: Kube, settings: WebhookSettings = OURS, **options: Any) -> Cert
     return CertificateKeeper(kube, settings, **{"leading": lambda: True, **options})  # type: ignore[arg-type]
 
 
-async def until(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 10
-    while not condition():
-        assert time.monotonic() < deadline
-        await asyncio.sleep(0.01)
-
-
 async def presented(tls: ssl.SSLContext, authorities: bytes, host: str = "localhost") -> bytes:
     """The certificate that a client is shown which trusts these authorities."""
     server = await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1", 0, ssl=tls)
@@ -129,10 +130,10 @@ async def presented(tls: ssl.SSLContext, authorities: bytes, host: str = "localh
 
 
 async def until_presented(ours: CertificateKeeper, authorities: bytes, certificate: bytes) -> None:
-    deadline = time.monotonic() + 10
-    while await presented(ours.tls, authorities) != certificate:
-        assert time.monotonic() < deadline
-        await asyncio.sleep(0.01)
+    async def is_presented() -> bool:
+        return await presented(ours.tls, authorities) == certificate
+
+    await until_async(is_presented, "the certificate is presented")
 
 
 def test_the_leader_makes_one_and_tells_whom_to_trust_first() -> None:
@@ -140,11 +141,11 @@ def test_the_leader_makes_one_and_tells_whom_to_trust_first() -> None:
         kube, served = Kube(), list[Certificate]()
         ours = keeper(kube, on_load=served.append)
         await ours.start()
-        await until(lambda: ours.loaded)
+        await until_async(lambda: ours.loaded)
         assert kube.written == ["ValidatingWebhookConfiguration", "Secret"]
         assert kube.announced == kube.stored["ca.crt"]
         assert await presented(ours.tls, kube.announced) == kube.stored["tls.crt"] == served[0].chain
-        await asyncio.sleep(0.2)
+        await kube.looked_at_again()
         assert len(kube.written) == 2, "what is as it should be is not written"
         assert len(served) == 1
         await ours.stop()
@@ -157,13 +158,13 @@ def test_the_others_wait_for_it_and_serve_the_same() -> None:
         kube, leads = Kube(), False
         ours = keeper(kube, leading=lambda: leads)
         await ours.start()
-        await asyncio.sleep(0.1)
+        await kube.looked_at_again()
         assert not ours.loaded and not kube.written
         with pytest.raises(OSError):
             await presented(ours.tls, issue(OURS.hosts, datetime.now(UTC)).authorities)
         made = issue(OURS.hosts, datetime.now(UTC))
         kube.store(made)
-        await until(lambda: ours.loaded)
+        await until_async(lambda: ours.loaded)
         assert await presented(ours.tls, made.authorities) == made.chain
         assert not kube.written
         await ours.stop()
@@ -177,10 +178,10 @@ def test_a_renewed_one_is_served_without_a_restart_and_the_older_stays_trusted()
         leader, other = keeper(kube, now=clock), keeper(kube, now=clock, leading=lambda: False)
         await leader.start()
         await other.start()
-        await until(lambda: leader.loaded and other.loaded)
+        await until_async(lambda: leader.loaded and other.loaded)
         older = kube.stored["tls.crt"]
         clock.now += LIFETIME * 2 / 3
-        await until(lambda: kube.stored["tls.crt"] != older)
+        await until_async(lambda: kube.stored["tls.crt"] != older)
         newer = kube.stored["tls.crt"]
         for each in (leader, other):
             await until_presented(each, kube.announced, newer)
@@ -205,7 +206,7 @@ def test_a_secret_that_holds_something_else_is_written_anew(content: dict[str, s
         kube.objects["Secret"]["data"] = content
         ours = keeper(kube)
         await ours.start()
-        await until(lambda: ours.loaded)
+        await until_async(lambda: ours.loaded)
         assert set(kube.stored) == {"tls.crt", "tls.key", "ca.crt"}
         assert await presented(ours.tls, kube.announced) == kube.stored["tls.crt"]
         await ours.stop()
@@ -225,8 +226,8 @@ def test_of_two_that_think_they_lead_one_makes_it_and_both_announce_that() -> No
         kube.before_write = be_faster
         ours = keeper(kube)
         await ours.start()
-        await until(lambda: kube.announced == rival.authorities)
-        await until(lambda: ours.loaded)
+        await until_async(lambda: kube.announced == rival.authorities)
+        await until_async(lambda: ours.loaded)
         assert kube.stored["tls.crt"] == rival.chain
         assert await presented(ours.tls, kube.announced) == rival.chain
         await ours.stop()
@@ -239,11 +240,11 @@ def test_a_bundle_that_somebody_changed_is_put_right() -> None:
         kube = Kube()
         ours = keeper(kube)
         await ours.start()
-        await until(lambda: ours.loaded)
+        await until_async(lambda: ours.loaded)
         right = kube.announced
         config: Any = kube.objects["ValidatingWebhookConfiguration"]
         del config["webhooks"][0]["clientConfig"]["caBundle"]
-        await until(lambda: kube.announced == right)
+        await until_async(lambda: kube.announced == right)
         await ours.stop()
 
     asyncio.run(main())
@@ -257,11 +258,11 @@ def test_who_begins_to_lead_sees_to_it_at_once(monkeypatch: pytest.MonkeyPatch) 
         kube.store(issue(OURS.hosts, datetime.now(UTC)))
         ours = keeper(kube, leading=lambda: leads)
         await ours.start()
-        await until(lambda: ours.loaded)
+        await until_async(lambda: ours.loaded)
         assert not kube.announced
         leads = True
         ours.wake()
-        await until(lambda: kube.announced == kube.stored["ca.crt"])
+        await until_async(lambda: kube.announced == kube.stored["ca.crt"])
         await ours.stop()
 
     asyncio.run(main())
@@ -276,9 +277,9 @@ def test_without_a_configuration_it_is_served_all_the_same(caplog: pytest.LogCap
         del kube.objects["ValidatingWebhookConfiguration"]
         ours = keeper(kube)
         await ours.start()
-        await until(lambda: ours.loaded)
-        await until(told)
-        await asyncio.sleep(0.2)  # it is looked for again meanwhile
+        await until_async(lambda: ours.loaded)
+        await until_async(told)
+        await kube.looked_at_again()
         await ours.stop()
 
     asyncio.run(main())
@@ -294,10 +295,10 @@ def test_trouble_is_told_once_and_survived(caplog: pytest.LogCaptureFixture) -> 
         secret = kube.objects.pop("Secret")
         ours = keeper(kube)
         await ours.start()
-        await until(told)
-        await asyncio.sleep(0.2)  # it is looked for again meanwhile
+        await until_async(told)
+        await kube.looked_at_again()
         kube.objects["Secret"] = secret
-        await until(lambda: ours.loaded)
+        await until_async(lambda: ours.loaded)
         await ours.stop()
 
     asyncio.run(main())
@@ -315,7 +316,7 @@ def test_one_that_cannot_be_renewed_is_served_as_long_as_it_lives(caplog: pytest
         kube.before_write = refuse
         ours = keeper(kube)
         await ours.start()
-        await until(lambda: ours.loaded)
+        await until_async(lambda: ours.loaded)
         assert await presented(ours.tls, kube.announced) == aged.chain, "and it is trusted"
         await ours.stop()
 
@@ -328,11 +329,11 @@ def test_one_of_somebody_else_is_served_and_never_written() -> None:
         kube, clock = Kube(), Clock(datetime.now(UTC) - LIFETIME + timedelta(hours=2))
         ours = keeper(kube, THEIRS, now=clock)
         await ours.start()
-        await asyncio.sleep(0.1)
+        await kube.looked_at_again()
         assert not ours.loaded
         theirs = issue(("localhost",), clock.now)
         kube.store(theirs)
-        await until(lambda: ours.loaded)
+        await until_async(lambda: ours.loaded)
         clock.now = datetime.now(UTC)  # to renew it is theirs to do
         renewed = issue(("localhost",), clock.now)
         kube.store(renewed)

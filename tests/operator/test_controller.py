@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -20,6 +18,9 @@ from stoker_operator.plan.catalogue import Catalogue
 from stoker_operator.reconcile import Cluster, Outcome
 from stoker_operator.settings import GatewaySettings, LeaseSettings, Settings
 
+from ..virtual_time import elapse
+from ..waiting import until_async
+
 ENDPOINT: dict[str, Any] = {
     "kind": KIND,
     "metadata": {"name": "demo", "namespace": "ns", "resourceVersion": "1"},
@@ -32,24 +33,23 @@ class Kube:
 
     def __init__(self) -> None:
         self.pod_monitors = self.broken = False
-        self.failures = 0
+        self.failures = self.rounds = 0
         self.endpoint = ENDPOINT
 
     def serves(self, kind: str) -> bool:
         return kind != "PodMonitor" or self.pod_monitors
 
     def list(self, kind: str, namespace: str, labels: Any) -> Listing:
+        self.rounds += kind == KIND
         if self.broken and kind != KIND:
             self.failures += 1
             raise KubeError(500, "not now")
         return Listing([self.endpoint] if kind == KIND else [], "50")
 
-
-async def until(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 10
-    while not condition():
-        assert time.monotonic() < deadline
-        await asyncio.sleep(0.01)
+    async def listed_again(self) -> None:
+        """Until two more rounds of lists have begun, and what the first one found has been acted on."""
+        before = self.rounds
+        await until_async(lambda: self.rounds >= before + 3)
 
 
 def test_pod_monitors_found_in_a_round_that_failed_are_acted_on_in_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -62,11 +62,11 @@ def test_pod_monitors_found_in_a_round_that_failed_are_acted_on_in_the_next(monk
         await controller.start()
         assert woken == [Key("ns", "demo")]  # it leads
         kube.broken = kube.pod_monitors = True
-        await until(lambda: kube.failures >= 2)
+        await until_async(lambda: kube.failures >= 2)
         assert len(woken) == 1
         kube.broken = False
-        await until(lambda: len(woken) == 2)
-        await asyncio.sleep(0.1)
+        await until_async(lambda: len(woken) == 2)
+        await kube.listed_again()
         assert len(woken) == 2, "and once"
         await controller.stop()
 
@@ -87,9 +87,9 @@ def test_what_a_round_of_lists_tells_first_wakes_whom_it_is_about(
         woken.clear()
         kube.broken = broken
         kube.endpoint = {**ENDPOINT, "metadata": {**ENDPOINT["metadata"], "resourceVersion": "2"}}
-        await until(lambda: woken)
+        await until_async(lambda: woken)
         controller.saw(KIND, "MODIFIED", kube.endpoint)
-        await asyncio.sleep(0.1)
+        await kube.listed_again()
         assert woken == [Key("ns", "demo")], "once"
         await controller.stop()
 
@@ -113,7 +113,7 @@ def test_a_review_waits_a_little_for_a_description(
         assert loop.time() == 0
         document["spec"]["model"] = {"source": "hf://org/model"}
         waiting = asyncio.create_task(controller._learn(document))
-        await asyncio.sleep(1)
+        await elapse(1)
         assert not waiting.done()
         pending = not comes
         controller._looked_at_hub(Model("org/model", None), set())
@@ -144,12 +144,12 @@ def test_who_takes_over_lists_first_and_works_then(monkeypatch: pytest.MonkeyPat
         kube.broken = True
         lead.epoch = 1
         controller._gain()
-        await until(lambda: kube.failures >= 2)
+        await until_async(lambda: kube.failures >= 2)
         newer = {**ENDPOINT, "metadata": {**ENDPOINT["metadata"], "resourceVersion": "2"}}
         controller.saw(KIND, "MODIFIED", newer)
         assert woken == [], "nobody works by what may be old"
         kube.broken = False
-        await until(lambda: woken)
+        await until_async(lambda: woken)
         assert set(woken) == {Key("ns", "demo")}
         woken.clear()
         lead.epoch = None
@@ -160,7 +160,7 @@ def test_who_takes_over_lists_first_and_works_then(monkeypatch: pytest.MonkeyPat
         controller._gain()
         controller._wake(Key("ns", "demo"))
         assert woken == [], "each lead lists anew"
-        await until(lambda: woken)
+        await until_async(lambda: woken)
 
     asyncio.run(main())
 
@@ -196,19 +196,19 @@ def test_a_kind_that_comes_later_is_watched_from_then_on(monkeypatch: pytest.Mon
         monkeypatch.setattr(controller._tasks, "wake", lambda key: None)
         assert "PodMonitor" not in {each.kind for each in controller.watched()}
         await controller.start()
-        await asyncio.sleep(0.1)
+        await kube.listed_again()
         assert not begun
         kube.pod_monitors = True
-        await until(lambda: begun)
-        await asyncio.sleep(0.1)
+        await until_async(lambda: begun)
+        await kube.listed_again()
         ((watched, saw, ended),) = begun
         assert [each.kind for each in watched] == ["PodMonitor"]
         told: list[Any] = []
         monkeypatch.setattr(controller, "saw", lambda *words: told.append(words))
         await asyncio.to_thread(saw, "PodMonitor", "ADDED", {})
-        await until(lambda: told == [("PodMonitor", "ADDED", {})])
+        await until_async(lambda: told == [("PodMonitor", "ADDED", {})])
         await asyncio.to_thread(ended)
-        await until(lambda: len(begun) == 2)
+        await until_async(lambda: len(begun) == 2)
         await controller.stop()
 
     asyncio.run(main())
@@ -229,16 +229,16 @@ def test_a_watch_that_contradicts_a_list_has_all_listed_soon(
         newer = {**ENDPOINT, "metadata": {**ENDPOINT["metadata"], "resourceVersion": "40"}}
         controller._store.replace(KIND, "", [newer], "50")
         listing = asyncio.create_task(controller._relist())
-        await asyncio.sleep(100)
+        await elapse(100)
         controller.saw(KIND, "MODIFIED", ENDPOINT)  # it may be late
-        await asyncio.sleep(100)
+        await elapse(100)
         assert rounds == []
         for _ in range(5):
             controller.saw(KIND, None, ENDPOINT)
-        await asyncio.sleep(550)
+        await elapse(550)
         assert rounds == [200], "and then the clock again"
         controller._informer.doubtful = False
-        await asyncio.sleep(100)
+        await elapse(100)
         assert rounds == [200, 800]
         listing.cancel()
 

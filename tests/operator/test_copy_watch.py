@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
-import time
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -16,6 +15,8 @@ from stoker_engine.contract.copy_state import CopyState
 from stoker_operator import copy_watch
 from stoker_operator.copy_watch import CopyWatch
 from stoker_operator.facts import Copies, Key
+
+from ..waiting import until
 
 KEY = Key("ns", "demo")
 
@@ -54,7 +55,7 @@ class Pod:
 
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self.url = f"http://127.0.0.1:{self.server.server_port}/metrics"
-        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+        threading.Thread(target=self.server.serve_forever, args=(0.01,), daemon=True).start()
 
     def close(self) -> None:
         self.server.shutdown()
@@ -87,15 +88,6 @@ def watch_with() -> Iterator[Watch]:
 
 def ask(pod: Pod) -> Copies | None:
     return asyncio.run(copy_watch.ask(pod.url, 10))
-
-
-def wait_for(look: Callable[[], Any]) -> Any:
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
-        if found := look():
-            return found
-        time.sleep(0.01)
-    raise AssertionError("not within a minute")
 
 
 def test_copies_say_what_they_have_and_lack(pod: Pod) -> None:
@@ -153,45 +145,44 @@ def test_somebody_is_told_when_a_copy_goes_and_when_it_comes(pod: Pod, watch_wit
     watch = watch_with(told.append)
     seen = lambda: watch.copies(KEY, "main", {"a": pod.url})  # noqa: E731
     assert seen() == {}
-    wait_for(seen)
+    until(seen)
     assert seen() == {"a": Copies(copies(1, 1))}
     for up in ((1, 0), (1, 1)):
         before = len(told)
         pod.answers["/copies"] = answer(*up)
-        wait_for(lambda before=before: len(told) > before)
+        until(lambda before=before: len(told) > before)
         assert [copy.serves for copy in seen()["a"].each] == [bool(each) for each in up]
     quiet, asked = len(told), len(pod.asked)
-    wait_for(lambda: len(pod.asked) > asked + 3)
+    until(lambda: len(pod.asked) > asked + 3)
     assert len(told) == quiet, "nothing is new"
     assert set(told) == {KEY}
 
 
 def test_what_is_silent_is_forgotten_after_a_while(pod: Pod, watch_with: Watch) -> None:
     watch = watch_with()
-    wait_for(lambda: watch.copies(KEY, "main", {"a": pod.url}))
+    until(lambda: watch.copies(KEY, "main", {"a": pod.url}))
     del pod.answers["/copies"]
-    wait_for(lambda: not watch.copies(KEY, "main", {"a": pod.url}))
+    until(lambda: not watch.copies(KEY, "main", {"a": pod.url}))
 
 
 @pytest.mark.parametrize("end", ["pod", "endpoint", "lead"])
 def test_who_is_gone_is_asked_no_more(pod: Pod, end: str, watch_with: Watch) -> None:
     watch = watch_with()
-    wait_for(lambda: watch.copies(KEY, "main", {"a": pod.url}))
+    until(lambda: watch.copies(KEY, "main", {"a": pod.url}))
     if end == "pod":
         assert watch.copies(KEY, "main", {}) == {}
     elif end == "endpoint":
         watch.forget(KEY)
     else:
         watch.forget_all()
-    before = -1
-    while len(pod.asked) != before:  # one request may be under way
-        before = len(pod.asked)
-        time.sleep(0.3)
+    loop = watch._loop._loop
+    assert loop is not None
+    until(lambda: not asyncio.all_tasks(loop), "a pod is watched")  # one request may be under way
 
 
 def test_pods_are_asked_once_each_however_often_somebody_looks(pod: Pod, watch_with: Watch) -> None:
     watch = watch_with(every=3600)
     for _ in range(100):
         watch.copies(KEY, "main", {"a": pod.url})
-    wait_for(lambda: watch.copies(KEY, "main", {"a": pod.url}))
+    until(lambda: watch.copies(KEY, "main", {"a": pod.url}))
     assert pod.asked == ["/copies"]

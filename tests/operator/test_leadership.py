@@ -14,6 +14,8 @@ from stoker_operator.kube import KubeError, Object
 from stoker_operator.leadership import Leadership, Step, Timing, decide
 from stoker_operator.settings import LeaseSettings
 
+from ..virtual_time import elapse
+
 LEASE = LeaseSettings("stoker-system", "stoker")
 
 
@@ -97,11 +99,11 @@ class Thread:
         pass
 
     async def call(self, function: Callable[[], Any]) -> Any:
-        await asyncio.sleep(self.server.latency / 2)
+        await elapse(self.server.latency / 2)
         try:
             return function()
         finally:
-            await asyncio.sleep(self.server.latency / 2)
+            await elapse(self.server.latency / 2)
 
     def close(self) -> None:
         pass
@@ -117,7 +119,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Server:
 async def watch_for_two_leaders(*replicas: Replica) -> None:
     while True:
         assert sum(replica.leadership.leading for replica in replicas) <= 1, "two lead at a time"
-        await asyncio.sleep(0.05)
+        await elapse(0.05)
 
 
 @pytest.mark.parametrize(
@@ -142,7 +144,7 @@ def test_the_first_leads_and_the_others_wait(server: Server, virtual_time: Any) 
         replicas = [Replica(name, server) for name in "abc"]
         for replica in replicas:
             await replica.leadership.start()
-        await asyncio.sleep(100)
+        await elapse(100)
         assert [len(replica.story) for replica in replicas] == [1, 0, 0]
         assert server.lease is not None
         spec = server.lease["spec"]
@@ -156,9 +158,9 @@ def test_a_leader_asks_once_for_each_renewal(server: Server, virtual_time: Any) 
     async def main() -> None:
         replica = Replica("a", server)
         await replica.leadership.start()
-        await asyncio.sleep(10)
+        await elapse(10)
         before = server.requests
-        await asyncio.sleep(100)
+        await elapse(100)
         assert server.requests - before == pytest.approx(50, abs=2)
 
     virtual_time(main)
@@ -168,11 +170,11 @@ def test_who_is_killed_is_followed_in_less_than_20_seconds(server: Server, virtu
     async def main() -> None:
         first, second = Replica("a", server), Replica("b", server)
         await first.leadership.start()
-        await asyncio.sleep(1)
+        await elapse(1)
         await second.leadership.start()
-        await asyncio.sleep(30)
+        await elapse(30)
         first.kill()
-        await asyncio.sleep(20)
+        await elapse(20)
         assert second.story and second.story[0][0] == "gain"
         assert server.lease and server.lease["spec"]["leaseTransitions"] == 1
 
@@ -184,12 +186,12 @@ def test_who_ends_hands_over_at_once(server: Server, virtual_time: Any) -> None:
         first, second = Replica("a", server), Replica("b", server)
         watch = asyncio.create_task(watch_for_two_leaders(first, second))
         await first.leadership.start()
-        await asyncio.sleep(1)
+        await elapse(1)
         await second.leadership.start()
-        await asyncio.sleep(30)
+        await elapse(30)
         ended = asyncio.get_running_loop().time()
         await first.leadership.stop()
-        await asyncio.sleep(3)
+        await elapse(3)
         assert not first.leadership.leading
         assert second.leadership.leading
         assert second.story[0][1] - ended <= 2.5
@@ -206,15 +208,15 @@ def test_who_is_cut_off_ceases_before_another_begins(server: Server, virtual_tim
         first, second = Replica("a", server), Replica("b", server)
         watch = asyncio.create_task(watch_for_two_leaders(first, second))
         await first.leadership.start()
-        await asyncio.sleep(1)
+        await elapse(1)
         await second.leadership.start()
-        await asyncio.sleep(30)
+        await elapse(30)
         first.kube.cut = error
-        await asyncio.sleep(30)
+        await elapse(30)
         (_, lost), (_, gained) = first.story[1], second.story[0]
         assert lost <= 31 + 7 < gained <= 31 + 14
         first.kube.cut = None
-        await asyncio.sleep(30)
+        await elapse(30)
         assert len(first.story) == 2, "it does not take back what another holds"
         assert second.leadership.leading
         assert not watch.done() or watch.exception() is None
@@ -227,13 +229,13 @@ def test_a_server_that_hangs_ends_a_lead_in_time(server: Server, virtual_time: A
     async def main() -> None:
         replica = Replica("a", server)
         await replica.leadership.start()
-        await asyncio.sleep(20)
+        await elapse(20)
         server.latency = 60
-        await asyncio.sleep(7.5)
+        await elapse(7.5)
         assert not replica.leadership.leading
         assert replica.story[1][0] == "loss"
         server.latency = 0.01
-        await asyncio.sleep(60)
+        await elapse(60)
         assert replica.leadership.leading, "and it comes back"
 
     virtual_time(main)
@@ -243,12 +245,12 @@ def test_a_lease_taken_by_hand_is_lost_at_once(server: Server, virtual_time: Any
     async def main() -> None:
         replica = Replica("a", server)
         await replica.leadership.start()
-        await asyncio.sleep(20)
+        await elapse(20)
         assert server.lease is not None
         server.put({**server.lease, "spec": {"holderIdentity": "somebody", "leaseDurationSeconds": 10}})
-        await asyncio.sleep(2.5)
+        await elapse(2.5)
         assert not replica.leadership.leading
-        await asyncio.sleep(14)
+        await elapse(14)
         assert replica.leadership.leading
 
     virtual_time(main)
@@ -259,13 +261,13 @@ def test_each_lead_has_its_number(server: Server, virtual_time: Any) -> None:
         replica = Replica("a", server)
         assert replica.leadership.epoch is None
         await replica.leadership.start()
-        await asyncio.sleep(20)
+        await elapse(20)
         assert replica.leadership.epoch == 1
         server.latency = 60
-        await asyncio.sleep(7.5)
+        await elapse(7.5)
         assert replica.leadership.epoch is None
         server.latency = 0.01
-        await asyncio.sleep(60)
+        await elapse(60)
         assert replica.leadership.epoch == 2
 
     virtual_time(main)
@@ -275,7 +277,7 @@ def test_a_lead_that_lapsed_before_its_renewal_came_through_is_another_one(serve
     async def main() -> None:
         replica = Replica("a", server)
         await replica.leadership.start()
-        await asyncio.sleep(20)
+        await elapse(20)
 
         async def late() -> None:
             # As when the event loop was kept from noticing: nothing timed out, and yet it is too late.
@@ -292,9 +294,9 @@ def test_a_lease_that_is_deleted_is_made_again(server: Server, virtual_time: Any
     async def main() -> None:
         replica = Replica("a", server)
         await replica.leadership.start()
-        await asyncio.sleep(20)
+        await elapse(20)
         server.lease = None
-        await asyncio.sleep(2.5)
+        await elapse(2.5)
         assert replica.leadership.leading
         assert server.lease is not None
         assert len(replica.story) == 1

@@ -15,7 +15,6 @@ import logging
 import signal
 import socket
 import threading
-import time
 from collections.abc import Iterator
 
 import uvicorn
@@ -213,9 +212,10 @@ class Server(uvicorn.Server):
         service, lifecycle = self._service, self._service.lifecycle
         timeout = service.args.frontend.shutdown_timeout
         logger.info("stopping: requests are served for another %g s", self._grace_s)
-        grace_ends = time.monotonic() + self._grace_s
+        clock = asyncio.get_running_loop().time
+        grace_ends = clock() + self._grace_s
         end, latest = grace_ends + timeout, grace_ends + timeout / 2
-        while await self._wait({engine}, grace_ends - time.monotonic()):
+        while await self._wait({engine}, grace_ends - clock()):
             again = min(lifecycle.last_came + self._grace_s, latest)
             if again <= grace_ends:
                 break
@@ -223,7 +223,7 @@ class Server(uvicorn.Server):
         lifecycle.closed = True
         for connection in list(self.server_state.connections):
             connection.shutdown()  # at once where it is idle, else with the end of its answer
-        left = end - time.monotonic()
+        left = end - clock()
         if lifecycle.in_flight:
             logger.info("stopping: %d requests in flight may take another %g s", lifecycle.in_flight, round(left))
         idle = asyncio.create_task(lifecycle.wait_idle())

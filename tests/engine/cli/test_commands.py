@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import os
 import signal
-import time
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
+from ...waiting import until
 from ..conftest import engine_of
 
 
@@ -130,13 +130,8 @@ def test_bench_throughput_and_latency(command: Any, tiny_llama: Path, tmp_path: 
 
 
 def _becomes(url: str, status: int) -> bool:
-    """Whether a probe answers with `status` within a minute."""
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
-        if httpx.get(url, timeout=60).status_code == status:
-            return True
-        time.sleep(0.02)
-    return False
+    """Whether a probe answers with `status`, in the end."""
+    return until(lambda: httpx.get(url, timeout=60).status_code == status, f"{url} answers with {status}", every=0.02)
 
 
 def test_a_stopped_engine_fails_its_probes_and_a_killed_one_ends_streams_and_the_server(

@@ -6,12 +6,12 @@ import json
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from ...waiting import until
 from .conftest import RUN
 
 
@@ -82,10 +82,8 @@ def test_nothing_is_left_of_what_was_ended(ending: signal.Signals, name: str, de
     words = ["demo://gemma-3-270m", "--to=bf16", f"--output={tmp_path / name}"]
     argv = [sys.executable, "-c", HEARD + RUN.format(module="quantize"), *words]
     with subprocess.Popen(argv, stderr=subprocess.PIPE, stdout=subprocess.PIPE) as process:
-        deadline = time.monotonic() + 60
-        while not any(path.stat().st_size > 1 << 20 for path in tmp_path.rglob("*")):
-            assert process.poll() is None and time.monotonic() < deadline
-            time.sleep(0.01)
+        until(lambda: any(path.stat().st_size > 1 << 20 for path in tmp_path.rglob("*")) or process.poll() is not None)
+        assert process.poll() is None
         process.send_signal(ending)
         _, stderr = process.communicate(timeout=60)
         assert process.returncode == 128 + ending, stderr

@@ -20,6 +20,7 @@ source's name, whose text is what is wrong with it.
 from __future__ import annotations
 
 import os
+import signal
 import struct
 import sys
 import time
@@ -61,7 +62,7 @@ def come_to(point: str) -> str | None:
         case "exit":
             os._exit(3)
         case "hang":
-            time.sleep(1000)
+            signal.pause()
         case "half":
             os.write(PIPE, struct.pack("!i", 1000) + b"half")
             os._exit(3)
@@ -88,9 +89,12 @@ class Joined:
         os.pwrite(self._file, struct.pack("q", self._met), 8 * self.rank)
         deadline = time.monotonic() + self._timeout_s
         while any(self._came(rank) < self._met for rank in range(self.size)):
-            if time.monotonic() > deadline:
-                raise RankLostError(f"rank {self.rank} waited in vain")
-            time.sleep(0.001)
+            if time.monotonic() > deadline:  # its limit of time is what is played
+                break
+            time.sleep(0.001)  # sleeps: ranks that wait for each other by looking
+        else:
+            return
+        raise RankLostError(f"rank {self.rank} waited in vain")
 
     def settle(self) -> None:
         pass
@@ -113,7 +117,7 @@ class Grammars:
 
     def _compile(self, file: Path) -> None:
         while not file.exists():
-            time.sleep(0.001)
+            time.sleep(0.001)  # sleeps: a compiler that takes until a test lets it end
         if words := file.read_text():
             raise ValueError(words)
 
@@ -126,7 +130,7 @@ class Runner:
         self.device = types.SimpleNamespace(type="cpu")
         self.grammars = Grammars()
         for done in range(4):
-            time.sleep(0.1)
+            time.sleep(0.1)  # sleeps: reading weights takes its time
             on_progress(done * 10**RANK, 3 * 10**RANK)
         come_to("load")
         self.plan = types.SimpleNamespace(num_blocks=7, model=args.model, threads=THREADS)
@@ -169,6 +173,6 @@ from stoker_engine.exec import rank_main  # noqa: E402
 if __name__ == "__main__":
     come_to("start")
     if (late := DEATHS / f"late-{RANK}").exists():
-        time.sleep(float(late.read_text()))
+        time.sleep(float(late.read_text()))  # sleeps: a rank that comes late
     code = rank_main.main(sys.argv[2:])
     os._exit(code)

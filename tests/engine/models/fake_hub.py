@@ -154,7 +154,7 @@ class FakeHub:
         request.end_headers()
         for at in range(start, len(data), _PIECE):
             request.wfile.write(data[at : at + _PIECE])
-            time.sleep(_TRICKLE_S if held_at is not None and at >= held_at else self.pause_s)
+            time.sleep(_TRICKLE_S if held_at is not None and at >= held_at else self.pause_s)  # sleeps: a slow hub
 
 
 @contextmanager

@@ -8,7 +8,6 @@ import random
 import signal
 import subprocess
 import sys
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,6 +16,7 @@ import pytest
 
 from stoker_engine.contract.last_words import LastWords, Reason
 
+from ...waiting import until
 from .fake_hub import COMMIT, FakeHub, Fetched, Refusal, fake_hub
 
 _MIB = 1024**2
@@ -132,10 +132,7 @@ def _kill_in_the_middle(process: subprocess.Popen[str], cache: Path) -> int:
 
 
 def _until_it_downloads(cache: Path) -> None:
-    deadline = time.monotonic() + 200
-    while not any(path.stat().st_size for path in cache.rglob("*.incomplete")):
-        assert time.monotonic() < deadline, "nothing was downloaded"
-        time.sleep(0.01)
+    until(lambda: any(path.stat().st_size for path in cache.rglob("*.incomplete")), "nothing was downloaded")
 
 
 def test_a_complete_cache_needs_no_hub(hub: FakeHub, start: Start) -> None:

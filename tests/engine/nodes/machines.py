@@ -16,13 +16,14 @@ import os
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import psutil
+
+from ...waiting import until
 
 _NUMBERS = itertools.count(os.getpid() % 200)
 
@@ -48,10 +49,7 @@ class Machine:
         self._first = subprocess.Popen(
             ["unshare", "-n", "-m", "-i", "-p", "--fork", "--mount-proc", "--kill-child", "cat"], stdin=subprocess.PIPE
         )
-        deadline = time.monotonic() + 30
-        while not (children := psutil.Process(self._first.pid).children()):
-            assert time.monotonic() < deadline, "a machine does not start"
-            time.sleep(0.01)
+        children = until(psutil.Process(self._first.pid).children, "a machine starts")
         self.pid = children[0].pid
         self.run("mount", "-t", "tmpfs", "tmpfs", "/dev/shm")
         self.run("ip", "link", "set", "lo", "up")

@@ -10,7 +10,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -21,6 +20,7 @@ import pytest
 
 from stoker_engine import LLM, SamplingParams
 
+from ...waiting import until
 from .machines import Machine, Machines, cannot, machines
 
 pytestmark = pytest.mark.skipif(bool(why := cannot()), reason=why)
@@ -53,10 +53,7 @@ except OSError as error:
 
 
 def _until(condition: Callable[[], bool], otherwise: Callable[[], str], timeout_s: float = 180) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, otherwise()
-        time.sleep(0.2)
+    until(condition, otherwise)
 
 
 def _flags(head: Machine, number: int, **options: Any) -> dict[str, Any]:

@@ -14,7 +14,6 @@ import re
 import signal
 import socket
 import threading
-import time
 import types
 from array import array
 from collections.abc import Callable, Iterator
@@ -45,6 +44,8 @@ from stoker_engine.nodes.line import Line
 from stoker_engine.parallel.rendezvous import rendezvous_at
 from stoker_engine.processes import node_agent
 from stoker_engine.processes.node_agent import NodeAgent
+
+from ...waiting import until
 
 PROGRAM = Path(__file__).parents[1] / "exec" / "mortal_rank.py"
 #: Ranks 0 … 3 of one copy; the last two are on node 1.
@@ -167,10 +168,7 @@ def nodes(tmp_path: Path) -> Iterator[Nodes]:
 
 
 def _until(condition: Callable[[], bool], otherwise: str, timeout_s: float = 30) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, otherwise
-        time.sleep(0.01)
+    until(condition, otherwise)
 
 
 def _step(number: int) -> Step:

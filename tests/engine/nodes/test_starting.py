@@ -8,13 +8,14 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
 import httpx
 import pytest
+
+from ...waiting import until
 
 Start = Callable[..., subprocess.Popen[str]]
 
@@ -48,16 +49,17 @@ def start(tmp_path: Path) -> Iterator[Start]:
 def test_the_head_names_who_has_not_come(start: Start, tiny_llama: Path) -> None:
     port, meeting = _free_port(), _free_port()
     server = start([tiny_llama, "--host=127.0.0.1", f"--port={port}", f"--master-port={meeting}", "--device=cpu"])
-    words, deadline = "", time.monotonic() + 120
-    while "waiting for" not in words:
-        assert time.monotonic() < deadline and server.poll() is None, words
-        time.sleep(0.1)
+
+    def health() -> str:
+        assert server.poll() is None
         try:
             answer = httpx.get(f"http://127.0.0.1:{port}/health", timeout=30)
         except httpx.ConnectError:
-            continue
+            return ""
         assert answer.status_code == 503
-        words = answer.text
+        return answer.text if "waiting for" in answer.text else ""
+
+    words = until(health, "the head waits for others", every=0.1)
     assert re.search(
         rf"loading: waiting for node 1 of 2 at 127.0.0.1:{meeting}, until [0-9-]{{10}} [0-9:]{{8}} \(--distr", words
     )

@@ -7,6 +7,7 @@ or how rank 1 leaves the others alone: ``exit``, ``sleep``, ``close``. What that
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -66,7 +67,7 @@ def main() -> None:
                 world.close()
             if what == "exit":
                 os._exit(0)
-            time.sleep(60)
+            signal.pause()
         else:
             started = time.monotonic()
             try:

@@ -285,7 +285,7 @@ ENDS = [
 def test_nobody_waits_forever_for_a_rank_that(how: signal.Signals, size: int, seed: int) -> None:
     chance = random.Random(seed)
     with forked(size, seed, spin_us=chance.choice((0, 50))) as ranks:
-        time.sleep(chance.uniform(0, 0.1))
+        time.sleep(chance.uniform(0, 0.1))  # sleeps: the moment of the death is drawn
         victim = chance.randrange(size)
         os.kill(ranks.pids[victim], how)
         for rank in set(range(size)) - {victim}:
@@ -304,9 +304,9 @@ def test_short_stops_change_nothing() -> None:
         for _ in range(20):
             victim = ranks.pids[chance.randrange(3)]
             os.kill(victim, signal.SIGSTOP)
-            time.sleep(chance.uniform(0, 0.02))
+            time.sleep(chance.uniform(0, 0.02))  # sleeps: how long it is stopped is drawn
             os.kill(victim, signal.SIGCONT)
-            time.sleep(chance.uniform(0, 0.005))
+            time.sleep(chance.uniform(0, 0.005))  # sleeps: the moment of the next stop is drawn
         os.kill(ranks.pids[0], signal.SIGKILL)  # not one of them found a wrong sum until here
         os.kill(ranks.pids[1], signal.SIGKILL)
         assert ranks.last_words(0) == ranks.last_words(1) == ""

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -19,6 +20,8 @@ from stoker_engine import SamplingParams
 from stoker_engine.async_llm import AsyncLLM
 from stoker_engine.contract.errors import EngineDeadError, EngineOutOfMemoryError, ModelError
 from stoker_engine.processes.engine_process import EngineProcess
+
+from ...waiting import until, until_async
 
 LONG = SamplingParams(temperature=0, max_tokens=400, ignore_eos=True)
 SLOW_STEP = "time.sleep(0.02)"
@@ -41,8 +44,7 @@ async def _ends(stream: Any) -> None:
 
 async def _until(condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(60):
-        while not condition():  # noqa: ASYNC110 - a probe asks
-            await asyncio.sleep(0.01)
+        await until_async(condition)
 
 
 def test_killed(make_llm: Any) -> None:
@@ -174,7 +176,7 @@ def test_killed_or_stopped_while_it_loads(make_llm: Any, signum: signal.Signals,
     async def run() -> None:
         llm = make_llm()
         loading = asyncio.create_task(llm.load())
-        await asyncio.sleep(0.3)
+        await until_async(lambda: llm.copies and llm.copies[0].process)
         assert llm.is_live
         assert not llm.is_ready
         assert llm.status.startswith("loading")
@@ -188,12 +190,15 @@ def test_killed_or_stopped_while_it_loads(make_llm: Any, signum: signal.Signals,
 
 
 def test_killed_while_the_model_is_downloaded(make_llm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stoker_engine.async_llm.locate_model", lambda _: time.sleep(300))
+    downloads = threading.Event()
+    monkeypatch.setattr(
+        "stoker_engine.async_llm.locate_model", lambda _: downloads.set() or threading.Event().wait(300)
+    )
 
     async def run() -> None:
         llm = make_llm()
         loading = asyncio.create_task(llm.load())
-        await asyncio.sleep(0.3)
+        await until_async(downloads.is_set)
         os.kill(llm.copies[0].process.pid, signal.SIGKILL)
         async with asyncio.timeout(60):
             with pytest.raises(EngineDeadError, match="SIGKILL"):
@@ -235,10 +240,7 @@ def test_the_server_needs_no_torch_and_takes_the_engine_along_when_killed(tiny_l
         assert server.stdout is not None
         line = server.stdout.readline()
         server.kill()
-        deadline = time.monotonic() + 60
-        while _lives(int(line)):
-            assert time.monotonic() < deadline, "the engine outlives its server"
-            time.sleep(0.02)
+        until(lambda: not _lives(int(line)), "the engine outlives its server")
 
 
 def _lives(pid: int) -> bool:

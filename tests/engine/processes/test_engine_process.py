@@ -5,7 +5,6 @@ from __future__ import annotations
 import queue
 import signal
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,8 @@ from stoker_engine.core.engine_info import EngineInfo
 from stoker_engine.processes import engine_process
 from stoker_engine.processes.engine_process import EngineProcess
 from stoker_engine.processes.status_word import Phase
+
+from ...waiting import until
 
 _PROGRAM = """
 import os, pickle, signal, sys, time
@@ -43,10 +44,7 @@ class Listener:
         return self.heard.get(timeout=60)
 
     def until(self, condition: Callable[[], bool]) -> None:
-        deadline = time.monotonic() + 60
-        while not condition():
-            assert time.monotonic() < deadline, "waited in vain"
-            time.sleep(0.005)
+        until(condition)
 
 
 Listen = Callable[..., Listener]

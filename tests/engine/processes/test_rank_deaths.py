@@ -18,6 +18,8 @@ from stoker_engine.contract.engine_args import EngineArgs
 from stoker_engine.contract.errors import EngineDeadError, EngineKilledError, EngineStuckError
 from stoker_engine.processes.engine_process import PROGRAM
 
+from ...waiting import until_async
+
 LONG = SamplingParams(temperature=0, max_tokens=400, ignore_eos=True)
 
 #: Runs the engine process with ranks that hang: rank `{rank}` in `Runner.{method}`, when it comes there again after
@@ -55,13 +57,17 @@ async def _client(model: Path, step_timeout: float = 300.0, code: str = "") -> A
 
 async def _rank(llm: AsyncLLM, number: int) -> psutil.Process:
     """One of its ranks, as soon as it is there."""
-    async with asyncio.timeout(120):
-        while True:
-            for child in psutil.Process(llm.copies[0].process.pid).children():
-                words = child.cmdline()
-                if "stoker_engine.exec.rank_main" in words and words[4] == str(number):
-                    return child
-            await asyncio.sleep(0.01)
+
+    def find() -> psutil.Process | None:
+        for child in psutil.Process(llm.copies[0].process.pid).children():
+            words = child.cmdline()
+            if "stoker_engine.exec.rank_main" in words and words[4] == str(number):
+                return child
+        return None
+
+    found = await until_async(find, f"rank {number}")
+    assert found is not None
+    return found
 
 
 def test_killed_while_it_loads_it_is_a_death_and_another_engine_loads(tiny_llama: Path) -> None:

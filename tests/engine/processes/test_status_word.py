@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import time
 
 from stoker_engine.processes.status_word import Phase, StatusWord
+
+from ...waiting import until
 
 _WRITER = """
 import sys
@@ -23,10 +24,8 @@ def test_a_reader_never_sees_half_a_word() -> None:
     word.enter(Phase.IDLE)
     with subprocess.Popen([sys.executable, "-c", _WRITER, str(word.fd)], pass_fds=(word.fd,)) as writer:
         seen, longest = set[Phase](), 0.0
-        deadline = time.monotonic() + 20
         try:
-            while Phase.STEPPING not in seen and time.monotonic() < deadline:
-                seen.add(word.phase)
+            until(lambda: word.phase == Phase.STEPPING)
             for _ in range(200_000):
                 longest = max(longest, word.busy_for)
                 seen.add(word.phase)
@@ -40,5 +39,6 @@ def test_only_work_takes_time() -> None:
     word = StatusWord()
     for phase in Phase:
         word.enter(phase)
-        time.sleep(0.01)
+        if phase.is_work:
+            until(lambda: word.busy_for > 0)
         assert (word.busy_for > 0) == phase.is_work

@@ -10,7 +10,6 @@ import asyncio
 import math
 import signal
 import threading
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import replace
@@ -45,6 +44,8 @@ from stoker_engine.server.service import Service
 from stoker_engine.sizing.cache_groups import CacheGroup
 from stoker_engine.tokens.output_stream import OutputStream
 from stoker_engine.tokens.prompt_tokens import PromptTokens
+
+from ...waiting import until, until_async
 
 CHAT_TEMPLATE = (
     "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}"
@@ -226,8 +227,7 @@ class FakeEngine:
             if position == self._hangs_at[request_id]:
                 await self.released.wait()
             await asyncio.sleep(0)
-            while self.waits_for_reader and stream._kept:  # noqa: ASYNC110 - the reader tells nobody
-                await asyncio.sleep(0.0005)
+            await until_async(lambda: not (self.waits_for_reader and stream._kept))
             for index in range(n):
                 stream.put(self._delta(request_id, prompt, params, answer, position, index))
             stream.wake()
@@ -409,12 +409,7 @@ def address(serving: Serving) -> str:
     return serving.url
 
 
-def wait_until(condition: Callable[[], bool], seconds: float = 60) -> None:
-    """Waits for something to become true."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.005)
+wait_until = until
 
 
 def sample(url: str, name: str, **labels: str) -> float:

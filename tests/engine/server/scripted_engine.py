@@ -11,6 +11,7 @@ from stoker_engine.core.outputs import OutputDelta
 from stoker_engine.core.sampling_params import RequestParams
 from stoker_engine.tokens.output_stream import OutputStream
 
+from ...waiting import until_async
 from .conftest import FakeEngine, fake_logprobs
 
 
@@ -39,8 +40,7 @@ class ScriptedEngine(FakeEngine):
             if hangs_at is not None and said >= hangs_at:
                 await self.released.wait()
             await asyncio.sleep(0)
-            while self.waits_for_reader and stream._kept:  # noqa: ASYNC110 - the reader tells nobody
-                await asyncio.sleep(0.0002)
+            await until_async(lambda: not (self.waits_for_reader and stream._kept))
             for index, answer in enumerate(answers):
                 if said <= len(answer):
                     stream.put(self._said(request_id, prompt, params, index, answer, said))

@@ -15,6 +15,7 @@ from stoker_engine.contract.errors import OverloadedError
 from stoker_engine.server.app import create_app
 from stoker_engine.server.engine.admission import Admission
 
+from ...waiting import until_async
 from .conftest import FakeEngine, MakeClient, MakeService
 from .test_errors import error_of
 
@@ -61,8 +62,7 @@ def test_no_request_is_let_in_between(make_service: MakeService, engine: FakeEng
     async def run() -> list[int]:
         async with _client(app) as client:
             asked = [asyncio.create_task(client.post("/v1/completions", json={"prompt": "a"})) for _ in range(20)]
-            while len(engine.alive) < 5 or sum(task.done() for task in asked) < 15:  # noqa: ASYNC110
-                await asyncio.sleep(0.01)
+            await until_async(lambda: len(engine.alive) >= 5 and sum(task.done() for task in asked) >= 15)
             assert (await client.get("/load")).json() == {"server_load": 5}
             statuses = [task.result().status_code for task in asked if task.done()]
             for task in asked:

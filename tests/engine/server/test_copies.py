@@ -238,7 +238,7 @@ def test_all_copies_may_die_at_once(mortal: Mortal) -> None:
 
     async def run() -> list[Any]:
         asked = asyncio.create_task(asyncio.to_thread(_ask_all, mortal, 18))
-        await asyncio.sleep(0.05)
+        await asyncio.sleep(0.05)  # sleeps: the moment of the deaths; some requests are under way, others not yet
         for copy in mortal.llm.copies:
             os.kill(copy.process.pid, signal.SIGKILL)
         return await asked

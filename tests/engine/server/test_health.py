@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
-import time
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -12,9 +11,9 @@ from starlette.testclient import TestClient
 
 from stoker_engine.contract.copy_state import CopyState
 from stoker_engine.server.app import create_app
-from stoker_engine.server.engine import restarts
 from stoker_engine.server.unavailable import UnavailableError
 
+from ...virtual_time import now
 from .conftest import FakeEngine, MakeService
 
 PROBES = ("/live", "/health", "/ready", "/ping")
@@ -72,16 +71,18 @@ def test_what_needs_the_model_is_told_to_wait(client: TestClient, engine: FakeEn
 
 @pytest.mark.parametrize("stuck", [True, False])
 def test_only_a_dead_engine_is_waited_for(
-    make_service: MakeService, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch, stuck: bool
+    make_service: MakeService, engine: FakeEngine, virtual_time: Any, stuck: bool
 ) -> None:
     """One that is stuck may never end, and so never be loaded again."""
-    monkeypatch.setattr(restarts, "PATIENCE_S", 2.0)
     service = make_service(max_engine_restarts=3)
     engine.is_ready, engine.is_stuck = False, stuck
-    began = time.monotonic()
-    with pytest.raises(UnavailableError):
-        asyncio.run(service.wait_ready())
-    assert (time.monotonic() - began < 2) == stuck
+
+    async def main() -> None:
+        with pytest.raises(UnavailableError):
+            await service.wait_ready()
+        assert (now() == 0) == stuck
+
+    virtual_time(main)
 
 
 def test_an_engine_that_dies_while_the_prompt_is_tokenized_is_not_asked(

@@ -17,6 +17,7 @@ from stoker_engine.server.observability import throughput_log
 from stoker_engine.server.observability.access_log import skip_paths
 from stoker_engine.server.observability.throughput_log import ThroughputLog
 
+from ...waiting import until_async
 from .conftest import FakeEngine, MakeClient
 
 STATS = SchedulerStats(2, 1, 0.25, 100, 40, 0)
@@ -56,10 +57,10 @@ def test_throughput_every_ten_seconds_while_busy(
 
     async def run() -> None:
         log = ThroughputLog(clock=lambda: next(times))
-        for _ in range(2):
+        for lines in (1, 2):
             log.on_step(StepReport(64, 60, 4, STATS))
             log.on_step(StepReport(40, 0, 40, STATS))
-            await asyncio.sleep(0.15)
+            await until_async(lambda lines=lines: len(caplog.records) >= lines)
 
     asyncio.run(run())
     assert [record.getMessage() for record in caplog.records if record.name == "stoker_engine.throughput"] == [

@@ -18,6 +18,7 @@ from pydantic import BaseModel
 from stoker_engine.contract.errors import RequestFailedError
 from stoker_engine.server.app import create_app
 
+from ...waiting import until_async
 from .conftest import FakeEngine, Listen, MakeService, wait_until
 
 HELLO: Any = {"model": "tiny", "max_tokens": 500, "messages": [{"role": "user", "content": "hi"}]}
@@ -323,8 +324,7 @@ def test_who_goes_half_way_frees_what_is_held(url: str, engine: ScriptedEngine) 
 
     async def cancel(client: AsyncAnthropic) -> None:
         asking = asyncio.create_task(client.messages.create(**HELLO))
-        while not engine.alive:  # noqa: ASYNC110 - another thread's
-            await asyncio.sleep(0.01)
+        await until_async(lambda: engine.alive)
         asking.cancel()
 
     for half in (leave_stream, cancel):

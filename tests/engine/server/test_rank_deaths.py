@@ -22,6 +22,7 @@ import pytest
 
 from stoker_engine.contract.last_words import LastWords, Reason
 
+from ...waiting import until
 from .test_serve_command import SERVE
 
 SIZE = 2
@@ -92,11 +93,13 @@ class Served:
         return int(self.process.returncode)
 
     def until(self, condition: Callable[[], bool], otherwise: str) -> None:
-        deadline = time.monotonic() + SECONDS
-        while not condition():
+        def holds() -> bool:
+            if condition():
+                return True
             self._all()
-            assert time.monotonic() < deadline, f"{otherwise}: {self.log}"
-            time.sleep(0.02)
+            return False
+
+        until(holds, lambda: f"{otherwise}: {self.log}", every=0.02)
 
     def check_nothing_is_left(self) -> None:
         """Asserts that all its processes end with it, also those that were stopped."""
@@ -231,9 +234,9 @@ def test_whoever_dies_or_stops_nobody_is_left_behind(
     with serving(tiny_llama, tmp_path, "--max-engine-restarts=1") as served:
         if loads:
             victim = served.wait_for(who)
-            time.sleep(chance.random())
+            time.sleep(chance.random())  # sleeps: the moment of the death is drawn
             victim.send_signal(signum)
-            time.sleep(chance.random())
+            time.sleep(chance.random())  # sleeps: and the moment of what follows
         else:
             url, victim = served.url, served.wait_for(who)
             with contextlib.suppress(httpx.HTTPError), _in_flight(url) as lines:

@@ -10,7 +10,6 @@ import socket
 import ssl
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -24,6 +23,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from stoker_engine.contract.last_words import LastWords, Reason
 
+from ...waiting import until
 from ..conftest import engine_of
 
 SERVE = "import sys; from stoker_engine.cli.serve import main; sys.exit(main(sys.argv[1:]))"
@@ -213,8 +213,7 @@ def test_a_dead_engine_is_loaded_again_while_requests_wait(tiny_llama: Path) -> 
 
         with ThreadPoolExecutor() as pool:
             in_flight = pool.submit(answer, 450, n=64)  # so much that it is still in flight when the engine dies
-            while _running(httpx.get(f"{url}/metrics").text) < 1:
-                time.sleep(0.01)
+            until(lambda: _running(httpx.get(f"{url}/metrics").text) >= 1)
             engine.kill()
             assert in_flight.result(60) == 500
             late = [pool.submit(answer) for _ in range(4)]
@@ -227,10 +226,7 @@ def test_a_dead_engine_is_loaded_again_while_requests_wait(tiny_llama: Path) -> 
         assert _running(metrics) == 0
         assert _value(metrics, "stoker:engine_restarts_total") == 1
         assert _value(metrics, "vllm:generation_tokens_total") >= 4, "it counts on"
-        deadline = time.monotonic() + 60
-        while parent.num_fds() > fds and time.monotonic() < deadline:  # connections are being closed
-            time.sleep(0.05)
-        assert parent.num_fds() <= fds, "nothing of the dead engine is left"
+        until(lambda: parent.num_fds() <= fds, "nothing of the dead engine is left")  # connections are being closed
         again = engine_of(process.pid)
         assert again.pid != engine.pid
         again.kill()
@@ -297,12 +293,12 @@ def test_a_file_that_is_not_there_is_told_in_a_sentence(tiny_llama: Path, words:
 
 def _until_handled(pid: int, signum: signal.Signals) -> None:
     """Waits until a process has a handler for a signal."""
-    for _ in range(3000):
+
+    def handles() -> bool:
         caught = next(line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if "SigCgt" in line)
-        if int(caught.split()[1], 16) >> (signum - 1) & 1:
-            return
-        time.sleep(0.01)
-    pytest.fail("it never handled the signal")
+        return bool(int(caught.split()[1], 16) >> (signum - 1) & 1)
+
+    until(handles, "it handles the signal")
 
 
 def test_two_copies_are_one_server(tiny_llama: Path) -> None:
@@ -323,7 +319,7 @@ def test_two_copies_are_one_server(tiny_llama: Path) -> None:
             assert up == ["1.0", "1.0"]
             children = psutil.Process(process.pid).children(recursive=True)
             asked = [pool.submit(ask, url, prompt, max_tokens=200) for prompt in prompts]
-            time.sleep(0.3)
+            until(lambda: _running(httpx.get(f"{url}/metrics").text) >= 2)
             process.send_signal(signal.SIGTERM)
             assert [future.result()[0] for future in asked] == [200] * len(prompts)
             code, log = ended(process)

@@ -21,6 +21,7 @@ from uvicorn.server import ServerState
 from stoker_engine.contract.frontend_args import FrontendArgs
 from stoker_engine.server.connection.http_protocol import http_protocol
 
+from ...virtual_time import elapse
 from .conftest import FakeEngine, Serving, wait_until
 from .conftest import serving_fake as serving
 
@@ -183,7 +184,7 @@ class Connected:
     async def send(self, data: bytes, seconds: float = 0) -> None:
         """Sends bytes, and lets time pass."""
         self.protocol.data_received(data)
-        await asyncio.sleep(seconds)
+        await elapse(seconds)
 
     @property
     def status(self) -> int:
@@ -265,10 +266,10 @@ def test_a_slow_reader_is_served(virtual_time: VirtualTime) -> None:
         await connected.send(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
         connected.protocol.pause_writing()
         for _ in range(500):
-            await asyncio.sleep(59)
+            await elapse(59)
             connected.transport.buffered -= 1
         assert connected.transport.ended != "aborted"
-        await asyncio.sleep(121)
+        await elapse(121)
         assert connected.transport.ended == "aborted"
 
     virtual_time(main)
@@ -278,9 +279,9 @@ def test_a_reader_that_caught_up_has_all_the_time(virtual_time: VirtualTime) -> 
     async def main() -> None:
         connected = Connected()
         connected.protocol.pause_writing()
-        await asyncio.sleep(59)
+        await elapse(59)
         connected.protocol.resume_writing()
-        await asyncio.sleep(10)
+        await elapse(10)
         assert not connected.transport.ended
 
     virtual_time(main)
@@ -289,12 +290,12 @@ def test_a_reader_that_caught_up_has_all_the_time(virtual_time: VirtualTime) -> 
 def test_a_connection_that_says_nothing_is_closed_as_an_idle_one(virtual_time: VirtualTime) -> None:
     async def main() -> None:
         silent, used = Connected(), Connected()
-        await asyncio.sleep(70)
+        await elapse(70)
         await used.send(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", 70)
         assert silent.transport.ended == "closed"
         assert not silent.transport.written
         assert not used.transport.ended
-        await asyncio.sleep(6)
+        await elapse(6)
         assert used.transport.ended == "closed"
 
     virtual_time(main)
@@ -306,7 +307,7 @@ def test_no_limits(virtual_time: VirtualTime) -> None:
         await connected.send(b"POST / HTTP/1.1\r\nHost: x\r\n", 10**6)
         await connected.send(b"Content-Length: 2\r\n\r\n", 10**6)
         connected.protocol.pause_writing()
-        await asyncio.sleep(10**6)
+        await elapse(10**6)
         connected.protocol.resume_writing()
         await connected.send(b"{}", 1)
         assert connected.status == 200

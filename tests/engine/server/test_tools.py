@@ -7,7 +7,6 @@ import itertools
 import json
 import random
 import re
-import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -375,9 +374,8 @@ def test_many_parts_are_merged_in_linear_time() -> None:
     assert all(
         type(one) is not type(next) or isinstance(one, ToolCallStart) for one, next in itertools.pairwise(joined)
     )
-    begin = time.process_time()
-    assert merged([Content("some text ")] * 100_000) == [Content("some text " * 100_000)]
-    assert time.process_time() - begin < 1, "0.02 s, and seconds where each piece is added to those before"
+    # In no time; where each piece is added to those before, not within the test's own timeout.
+    assert merged([Content("some text ")] * 2_000_000) == [Content("some text " * 2_000_000)]
 
 
 def parts_of(parser: Any, pieces: Sequence[str]) -> list[Part]:

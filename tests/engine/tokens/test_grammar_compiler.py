@@ -21,6 +21,7 @@ from stoker_engine.tokens import tokenizer_process
 from stoker_engine.tokens.kept_grammars import KeptGrammars
 from stoker_engine.tokens.tokenizer_process import TokenizerProcess
 
+from ...waiting import until_async
 from ..grammar.hostile import constraints, growing
 
 #: It takes longer to be compiled than anybody may take.
@@ -97,7 +98,7 @@ def test_what_takes_too_much_is_ended(folder: Path) -> None:
         assert parent.num_threads() == 1, "it forks"
         memory = parent.memory_info().rss
         endless = asyncio.create_task(outcome(tokenizer, ENDLESS))
-        await asyncio.sleep(0.1)
+        await until_async(parent.children, "a grammar is compiled")
         for number in range(5):
             assert (await tokenizer.encode([f"hello {number}"]))[0]
             await tokenizer.compile_grammar(StructuredOutputs(json_object=True))  # it is known

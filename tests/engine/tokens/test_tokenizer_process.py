@@ -16,6 +16,8 @@ from stoker_engine.tokens import tokenizer_process
 from stoker_engine.tokens.tokenizer import Tokenizer
 from stoker_engine.tokens.tokenizer_process import TokenizerProcess
 
+from ...waiting import until_async
+
 TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}{{ shout }}"
 USER = {"role": "user", "content": "hello"}
 LARGE = "the quick brown fox " * 60_000
@@ -55,8 +57,7 @@ def processes(tokenizer: TokenizerProcess) -> list[psutil.Process]:
 
 async def until(condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(60):
-        while not condition():  # noqa: ASYNC110 - of another process
-            await asyncio.sleep(0.005)
+        await until_async(condition)
 
 
 def test_it_says_what_the_tokenizer_says(folder: Path) -> None:

@@ -19,6 +19,8 @@ from stoker_gateway.keys.key import Key, digest_of
 from stoker_gateway.keys.key_file import KeyFile
 from stoker_gateway.keys.keyring import Keyring
 
+from ...waiting import until_async
+
 
 def text(*ids: str, **fields: str) -> str:
     documents = [manifests.write(Key(each, digest_of(each))) for each in ids]
@@ -42,9 +44,17 @@ async def watched(path: Path) -> AsyncIterator[Callable[[], asyncio.Future[Keyri
     task.cancel()
 
 
+async def looked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Until the file has been looked at three times."""
+    looks = list[Path]()
+    with monkeypatch.context() as patched:
+        read = key_file.read_bytes
+        patched.setattr(key_file, "read_bytes", lambda path: looks.append(path) or read(path))
+        await until_async(lambda: len(looks) > 3)
+
+
 async def until_logged(caplog: pytest.LogCaptureFixture, words: str) -> str:
-    while not (found := [each.getMessage() for each in caplog.records if words in each.getMessage()]):  # noqa: ASYNC110
-        await asyncio.sleep(0.005)
+    found = await until_async(lambda: [each.getMessage() for each in caplog.records if words in each.getMessage()])
     caplog.clear()
     [line] = found
     return line
@@ -89,7 +99,7 @@ def test_each_way_of_changing_a_file_is_seen(tmp_path: Path) -> None:
     [b"a: [", b"\xff\xfe\x00", b"a: 1\na: 2", b"[" * 100_000, b"\x00", b"a: !!python/name:os", None, "folder"],
 )
 def test_what_cannot_be_read_changes_nothing_and_is_said_once(
-    content: bytes | str | None, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    content: bytes | str | None, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     caplog.set_level(logging.INFO, "stoker_gateway")
     path = tmp_path / "keys.yaml"
@@ -105,7 +115,7 @@ def test_what_cannot_be_read_changes_nothing_and_is_said_once(
                 path.write_bytes(content)
             line = await until_logged(caplog, "the keys stay as they were")
             assert str(path) in line and "\n" not in line and len(line) < 300
-            await asyncio.sleep(0.05)
+            await looked_again(monkeypatch)
             assert not caplog.records
             path.rmdir() if path.is_dir() else path.unlink(missing_ok=True)
             path.write_bytes(before)

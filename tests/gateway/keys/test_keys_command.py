@@ -17,6 +17,8 @@ from stoker_gateway.keys.file_store import FileStore
 from stoker_gateway.keys.key import Limits
 from stoker_gateway.keys.keyring import Keyring
 
+NOW = 2_000_000_000.0
+
 
 def keyring(path: Path) -> Keyring:
     keyring, faults = manifests.read_all(FileStore(path).read())
@@ -24,10 +26,12 @@ def keyring(path: Path) -> Keyring:
     return keyring
 
 
-def test_a_key_s_text_is_printed_once_and_kept_nowhere(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_key_s_text_is_printed_once_and_kept_nowhere(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(time, "time", lambda: NOW)
     path = tmp_path / "keys.yaml"
     for output in ("text", "json"):
-        began = time.time()
         words = ["--id", output, "--model", "org/*", "--model", "b", "--model", "b", "--requests-per-minute", "600"]
         words += ["--tokens-per-minute", "100000", "--concurrency", "8", "--priority", "-5", "--expires-in", "30d"]
         assert main(["create", "--file", str(path), *words, "--output", output]) == 0
@@ -36,7 +40,7 @@ def test_a_key_s_text_is_printed_once_and_kept_nowhere(tmp_path: Path, capsys: p
         assert text not in said.err and text not in path.read_text()
         key = keyring(path).find(text, time.time())
         assert (key.id, key.models, key.limits, key.priority) == (output, ("org/*", "b"), Limits(600, 100_000, 8), -5)
-        assert key.expires is not None and began - 1 <= key.expires - 30 * 86_400 <= time.time()
+        assert key.expires == NOW + 30 * 86_400
     assert main(["create", "--file", str(path)]) == 0
     text = capsys.readouterr().out.strip()
     assert keyring(path).find(text, time.time()).limits == Limits()
@@ -53,7 +57,8 @@ def test_a_key_s_text_is_printed_once_and_kept_nowhere(tmp_path: Path, capsys: p
         "concurrency": 8,
         "priority": -5,
     }
-    assert values.moment(moments["created"]) <= time.time() < values.moment(moments["expires"])
+    assert values.moment(moments["expires"]) == NOW + 30 * 86_400
+    assert values.moment(moments["created"]) > 1_700_000_000
     assert main(["list", "--file", str(path)]) == 0
     table = capsys.readouterr().out
     assert "org/*, b" in table and len(table.splitlines()) == 4

@@ -7,7 +7,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
@@ -18,6 +18,7 @@ from stoker_gateway.cli.gateway import main
 from stoker_gateway.keys import manifests
 from stoker_gateway.keys.key import Key, digest_of
 
+from ...waiting import until_async
 from ..behind_envoy import CHAT, Server
 from .stand_in_api import ENDPOINTS, KEYS, SLICES, Object, StandInApi, endpoint, secret, slice_of
 
@@ -55,12 +56,6 @@ def key_secret(key: str) -> Object:
     made = manifests.write(Key(key, digest_of(text(key))))
     data = secret("-", **made["stringData"])["data"]
     return {"metadata": {**made["metadata"], "namespace": "gate"}, "type": made["type"], "data": data}
-
-
-async def until(holds: Callable[[], Awaitable[bool]]) -> None:
-    async with asyncio.timeout(90):
-        while not await holds():  # noqa: ASYNC110 - nobody tells
-            await asyncio.sleep(0.02)
 
 
 @asynccontextmanager
@@ -106,12 +101,11 @@ def test_it_follows_the_cluster_and_breaks_nothing_that_is_under_way(tmp_path: P
             api.put(KEYS, key_secret("one"))
             api.start()
             async with command(api, tmp_path) as gateway:
-                while (SLICES, False) not in api.asked:  # noqa: ASYNC110 - nobody tells
-                    await asyncio.sleep(0.02)
+                await until_async(lambda: (SLICES, False) in api.asked)
                 assert await gateway.ready() == 503
                 assert await gateway.status("org/a") == 503
                 del api.refused[SLICES]
-                await until(lambda: _is(gateway.ready(), 200))
+                await until_async(lambda: _is(gateway.ready(), 200))
                 assert await gateway.ask("org/a") == (200, {"server": "a", "size": 18})
                 assert b"authorization" not in a.asked[-1].lower()
                 assert [await gateway.status("org/b"), await gateway.status("org/a", "two")] == [404, 401]
@@ -119,13 +113,13 @@ def test_it_follows_the_cluster_and_breaks_nothing_that_is_under_way(tmp_path: P
                 api.put(ENDPOINTS, endpoint("b", "two", auth={"apiKeysSecretRef": {"name": "s"}}))
                 api.put(SLICES, slice_of("b", b.address, namespace="two"))
                 api.put(KEYS, key_secret("two"))
-                await until(lambda: _is(gateway.status("org/a", "two"), 200))
-                await until(lambda: _is(gateway.status("org/b"), 503))
+                await until_async(lambda: _is(gateway.status("org/a", "two"), 200))
+                await until_async(lambda: _is(gateway.status("org/b"), 503))
                 assert "key that its servers want" in str(await gateway.ask("org/b"))
                 assert not b.asked
                 api.put("secrets", secret("s", "two", api_key="k1"))
                 api.put(ENDPOINTS, api.kinds[ENDPOINTS][("two", "b")] | {"metadata": _next(api, "two", "b")})
-                await until(lambda: _is(gateway.status("org/b"), 200))
+                await until_async(lambda: _is(gateway.status("org/b"), 200))
                 assert b"authorization: Bearer k1\r\n" in b.asked[-1]
 
                 a.does = "stream"
@@ -134,10 +128,10 @@ def test_it_follows_the_cluster_and_breaks_nothing_that_is_under_way(tmp_path: P
                     a.does = "answer"
                     api.delete(KEYS, "gate", "stoker-key-two")
                     api.delete(SLICES, "one", "a-x")
-                    await until(lambda: _is(gateway.status("org/a"), 503))
+                    await until_async(lambda: _is(gateway.status("org/a"), 503))
                     api.delete(ENDPOINTS, "one", "a")
-                    await until(lambda: _is(gateway.status("org/a"), 404))
-                    await until(lambda: _is(gateway.status("org/b", "two"), 401))
+                    await until_async(lambda: _is(gateway.status("org/a"), 404))
+                    await until_async(lambda: _is(gateway.status("org/b", "two"), 401))
                     api.stop()
                     assert await gateway.status("org/b") == 200
                     a.last = True
@@ -147,7 +141,7 @@ def test_it_follows_the_cluster_and_breaks_nothing_that_is_under_way(tmp_path: P
                 api.put(ENDPOINTS, endpoint("c", served="c"))
                 api.put(SLICES, slice_of("c", b.address))
                 api.start()
-                await until(lambda: _is(gateway.status("c"), 200))
+                await until_async(lambda: _is(gateway.status("c"), 200))
                 assert await gateway.status("org/b") == 404
                 gateway.process.terminate()
                 assert await asyncio.wait_for(gateway.process.wait(), 60) == 0
@@ -166,7 +160,7 @@ def test_no_request_fails_while_servers_come_and_go(tmp_path: Path) -> None:
             api.put(KEYS, key_secret("one"))
             api.start()
             async with command(api, tmp_path) as gateway:
-                await until(lambda: _is(gateway.ready(), 200))
+                await until_async(lambda: _is(gateway.ready(), 200))
                 statuses, going = list[int](), True
 
                 async def ask() -> None:

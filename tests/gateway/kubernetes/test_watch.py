@@ -5,8 +5,7 @@ from __future__ import annotations
 import logging
 import random
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -16,15 +15,8 @@ from kubernetes import client
 from stoker_gateway.kubernetes.api import Api
 from stoker_gateway.kubernetes.watch import Kind, Watch
 
+from ...waiting import until
 from .stand_in_api import ENDPOINTS, StandInApi, endpoint
-
-
-def until(holds: Callable[[], Any], what: str = "") -> None:
-    """Waits until something holds."""
-    deadline = time.monotonic() + 60
-    while not holds():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.01)
 
 
 @contextmanager
@@ -83,7 +75,9 @@ def test_what_is_known_comes_to_be_what_there_is(seed: int) -> None:
                     answer = {"kind": "Status", "code": rng.choice([410, 500, 504, "x"]), "message": "ended"}
                     broken = {"type": rng.choice(["ERROR", "BOOKMARK"]), "object": rng.choice([answer, {}])}
                     api.say(ENDPOINTS, rng.choice([broken, {"type": "ADDED"}]))
-            time.sleep(rng.choice([0, 0, 0.01]))
+            if rng.random() < 0.3:  # it may have heard of it when the next thing happens
+                heard = watch.age_s
+                until(lambda heard=heard: heard() == 0)
 
         def same() -> bool:
             sources = {at: each["spec"]["model"]["source"] for at, each in api.kinds[ENDPOINTS].items()}

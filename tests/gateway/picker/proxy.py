@@ -23,6 +23,8 @@ from stoker_gateway.picker.server import PickerServer
 from stoker_gateway.picking.load import ServerLoad
 from stoker_gateway.picking.picker import EndpointPicker
 
+from ...waiting import until_async
+
 #: How a body is sent.
 MODES = {"buffered": ProcessingMode.BUFFERED, "streamed": ProcessingMode.FULL_DUPLEX_STREAMED}
 
@@ -207,8 +209,7 @@ class Picking:
 
     async def until_waiting(self, model: str, number: int) -> None:
         """Until so many requests wait."""
-        while self.count("queue_length", model=model) != number:  # noqa: ASYNC110, a metric is no event
-            await asyncio.sleep(0.01)
+        await until_async(lambda: self.count("queue_length", model=model) == number)
 
     def count(self, name: str, **labels: str) -> float:
         """What a metric says."""

@@ -17,7 +17,8 @@ from stoker_gateway.picker.request import read_request
 from stoker_gateway.picker.request_limits import RequestLimits
 from stoker_gateway.picking.load import ServerLoad
 
-from .proxy import Picking, chat, picking
+from ...waiting import until_async
+from .proxy import Outcome, Picking, chat, picking
 
 SERVERS = ("10.0.0.1:80", "10.0.0.2:80")
 CHAT = "/v1/chat/completions"
@@ -107,11 +108,13 @@ def test_a_request_that_is_not_sent_gives_its_tokens_and_its_place_back(how: str
             else:
                 assert (await asking).status == {"saturated": 429, "no server": 503}[how]
             picker.say(ServerLoad())
-            for _ in range(500):
+
+            async def served() -> Outcome | None:
                 said = await post(picker, chat("a", "x", max_tokens=900))
-                if said.servers:
-                    break
-                await asyncio.sleep(0.02)  # the cancellation takes its time
+                return said if said.servers else None
+
+            said = await until_async(served, every=0.02)  # the cancellation takes its time
+            assert said is not None
             assert 0 <= int(said.metadata["x-ratelimit-remaining-tokens"]) <= 100
             busy = await post(picker, chat("a", "x", max_tokens=1))
             assert "requests at once: Limit 1, Used 1" in busy.json["error"]["message"]

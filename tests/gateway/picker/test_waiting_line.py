@@ -13,6 +13,8 @@ from stoker_gateway.picking.ask import Ask
 from stoker_gateway.picking.load import ServerLoad
 from stoker_gateway.picking.picker import EndpointPicker, Pick, PickerSettings, Refusal
 
+from ...virtual_time import elapse
+
 Run = Callable[[Callable[[], Coroutine[Any, Any, None]]], None]
 SERVER = "10.0.0.1:80"
 
@@ -56,7 +58,7 @@ def test_keys_take_turns_and_nobody_overtakes(virtual_time: Run) -> None:
         assert line.line.at_once(Ask()) is None
         for done in range(1, 7):
             line.say(room=1)
-            await asyncio.sleep(0.001)
+            await elapse(0.001)
             assert len(line.order) == done
         await asyncio.gather(*tasks)
         assert line.order.index("b1") <= 2 and line.order.index("b2") <= 4
@@ -84,13 +86,13 @@ def test_so_many_wait_for_so_long(virtual_time: Run, most: int) -> None:
     async def main() -> None:
         line = _Line(most, hold_s=5.0)
         tasks = await line.begin(*(f"a{number}" for number in range(most + 3)))
-        await asyncio.sleep(0.01)
+        await elapse(0.01)
         assert [task.done() for task in tasks] == [False] * most + [True] * 3
         other = await line.begin("b")  # who floods gives way, where there is a place to give
         assert len(line.line) == most
-        await asyncio.sleep(4.9)
+        await elapse(4.9)
         assert sum(not task.done() for task in tasks + other) == most
-        await asyncio.sleep(0.3)
+        await elapse(0.3)
         assert {(await task).kind for task in tasks + other} == {"saturated"}  # type: ignore[union-attr]
         assert len(line.line) == 0 and line.order == []
 
@@ -103,10 +105,10 @@ def test_who_goes_away_leaves_no_trace(virtual_time: Run) -> None:
             line = _Line()
             tasks = await line.begin("a0", "a1", "a2")
             tasks[gone].cancel()
-            await asyncio.sleep(0.001)
+            await elapse(0.001)
             assert len(line.line) == 2
             line.say(room=2)
-            await asyncio.sleep(0.001)
+            await elapse(0.001)
             assert line.order == [f"a{number}" for number in range(3) if number != gone]
 
     virtual_time(main)
@@ -118,7 +120,7 @@ def test_all_are_told_when_there_are_no_servers_any_more(virtual_time: Run) -> N
             line = _Line()
             tasks = await line.begin("a1", "a2", "b1")
             end(line)
-            await asyncio.sleep(0.2)
+            await elapse(0.2)
             assert {(await task).kind for task in tasks} == {"none"}  # type: ignore[union-attr]
             assert len(line.line) == 0
 
@@ -134,13 +136,13 @@ def test_who_waits_for_one_server_holds_up_nobody_else(virtual_time: Run, wants:
         line = _Line()
         line.picker.set_servers([SERVER, other], 0)
         held = [asyncio.create_task(line.line.turn(wants, "a")) for _ in range(3)]
-        await asyncio.sleep(0.001)
+        await elapse(0.001)
         for key in ("a", "b"):  # whoever asks: they wait for that server, not for their keys
             choice = await line.line.turn(Ask(), key)
             assert isinstance(choice, Pick) and choice.servers[0] == other
         assert len(line.line) == 3 and not any(each.done() for each in held)
         line.say(room=1)
-        await asyncio.sleep(0.001)
+        await elapse(0.001)
         assert [each.done() for each in held] == [True, False, False]  # in the order they came
         line.say(room=64)
         for each in held:
@@ -166,7 +168,7 @@ def test_of_those_who_wait_for_the_same_servers_nobody_overtakes(virtual_time: R
             await asyncio.sleep(0)
         for _ in tasks:
             line.say(room=1)
-            await asyncio.sleep(0.001)
+            await elapse(0.001)
         await asyncio.gather(*tasks)
         assert order == list(range(6))
 

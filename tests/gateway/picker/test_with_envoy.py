@@ -25,6 +25,8 @@ from stoker_gateway.picker.server import PickerServer
 from stoker_gateway.picking.load import ServerLoad
 from stoker_gateway.picking.picker import EndpointPicker
 
+from ...waiting import until
+
 _TYPE = "type.googleapis.com/envoy."
 _BODY_LIMIT = 24 * 2**20
 
@@ -105,7 +107,7 @@ async def _server(name: str) -> web.AppRunner:
             await response.prepare(request)
             for number in range(5):
                 await response.write(b"data: %d\n\n" % number)
-                await asyncio.sleep(0.02)
+                await asyncio.sleep(0.02)  # sleeps: a server whose stream comes in parts
             return response
         headers = {"x-server": f"127.0.0.1:{port}", "x-model": name, "x-trace": request.headers.get("traceparent", "")}
         return web.Response(body=body, headers=headers)
@@ -132,9 +134,8 @@ def envoy(request: pytest.FixtureRequest, behind: Behind) -> Iterator[httpx.Clie
     )  # fmt: skip
     try:
         with httpx.Client(timeout=60, trust_env=False) as client:
-            while not ports.exists() or not ports.read_text():
-                assert process.poll() is None
-                time.sleep(0.02)
+            until(lambda: process.poll() is not None or (ports.exists() and ports.read_text()))
+            assert process.poll() is None
             told: dict[str, Any] = {}
             while not told.get("listener_statuses"):
                 told = client.get(f"http://{ports.read_text()}/listeners?format=json").json()

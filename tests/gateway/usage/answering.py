@@ -22,6 +22,8 @@ from stoker_gateway.picking.picker import EndpointPicker
 from stoker_gateway.usage.access_log_service import AccessLogService
 from stoker_gateway.usage.ended import Ended
 
+from ...waiting import until_async
+
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
@@ -43,8 +45,7 @@ class Behind:
     async def next_end(self) -> Ended:
         """The oldest that nobody has asked for."""
         async with asyncio.timeout(60):
-            while not self.ended:  # noqa: ASYNC110 - a list tells nobody
-                await asyncio.sleep(0.01)
+            await until_async(lambda: self.ended)
         return self.ended.pop(0)
 
 

@@ -12,6 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from ...engine.conftest import save_model, tiny_llama_model
 from ...engine.server.test_serve_command import serving
+from ...waiting import until_async
 from .answering import behind
 
 PROMPT = "a prompt of some words"
@@ -50,8 +51,11 @@ def test_who_leaves_is_charged_what_was_generated(tmp_path: Path) -> None:
                     answer.close()
                 ended = await at.next_end()
                 async with asyncio.timeout(60):
-                    while await counted("vllm:num_requests_running"):  # noqa: ASYNC110 - it tells nobody
-                        await asyncio.sleep(0.01)
+
+                    async def holds() -> bool:
+                        return not (await counted("vllm:num_requests_running"))
+
+                    await until_async(holds)
                 generated = await counted("vllm:generation_tokens_total") - before[0]
                 aborted += ended.aborted  # else it had ended, and was still on its way
                 assert not ended.tokens.estimated

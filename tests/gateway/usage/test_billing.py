@@ -6,7 +6,6 @@ import json
 import os
 import random
 import threading
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,6 +15,8 @@ from stoker_gateway.usage import billing
 from stoker_gateway.usage.billing import BillingLog
 from stoker_gateway.usage.ended import Ended
 from stoker_gateway.usage.tokens import Tokens
+
+from ...waiting import until
 
 ENDED = Ended("m", "team", "", 1, ("10.0.0.1:80",), False, 200, Tokens(3, 1, 2), 10, False, 1795420800.25, 1.0, "r")
 
@@ -59,8 +60,7 @@ def test_renamed_files_and_writes_in_part_lose_and_repeat_nothing(
     for number, name in enumerate(names):
         log.ended(replace(ENDED, request_id=name))
         if number % 100 == 50:
-            while not place.exists():
-                time.sleep(0.001)
+            until(lambda: place.exists())
             place.rename(tmp_path / f"log.{number // 100}")
     monkeypatch.setattr(billing.os, "write", write)
     log.close()

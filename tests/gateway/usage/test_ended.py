@@ -17,6 +17,7 @@ from stoker_gateway.picking.ask import Ask
 from stoker_gateway.picking.picker import Pick
 from stoker_gateway.usage.tokens import Tokens
 
+from ...waiting import until_async
 from .answering import Behind, behind
 
 CHAT, COMPLETIONS, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"
@@ -105,7 +106,8 @@ class Drawn:
         await answer.prepare(request)
         for piece in self.pieces:
             await answer.write(piece)
-            await asyncio.sleep(self.chance.choice((0, 0, 0.001)))
+            for _ in range(self.chance.choice((0, 0, 10))):
+                await asyncio.sleep(0)
         return answer
 
 
@@ -215,8 +217,7 @@ def test_the_picker_counts_requests_out_and_hears_of_servers_that_are_not_there(
             async with behind(waits, (gone,)) as at, aiohttp.ClientSession() as client:
                 requests = [asyncio.create_task(_post(client, at)) for _ in range(20)]
                 async with asyncio.timeout(60):
-                    while at.picker.sequences < 20:  # noqa: ASYNC110 - it tells nobody
-                        await asyncio.sleep(0.01)
+                    await until_async(lambda: at.picker.sequences >= 20)
                 for task in requests[:10]:
                     task.cancel()
                 more.set()

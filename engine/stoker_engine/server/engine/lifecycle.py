@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-import time
 from dataclasses import dataclass, field
 
 from stoker_engine.server.unavailable import NotBegunError
@@ -27,7 +26,7 @@ class Lifecycle:
         leaving: it has been asked to stop.
         closed: it takes no new requests.
         in_flight: requests being answered, probes not counted.
-        last_came: when the newest of them came, by the monotonic clock.
+        last_came: when the newest of them came, by the event loop's clock.
     """
 
     leaving: bool = False
@@ -46,7 +45,7 @@ class Lifecycle:
     def enter(self) -> None:
         """A request has come."""
         self.in_flight += 1
-        self.last_came = time.monotonic()
+        self.last_came = asyncio.get_running_loop().time()
         self._idle.clear()
 
     def leave(self) -> None:

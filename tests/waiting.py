@@ -1,0 +1,74 @@
+"""The one way in which tests wait: for a condition, and until it holds.
+
+A timeout ends a test that hangs. It asserts no speed: it is long, and a test that passes never waits for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import time
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+T = TypeVar("T")
+
+#: A test hangs if a condition does not hold after so many seconds.
+HANGING_S = 120.0
+#: Seconds between two looks.
+_EVERY_S = 0.005
+
+
+def until(
+    condition: Callable[[], T],
+    what: str | Callable[[], object] = "",
+    timeout: float = HANGING_S,
+    every: float = _EVERY_S,
+) -> T:
+    """Wait until a condition holds.
+
+    Args:
+        condition: holds as soon as it returns something true.
+        what: what is waited for, or a function that says how things stand, for the error.
+        timeout: seconds after which the test hangs.
+        every: seconds between two looks, where a look costs much.
+
+    Returns:
+        What the condition returned.
+
+    Raises:
+        AssertionError: the condition did not hold for `timeout` seconds.
+    """
+    deadline = time.monotonic() + timeout
+    while not (result := condition()):
+        if time.monotonic() > deadline:
+            raise _hangs(what, timeout, result)
+        time.sleep(every)
+    return result
+
+
+async def until_async(
+    condition: Callable[[], T | Awaitable[T]],
+    what: str | Callable[[], object] = "",
+    timeout: float = HANGING_S,  # noqa: ASYNC109 - the error says what was waited for
+    every: float = _EVERY_S,
+) -> T:
+    """Wait until a condition holds, while the event loop goes on: `until` for coroutines.
+
+    The condition may be a coroutine function; `timeout` and `every` are seconds of the loop's clock. See `until`.
+    """
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + timeout
+    while True:
+        look = condition()
+        result: T = await look if inspect.isawaitable(look) else look
+        if result:
+            return result
+        if loop.time() > deadline:
+            raise _hangs(what, timeout, result)
+        await asyncio.sleep(every)
+
+
+def _hangs(what: str | Callable[[], object], timeout: float, result: object) -> AssertionError:
+    said = what() if callable(what) else what
+    return AssertionError(f"not within {timeout:.0f} s: {said or 'a condition'}; last seen: {result!r}")
