@@ -84,12 +84,15 @@ def render(
     return _cut(text, final) if continue_final_message else text
 
 
-def compile_ahead(template: str) -> None:
-    """Compiles the model's own template, which takes a while, before the first chat needs it."""
+def compile_ahead(template: str) -> bool:
+    """Compiles the model's own template, which takes a while, before the first chat needs it; returns whether it can
+    be."""
     try:
         _compiled(template)
     except Exception as error:  # a model without a usable template serves completions all the same
         logger.warning("the chat template is broken, so that chats will be refused: %s", error)
+        return False
+    return True
 
 
 def _message(message: Mapping[str, Any]) -> dict[str, Any]:

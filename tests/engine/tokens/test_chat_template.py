@@ -139,14 +139,16 @@ def test_text_and_tokens_are_transformers(byte_level: Backend, template: str, ch
     variables = options.get("chat_template_kwargs", {})
     rest = {key: value for key, value in options.items() if key != "chat_template_kwargs"}
     rest.setdefault("add_generation_prompt", True)
+    only_strings = chat == "parts" and template != "gemma"
+    told = [{"role": "user", "content": " hello "}] if only_strings else messages
     try:
-        expected = theirs.apply_chat_template(messages, tokenize=False, **rest, **variables)
+        expected = theirs.apply_chat_template(told, tokenize=False, **rest, **variables)
     except Exception:
         with pytest.raises(RequestError):
             ours.chat_text(messages, **options)
         return
     assert ours.chat_text(messages, **options) == expected
-    tokens = theirs.apply_chat_template(messages, tokenize=True, return_dict=False, **rest, **variables)
+    tokens = theirs.apply_chat_template(told, tokenize=True, return_dict=False, **rest, **variables)
     assert ours.render_chat(messages, **options) == tokens
 
 
