@@ -1,9 +1,9 @@
 """How a chat template takes the content of messages: as a string, or as a list of parts.
 
-Clients may send either. Most templates write strings, those of models that also see write parts, some write both; and a
-template that is given the form it does not expect writes nothing, or Python's spelling of a list, without an error. What
-a template reads cannot be seen in its text, which may take content through variables, macros and filters. So it is
-rendered: what survives of a probe, in one form and in the other, decides.
+Clients may send either. Most templates write strings, those of models that also see write parts, some write both. A
+template that is given the form it does not expect writes nothing, or Python's spelling of a list, without an error.
+Which form it expects cannot be read off its source, where content may go through variables, macros and filters. So
+each form is rendered with a probe, and the text that survives decides.
 """
 
 from __future__ import annotations

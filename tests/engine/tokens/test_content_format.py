@@ -28,12 +28,14 @@ PARTS_ONLY = {
     "macro": "{{ written(m.content) }}",
     "macro of the message": "{{ written_of(m) }}",
     "get": "{% for p in m.get('content', []) %}{{ p.text }}{% endfor %}",
-    "namespace": "{% set ns = namespace(t='') %}{% for p in m.content %}{% set ns.t = ns.t + p.text %}{% endfor %}{{ ns.t }}",
-    "inner loop of types": "{% for t in ['image', 'text'] %}{% for p in m.content %}{% if p.type == t and t == 'text' %}"
-    "{{ p.text }}{% endif %}{% endfor %}{% endfor %}",
-    "unless it is a string": "{% if m.content is not string %}{% for p in m.content %}{{ p.text }}{% endfor %}{% endif %}",
-    "idefics": "{{ m.role | capitalize }}{% if m['content'][0]['type'] == 'image' %}{{ ':' }}{% else %}{{ ': ' }}{% endif %}"
-    "{% for line in m['content'] %}{% if line['type'] == 'text' %}{{ line['text'] }}{% elif line['type'] == 'image' %}"
+    "namespace": "{% set ns = namespace(t='') %}{% for p in m.content %}{% set ns.t = ns.t + p.text %}{% endfor %}"
+    "{{ ns.t }}",
+    "inner loop of types": "{% for t in ['image', 'text'] %}{% for p in m.content %}"
+    "{% if p.type == t and t == 'text' %}{{ p.text }}{% endif %}{% endfor %}{% endfor %}",
+    "unless it is a string": "{% if m.content is not string %}{% for p in m.content %}{{ p.text }}{% endfor %}"
+    "{% endif %}",
+    "idefics": "{{ m.role | capitalize }}{% if m['content'][0]['type'] == 'image' %}{{ ':' }}{% else %}{{ ': ' }}"
+    "{% endif %}{% for line in m['content'] %}{% if line['type'] == 'text' %}{{ line['text'] }}{% elif line['type'] == 'image' %}"
     "{{ '<image>' }}{% endif %}{% endfor %}<end_of_utterance>\n",
     "llava": "{% if m['role'] != 'system' %}{{ m['role'].upper() + ': ' }}{% endif %}"
     "{% for c in m['content'] | selectattr('type', 'equalto', 'image') %}{{ '<image>\n' }}{% endfor %}"
@@ -63,7 +65,8 @@ STRINGS_ONLY = {
     "split": "{{ m.content.split('</think>')[-1] }}",
 }
 BOTH = {
-    "branches": "{% if m.content is string %}{{ m.content }}{% else %}{% for p in m.content %}{{ p.text }}{% endfor %}{% endif %}",
+    "branches": "{% if m.content is string %}{{ m.content }}{% else %}{% for p in m.content %}{{ p.text }}{% endfor %}"
+    "{% endif %}",
     "each": "{% for p in m.content %}{{ p.text if p is mapping else p }}{% endfor %}",
 }
 BODIES = PARTS_ONLY | FIRST_PART_ONLY | STRINGS_ONLY | BOTH

@@ -108,9 +108,8 @@ class Message(UnbuiltMessage, StrictModel):
         # `developer` is OpenAI's newer word for what the templates on the hub call `system`.
         message: dict[str, Any] = {"role": "system" if self.role == "developer" else self.role}
         # The template gets it in a form that it can write: see `tokens.content_format`.
-        message["content"] = (
-            [part.model_dump() for part in self.content] if isinstance(self.content, list) else self.text
-        )
+        parts = self.content if isinstance(self.content, list) else ()
+        message["content"] = [part.model_dump() for part in parts] or self.text
         if self.tool_calls:
             message["tool_calls"] = [call.for_template() for call in self.tool_calls]
         if (reasoning := self.reasoning or self.reasoning_content) is not None:
