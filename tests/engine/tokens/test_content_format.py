@@ -35,8 +35,8 @@ PARTS_ONLY = {
     "unless it is a string": "{% if m.content is not string %}{% for p in m.content %}{{ p.text }}{% endfor %}"
     "{% endif %}",
     "idefics": "{{ m.role | capitalize }}{% if m['content'][0]['type'] == 'image' %}{{ ':' }}{% else %}{{ ': ' }}"
-    "{% endif %}{% for line in m['content'] %}{% if line['type'] == 'text' %}{{ line['text'] }}{% elif line['type'] == 'image' %}"
-    "{{ '<image>' }}{% endif %}{% endfor %}<end_of_utterance>\n",
+    "{% endif %}{% for line in m['content'] %}{% if line['type'] == 'text' %}{{ line['text'] }}"
+    "{% elif line['type'] == 'image' %}{{ '<image>' }}{% endif %}{% endfor %}<end_of_utterance>\n",
     "llava": "{% if m['role'] != 'system' %}{{ m['role'].upper() + ': ' }}{% endif %}"
     "{% for c in m['content'] | selectattr('type', 'equalto', 'image') %}{{ '<image>\n' }}{% endfor %}"
     "{% if m['role'] != 'assistant' %}{% for c in m['content'] | selectattr('type', 'equalto', 'text') %}"
