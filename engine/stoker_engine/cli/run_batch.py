@@ -106,12 +106,12 @@ def _main(words: list[str]) -> int:
 
 def _open(name: str, mode: str) -> IO[str]:
     # A line that is no UTF-8 is answered like any other.
-    return Path(name).open(mode, encoding="utf-8", errors="replace")
+    return Path(name).open(mode, encoding="utf-8", errors="replace", newline="\n")
 
 
 def _spooled(stream: IO[str]) -> IO[str]:
     """What comes from a stream, as a file that can be read twice."""
-    spool = tempfile.TemporaryFile("w+", encoding="utf-8", errors="surrogateescape")  # noqa: SIM115 - the caller's
+    spool = tempfile.TemporaryFile("w+", encoding="utf-8", errors="surrogateescape", newline="\n")  # noqa: SIM115 - the caller's
     shutil.copyfileobj(stream, spool)
     spool.seek(0)
     return spool
