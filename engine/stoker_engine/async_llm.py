@@ -254,7 +254,7 @@ class AsyncLLM:
             EngineDeadError: the engine died, or was shut down.
         """
         self._check_serving()
-        prompt = prompt_tokens(prompt_token_ids, params.truncate_prompt_tokens, params.max_tokens, self.info)
+        prompt = prompt_tokens(prompt_token_ids, params.truncate_prompt_tokens, params.num_wanted, self.info)
         stream = OutputStream()
         unfinished = await self.add_request(
             stream, request_id, prompt, params, priority=priority, cache_salt=cache_salt
