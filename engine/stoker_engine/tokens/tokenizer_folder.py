@@ -27,7 +27,7 @@ from stoker_engine.contract.json_file import read_json_object
 logger = logging.getLogger(__name__)
 
 #: Part of the cache's key; raise it when a conversion changes.
-_FORMAT = "2"
+_FORMAT = "3"
 
 #: Any of these makes a folder a tokenizer's.
 _SOURCES = (
