@@ -95,7 +95,7 @@ def application(cluster: Cluster, image: str, namespace: str, name: str, url: st
     phase = wait_for(ended, "the application has ended", 180)
     log = cluster.kubectl("logs", name, "--namespace", namespace)
     assert phase == "Succeeded", log
-    got: dict[str, Any] = json.loads(log.splitlines()[-1])
+    got: dict[str, Any] = json.loads(log.strip("\n").split("\n")[-1])
     return got
 
 

@@ -61,7 +61,7 @@ def endpoint(cluster: Cluster, space: str) -> Endpoint:
     changes: Object = {
         "hardware": {"resources": {"requests": {"cpu": "200m", "memory": "1Gi"}}},
         "rollout": {"drainSeconds": 20, "startupTimeoutSeconds": _READY_S},
-        "engine": {"maxModelLen": 2048},
+        "engine": {"maxModelLen": 2048, "dtype": "float32"},  # whose tokens do not depend on the ranks
     }
     document["spec"] = {**merged(document["spec"], changes), "model": demo()["spec"]["model"]}
     made = Endpoint(cluster, space, "ranks")

@@ -16,7 +16,7 @@ from cpu.results import Results, Row
 
 def read(path: Path) -> list[dict[str, Any]]:
     """All lines, the oldest first."""
-    return [json.loads(line) for line in path.read_text().splitlines() if line] if path.is_file() else []
+    return [json.loads(line) for line in path.read_text().strip("\n").split("\n") if line] if path.is_file() else []
 
 
 def change(row: Row, processor: str, lines: list[dict[str, Any]]) -> float | None:

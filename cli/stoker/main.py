@@ -21,6 +21,7 @@ SUMMARIES = {
     "chat": "talk to a served model",
     "run-batch": "answer an OpenAI batch file without a server",
     "quantize": "round a model's weights to fewer bits and write them down",
+    "build-kernels": "compile a model's GPU kernels beforehand",
     "bench": "measure a server, or the engine without one",
     "up": "run an InferenceEndpoint manifest on this machine, without a cluster",
     "plan": "show how an InferenceEndpoint manifest is spread over its GPUs",
@@ -59,9 +60,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 def usage(commands: dict[str, EntryPoint]) -> str:
     """The text of ``stoker --help``: our commands in reading order, then those of other packages."""
     known = [name for name in SUMMARIES if name in commands]
+    width = max(map(len, commands), default=0)
     lines = ["usage: stoker COMMAND ...", "", "commands:"]
     for name in known + sorted(set(commands) - set(known)):
-        lines.append(f"  {name:<11}{SUMMARIES.get(name, f'from {commands[name].module}')}")
+        lines.append(f"  {name:<{width}}  {SUMMARIES.get(name, f'from {commands[name].module}')}")
     return "\n".join([*lines, "", "stoker COMMAND --help shows its options; stoker --version shows the version"])
 
 

@@ -26,12 +26,15 @@ def example(file: str) -> Object:
 
 
 def demo(name: str = "demo", **changes: Any) -> Object:
-    """examples/01-demo.yaml with parts of its spec changed: ``demo(replicas=2, engine={"maxNumSeqs": 4})``. It requests
-    less of a processor than the example, so that several pods fit on one small node."""
+    """examples/01-demo.yaml with parts of its spec changed: ``demo(replicas=2, engine={"maxNumSeqs": 4})``.
+
+    It is computed in float32 unless `changes` say otherwise: its tokens are compared with transformers' in float32. It
+    requests less of a processor than the example, so that several pods fit on one small node.
+    """
     document = example("01-demo.yaml")
     document["metadata"]["name"] = name
     document["spec"]["hardware"]["resources"]["requests"]["cpu"] = "100m"
-    document["spec"] = merged(document["spec"], changes)
+    document["spec"] = merged({**document["spec"], "engine": {"dtype": "float32"}}, changes)
     return document
 
 

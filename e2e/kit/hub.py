@@ -54,7 +54,7 @@ class Hub:
     def fetched(self) -> list[tuple[str, int]]:
         """The files that were requested: path, and the byte from which on."""
         log = self.cluster.kubectl("logs", self.pod, "--namespace", self.namespace)
-        return [tuple(json.loads(line)) for line in log.splitlines() if line.startswith("[")]
+        return [tuple(json.loads(line)) for line in log.strip("\n").split("\n") if line.startswith("[")]
 
 
 def start(

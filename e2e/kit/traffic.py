@@ -187,5 +187,5 @@ def client_pod(name: str, image: str, command: list[str]) -> Object:
 
 
 def _read(log: str) -> Result:
-    records = [json.loads(line) for line in log.splitlines() if line.startswith('{"start"')]
+    records = [json.loads(line) for line in log.strip("\n").split("\n") if line.startswith('{"start"')]
     return Result(tuple(Request(**each) for each in records))

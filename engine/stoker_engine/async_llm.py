@@ -26,6 +26,7 @@ from stoker_engine.core.grammar import Grammar
 from stoker_engine.core.outputs import OutputDelta, TokenDelta
 from stoker_engine.core.sampling_params import RequestParams
 from stoker_engine.core.step_report import StepReport
+from stoker_engine.grammar.token_table import TokenTable
 from stoker_engine.models.locate import locate_model, locate_tokenizer
 from stoker_engine.parallel.layout import Layout
 from stoker_engine.processes.copy_router import CopyRouter
@@ -132,7 +133,7 @@ class AsyncLLM:
         copy = self.copies[number]
         try:
             loaded = copy.load(self._located())
-            info, tokenizer = await asyncio.gather(loaded, self._loaded_tokenizer())
+            info, tokenizer, table = await asyncio.gather(loaded, self._loaded_tokenizer(), self._token_table())
         except EngineDeadError:
             raise
         except StokerError as error:
@@ -150,6 +151,8 @@ class AsyncLLM:
         self._bad_words = self._bad_words or BadWords(tokenizer, info.vocab_size)
         self._infos[number] = info
         self._show(number)
+        if table is not None:
+            copy.tell(table)  # it reads it at once: later, streams would wait meanwhile
         copy.serve(tokenizer.vocabulary)
 
     def _show(self, newest: int) -> None:
@@ -254,7 +257,7 @@ class AsyncLLM:
             EngineDeadError: the engine died, or was shut down.
         """
         self._check_serving()
-        prompt = prompt_tokens(prompt_token_ids, params.truncate_prompt_tokens, params.max_tokens, self.info)
+        prompt = prompt_tokens(prompt_token_ids, params.truncate_prompt_tokens, params.num_wanted, self.info)
         stream = OutputStream()
         unfinished = await self.add_request(
             stream, request_id, prompt, params, priority=priority, cache_salt=cache_salt
@@ -375,6 +378,14 @@ class AsyncLLM:
         if self._tokenizer_load is None:
             self._tokenizer_load = asyncio.create_task(self._load_tokenizer())
         return await asyncio.shield(self._tokenizer_load)
+
+    async def _token_table(self) -> TokenTable | None:
+        """The vocabulary as bytes, for grammars; None where it cannot be had, which the first grammar is told."""
+        tokenizer = await self._loaded_tokenizer()
+        try:
+            return await tokenizer.token_table()
+        except RequestError:
+            return None
 
     async def _load_tokenizer(self) -> TokenizerProcess:
         model = Path((await self._located()).model)

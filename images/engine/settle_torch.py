@@ -74,7 +74,7 @@ def mapped_files() -> set[Path]:
     maps = subprocess.run(
         [sys.executable, "-c", IMPORT_AND_LIST_MAPS], check=True, stdout=subprocess.PIPE, text=True
     ).stdout
-    return {Path(fields[5]).resolve() for line in maps.splitlines() if len(fields := line.split(maxsplit=5)) > 5}
+    return {Path(fields[5]).resolve() for line in maps.split("\n") if len(fields := line.split(maxsplit=5)) > 5}
 
 
 def size(folder: Path) -> int:

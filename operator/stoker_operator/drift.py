@@ -27,7 +27,7 @@ _EXACT: Final[Mapping[str, tuple[str, ...]]] = {
     "RoleBinding": ("roleRef", "subjects"),
 }
 #: Where amounts stand, which the API server rewrites: 1000m becomes 1.
-_AMOUNTS: Final = ("limits", "requests", "sizeLimit")
+AMOUNTS: Final = ("limits", "requests", "sizeLimit")
 
 
 def differs(desired: Mapping[str, Any], live: Mapping[str, Any], manager: str) -> bool:
@@ -62,7 +62,7 @@ def _part(live: Any, owned: Mapping[str, Any]) -> Any:
 def _contains(live: Any, desired: Any, amount: bool = False) -> bool:
     if isinstance(desired, Mapping):
         return isinstance(live, Mapping) and all(
-            _contains(live[key], value, amount or key in _AMOUNTS) if key in live else value in _ZERO
+            _contains(live[key], value, amount or key in AMOUNTS) if key in live else value in _ZERO
             for key, value in desired.items()
         )
     if isinstance(desired, list):

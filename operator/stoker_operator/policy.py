@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 import yaml
 from pydantic import ValidationError
@@ -46,9 +46,23 @@ class Policy(Part):
             return PERMISSIVE
         field = f"policy {file}"
         try:
-            policy = cls.model_validate(yaml.safe_load(file.read_text(encoding="utf-8")) or {})
+            content = yaml.safe_load(file.read_text(encoding="utf-8")) or {}
         except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
             raise Refused(Violation(field, f"it cannot be read: {error}")) from None
+        return cls.of(content, field)
+
+    @classmethod
+    def of(cls, content: Any, field: str) -> Policy:
+        """The policy that `content` is.
+
+        Args:
+            field: what an error calls it.
+
+        Raises:
+            Refused: it is no policy.
+        """
+        try:
+            policy = cls.model_validate(content)
         except ValidationError as error:
             faults = (f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors())
             raise Refused(*(Violation(field, fault) for fault in faults)) from None

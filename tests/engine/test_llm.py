@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,26 @@ def llm(tiny_llama: Path) -> LLM:
 def _one(llm: LLM, prompt: Any = "the quick brown", **params: Any) -> Any:
     params = {"temperature": 0, "max_tokens": 24, "ignore_eos": True, **params}
     return llm.generate(prompt, SamplingParams(**params), use_tqdm=False)[0].outputs[0]
+
+
+def test_a_prompt_that_is_only_scored_may_fill_context_and_cache(tiny_llama: Path) -> None:
+    """And its log-probabilities are those that it has where there is room for more."""
+    prompt = [5 + i * 7 % 200 for i in range(64)]
+    params = SamplingParams(max_tokens=1, temperature=0, prompt_logprobs=1)
+    [expected] = LLM(str(tiny_llama), num_gpu_blocks_override=64).generate([prompt], params, use_tqdm=False)
+    for budget in (8, 48, 64):
+        llm = LLM(str(tiny_llama), num_gpu_blocks_override=5, max_num_batched_tokens=budget)
+        assert llm.engine.info.max_model_len == 64
+        for _ in range(2):
+            [output] = llm.generate([prompt], replace(params, only_scores=True), use_tqdm=False)
+            assert output.outputs[0].finish_reason == "length"
+            assert output.prompt_logprobs is not None and expected.prompt_logprobs is not None
+            for ours, theirs in zip(output.prompt_logprobs[1:], expected.prompt_logprobs[1:], strict=True):
+                assert ours is not None and theirs is not None
+                known = {token: each.logprob for token, each in theirs.items()}
+                assert {token: each.logprob for token, each in ours.items()} == pytest.approx(known, abs=1e-4)
+        with pytest.raises(RequestError, match="maximum context length"):
+            llm.generate([prompt], params, use_tqdm=False)
 
 
 def test_max_tokens(llm: LLM) -> None:

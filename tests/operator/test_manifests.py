@@ -237,7 +237,7 @@ def test_shared_memory_is_as_large_as_asked_for(endpoint: Any) -> None:
     assert {"name": "shm", "emptyDir": {"medium": "Memory"}} in vllm["volumes"]
     gpus = {"hardware": {"accelerator": "nvidia-l4", "count": 4}, "engine": {"image": "x"}}
     sizes = {name: {"tensor": tensor, "data": data} for name, tensor, data in (("split", 2, 2), ("copies", 1, 4))}
-    split = {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": "2048Mi"}}
+    split = {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": "2Gi"}}
     assert split in pod(endpoint, **gpus, parallelism=sizes["split"])["volumes"]
     apart = [pod(endpoint, **gpus, parallelism=sizes["copies"]), pod(endpoint, parallelism=sizes["split"])]
     assert all("shm" not in {volume["name"] for volume in each["volumes"]} for each in apart)
@@ -345,7 +345,7 @@ def test_accelerators_are_asked_for_by_their_resource(endpoint: Any) -> None:
     (container,) = spec["containers"]
     assert container["resources"] == {"limits": {"cpu": "4", "nvidia.com/gpu": "2"}, "requests": {"cpu": "2"}}
     assert container["imagePullPolicy"] == "Always"
-    assert {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": "1024Mi"}} in spec["volumes"]
+    assert {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": "1Gi"}} in spec["volumes"]
 
 
 def test_the_demo_carries_the_template_that_is_shipped() -> None:

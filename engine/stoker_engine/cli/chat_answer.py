@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
+from stoker_engine.cli.lines import lines_of
 from stoker_engine.contract.errors import StokerError
 
 if TYPE_CHECKING:
@@ -110,7 +111,7 @@ def check(response: httpx.Response) -> None:
 
 
 def _events(response: httpx.Response) -> Iterator[dict[str, Any]]:
-    for line in response.iter_lines():
+    for line in lines_of(response.iter_bytes()):
         data = line.removeprefix("data: ")
         if data != line and data != "[DONE]":
             yield json.loads(data)

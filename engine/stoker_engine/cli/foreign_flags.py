@@ -15,7 +15,6 @@ FOREIGN_FLAGS: Final[dict[str, str]] = {
             "--limit-mm-per-prompt",
             "--mm-processor-kwargs",
             "--allowed-local-media-path",
-            "--chat-template-content-format",
         ),
         _TEXT,
     ),

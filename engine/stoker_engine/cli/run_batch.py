@@ -28,6 +28,7 @@ from stoker_engine.contract.argv import flag
 from stoker_engine.contract.engine_args import EngineArgs
 from stoker_engine.contract.errors import ArgumentError
 from stoker_engine.contract.frontend_args import FrontendArgs
+from stoker_engine.contract.names import CONTENT_FORMATS, ContentFormat
 from stoker_engine.contract.serve_args import ServeArgs
 
 _ENDPOINTS = ("/v1/completions", "/v1/chat/completions", "/v1/responses")
@@ -43,6 +44,11 @@ class BatchArgs:
     input_file: str = flag("batch file, a request a line; - is standard input", "")
     output_file: str = flag("where answers go, one a line; - is standard output", "")
     chat_template: str | None = flag("a Jinja chat template: a file, or the template itself", None)
+    chat_template_content_format: ContentFormat = flag(
+        "how it is given what messages say: as strings, or as lists of parts (openai); default: what it can write",
+        "auto",
+        choices=CONTENT_FORMATS,
+    )
     enable_log_requests: bool = flag("log each request's prompt and parameters", False)
     disable_tqdm: bool = flag("show no progress bar", False)
 
@@ -76,6 +82,7 @@ def _main(words: list[str]) -> int:
         argv.from_namespace(EngineArgs, namespace),
         FrontendArgs(
             chat_template=batch.chat_template,
+            chat_template_content_format=batch.chat_template_content_format,
             enable_log_requests=batch.enable_log_requests,
             disable_log_stats=True,
         ),
@@ -99,12 +106,12 @@ def _main(words: list[str]) -> int:
 
 def _open(name: str, mode: str) -> IO[str]:
     # A line that is no UTF-8 is answered like any other.
-    return Path(name).open(mode, encoding="utf-8", errors="replace")
+    return Path(name).open(mode, encoding="utf-8", errors="replace", newline="\n")
 
 
 def _spooled(stream: IO[str]) -> IO[str]:
     """What comes from a stream, as a file that can be read twice."""
-    spool = tempfile.TemporaryFile("w+", encoding="utf-8", errors="surrogateescape")  # noqa: SIM115 - the caller's
+    spool = tempfile.TemporaryFile("w+", encoding="utf-8", errors="surrogateescape", newline="\n")  # noqa: SIM115 - the caller's
     shutil.copyfileobj(stream, spool)
     spool.seek(0)
     return spool

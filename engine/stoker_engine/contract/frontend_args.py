@@ -9,7 +9,7 @@ from typing import Any
 from stoker_engine.contract import argv
 from stoker_engine.contract.argv import flag
 from stoker_engine.contract.errors import ArgumentError
-from stoker_engine.contract.names import REASONING_PARSERS, TOOL_CALL_PARSERS
+from stoker_engine.contract.names import CONTENT_FORMATS, REASONING_PARSERS, TOOL_CALL_PARSERS, ContentFormat
 
 _LOG_LEVELS = ("critical", "error", "warning", "info", "debug", "trace")
 _LOG_FORMATS = ("text", "json")
@@ -88,6 +88,12 @@ class FrontendArgs:
         None,
         group="prompts and answers",
     )
+    chat_template_content_format: ContentFormat = flag(
+        "how the chat template is given what messages say: as strings, or as lists of parts (openai); default: as it "
+        "was sent, where the template writes that, else as the other",
+        "auto",
+        choices=CONTENT_FORMATS,
+    )
     trust_request_chat_template: bool = flag("let a request bring a chat template of its own", False)
     default_chat_template_kwargs: str | None = flag(
         "JSON object: variables for the chat template; a request's chat_template_kwargs come before them", None
@@ -152,6 +158,7 @@ class FrontendArgs:
         for name, allowed in (
             ("uvicorn_log_level", _LOG_LEVELS),
             ("log_format", _LOG_FORMATS),
+            ("chat_template_content_format", CONTENT_FORMATS),
             ("tool_call_parser", (None, *TOOL_CALL_PARSERS)),
             ("reasoning_parser", (None, *REASONING_PARSERS)),
         ):

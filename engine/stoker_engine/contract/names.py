@@ -15,6 +15,8 @@ ToolCallParser = Literal[
     "llama4_pythonic", "mistral", "openai", "pythonic", "qwen3_coder", "qwen3_xml",
 ]  # fmt: skip
 ReasoningParser = Literal["deepseek_r1", "glm45", "granite", "kimi_k2", "openai_gptoss", "qwen3"]
+#: What a chat template is given: what it can write of each message, all content as strings, or all as lists of parts.
+ContentFormat = Literal["auto", "string", "openai"]
 
 DTYPES: Final[tuple[str, ...]] = get_args(Dtype)
 KV_CACHE_DTYPES: Final[tuple[str, ...]] = get_args(KVCacheDtype)
@@ -23,3 +25,4 @@ ATTENTION_BACKENDS: Final[tuple[str, ...]] = get_args(AttentionBackend)
 SCHEDULING_POLICIES: Final[tuple[str, ...]] = get_args(SchedulingPolicy)
 TOOL_CALL_PARSERS: Final[tuple[str, ...]] = get_args(ToolCallParser)
 REASONING_PARSERS: Final[tuple[str, ...]] = get_args(ReasoningParser)
+CONTENT_FORMATS: Final[tuple[str, ...]] = get_args(ContentFormat)

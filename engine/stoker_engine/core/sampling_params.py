@@ -56,6 +56,7 @@ class SamplingParams:
         prompt_logprobs: likewise for the prompt's tokens.
         truncate_prompt_tokens: keep only so many last tokens of the prompt (-1: as many as the model takes).
         structured_outputs: what the output must look like.
+        only_scores: nobody wants the one token of `max_tokens`, so that the prompt may be as long as the model takes.
 
     Raises:
         RequestError: a value is out of range; `param` names it.
@@ -87,6 +88,12 @@ class SamplingParams:
     prompt_logprobs: int | None = None
     truncate_prompt_tokens: int | None = None
     structured_outputs: StructuredOutputs | None = None
+    only_scores: bool = False
+
+    @property
+    def num_wanted(self) -> int | None:
+        """The most tokens that anybody wants: `max_tokens`, or none of them."""
+        return 0 if self.only_scores else self.max_tokens
 
     def __post_init__(self) -> None:
         for name in ("stop", "bad_words"):
@@ -144,6 +151,7 @@ class SamplingParams:
         check("frequency_penalty", -2 <= self.frequency_penalty <= 2, "-2 to 2")
         check("repetition_penalty", 0 < self.repetition_penalty < float("inf"), "above 0")
         check("max_tokens", self.max_tokens is None or self.max_tokens >= 1, "at least 1")
+        check("only_scores", not self.only_scores or self.max_tokens == 1, "false unless max_tokens is 1")
         check("min_tokens", self.min_tokens >= 0, "at least 0")
         check("seed", self.seed is None or -(2**63) <= self.seed < 2**63, "a signed 64-bit integer")
         check("logprobs", self.logprobs is None or self.logprobs >= -1, "at least 0, or -1 for all")
@@ -182,6 +190,11 @@ class BeamSearchParams:
     skip_special_tokens: bool = True
     visible_special_tokens: frozenset[int] = frozenset()
     truncate_prompt_tokens: int | None = None
+
+    @property
+    def num_wanted(self) -> int | None:
+        """The most tokens that anybody wants: `max_tokens`."""
+        return self.max_tokens
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "stop_token_ids", _token_ids(self.stop_token_ids, "stop_token_ids"))

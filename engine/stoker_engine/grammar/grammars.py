@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import threading
 from collections import OrderedDict
 from collections.abc import Iterable
@@ -17,6 +18,8 @@ from stoker_engine.grammar.token_table import TokenTable
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
+
+logger = logging.getLogger(__name__)
 
 #: Grammars that are kept compiled, for requests to come.
 _KEPT: Final = 64
@@ -56,12 +59,20 @@ class Grammars:
         self._threads: ThreadPoolExecutor | None = None
 
     def set_token_table(self, table: TokenTable) -> None:
-        """The vocabulary; before the first grammar."""
+        """Reads the vocabulary; before the first grammar. For a large one this takes a second, in which no other thread
+        of the process runs: it is done before anybody is served."""
         self._table = table
+        if not self.eos_token_ids:
+            return  # no grammar can be kept, which the first one is told
+        with self._lock:
+            try:
+                self._tokenizer = self._read()
+            except Exception:  # each grammar fails then, and no other request
+                logger.exception("the vocabulary cannot be read for grammars")
 
     def prepare(self, grammar: Grammar) -> Future[object]:
-        """Compiles a grammar in a thread, if it is not compiled already; the vocabulary is read before the first one.
-        The future has its `Grammar.compiled`, or raises `GrammarError` where it cannot be compiled."""
+        """Compiles a grammar in a thread, if it is not compiled already. The
+        future has its `Grammar.compiled`, or raises `GrammarError` where it cannot be compiled."""
         self._threads = self._threads or ThreadPoolExecutor(_THREADS, "grammars")
         return self._threads.submit(self._kept, grammar.source)
 

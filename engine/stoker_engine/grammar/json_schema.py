@@ -17,7 +17,7 @@ from urllib.parse import quote, unquote
 
 from stoker_engine.contract.errors import RequestError
 from stoker_engine.grammar.limits import MAX_LENGTH, MAX_NESTING
-from stoker_engine.grammar.regex_dialect import check_dialect
+from stoker_engine.grammar.regex_dialect import in_dialect
 
 #: Drafts by what ``$schema`` says. All are read as the latest one, which says more than any of the others.
 _DRAFTS: Final = re.compile(r"https?://json-schema\.org/(draft/(2020-12|2019-09)|draft-0[467])/schema#?")
@@ -191,16 +191,22 @@ class _Preparation:
                 if isinstance(number, int) and not _is_exact(number):
                     self._refuse(place, f"{name}: integers are kept up to 2**53; {str(number)[:40]} is beyond that")
         if isinstance(schema.get("pattern"), str):
-            self._check_pattern(schema["pattern"], place)
+            schema["pattern"] = self._pattern(schema["pattern"], place)
         if isinstance(patterns := schema.get("patternProperties"), dict):
-            for pattern in patterns:
-                self._check_pattern(pattern, place)
+            schema["patternProperties"] = self._patterns(patterns, place)
         self._check_format(schema, place)
         self._check_min_properties(schema, place)
 
-    def _check_pattern(self, pattern: str, place: str) -> None:
+    def _patterns(self, patterns: dict[str, Any], place: str) -> dict[str, Any]:
+        read: dict[str, Any] = {}
+        for pattern, schema in patterns.items():
+            same = self._pattern(pattern, place)
+            read[same] = {"allOf": [read[same], schema]} if same in read else schema
+        return read
+
+    def _pattern(self, pattern: str, place: str) -> str:
         try:
-            check_dialect(pattern)
+            return in_dialect(pattern)
         except ValueError as error:
             self._refuse(place, f"pattern {pattern[:100]!r}: {error}")
 

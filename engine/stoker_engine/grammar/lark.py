@@ -12,12 +12,16 @@ from typing import Any, Final
 
 from stoker_engine.contract.errors import RequestError
 from stoker_engine.grammar.json_schema import prepare_schema
+from stoker_engine.grammar.regex_dialect import in_dialect
 
 #: Options of a whole grammar that say something about the text.
 _OPTIONS: Final = frozenset({"allow_initial_skip", "ignore_once", "no_forcing"})
 
 #: ``name[options]:``, at the beginning of a line
 _RULE_OPTIONS: Final = re.compile(r"^\s*[?!]*[\w-]+\s*(?:\{[^}\n]*\}|::[^\[\n]*)?\[([^\n]*)\]\s*:", re.MULTILINE)
+#: What a line is made of that may hold a slash, and a regular expression with its flags.
+_PIECE: Final = re.compile(r'"(?:\\.|[^"\\\n])*"|//.*|\#.*|/(?P<regex>(?:\\.|[^/\\\n])+)/(?P<flags>[a-z]*)')
+
 _UNKEPT: Final = re.compile(r"\b(max_tokens|temperature|stop)\s*=")
 
 
@@ -38,8 +42,18 @@ def lark_of(grammar: str, param: str) -> str:
     for options in _RULE_OPTIONS.findall(lark):
         if unkept := _UNKEPT.search(options):
             raise RequestError(f"the rule option {unkept[1]} is not supported; leave it out", param)
+    lark = _PIECE.sub(lambda piece: _in_dialect(piece, param), lark)
     lark = _each_json(lark, "%llguidance", lambda options: _check_options(options, param))
     return _each_json(lark, "%json", lambda schema: prepare_schema(schema, param))
+
+
+def _in_dialect(piece: re.Match[str], param: str) -> str:
+    if piece["regex"] is None or "u" in piece["flags"]:
+        return piece[0]
+    try:
+        return f"/{in_dialect(piece['regex'])}/{piece['flags']}"
+    except ValueError as error:
+        raise RequestError(f"the grammar's /{piece['regex'][:100]}/: {error}", param) from None
 
 
 def _each_json(lark: str, directive: str, change: Callable[[Any], Any]) -> str:

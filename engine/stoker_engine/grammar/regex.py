@@ -7,7 +7,7 @@ from typing import Any
 
 from stoker_engine.contract.errors import RequestError
 from stoker_engine.grammar.limits import check_length
-from stoker_engine.grammar.regex_dialect import check_dialect
+from stoker_engine.grammar.regex_dialect import in_dialect
 
 
 def regex_grammar(pattern: str, param: str) -> dict[str, Any]:
@@ -20,7 +20,7 @@ def regex_grammar(pattern: str, param: str) -> dict[str, Any]:
 
     check_length(pattern, param)
     try:
-        check_dialect(pattern)
+        pattern = in_dialect(pattern)
     except ValueError as error:
         raise RequestError(f"regex: {error}", param) from None
     [grammar] = json.loads(LLMatcher.grammar_from_regex(pattern))["grammars"]

@@ -91,4 +91,4 @@ def _cause(error: Exception) -> Exception:
 
 def first_line(error: Exception) -> str:
     """What it says, without what the library adds in further lines."""
-    return next(filter(None, map(str.strip, str(error).splitlines())), type(error).__name__)
+    return next(filter(None, map(str.strip, str(error).split("\n"))), type(error).__name__)

@@ -39,7 +39,7 @@ def card_of_folder(folder: Path) -> ModelCard:
             if path.is_file() and (line := _first_line(path.read_text(errors="replace"))):
                 licence = f"{line} ({path.name})"
                 break
-    heading = _first_line("\n".join(line for line in text.splitlines() if line.startswith("# ")))
+    heading = _first_line("\n".join(line for line in text.split("\n") if line.startswith("# ")))
     return ModelCard(licence, _joined(heading, str(readme)) if readme.is_file() else None)
 
 
@@ -58,7 +58,7 @@ def _joined(what: object, where: object) -> str | None:
 
 def _front_matter(text: str) -> tuple[dict[str, Any], str]:
     """The YAML between two lines of dashes at the top, and the text below."""
-    lines = text.splitlines()
+    lines = text.split("\n")
     if lines[:1] == ["---"] and "---" in lines[1:]:
         end = lines.index("---", 1)
         try:
@@ -70,5 +70,5 @@ def _front_matter(text: str) -> tuple[dict[str, Any], str]:
 
 
 def _first_line(text: str) -> str | None:
-    lines = (line.strip(" #*\t") for line in text.splitlines())
+    lines = (line.strip(" #*\t") for line in text.split("\n"))
     return next((line for line in lines if line), None)

@@ -66,16 +66,21 @@ def render(
         )
     chat = [_message(message) for message in messages]
     final = _leave_open(chat[-1]) if continue_final_message else ""
+    known = {
+        **(variables or {}),
+        "tools": tools,
+        "documents": documents,
+        "add_generation_prompt": add_generation_prompt,
+    }
     try:
-        text = _compiled(template).render(
-            **{
-                **(variables or {}),
-                "messages": chat,
-                "tools": tools,
-                "documents": documents,
-                "add_generation_prompt": add_generation_prompt,
-            }
-        )
+        try:
+            text = _compiled(template).render(**known, messages=chat)
+        except MemoryError:
+            raise
+        except Exception:
+            if (with_objects := _with_objects(chat)) == chat:
+                raise
+            text = _compiled(template).render(**known, messages=with_objects)
     except MemoryError:
         raise RequestError("the chat template takes more memory than it may have", "messages") from None
     except Exception as error:  # templates are others' code: whatever they raise is about this request
@@ -84,12 +89,15 @@ def render(
     return _cut(text, final) if continue_final_message else text
 
 
-def compile_ahead(template: str) -> None:
-    """Compiles the model's own template, which takes a while, before the first chat needs it."""
+def compile_ahead(template: str) -> bool:
+    """Compiles the model's own template, which takes a while, before the first chat needs it; returns whether it can
+    be."""
     try:
         _compiled(template)
     except Exception as error:  # a model without a usable template serves completions all the same
         logger.warning("the chat template is broken, so that chats will be refused: %s", error)
+        return False
+    return True
 
 
 def _message(message: Mapping[str, Any]) -> dict[str, Any]:
@@ -99,6 +107,24 @@ def _message(message: Mapping[str, Any]) -> dict[str, Any]:
     if reasoning is None:
         return present
     return {"thinking": reasoning, **present, "reasoning_content": reasoning}
+
+
+def _with_objects(chat: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """`chat` for a template that writes the items of a call's arguments: where these are no object but text, one that
+    holds it."""
+    return [
+        {**message, "tool_calls": [_with_object(call) for call in calls]}
+        if isinstance(calls := message.get("tool_calls"), (list, tuple))
+        else message
+        for message in chat
+    ]
+
+
+def _with_object(call: Any) -> Any:
+    function = call.get("function") if isinstance(call, Mapping) else None
+    if not isinstance(function, Mapping) or not isinstance(text := function.get("arguments"), str):
+        return call
+    return {**call, "function": {**function, "arguments": {"arguments": text}}}
 
 
 def _leave_open(message: dict[str, Any]) -> str:

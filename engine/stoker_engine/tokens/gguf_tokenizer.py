@@ -21,37 +21,13 @@ from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tok
 
 from stoker_engine.contract.errors import ModelError
 from stoker_engine.models.gguf_header import GGUFHeader
+from stoker_engine.tokens.gguf_splits import DEFAULT, SPLITTINGS
 from stoker_engine.tokens.piece_decoders import BYTE_LEVEL_ALPHABET
 
 _CONTROL, _USER_DEFINED = 3, 4
 
 #: In characters, far beyond those of real vocabularies: to find merges takes time by the square of it.
 _LONGEST_TOKEN = 4096
-
-_GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
-_LLAMA3 = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
-    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-_QWEN2 = _LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")
-_CASED = (
-    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+%s"
-    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*%s"
-    r"|\p{N}%s| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-_GPT4O = _CASED % ("(?i:'s|'t|'re|'ve|'m|'ll|'d)?", "(?i:'s|'t|'re|'ve|'m|'ll|'d)?", "{1,3}")
-_TEKKEN = _CASED % ("", "", "")
-_DIGIT = r"\p{N}"
-
-#: ``tokenizer.ggml.pre`` → the expressions that text is split by, one after the other. The names are llama.cpp's.
-_SPLITS: dict[str, tuple[str, ...]] = {
-    **dict.fromkeys(("gpt-2", "mpt", "olmo", "jais", "phi-2"), (_GPT2,)),
-    **dict.fromkeys(("starcoder", "refact", "command-r", "smollm", "codeshell", "exaone"), (_DIGIT, _GPT2)),
-    **dict.fromkeys(("llama3", "llama-v3", "llama-bpe", "falcon3", "pixtral", "dbrx", "smaug-bpe"), (_LLAMA3,)),
-    **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "stablelm2", "megrez"), (_QWEN2,)),
-    **dict.fromkeys(("gpt-4o", "llama4"), (_GPT4O,)),
-    "tekken": (_TEKKEN,),
-}
 
 
 def convert_gguf(path: Path, folder: Path) -> tokenizers.Tokenizer:
@@ -111,8 +87,8 @@ def _backend(path: Path, data: GGUFHeader, tokens: Sequence[str], special: Mappi
 
 
 def _byte_level(path: Path, data: GGUFHeader, tokens: Sequence[str]) -> tokenizers.Tokenizer:
-    name = data.get("tokenizer.ggml.pre", "gpt-2")
-    if name not in _SPLITS:
+    splitting = SPLITTINGS.get(name := _pre_tokenizer(data))
+    if splitting is None:
         raise ModelError(
             f"{path}: how its tokenizer splits text ({name!r}) is not known; give the original one with --tokenizer"
         )
@@ -123,15 +99,22 @@ def _byte_level(path: Path, data: GGUFHeader, tokens: Sequence[str]) -> tokenize
         for token_id, token in enumerate(tokens)
     }
     merges = _pairs(data.get("tokenizer.ggml.merges", ()))
-    backend = tokenizers.Tokenizer(models.BPE(vocab=vocab, merges=merges))
+    if not merges:
+        raise ModelError(f"{path} does not say how its tokenizer merges; give the original one with --tokenizer")
+    backend = tokenizers.Tokenizer(models.BPE(vocab=vocab, merges=merges, ignore_merges=splitting.ignores_merges))
     backend.pre_tokenizer = pre_tokenizers.Sequence(
         [
-            *(pre_tokenizers.Split(Regex(split), behavior="isolated") for split in _SPLITS[name]),
+            *(pre_tokenizers.Split(Regex(split), behavior="isolated") for split in splitting.expressions),
             pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
         ]
     )
     backend.decoder = decoders.ByteLevel()
     return backend
+
+
+def _pre_tokenizer(data: GGUFHeader) -> str:
+    name: str = data.get("tokenizer.ggml.pre") or DEFAULT
+    return name
 
 
 def _gemma(tokens: Sequence[str], special: Mapping[str, str]) -> tokenizers.Tokenizer:
@@ -212,7 +195,8 @@ def _add_tokens(
 
 def _surround(backend: tokenizers.Tokenizer, data: GGUFHeader, special: Mapping[str, str]) -> None:
     """Special tokens before and after a prompt."""
-    default = data.get("tokenizer.ggml.model") == "llama"
+    splitting = SPLITTINGS.get(_pre_tokenizer(data))
+    default = data.get("tokenizer.ggml.model") == "llama" or (splitting is not None and splitting.begins)
     before = special.get("bos_token") if data.get("tokenizer.ggml.add_bos_token", default) else None
     after = special.get("eos_token") if data.get("tokenizer.ggml.add_eos_token", False) else None
     parts = [*([before] if before else []), "$A", *([after] if after else [])]

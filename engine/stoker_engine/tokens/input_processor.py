@@ -58,7 +58,7 @@ class InputProcessor:
         Raises:
             RequestError: the engine cannot serve this; `param` names the field, by the names of `SamplingParams`.
         """
-        prompt = prompt_tokens(prompt_token_ids, params.truncate_prompt_tokens, params.max_tokens, self._info)
+        prompt = prompt_tokens(prompt_token_ids, params.truncate_prompt_tokens, params.num_wanted, self._info)
         return self.of_prompt(
             request_id,
             prompt,
@@ -123,6 +123,8 @@ class InputProcessor:
         """Most tokens of each output, for a prompt of `length` tokens."""
         limit = self._info.max_model_len
         max_tokens = params.max_tokens or limit - length
+        if params.num_wanted == 0 and length <= limit:
+            return max_tokens  # what is sampled behind the prompt is not computed any more
         if length + max_tokens > limit:
             raise RequestError(
                 f"this model's maximum context length is {limit} tokens; the prompt has {length} and "

@@ -12,7 +12,8 @@ from typing import Literal, NewType
 from stoker_engine.contract.errors import RequestError
 from stoker_engine.core.engine_info import EngineInfo
 
-#: Token ids of a prompt that the engine can take: at least one, all of the model's vocabulary, room for one more.
+#: Token ids of a prompt that the engine can take: at least one, all of the model's vocabulary, room for one more
+#: unless it is only scored.
 PromptTokens = NewType("PromptTokens", list[int])
 
 
@@ -27,20 +28,21 @@ def prompt_tokens(
 
     Args:
         truncate: keep so many of its tokens; -1 is as many as leave room for `max_tokens`, None is all.
+        max_tokens: what is to be generated; None: as much as fits, at least one token. 0: the prompt is only scored.
         side: which is cut off: the last tokens stay, or, where it is the right one, the first.
 
     Raises:
         RequestError: nothing is left, a token is not the model's, or the prompt does not fit the model's context.
     """
     if truncate == -1:
-        truncate = max(1, info.max_model_len - (max_tokens or 1))
+        truncate = max(1, info.max_model_len - (1 if max_tokens is None else max_tokens))
     if truncate is None:
         prompt = list(token_ids)
     else:
         prompt = list(token_ids[-truncate:] if side == "left" else token_ids[:truncate])
     if not prompt:
         raise RequestError("the prompt is empty; it needs at least one token", "prompt")
-    if len(prompt) >= info.max_model_len:
+    if len(prompt) + (max_tokens != 0) > info.max_model_len:
         raise RequestError(
             f"this model's maximum context length is {info.max_model_len} tokens and the prompt has {len(prompt)}; "
             "shorten it",

@@ -8,6 +8,7 @@ transformers' own class for the model differ, the file holds.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import logging
 import reprlib
@@ -19,7 +20,9 @@ import tokenizers
 from tokenizers import AddedToken
 
 from stoker_engine.contract.errors import ArgumentError, ModelError, RequestError
+from stoker_engine.contract.names import ContentFormat
 from stoker_engine.tokens import chat_template as chat_templates
+from stoker_engine.tokens.content_format import ContentForms
 from stoker_engine.tokens.longest_token import longest_token
 from stoker_engine.tokens.piece_decoders import Whole
 from stoker_engine.tokens.tokenizer_folder import find_tokenizer, read_json
@@ -70,8 +73,10 @@ class Tokenizer(Vocabulary):
         )
         if any(isinstance(decoder, Whole) for decoder in self.piece_decoders()):
             logger.warning("this tokenizer's decoder cannot be streamed: text comes at the end of each output")
+        self._forms_of = functools.lru_cache(maxsize=32)(self._content_forms)  # a request may bring its own
         for template in filter(None, (chat_template, chat_template_for_tools)):
-            chat_templates.compile_ahead(template)
+            if chat_templates.compile_ahead(template) and not self._forms_of(template).writes_users:
+                logger.warning("the chat template writes nothing of what users say, or refuses it")
 
     @property
     def vocabulary(self) -> Vocabulary:
@@ -143,14 +148,17 @@ class Tokenizer(Vocabulary):
         documents: Sequence[Mapping[str, Any]] | None = None,
         chat_template: str | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
+        chat_template_content_format: ContentFormat = "auto",
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
     ) -> str:
         """A chat as the text that the model reads; see `chat_template.render`.
 
         Args:
+            messages: their content is a string or a list of parts: the template gets what it can write.
             chat_template: taken instead of the model's.
             chat_template_kwargs: further variables of the template.
+            chat_template_content_format: gives it all content as strings, or all as parts.
 
         Raises:
             RequestError: there is no chat template, or it refuses these messages.
@@ -164,12 +172,19 @@ class Tokenizer(Vocabulary):
             )
         return chat_templates.render(
             template,
-            messages,
+            self._forms_of(template).adapt(messages, chat_template_content_format),
             tools=tools,
             documents=documents,
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
             variables={**self.special_tokens, **(chat_template_kwargs or {})},
+        )
+
+    def _content_forms(self, template: str) -> ContentForms:
+        return ContentForms(
+            lambda messages, tools: chat_templates.render(
+                template, messages, tools=tools, variables=self.special_tokens
+            )
         )
 
     def token_to_id(self, token: str) -> int | None:

@@ -27,7 +27,7 @@ from stoker_engine.contract.json_file import read_json_object
 logger = logging.getLogger(__name__)
 
 #: Part of the cache's key; raise it when a conversion changes.
-_FORMAT = "2"
+_FORMAT = "3"
 
 #: Any of these makes a folder a tokenizer's.
 _SOURCES = (
@@ -94,7 +94,7 @@ def _convert_folder(path: Path, target: Path) -> tokenizers.Tokenizer | None:
         [sys.executable, "-c", _CONVERT, str(path), str(target)], capture_output=True, text=True, check=False
     )
     if result.returncode != 0 or not (target / "tokenizer.json").is_file():
-        why = (result.stderr.strip().splitlines() or ["it has no fast version"])[-1]
+        why = result.stderr.strip().split("\n")[-1] or "it has no fast version"
         raise ModelError(f"cannot convert the tokenizer in {path} to tokenizer.json: {why}")
     return None
 

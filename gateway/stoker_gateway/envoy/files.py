@@ -64,7 +64,7 @@ class EnvoyFiles:
         Args:
             answer: its administration's, to `question`.
         """
-        lines = (line.partition(": ") for line in answer.splitlines())
+        lines = (line.partition(": ") for line in answer.split("\n"))
         read = {name: version.strip().strip('"') for name, _, version in lines}
         return {name for name, version in self._versions.items() if read.get(name) != version}
 

@@ -100,7 +100,8 @@ def documents(content: bytes, path: Path) -> list[Any]:
         where = "" if error.problem_mark is None else f" in line {error.problem_mark.line + 1}"
         raise KeyManifestError(f"{path} is not YAML{where}: {error.problem or error.context}") from None
     except yaml.YAMLError as error:
-        raise KeyManifestError(f"{path} is not YAML: {str(error).splitlines()[0]}") from None
+        first, *_ = str(error).split("\n")
+        raise KeyManifestError(f"{path} is not YAML: {first}") from None
     except Exception:  # a value that is not what its tag says: PyYAML raises whatever it stumbles over
         raise KeyManifestError(f"{path} has a value that is not what it looks like; put it in quotes") from None
 

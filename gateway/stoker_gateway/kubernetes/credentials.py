@@ -155,7 +155,7 @@ def first_key(secret: Mapping[str, Any]) -> str | None:
             text = base64.b64decode(str(data[name]), validate=True).decode()
         except (binascii.Error, ValueError):
             continue
-        lines = [line.strip() for line in text.splitlines() if line.strip()]
+        lines = [line.strip() for line in text.split("\n") if line.strip()]
         if lines:
             return lines[0] if lines[0].isascii() and lines[0].isprintable() else None
     return None

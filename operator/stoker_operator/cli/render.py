@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
+from stoker_operator.api.quantity import canonical
 from stoker_operator.api.v1alpha1 import InferenceEndpoint
 from stoker_operator.api.violation import Refused
+from stoker_operator.chart_policy import chart_policy, read_values
 from stoker_operator.cli import yaml_text
 from stoker_operator.cli.manifest_file import add_arguments, answer, load
+from stoker_operator.drift import AMOUNTS
 from stoker_operator.manifests.children import children
 from stoker_operator.manifests.owner import Manifest, Owner
 from stoker_operator.plan.catalogue import Catalogue
@@ -22,17 +28,29 @@ def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="stoker render",
         description="Print every object that the operator would apply for a manifest. What only exists in a cluster, "
-        "the owner references, is left out.",
+        "the owner references, is left out. The operator is taken to be as the Helm chart installs it; the "
+        "ConfigMap of a running one has its policy.",
     )
     add_arguments(parser)
     parser.add_argument(
         "--pod-monitors", action="store_true", help="the cluster has the Prometheus operator, and so PodMonitors"
     )
-    parser.add_argument("--policy", type=Path, metavar="FILE", help="that the operator runs with")
+    known = parser.add_mutually_exclusive_group()
+    known.add_argument("--values", type=Path, metavar="FILE", help="that the chart is installed with; default: none")
+    known.add_argument("--policy", type=Path, metavar="FILE", help="that the operator runs with, instead")
+    parser.add_argument("--release", default="stoker", metavar="NAME", help="of the chart (default: stoker)")
+    parser.add_argument(
+        "--release-namespace", default="stoker", metavar="NAME", help="that the chart is in (default: stoker)"
+    )
     options = parser.parse_args(argv)
 
     def run() -> int:
-        catalogue, policy = Catalogue.load(options.catalogue), Policy.load(options.policy)
+        catalogue = Catalogue.load(options.catalogue)
+        policy = (
+            Policy.load(options.policy)
+            if options.policy
+            else chart_policy(read_values(options.values), options.release, options.release_namespace)
+        )
         objects = [
             each
             for endpoint in load(options.filename)
@@ -62,4 +80,17 @@ def render(
         raise Refused(*against)
     owner, spec = Owner(endpoint.metadata.name, endpoint.metadata.namespace), endpoint.spec
     known = pod_monitors or spec.monitoring.mode == "Enabled"
-    return children(owner, spec, plan(spec, catalogue), pod_monitors=known, policy=policy)
+    return tuple(map(_stored, children(owner, spec, plan(spec, catalogue), pod_monitors=known, policy=policy)))
+
+
+def _stored(value: Any, is_amount: bool = False) -> Any:
+    """An object as the API server stores it: amounts in their canonical form."""
+    if isinstance(value, Mapping):
+        return {key: _stored(each, is_amount or key in AMOUNTS) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_stored(each, is_amount) for each in value]
+    if not is_amount or not isinstance(value, (int, str)):
+        return value
+    with contextlib.suppress(ValueError):  # a label may be called so
+        return canonical(value)
+    return value

@@ -41,7 +41,7 @@ class Flag(NamedTuple):
 @cache
 def flags() -> tuple[Flag, ...]:
     """All of them."""
-    lines = (line.split() for line in DATA.read_text().splitlines() if not line.startswith("#"))
+    lines = (line.split() for line in DATA.read_text().split("\n") if line and not line.startswith("#"))
     return tuple(Flag(words, tuple(names)) for words, *names in lines)
 
 

@@ -40,12 +40,21 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Run:
         def answer(request: httpx.Request) -> httpx.Response:
             asked.append(json.loads(request.content))
             events = [{"choices": [{"index": 0, "delta": delta}]} for delta in answers[len(asked) - 1]]
-            return httpx.Response(200, text="".join(f"data: {json.dumps(event)}\n\n" for event in events))
+            return httpx.Response(
+                200, text="".join(f"data: {json.dumps(event, ensure_ascii=False)}\n\n" for event in events)
+            )
 
         monkeypatch.setattr(httpx, "Client", lambda **kwargs: Client(transport=httpx.MockTransport(answer), **kwargs))
         return chat.main(["--model-name=tiny", *words]), asked
 
     return run_chat
+
+
+@pytest.mark.parametrize("end", ["\u2028", "\u2029", "\x85"])
+def test_what_looks_like_the_end_of_a_line_is_text(run: Run, capsys: pytest.CaptureFixture[str], end: str) -> None:
+    code, _ = run([[{"content": f"one{end}"}, {"content": f"{end}two"}]], "--quick=?")
+    assert code == 0
+    assert capsys.readouterr().out == f"one{end}{end}two\n"
 
 
 def test_tools_are_called_until_there_is_an_answer(run: Run, capsys: pytest.CaptureFixture[str]) -> None:

@@ -59,6 +59,9 @@ def test_custom(tmp_path: Path) -> None:
     path.write_text('{"prompt": "a b", "output_tokens": 3}\n\n{"prompt": "ccc", "output_tokens": 4}\n')
     samples = load_dataset(DatasetArgs("custom", str(path), num_prompts=2, disable_shuffle=True), Words(), 600)
     assert [(s.prompt, s.output_len) for s in samples] == [([1, 1], 3), ([3], 4)]
+    path.write_bytes('{"prompt": "a\u2028\u2029\x85b", "output_tokens": 3}\r\n'.encode() * 2)
+    samples = load_dataset(DatasetArgs("custom", str(path), num_prompts=2), Words(), 600)
+    assert [s.output_len for s in samples] == [3, 3]
     path.write_text('{"prompt": "a b"}\n')
     with pytest.raises(ArgumentError, match="line 1"):
         load_dataset(DatasetArgs("custom", str(path)), Words(), 600)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import string
+from collections.abc import Callable
 from typing import Any
 
 import jsonschema
@@ -196,6 +198,53 @@ def test_regexes(bytes_: ByteMatcher) -> None:
     ):
         assert word in refusal(bytes_, regex=pattern)
     assert "contradictory" in refusal(bytes_, regex=r"[^\d\D]")
+
+
+#: What ECMA-262 takes for each class: its white space, and ASCII's digits and letters.
+ECMA_SPACES = set("\t\n\v\f\r \xa0\u1680\u2028\u2029\u202f\u205f\u3000\ufeff") | {chr(c) for c in range(0x2000, 0x200B)}
+ECMA: dict[str, Callable[[str], bool]] = {
+    "d": lambda char: char in string.digits,
+    "w": lambda char: char in string.digits + string.ascii_letters + "_",
+    "s": lambda char: char in ECMA_SPACES,
+}
+ODD = "5٦🯱3\u0661\uff15aZ_éßſK漢\u0301 \t\n\v\f\r\x1c\x85\xa0\u1680\u2003\u200b\u2028\u3000\ufeff-.+]^\\"
+
+
+@pytest.mark.parametrize(
+    "how", ["{}", "[{}]", "[{}.]", "[.{}]", "[{}-.]", "[+-{}]", "[^{}]", "x?{}", "(?:{}|q)", r"\\?{}"]
+)
+@pytest.mark.parametrize("name", "dwsDWS")
+def test_classes_are_ecmas(bytes_: ByteMatcher, name: str, how: str) -> None:
+    extra = {"[{}.]": ".", "[.{}]": ".", "[{}-.]": "-.", "[+-{}]": "+-", "(?:{}|q)": "q"}.get(how, "")
+    pattern = how.format(rf"\{name}")
+    sources = [
+        bytes_.compile(regex=pattern),
+        bytes_.compile(grammar=f"start: A // a/b\nA: /{pattern}/"),
+        bytes_.compile(json={"type": "string", "pattern": f"^{pattern}$"}),
+    ]
+    for char in [*ODD, *map(chr, range(0x20, 0x7F))]:
+        within = ECMA[name.lower()](char) == name.islower() or char in extra
+        allowed = within != how.startswith("[^")
+        texts = [char, char, json.dumps(char, ensure_ascii=False)]
+        for source, text in zip(sources, texts, strict=True):
+            taken = bytes_.accepts(source, text)
+            assert allowed or not taken, (pattern, char)
+            assert taken == allowed or not char.isascii() or char in "\\\t\n\v\f\r\x1c" or not allowed, (pattern, char)
+
+
+def test_unicodes_classes_where_they_are_asked_for(bytes_: ByteMatcher) -> None:
+    for source in (
+        bytes_.compile(regex=r"(?u)\d"),
+        bytes_.compile(regex=r"(?u:\d)"),
+        bytes_.compile(regex=r"\p{Nd}"),
+        bytes_.compile(regex=r"[x\p{Nd}]"),
+    ):
+        assert bytes_.accepts(source, "٦") and bytes_.accepts(source, "6")
+    schema = bytes_.compile(json={"type": "string", "pattern": r"^\d{2}:\d{2}$"})
+    assert bytes_.accepts(schema, '"12:30"') and not bytes_.accepts(schema, '"5٦:🯱3"')
+    names = {"type": "object", "patternProperties": {r"^\d$": INT, "^[0-9]$": INT}, "additionalProperties": False}
+    properties = bytes_.compile(json=names)
+    assert bytes_.accepts(properties, '{"1":2}') and not bytes_.accepts(properties, '{"٦":2}')
 
 
 def test_choices(bytes_: ByteMatcher) -> None:

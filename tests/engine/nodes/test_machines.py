@@ -142,7 +142,7 @@ def test_a_model_on_two_machines(
     )
     head = two[0].start("-c", OFFLINE, json.dumps([str(tiny_llama), here, PROMPTS]), log=tmp_path / "0", **KEY)
     assert head.wait(240) == 0, (tmp_path / "0").read_text() + (tmp_path / "1").read_text()
-    found = json.loads((tmp_path / "0").read_text().splitlines()[-1])
+    found = json.loads((tmp_path / "0").read_text().strip("\n").split("\n")[-1])
     for (ours, our_logprob), (theirs, their_logprob) in zip(found, alone, strict=True):
         assert ours == theirs
         assert abs(our_logprob - their_logprob) < 1e-3

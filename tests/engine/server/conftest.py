@@ -42,6 +42,7 @@ from stoker_engine.server.connection.http_protocol import http_protocol
 from stoker_engine.server.http_server import Server, bind, uvicorn_config
 from stoker_engine.server.service import Service
 from stoker_engine.sizing.cache_groups import CacheGroup
+from stoker_engine.tokens.content_format import ContentForms
 from stoker_engine.tokens.output_stream import OutputStream
 from stoker_engine.tokens.prompt_tokens import PromptTokens
 
@@ -105,8 +106,13 @@ class FakeTokenizer:
     async def chat_text(self, messages: list[dict[str, Any]], **kwargs: Any) -> str:
         if messages[0]["content"] == "no template":
             raise RequestError("this model has no chat template", "messages")
+        messages = _STRINGS.adapt(messages, "string")
         self.rendered = {"messages": messages, **kwargs}
         return "".join(f"<{m['role']}>{m['content']}" for m in messages)
+
+
+#: Its template writes strings, as those of models that only read do.
+_STRINGS = ContentForms(lambda messages, tools: "")
 
 
 def fake_logprobs(token: int, top: int) -> PositionLogprobs:

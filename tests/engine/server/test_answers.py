@@ -245,6 +245,29 @@ def test_scoring_a_prompt_tells_nothing_else(client: TestClient, engine: FakeEng
     assert engine.asked[0][1].max_tokens == 1
 
 
+@pytest.mark.parametrize("more", [{}, {"truncate_prompt_tokens": -1}, {"truncate_prompt_tokens": 400}])
+def test_a_prompt_that_is_only_scored_may_fill_the_context(
+    client: TestClient, engine: FakeEngine, more: dict[str, Any]
+) -> None:
+    limit = engine.info.max_model_len
+    body = {"prompt": [99] * limit, "max_tokens": 0, "echo": True, "logprobs": 1, **more}
+    assert client.post("/v1/completions", json=body).status_code == 200
+    assert engine.asked[0][1].only_scores
+    assert len(engine.asked[0][0]) == min(limit, 400 if more.get("truncate_prompt_tokens") == 400 else limit)
+    for refused in ({**body, "max_tokens": 1}, {**body, "prompt": [99] * (limit + 1)}):
+        if not more:
+            answer = client.post("/v1/completions", json=refused)
+            assert (answer.status_code, answer.json()["error"]["code"]) == (400, "context_length_exceeded")
+
+
+def test_every_event_of_a_chat_has_usage(client: TestClient) -> None:
+    options = {"continuous_usage_stats": True}
+    body = {"messages": [*MESSAGES, {"role": "assistant", "content": "so"}], "echo": True, "stream_options": options}
+    got = events(client, "/v1/chat/completions", body)
+    assert got[0]["choices"][0]["delta"]["role"] == "assistant"
+    assert all(event["usage"]["prompt_tokens"] > 0 for event in got)
+
+
 def test_prompt_logprobs_in_vllms_shape(client: TestClient) -> None:
     for path, body in (("/v1/completions", {"prompt": "b"}), ("/v1/chat/completions", {"messages": MESSAGES})):
         answer = client.post(path, json={**body, "prompt_logprobs": 1}).json()

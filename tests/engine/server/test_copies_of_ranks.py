@@ -22,6 +22,8 @@ import psutil
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from stoker_engine.cli.lines import lines_as_they_come
+
 from .test_rank_deaths import SECONDS, Served, serving
 
 COPIES, RANKS = 2, 2
@@ -104,7 +106,7 @@ async def _ask(client: httpx.AsyncClient, prompt: list[int], begun: asyncio.Sema
     answer = Answer()
     async with client.stream("POST", "/v1/completions", json=body) as response:
         assert response.status_code == 200, await response.aread()
-        async for line in response.aiter_lines():
+        async for line in lines_as_they_come(response.aiter_bytes()):
             event = line.removeprefix("data: ")
             if event == "[DONE]":
                 answer.ended = True

@@ -16,6 +16,7 @@ import httpx
 import pytest
 
 from stoker_engine.async_llm import AsyncLLM
+from stoker_engine.cli.lines import lines_as_they_come
 from stoker_engine.contract.engine_args import EngineArgs
 from stoker_engine.contract.errors import EngineDeadError, EngineOutOfMemoryError
 from stoker_engine.contract.frontend_args import FrontendArgs
@@ -94,7 +95,7 @@ async def _ask(
             if answer.status == 200:
                 answer.text, answer.ended = content["choices"][0]["text"], "whole"
             return answer
-        async for line in response.aiter_lines():
+        async for line in lines_as_they_come(response.aiter_bytes()):
             event = line.removeprefix("data: ")
             if event == "[DONE]":
                 answer.ended = "whole"

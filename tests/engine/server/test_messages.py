@@ -132,7 +132,7 @@ def test_the_events_of_a_stream(url: str, engine: ScriptedEngine) -> None:
     *events, rest = answer.text.split("\n\n")
     assert rest == ""
     names = [event.splitlines()[0].removeprefix("event: ") for event in events]
-    data = [json.loads(event.splitlines()[1].removeprefix("data: ")) for event in events]
+    data = [json.loads(event.strip("\n").split("\n")[1].removeprefix("data: ")) for event in events]
     assert names == [each["type"] for each in data]
     assert names[:2] == ["message_start", "ping"]
     assert data[0]["message"]["content"] == []
@@ -230,7 +230,7 @@ def test_what_is_hard_to_read_is_called_all_the_same(
     whole = httpx.post(f"{url}/v1/messages", json=asked).json()
     [block] = whole["content"]
     assert block["input"] == (json.loads(arguments) if read is None else read)
-    lines = httpx.post(f"{url}/v1/messages", json={**asked, "stream": True}).text.splitlines()
+    lines = httpx.post(f"{url}/v1/messages", json={**asked, "stream": True}).text.strip("\n").split("\n")
     events = [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: ")]
     pieces = [event["delta"].get("partial_json", "") for event in events if event["type"] == "content_block_delta"]
     assert "".join(pieces) == arguments

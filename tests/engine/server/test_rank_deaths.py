@@ -20,6 +20,7 @@ import httpx
 import psutil
 import pytest
 
+from stoker_engine.cli.lines import lines_of
 from stoker_engine.contract.last_words import LastWords, Reason
 
 from ...waiting import until
@@ -153,7 +154,7 @@ def _in_flight(url: str) -> Iterator[Iterator[str]]:
     """The lines of a stream that has begun."""
     body = {"prompt": "a", "max_tokens": 450, "ignore_eos": True, "stream": True}
     with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=SECONDS) as answer:
-        lines = filter(None, answer.iter_lines())
+        lines = filter(None, lines_of(answer.iter_bytes()))
         next(lines)
         yield lines
 

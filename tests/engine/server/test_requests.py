@@ -14,6 +14,7 @@ from stoker_engine.core.sampling_params import BeamSearchParams
 from .conftest import FakeEngine, MakeClient
 
 MESSAGES = [{"role": "user", "content": "hi"}]
+NO_OBJECTS = ['{"city": "Os', "{", "[1", "[1]", '"x"', "5", "null", '{"x": NaN}', "no JSON", " "]
 CALL = {"id": "1", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Oslo"}'}}
 TOOL = {
     "type": "function",
@@ -204,8 +205,8 @@ def test_a_wrong_element_is_refused_by_path(client: TestClient, value: Any) -> N
         ([{"role": "assistant", "tool_calls": [{"id": "1"}]}], "messages[0].tool_calls[0].function"),
         ([{"role": "assistant", "tool_calls": []}], "messages[0].content"),
         (
-            [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "[1"}}]}],
-            "messages[0].tool_calls[0].function.arguments",
+            [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": [1]}}]}],
+            "messages[0].tool_calls[0].function.arguments.str",
         ),
         (
             [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:,"}}]}],
@@ -360,6 +361,23 @@ def test_tools_and_their_messages_reach_the_template(make_client: MakeClient, en
     assert asked["tool_calls"][0]["function"] == {"name": "weather", "arguments": {"city": "Oslo"}}
     assert (asked["content"], asked["reasoning"]) == ("", "hm")
     assert answered == {"role": "tool", "content": "5 °C", "tool_call_id": "1"}
+
+
+@pytest.mark.parametrize("arguments", NO_OBJECTS)
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/responses"])
+def test_a_call_that_is_no_object_leaves_the_conversation_served(
+    client: TestClient, engine: FakeEngine, path: str, arguments: str
+) -> None:
+    if path == "/v1/responses":
+        call = {"type": "function_call", "call_id": "1", "name": "f", "arguments": arguments}
+        body: dict[str, Any] = {"input": [{"role": "user", "content": "hi"}, call, {"role": "user", "content": "ho"}]}
+    else:
+        call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": arguments}}
+        body = {"messages": [*MESSAGES, {"role": "assistant", "tool_calls": [call]}, *MESSAGES]}
+    response = client.post(path, json=body)
+    assert response.status_code == 200, response.text
+    [told] = engine.tokenizer.rendered["messages"][1]["tool_calls"]
+    assert told["function"] == {"name": "f", "arguments": arguments}
 
 
 def test_tools_may_be_left_out_when_none_is_to_be_chosen(make_client: MakeClient, engine: FakeEngine) -> None:

@@ -21,6 +21,7 @@ import pytest
 from openai import OpenAI
 from prometheus_client.parser import text_string_to_metric_families
 
+from stoker_engine.cli.lines import lines_of
 from stoker_engine.contract.last_words import LastWords, Reason
 
 from ...waiting import until
@@ -184,7 +185,7 @@ def test_a_dead_engine_ends_the_process(tiny_llama: Path, tmp_path: Path, monkey
         body = {"prompt": "a", "max_tokens": 450, "ignore_eos": True, "stream": True}
         engine = engine_of(process.pid)
         with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=60) as answer:
-            lines = answer.iter_lines()
+            lines = lines_of(answer.iter_bytes())
             next(lines)
             engine.kill()
             *_, last = filter(None, lines)
@@ -273,7 +274,7 @@ def test_https_keys_and_json_logs(tiny_llama: Path, tmp_path: Path) -> None:
         process.send_signal(signal.SIGINT)
         code, log = ended(process)
     assert code == 0, log
-    lines = [json.loads(line) for line in log.splitlines()]
+    lines = [json.loads(line) for line in log.strip("\n").split("\n")]
     (told,) = [line for line in lines if line["logger"] == "stoker_engine.requests"]
     assert told["request"].startswith("cmpl-mine-")
     assert (told["finish_reason"], told["output_tokens"], told["n"]) == ("length", 2, 1)

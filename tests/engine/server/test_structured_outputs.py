@@ -14,6 +14,8 @@ from openai import OpenAI
 from openai.lib._parsing import type_to_response_format_param
 from starlette.testclient import TestClient
 
+from stoker_engine.cli.lines import lines_of
+
 from ..grammar.hostile import constraints
 from .conftest import FakeEngine
 
@@ -77,7 +79,7 @@ def test_answers_keep_to_it(http: httpx.Client, path: str, constraint: str) -> N
         assert keeps(text), text
     with http.stream("POST", path, json={**asked, **fields, **HOT, "n": 3, "stream": True}) as stream:
         assert stream.status_code == 200
-        lines = [line.removeprefix("data: ") for line in stream.iter_lines() if line]
+        lines = [line.removeprefix("data: ") for line in lines_of(stream.iter_bytes()) if line]
     streamed = [""] * 3
     for line in lines[:-1]:
         for choice in json.loads(line)["choices"]:

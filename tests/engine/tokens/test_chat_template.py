@@ -128,6 +128,38 @@ CHATS: dict[str, dict[str, Any]] = {
 }
 
 
+CALLS = {
+    "as it is": "{{ a if a is string else a | tojson }}",
+    "as JSON": "{{ a | tojson }}",
+    "added": "{{ '' + (a | string) }}",
+    "items": "{% for k, v in a.items() %}<{{ k }}>{{ v }}{% endfor %}",
+    "the filter": "{% for k, v in a | items %}<{{ k }}>{{ v }}{% endfor %}",
+    "dictsort": "{% for k, v in a | dictsort %}<{{ k }}>{{ v }}{% endfor %}",
+    "or refused": "{{ a | tojson if a is mapping else raise_exception('an object is wanted') }}",
+}
+
+
+@pytest.mark.parametrize("arguments", ["{'city': Zü", "no JSON", "[1, 2"])
+@pytest.mark.parametrize("how", CALLS)
+def test_a_call_whose_arguments_are_no_object_is_written(byte_level: Backend, how: str, arguments: str) -> None:
+    template = (
+        "{% for m in messages %}{{ m.content }}{% for c in m.tool_calls or [] %}{{ c.function.name }}"
+        "{% set a = c.function.arguments %}" + CALLS[how] + "{% endfor %}{% endfor %}"
+    )
+    cut = {**CALL, "function": {"name": "weather", "arguments": arguments}}
+    messages = [USER, {"role": "assistant", "content": "", "tool_calls": [CALL, cut]}, {"role": "user", "content": "!"}]
+    text = Tokenizer(byte_level, {}, template).chat_text(messages)
+    assert text.startswith(USER["content"]) and text.endswith("!")
+    assert "Zürich" in text and arguments in text
+
+
+def test_a_refusal_is_the_templates_own(byte_level: Backend) -> None:
+    cut = {**CALL, "function": {"name": "weather", "arguments": "cut"}}
+    messages = [USER, {"role": "assistant", "content": "", "tool_calls": [cut]}]
+    with pytest.raises(RequestError, match="no calls here"):
+        Tokenizer(byte_level, {}, "{{ raise_exception('no calls here') }}").chat_text(messages)
+
+
 @pytest.mark.parametrize("chat", CHATS)
 @pytest.mark.parametrize("template", TEMPLATES)
 def test_text_and_tokens_are_transformers(byte_level: Backend, template: str, chat: str) -> None:
@@ -139,14 +171,16 @@ def test_text_and_tokens_are_transformers(byte_level: Backend, template: str, ch
     variables = options.get("chat_template_kwargs", {})
     rest = {key: value for key, value in options.items() if key != "chat_template_kwargs"}
     rest.setdefault("add_generation_prompt", True)
+    only_strings = chat == "parts" and template != "gemma"
+    told = [{"role": "user", "content": " hello "}] if only_strings else messages
     try:
-        expected = theirs.apply_chat_template(messages, tokenize=False, **rest, **variables)
+        expected = theirs.apply_chat_template(told, tokenize=False, **rest, **variables)
     except Exception:
         with pytest.raises(RequestError):
             ours.chat_text(messages, **options)
         return
     assert ours.chat_text(messages, **options) == expected
-    tokens = theirs.apply_chat_template(messages, tokenize=True, return_dict=False, **rest, **variables)
+    tokens = theirs.apply_chat_template(told, tokenize=True, return_dict=False, **rest, **variables)
     assert ours.render_chat(messages, **options) == tokens
 
 

@@ -17,10 +17,12 @@ LIMIT, VOCABULARY = INFO.max_model_len, INFO.vocab_size
 @pytest.mark.parametrize("length", [0, 1, 2, LIMIT - 17, LIMIT - 1, LIMIT, LIMIT + 1, 3 * LIMIT])
 def test_lengths(length: int) -> None:
     prompt = [5 + i % 300 for i in range(length)]
-    for truncate, max_tokens in itertools.product((None, -1, 1, LIMIT - 1, LIMIT, 10**6), (None, 1, 16, LIMIT, 10**6)):
-        room = max(1, LIMIT - (max_tokens or 1))
+    for truncate, max_tokens in itertools.product(
+        (None, -1, 1, LIMIT - 1, LIMIT, 10**6), (None, 0, 1, 16, LIMIT, 10**6)
+    ):
+        room = max(1, LIMIT - (1 if max_tokens is None else max_tokens))
         kept = length if truncate is None else min(length, room if truncate == -1 else truncate)
-        if 0 < kept < LIMIT:
+        if 0 < kept <= LIMIT - (max_tokens != 0):
             assert prompt_tokens(prompt, truncate, max_tokens, INFO) == prompt[length - kept :]
             continue
         with pytest.raises(RequestError) as error:

@@ -22,7 +22,7 @@ ENDED = Ended("m", "team", "", 1, ("10.0.0.1:80",), False, 200, Tokens(3, 1, 2),
 
 
 def ids(*files: Path) -> list[str]:
-    return [json.loads(line)["request_id"] for file in files for line in file.read_text().splitlines()]
+    return [json.loads(line)["request_id"] for file in files for line in file.read_text().split("\n") if line]
 
 
 def test_a_line_says_what_was_used(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from importlib.metadata import EntryPoint
+from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
 import pytest
@@ -15,9 +15,15 @@ from stoker.main import main
 
 def test_help_lists_every_command(capsys: Any) -> None:
     assert main(["--help"]) == 0
-    out = capsys.readouterr().out
-    for command in ("serve", "up", "plan", "render", "crd", "operator"):
-        assert f"  {command} " in out
+    lines = capsys.readouterr().out.split("\n")
+    for entry in entry_points(group=dispatcher.GROUP):
+        [line] = [line for line in lines if line.split()[:1] == [entry.name]]
+        assert line.startswith(f"  {entry.name}  ") and line.endswith("  " + dispatcher.SUMMARIES[entry.name])
+
+
+def test_help_tells_where_another_packages_command_is_from() -> None:
+    long = EntryPoint("a-command-with-a-long-name", "stoker_plugin:main", dispatcher.GROUP)
+    assert "  a-command-with-a-long-name  from stoker_plugin" in dispatcher.usage({long.name: long})
 
 
 def test_help_imports_neither_half() -> None:

@@ -78,5 +78,5 @@ def parse(lines: list[list[str]]) -> tuple[list[list[str]], list[dict[str, Any] 
         check=False,
     )
     assert result.returncode == 0, result.stderr
-    flags, parsed = json.loads(result.stdout.splitlines()[-1])
+    flags, parsed = json.loads(result.stdout.strip("\n").split("\n")[-1])
     return flags, parsed

@@ -153,7 +153,7 @@ def _sharegpt(args: DatasetArgs, tokenizer: Words) -> list[Sample]:
 
 def _custom(args: DatasetArgs, tokenizer: Words) -> list[Sample]:
     samples = []
-    for number, line in enumerate(_read(args).splitlines(), start=1):
+    for number, line in enumerate(_read(args).split("\n"), start=1):
         if not line.strip():
             continue
         try:

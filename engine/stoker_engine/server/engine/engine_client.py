@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 from stoker_engine.contract.copy_state import CopyState
 from stoker_engine.contract.errors import EngineDeadError
+from stoker_engine.contract.names import ContentFormat
 from stoker_engine.core.engine_info import EngineInfo
 from stoker_engine.core.sampling_params import RequestParams
 from stoker_engine.core.step_report import StepReport
@@ -86,6 +87,7 @@ class PromptTokenizer(Protocol):
         documents: list[dict[str, Any]] | None = None,
         chat_template: str | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
+        chat_template_content_format: ContentFormat = "auto",
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
     ) -> str:

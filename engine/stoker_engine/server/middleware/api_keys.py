@@ -109,7 +109,7 @@ class APIKeys:
         stamp = [(each.name, stat.st_ino, stat.st_size, stat.st_mtime_ns) for each, stat in stats]
         if stamp == self._stamp:
             return
-        lines = [line.strip() for each, _ in stats for line in each.read_text().splitlines()]
+        lines = [line.strip() for each, _ in stats for line in each.read_text().split("\n")]
         self._from_file = _digests(lines)
         self._stamp = stamp
         if self._from_file:

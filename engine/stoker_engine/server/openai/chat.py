@@ -111,18 +111,19 @@ class _Writer:
     def _events(self, index: int, delta: TurnDelta) -> Iterator[ChatCompletionChunk]:
         """The events of a delta, if there is anything to send."""
         generation, body = self.turn.generation, self.body
+        usage = self.turn.usage(index) if body.continuous_usage else None
         if index not in self._begun:  # the role comes alone and first, but not before the engine took the request
             prompt_ids = generation.prompts[0] if body.return_token_ids and not self._begun else None
             self._begun.add(index)
             role = ChatChunkChoice(index=index, delta=ChatDelta(role="assistant", content=""))
-            yield self._event(choices=[role], prompt_token_ids=prompt_ids)
+            yield self._event(choices=[role], prompt_token_ids=prompt_ids, usage=usage)
             if body.echoed:
-                yield self._event(choices=[ChatChunkChoice(index=index, delta=ChatDelta(content=body.echoed))])
+                echoed = ChatChunkChoice(index=index, delta=ChatDelta(content=body.echoed))
+                yield self._event(choices=[echoed], usage=usage)
         pieces = [self._piece(index, part) for part in delta.parts]
         if not pieces or (delta.finish_reason is not None and pieces[-1].tool_calls):
             # Clients expect no more of a call in the event that ends the choice.
             pieces.append(ChatDelta())
-        usage = self.turn.usage(index) if body.continuous_usage else None
         for piece in pieces[:-1]:
             yield self._event(choices=[ChatChunkChoice(index=index, delta=piece)], usage=usage)
         if not (delta.parts or delta.finish_reason or body.return_token_ids or self.logprobs is not None):

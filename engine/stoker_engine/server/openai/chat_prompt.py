@@ -52,6 +52,7 @@ async def render(
         documents=rendering.documents or None,
         chat_template=rendering.chat_template,
         chat_template_kwargs={**args.chat_template_defaults, **rendering.template_kwargs},
+        chat_template_content_format=args.chat_template_content_format,
         add_generation_prompt=rendering.begins_message,
         continue_final_message=bool(rendering.continue_final_message),
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final, cast
 
 from pydantic import model_validator
@@ -67,4 +68,5 @@ class CompletionRequest(UnbuiltCompletion, SampledRequest):
         prompt_logprobs = self.prompt_logprobs
         if prompt_logprobs is None and self.echo:
             prompt_logprobs = self.logprobs
-        return self.params(defaults, max_tokens, self.logprobs, prompt_logprobs)
+        params = self.params(defaults, max_tokens, self.logprobs, prompt_logprobs)
+        return replace(params, only_scores=True) if self.only_echo and params.kind == "generate" else params

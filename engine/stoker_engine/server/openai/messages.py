@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, TypeVar
 
-import pydantic_core
 from pydantic import Field, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError
 
 from stoker_engine.server.openai.field_types import StrictModel, or_else
 from stoker_engine.server.openai.unbuilt import UnbuiltMessage
+from stoker_engine.server.parsers.call_arguments import read_arguments
 
 T = TypeVar("T")
 
@@ -28,23 +28,19 @@ Content = Annotated[
 
 
 class CalledFunction(StrictModel):
-    """What the assistant called; `arguments` is JSON."""
+    """What the assistant called; `arguments` is JSON, or whatever the model wrote: a call may be cut off."""
 
     name: str
     arguments: str | dict[str, Any] | None = None
 
     @field_validator("arguments", mode="after")
     @classmethod
-    def _parsed(cls, arguments: str | dict[str, Any] | None) -> dict[str, Any]:
-        """Templates want the arguments parsed."""
-        if isinstance(arguments, str) and arguments:
-            try:
-                arguments = pydantic_core.from_json(arguments, allow_inf_nan=False)
-            except ValueError:
-                arguments = "not JSON"
-            if not isinstance(arguments, dict):
-                raise PydanticCustomError("shape", "the arguments of a tool call must be a JSON object")
-        return arguments or {}
+    def _parsed(cls, arguments: str | dict[str, Any] | None) -> str | dict[str, Any]:
+        """Templates want the arguments parsed; what is no JSON object stays the text that it is."""
+        if not isinstance(arguments, str):
+            return arguments or {}
+        parsed = read_arguments(arguments)
+        return arguments if parsed is None else parsed
 
 
 class ToolCall(StrictModel):
@@ -107,7 +103,9 @@ class Message(UnbuiltMessage, StrictModel):
         """The message as chat templates know it."""
         # `developer` is OpenAI's newer word for what the templates on the hub call `system`.
         message: dict[str, Any] = {"role": "system" if self.role == "developer" else self.role}
-        message["content"] = self.text
+        # The template gets it in a form that it can write: see `tokens.content_format`.
+        parts = self.content if isinstance(self.content, list) else ()
+        message["content"] = [part.model_dump() for part in parts] or self.text
         if self.tool_calls:
             message["tool_calls"] = [call.for_template() for call in self.tool_calls]
         if (reasoning := self.reasoning or self.reasoning_content) is not None:

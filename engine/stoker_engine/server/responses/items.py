@@ -16,10 +16,8 @@ from pydantic import (
     BaseModel,
     Field,
     TypeAdapter,
-    ValidationInfo,
     ValidatorFunctionWrapHandler,
     WrapValidator,
-    field_validator,
 )
 from pydantic_core import PydanticCustomError
 
@@ -28,9 +26,6 @@ from stoker_engine.server.openai.unbuilt import Absent
 from stoker_engine.server.parsers.call_arguments import read_arguments
 
 Status = Literal["in_progress", "completed", "incomplete"]
-
-#: The context of items that this server kept: a model may have written what a client may not send.
-_KEPT: Final = {"kept": True}
 
 #: What an item adds to the assistant's message, in the order in which a message has it.
 _REASONING, _CONTENT, _CALL = range(3)
@@ -45,7 +40,7 @@ def of_type(what: str, kinds: Mapping[str, type[BaseModel]], default: str | None
     """
     known = ", ".join(kinds)
 
-    def validate(value: Any, handler: ValidatorFunctionWrapHandler, info: ValidationInfo) -> Any:
+    def validate(value: Any, handler: ValidatorFunctionWrapHandler) -> Any:
         if isinstance(value, BaseModel):
             return value
         if not isinstance(value, dict):
@@ -56,7 +51,7 @@ def of_type(what: str, kinds: Mapping[str, type[BaseModel]], default: str | None
             given = "without a type" if name is None else f"of the type {json.dumps(name)[:80]}"
             sentence = f"{what} {given} are not supported; there are {known}"
             raise PydanticCustomError("unsupported", "{sentence}", {"sentence": sentence})
-        return kind.model_validate(value, context=info.context)
+        return kind.model_validate(value)
 
     return WrapValidator(validate)
 
@@ -117,7 +112,7 @@ class MessageItem(StrictModel):
 
 
 class FunctionCallItem(StrictModel):
-    """A call of a tool by the assistant; `arguments` is JSON, or of an incomplete call the beginning of it."""
+    """A call of a tool by the assistant; `arguments` is JSON, or whatever the model wrote: a call may be cut off."""
 
     type: Literal["function_call"]
     call_id: str
@@ -127,15 +122,6 @@ class FunctionCallItem(StrictModel):
     id: str | None = None
     namespace: Absent = None
     caller: Absent = None
-
-    @field_validator("arguments", mode="after")
-    @classmethod
-    def _is_an_object(cls, arguments: str, info: ValidationInfo) -> str:
-        if info.context is _KEPT:
-            return arguments
-        if read_arguments(arguments, cut_off=info.data.get("status") == "incomplete") is None:
-            raise PydanticCustomError("shape", "the arguments of a call must be a JSON object, as a string")
-        return arguments
 
 
 class FunctionCallOutputItem(StrictModel):
@@ -205,7 +191,7 @@ Input = Annotated[str | Items, WrapValidator(_text_or_items)]
 
 def from_json(items: bytes) -> list[Item]:
     """Items that `to_json` wrote."""
-    return _ITEMS.validate_json(items, context=_KEPT)
+    return _ITEMS.validate_json(items)
 
 
 def to_json(items: list[Item]) -> bytes:
@@ -221,7 +207,7 @@ def named(item: Item) -> Item:
 
 def of_output(item: BaseModel) -> Item:
     """The item that an answer's item is when the conversation goes on. Log-probabilities are only the answer's."""
-    return _ITEM.validate_python(item.model_dump(exclude={"content": {"__all__": {"logprobs"}}}), context=_KEPT)
+    return _ITEM.validate_python(item.model_dump(exclude={"content": {"__all__": {"logprobs"}}}))
 
 
 def listed(item: Item) -> dict[str, Any]:
@@ -247,7 +233,8 @@ def messages(items: Iterable[Item]) -> list[dict[str, Any]]:
                     continue
                 kind, fields = _REASONING, dict[str, Any](reasoning=item.text)
             case FunctionCallItem():
-                function = {"name": item.name, "arguments": read_arguments(item.arguments, cut_off=True) or {}}
+                arguments = read_arguments(item.arguments)
+                function = {"name": item.name, "arguments": item.arguments if arguments is None else arguments}
                 kind, fields = _CALL, {"tool_calls": [{"id": item.call_id, "type": "function", "function": function}]}
             case _:
                 chat.append(_others(item))

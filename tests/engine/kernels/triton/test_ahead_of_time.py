@@ -31,7 +31,7 @@ SPECIMENS = {target: specimens(target) for target in TARGETS}
 
 
 def table() -> dict[tuple[str, str], dict[str, Any]]:
-    lines = map(json.loads, TABLE.read_text().splitlines())
+    lines = map(json.loads, TABLE.read_text().strip("\n").split("\n"))
     return {(each["kernel"], each["target"]): each for each in lines}
 
 

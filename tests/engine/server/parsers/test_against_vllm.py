@@ -161,7 +161,8 @@ def test_ours_beside_vllms() -> None:
     )
     assert run.returncode == 0, run.stderr[-2000:]
     answers = [
-        theirs(case, answered) for case, answered in zip(cases, json.loads(run.stdout.splitlines()[-1]), strict=True)
+        theirs(case, answered)
+        for case, answered in zip(cases, json.loads(run.stdout.strip("\n").split("\n")[-1]), strict=True)
     ]
     rows: dict[tuple[str, str], Counter[str]] = {}
     for case, answered in zip(cases, answers, strict=True):

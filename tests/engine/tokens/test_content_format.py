@@ -1,0 +1,165 @@
+"""Whatever form a chat template wants content in, and however it reads it: no text is dropped."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from typing import Any
+
+import pytest
+from tokenizers import Tokenizer as Backend
+
+from stoker_engine.contract.names import ContentFormat
+from stoker_engine.tokens.tokenizer import Tokenizer
+
+from .test_chat_template import CHATML, GEMMA, LLAMA_3
+
+#: Bodies of a loop over messages, in which `m` is one: each writes parts, and nothing of a string.
+PARTS_ONLY = {
+    "loop": "{% for p in m.content %}{{ p.text }}{% endfor %}",
+    "loop by type": "{% for p in m['content'] %}{% if p['type'] == 'text' %}{{ p['text'] }}{% endif %}{% endfor %}",
+    "through a variable": "{% set c = m.content %}{% for p in c %}{{ p['text'] }}{% endfor %}",
+    "through two": "{% set a = m %}{% set c = a['content'] %}{% for p in c %}{{ p.text }}{% endfor %}",
+    "selectattr": "{% for p in m.content | selectattr('type', 'equalto', 'text') %}{{ p.text }}{% endfor %}",
+    "rejectattr": "{% for p in m.content | rejectattr('type', 'equalto', 'image') %}{{ p.text }}{% endfor %}",
+    "map": "{{ m.content | map(attribute='text') | join(' ') }}",
+    "list": "{% for p in m.content | list %}{{ p.text }}{% endfor %}",
+    "slice": "{% for p in m.content[0:] %}{{ p.text }}{% endfor %}",
+    "macro": "{{ written(m.content) }}",
+    "macro of the message": "{{ written_of(m) }}",
+    "get": "{% for p in m.get('content', []) %}{{ p.text }}{% endfor %}",
+    "namespace": "{% set ns = namespace(t='') %}{% for p in m.content %}{% set ns.t = ns.t + p.text %}{% endfor %}"
+    "{{ ns.t }}",
+    "inner loop of types": "{% for t in ['image', 'text'] %}{% for p in m.content %}"
+    "{% if p.type == t and t == 'text' %}{{ p.text }}{% endif %}{% endfor %}{% endfor %}",
+    "unless it is a string": "{% if m.content is not string %}{% for p in m.content %}{{ p.text }}{% endfor %}"
+    "{% endif %}",
+    "idefics": "{{ m.role | capitalize }}{% if m['content'][0]['type'] == 'image' %}{{ ':' }}{% else %}{{ ': ' }}"
+    "{% endif %}{% for line in m['content'] %}{% if line['type'] == 'text' %}{{ line['text'] }}"
+    "{% elif line['type'] == 'image' %}{{ '<image>' }}{% endif %}{% endfor %}<end_of_utterance>\n",
+    "llava": "{% if m['role'] != 'system' %}{{ m['role'].upper() + ': ' }}{% endif %}"
+    "{% for c in m['content'] | selectattr('type', 'equalto', 'image') %}{{ '<image>\n' }}{% endfor %}"
+    "{% if m['role'] != 'assistant' %}{% for c in m['content'] | selectattr('type', 'equalto', 'text') %}"
+    "{{ c['text'] + ' ' }}{% endfor %}{% else %}{% for c in m['content'] | selectattr('type', 'equalto', 'text') %}"
+    "{% generation %}{{ c['text'] + ' ' }}{% endgeneration %}{% endfor %}{% endif %}",
+    "vlm2vec": "<|{{ m.role }}|>\n{% for part in m.content %}{% if part.type == 'image_url' %}<|image_1|>"
+    "{% elif part.type == 'text' %}{{ part.text }}{% endif %}{% endfor %}<|end|>\n",
+}
+#: Each writes one part, and nothing of a string or of further parts.
+FIRST_PART_ONLY = {
+    "index": "{{ m.content[0].text }}",
+    "first": "{{ (m['content'] | first)['text'] }}",
+    "last": "{% set p = m.content | last %}{{ p.text }}",
+}
+#: Each writes a string; of parts nothing, their spelling, or it raises.
+STRINGS_ONLY = {
+    "print": "{{ m.content }}",
+    "add": "{{ '[' + m['content'] + ']' }}",
+    "strip": "{{ m.content.strip() }}",
+    "trim": "{{ m.content | trim }}",
+    "tojson": "{{ m.content | tojson }}",
+    "tilde": "{{ '<' ~ m.content ~ '>' }}",
+    "else nothing": "{{ m.content if m.content is string else '' }}",
+    "else the first": "{{ m.content if m.content is string else m.content[0].text }}",
+    "replace": "{{ m.content.replace('\\r', '') }}",
+    "split": "{{ m.content.split('</think>')[-1] }}",
+}
+BOTH = {
+    "branches": "{% if m.content is string %}{{ m.content }}{% else %}{% for p in m.content %}{{ p.text }}{% endfor %}"
+    "{% endif %}",
+    "each": "{% for p in m.content %}{{ p.text if p is mapping else p }}{% endfor %}",
+}
+BODIES = PARTS_ONLY | FIRST_PART_ONLY | STRINGS_ONLY | BOTH
+
+MACROS = """{% macro written(c) %}{% for p in c %}{{ p.text }}{% endfor %}{% endmacro %}
+{% macro written_of(m) %}{{ written(m['content']) }}{% endmacro %}"""
+
+FIRST, SECOND = "Was ist das?\nÄh", "<b>and</b> 'this'"
+
+
+def template(body: str) -> str:
+    """A template whose messages are written by `body`."""
+    return f"{MACROS}{{% for m in messages %}}[{{{{ m.role }}}}]{body}\n{{% endfor %}}"
+
+
+def text(backend: Backend, template: str, messages: list[dict[str, Any]], wanted: ContentFormat = "auto") -> str:
+    return Tokenizer(backend, {"bos_token": "<s>"}, template).chat_text(messages, chat_template_content_format=wanted)
+
+
+def part(text: str) -> dict[str, str]:
+    return {"type": "text", "text": text}
+
+
+@pytest.mark.parametrize("body", BODIES)
+def test_no_text_of_any_role_is_dropped_or_spelled(byte_level: Backend, body: str) -> None:
+    roles = ("system", "user", "assistant", "tool")
+    said = "Was ist das?"
+    for contents in itertools.product((said, [part(said)], [part(said), part("Na?")]), repeat=2):
+        before = [{"role": role, "content": content} for role, content in zip(roles, contents * 2, strict=True)]
+        written = text(byte_level, template(BODIES[body]), before)
+        assert written.count(said) == 4
+        assert written.count("Na?") == 2 * sum(content is not said and len(content) == 2 for content in contents)
+        assert "'type'" not in written and '"type"' not in written
+
+
+@pytest.mark.parametrize("body", PARTS_ONLY | BOTH)
+def test_parts_stay_as_they_are_where_the_template_writes_them(byte_level: Backend, body: str) -> None:
+    written = text(byte_level, template(BODIES[body]), [{"role": "user", "content": [part(FIRST), part(SECOND)]}])
+    assert FIRST in written and SECOND in written
+    assert FIRST + "\n" + SECOND not in written
+
+
+@pytest.mark.parametrize("body", STRINGS_ONLY | FIRST_PART_ONLY)
+def test_other_parts_are_joined(byte_level: Backend, body: str) -> None:
+    written = text(byte_level, template(BODIES[body]), [{"role": "user", "content": [part("one"), part("two")]}])
+    assert ("one\\ntwo" if body == "tojson" else "one\ntwo") in written
+
+
+@pytest.mark.parametrize("content", ["hi", [part("hi")], [part("hi"), part("ho")]], ids=["string", "part", "parts"])
+def test_a_format_that_is_given_holds(byte_level: Backend, content: Any) -> None:
+    shown = template("{{ 'string' if m.content is string else m.content | length }}")
+    messages = [{"role": "user", "content": content}]
+    assert text(byte_level, shown, messages, "string") == "[user]string\n"
+    assert text(byte_level, shown, messages, "openai") == f"[user]{1 if isinstance(content, str) else len(content)}\n"
+
+
+def test_each_role_has_its_own(byte_level: Backend) -> None:
+    # As Gemma 3's: the first part of a system message, all of others'.
+    gemma = """{% if messages[0].role == 'system' %}{% if messages[0].content is string %}{{ messages[0].content }}
+{% else %}{{ messages[0].content[0].text }}{% endif %}{% set messages = messages[1:] %}{% endif %}"""
+    given = [{"role": role, "content": [part("one"), part("two")]} for role in ("system", "user")]
+    written = text(byte_level, gemma + template(BOTH["branches"]), given)
+    assert "one\ntwo\n" in written and "[user]onetwo" in written
+
+
+@pytest.mark.parametrize("given", [LLAMA_3, CHATML, GEMMA], ids=["llama 3", "chatml", "gemma"])
+def test_text_models_get_what_they_got(byte_level: Backend, given: str) -> None:
+    parts = [{"role": "user", "content": [part("one"), part("two")]}]
+    strings = [{"role": "user", "content": "onetwo" if given is GEMMA else "one\ntwo"}]
+    assert text(byte_level, given, parts) == text(byte_level, given, strings)
+
+
+def test_a_last_message_in_parts_can_be_continued(byte_level: Backend) -> None:
+    for body in ("loop", "print", "branches", "index"):
+        tokenizer = Tokenizer(byte_level, {}, template(BODIES[body]))
+        messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "The end is"}]
+        written = tokenizer.chat_text(messages, add_generation_prompt=False, continue_final_message=True)
+        assert written.endswith("The end is")
+
+
+def test_content_without_text_stays(byte_level: Backend) -> None:
+    image = [{"type": "image", "url": "x"}]
+    shown = template("{{ m.content | tojson if m.content is defined else 'none' }}")
+    messages = [{"role": "user", "content": image}, {"role": "assistant", "content": None}, {"role": "assistant"}]
+    assert text(byte_level, shown, messages).count("none") == 2
+    assert '"url": "x"' in text(byte_level, shown, messages)
+
+
+def test_a_template_that_drops_what_users_say_is_told(byte_level: Backend, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        Tokenizer(byte_level, {}, template(PARTS_ONLY["loop"]))
+        Tokenizer(byte_level, {}, template(STRINGS_ONLY["print"]))
+        assert not caplog.records
+        Tokenizer(byte_level, {}, "{% for m in messages %}[{{ m.role }}]{% endfor %}")
+    [record] = caplog.records
+    assert "writes nothing of what users say" in record.message

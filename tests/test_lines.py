@@ -1,0 +1,72 @@
+"""Lines of event streams and JSON Lines end at a line feed: nothing here ends them elsewhere.
+
+``str.splitlines`` and httpx's ``iter_lines`` also end lines at U+2028, U+2029, U+0085 and more, which JSON may hold.
+"""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+
+#: Where programs are; elsewhere a text that is no JSON may be taken apart by lines of any kind.
+PROGRAMS = ("engine/", "operator/", "gateway/", "cli/", "images/")
+
+
+def wrong(source: str, *, program: bool) -> list[int]:
+    """The numbers of the lines of `source` that take lines apart elsewhere than at a line feed.
+
+    Args:
+        program: whether any text counts, and not only JSON.
+    """
+    return sorted(
+        node.lineno
+        for statement in ast.walk(ast.parse(source))
+        if isinstance(statement, ast.stmt)
+        for node in _own(statement)
+        if isinstance(node, ast.Attribute)
+        and (
+            node.attr in ("iter_lines", "aiter_lines")
+            or (node.attr == "splitlines" and (program or _reads_json(statement)) and not _may(node))
+        )
+    )
+
+
+def _own(statement: ast.stmt) -> Iterator[ast.AST]:
+    """The nodes of a statement, without those of statements within."""
+    for child in ast.iter_child_nodes(statement):
+        if not isinstance(child, ast.stmt):
+            yield from ast.walk(child)
+
+
+def _reads_json(statement: ast.stmt) -> bool:
+    return any(isinstance(node, ast.Name) and node.id == "json" for node in _own(statement))
+
+
+def _may(node: ast.Attribute) -> bool:
+    """Whether it takes apart bytes, whose lines end at line feeds and carriage returns alone, or a file of /proc."""
+    receiver = ast.unparse(node.value)
+    return "read_bytes" in receiver or "/proc/" in receiver
+
+
+def test_lines_end_at_a_line_feed() -> None:
+    listed = subprocess.run(["git", "ls-files", "*.py"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    found = {
+        f"{name}:{line}"
+        for name in listed.split("\n")
+        if (ROOT / name).is_file()
+        for line in wrong((ROOT / name).read_text(encoding="utf-8"), program=name.startswith(PROGRAMS))
+    }
+    assert not found, "write .split('\\n'), or use stoker_engine.cli.lines"
+
+
+def test_what_counts() -> None:
+    assert wrong("for line in answer.iter_lines():\n    pass\n", program=False) == [1]
+    assert wrong("x = [json.loads(line) for line in text.splitlines()]", program=False) == [1]
+    assert wrong("x = text.splitlines()", program=True) == [1]
+    assert wrong("x = text.splitlines()", program=False) == []
+    assert wrong("x = Path('/proc/cpuinfo').read_text().splitlines()", program=True) == []
+    assert wrong("x = map(json.loads, path.read_bytes().splitlines())", program=True) == []
