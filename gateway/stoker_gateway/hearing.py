@@ -61,6 +61,20 @@ def ended_listener(
     return hear
 
 
+def answered_listener(answered: Callable[[str, int, str], None]) -> Callable[[Ended], None]:
+    """What tells which server answered a request.
+
+    Args:
+        answered: told the model's served name, the number of the pick, and the server.
+    """
+
+    def hear(ended: Ended) -> None:
+        if ended.servers and ended.status:
+            answered(ended.model, ended.pick, ended.servers[-1])
+
+    return hear
+
+
 def settler(limiter: Limiter, clock: Callable[[], float] = time.monotonic) -> Callable[[Ended], None]:
     """What tells limits how many tokens a request used, in place of those that were reserved for it."""
 

@@ -22,7 +22,7 @@ from stoker_gateway.directory import Directory
 from stoker_gateway.envoy.admin import EnvoyAdmin, LateAnswerError
 from stoker_gateway.envoy.ended_log import FLUSH_S, WRITTEN
 from stoker_gateway.envoy.files import EnvoyFiles
-from stoker_gateway.hearing import ended_listener, settler
+from stoker_gateway.hearing import answered_listener, ended_listener, settler
 from stoker_gateway.keys.key_file import KeyFile
 from stoker_gateway.keys.keyring import Keyring
 from stoker_gateway.kubernetes.cluster_watch import ClusterWatch
@@ -106,7 +106,12 @@ class _Picker:
         self._serving.ask_through(self._poller.poller.set_servers)
         self._usage = UsageMetrics(registry, () if keyring is None else keyring.keys)
         self._billing = None if settings.billing_log is None else BillingLog(settings.billing_log)
-        hearers = [ended_listener(self._serving.pickers, self._picker.wake), settler(limiter), self._usage.ended]
+        hearers = [
+            ended_listener(self._serving.pickers, self._picker.wake),
+            answered_listener(self._picker.answered),
+            settler(limiter),
+            self._usage.ended,
+        ]
         self._ends = AccessLogService(hearers if self._billing is None else [*hearers, self._billing.ended])
         self._picker.serve_also(self._ends.register)
         port = settings.metrics_port

@@ -10,6 +10,7 @@ as if they were not there.
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -170,6 +171,10 @@ class Decider:
         request = await self._reader.read(asked.path, body)
         return request.model, await self._to_server(asked, request, key, began)
 
+    def answered(self, model: str, pick: int, server: str) -> None:
+        """A request has ended, by this server's answer."""
+        self._holders.answered(model, pick, server)
+
     def undo(self, route: Route) -> None:
         """The proxy did not hear of this route, so the request ends here."""
         if isinstance(grant := route.metadata.get(GRANT), str):
@@ -212,8 +217,9 @@ class Decider:
         ask = Ask(request.chain, request.size, session, held_by, asked.subset)
         route = await self._route(asked, endpoint, request, ask, key, began)
         if asked.path == _RESPONSES:
-            holder = Holder(request.model, route.servers[0])
-            self._holders.sent(_whose(asked, key), holder, asked.request_id, request.request_id)
+            holder, pick = Holder(request.model, route.servers[0]), int(route.metadata[PICK])
+            name = self._holders.sent(_whose(asked, key), holder, pick, asked.request_id, request.request_id)
+            route = dataclasses.replace(route, response_id=name)
         return route
 
     async def _route(

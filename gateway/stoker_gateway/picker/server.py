@@ -147,6 +147,15 @@ class PickerServer:
         """These are all keys there are, for all requests from now on; None: anyone may use all models."""
         self._decider.set_keyring(keyring)
 
+    def answered(self, model: str, pick: int, server: str) -> None:
+        """A request has ended, by this server's answer: whoever asks for its response later is sent there.
+
+        Args:
+            model: its served name.
+            pick: the number of the pick that sent the request.
+        """
+        self._decider.answered(model, pick, server)
+
     def wake(self, model: str) -> None:
         """There is news of a model's servers: some may have room for requests that wait."""
         self._decider.wake(model)
