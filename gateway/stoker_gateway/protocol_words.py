@@ -28,7 +28,7 @@ GRANT: Final = "grant"
 ESTIMATE: Final = "estimate"
 #: The request header by which an engine is asked to say what it has counted so far in each event of a stream.
 USAGE_HEADER: Final = "x-stoker-usage"
-#: The request header by which an engine is told what to call the response that it makes and keeps: no other has the name.
+#: The request header by which an engine is told what to call the response that it makes and keeps.
 RESPONSE_ID_HEADER: Final = "x-stoker-response-id"
 #: The header of an engine's answer that says that nothing of the request was begun: another server may be asked.
 NOT_BEGUN_HEADER: Final = "x-stoker-not-begun"

@@ -105,6 +105,7 @@ def test_a_response_is_found_at_the_server_that_answered_in_another_s_stead() ->
                 await at.next_end()
                 async with client.get(f"{at.url}/v1/responses/{name}") as answer:
                     assert answer.status == 200
+                await at.next_end()
                 for address in addresses:  # what failed counts again
                     at.picker.observe(address, ServerLoad(), time.monotonic(), time.monotonic())
             assert 0 < stores[0].refused < 6

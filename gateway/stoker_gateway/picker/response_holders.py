@@ -2,8 +2,8 @@
 
 The gateway itself names each response (`RESPONSE_ID_HEADER`), unless the body does, so it knows where the response will
 be found and need not read it. A client's request id names nothing here: services pass on their callers', so several
-requests may have the same. Only engines of earlier versions name a response by it (`resp_ID_ENDING`, with an ending that
-they make up), and it is remembered for them.
+requests may have the same. Only engines of earlier versions name a response by it (`resp_ID_ENDING`, with an ending
+that they make up), and it is remembered for them.
 
 Clients choose some of these names, so each owner has names of its own: nobody can lead another's lookup elsewhere.
 """
