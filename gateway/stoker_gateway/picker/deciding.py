@@ -10,6 +10,7 @@ as if they were not there.
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import time
 from collections.abc import Callable, Mapping
@@ -31,7 +32,7 @@ from stoker_gateway.picker.metrics import PickerMetrics
 from stoker_gateway.picker.request import ModelRequest
 from stoker_gateway.picker.request_limits import RequestLimits
 from stoker_gateway.picker.response_holders import Holder, ResponseHolders
-from stoker_gateway.picker.waiting_line import WaitingLine
+from stoker_gateway.picker.waiting_line import RETRY_AFTER_S, WaitingLine
 from stoker_gateway.picking.ask import Ask
 from stoker_gateway.picking.picker import EndpointPicker, Pick, Refusal
 from stoker_gateway.protocol_words import ESTIMATE, GRANT, KEY, MODEL, PICK
@@ -41,6 +42,8 @@ _RESPONSES: Final = "/v1/responses"
 
 #: When who was refused for what somebody must mend had better come again, in seconds.
 _REFUSED_S: Final = 5.0
+#: Seconds of reading a body from which on they count as waiting: the proxy waits only so long for both.
+_READ_S: Final = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +171,7 @@ class Decider:
         if asked.path.startswith(f"{_RESPONSES}/"):
             return await self._to_holder(asked, key)
         began = self._clock()
-        request = await self._reader.read(asked.path, body)
+        request = await self._reader.read(asked.path, body, _whose(asked, key))
         return request.model, await self._to_server(asked, request, key, began)
 
     def answered(self, model: str, pick: int, server: str) -> None:
@@ -245,7 +248,12 @@ class Decider:
         self._metrics.decision_seconds.observe(now - began)
         if choice is None:
             priority = 0 if key is None else key.priority
-            choice = await line.turn(ask, _whose(asked, key), priority, lambda: self._key(asked))
+            left_s = max(0.0, self._limits.max_wait_s - (now - began))  # reading the body may have taken some of it
+            try:
+                async with asyncio.timeout(left_s if now - began > _READ_S else None):
+                    choice = await line.turn(ask, _whose(asked, key), priority, lambda: self._key(asked))
+            except TimeoutError:
+                choice = Refusal("saturated", RETRY_AFTER_S)
             self._metrics.queue_seconds.labels(endpoint.name).observe(self._clock() - now)
         if isinstance(choice, Refusal):
             if choice.kind == "saturated":

@@ -10,14 +10,16 @@ Bodies are hostile until an engine has checked them: nothing here recurses, or t
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, Final
 
 import orjson
 
 from stoker_engine.contract.errors import RequestError
 from stoker_engine.contract.text_chain import text_chain
+from stoker_gateway.picker.errors import TooLargeError
 from stoker_gateway.picker.reservation import answer_tokens, prompt_tokens
 
 #: Paths whose requests compute a prompt, and so leave a prefix behind.
@@ -26,6 +28,8 @@ _GENERATING: Final = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/
 _SESSION_FIELDS: Final = ("prompt_cache_key", "user")
 #: What Claude Code tells Anthropic's accountants in a system block, another one with each request; engines drop it.
 _BILLING: Final = "x-anthropic-billing-header:"
+#: Messages, items, and parts of them in one body, at most. No model reads as many.
+MOST_ITEMS: Final = 262_144
 #: What an item of a conversation says beside its content.
 _CALLS: Final = ("name", "arguments", "output", "tool_calls")
 
@@ -93,6 +97,7 @@ def prompt_text(fields: dict[str, Any]) -> bytes:
         if fields.get(name):
             pieces.append("\x1esystem\x1f")
             _add_content(fields[name], pieces)
+    _check_number(fields)
     for name in ("messages", "input"):
         items = fields.get(name)
         if isinstance(items, str):
@@ -101,6 +106,31 @@ def prompt_text(fields: dict[str, Any]) -> bytes:
             for item in items:
                 _add_item(item, pieces)
     return "".join(pieces).encode()
+
+
+def _check_number(fields: dict[str, Any]) -> None:
+    """Refuses what would take long to go through."""
+    number = 0
+    for name in ("messages", "input"):
+        items = fields.get(name)
+        for part in chain((items,), _contents(items)) if isinstance(items, list) else ():
+            number += len(part)
+            if number > MOST_ITEMS:
+                raise TooLargeError(
+                    f"the request body has more than {MOST_ITEMS} messages, items and parts; send fewer, longer ones",
+                    name,
+                )
+    for name in ("system", "instructions"):
+        parts = fields.get(name)
+        if isinstance(parts, list) and len(parts) > MOST_ITEMS:
+            raise TooLargeError(f"{name}: has more than {MOST_ITEMS} parts; send fewer, longer ones", name)
+
+
+def _contents(items: list[Any]) -> Iterator[list[Any]]:
+    """The items' contents that are lists."""
+    for item in items:
+        if isinstance(item, dict) and isinstance(content := item.get("content"), list):
+            yield content
 
 
 def _fields(body: bytes) -> dict[str, Any]:
