@@ -35,4 +35,6 @@ NOT_BEGUN_HEADER: Final = "x-stoker-not-begun"
 #: The dynamic metadata where Envoy keeps what answers say of their tokens (``envoy/usage.lua``): objects as text. Whose
 #: they are: our engine's so far; OpenAI's and Anthropic's; of OpenAI's responses; of Anthropic's first event.
 USAGE_METADATA: Final = "stoker.usage"
+#: What is there too if the answer says nothing but an error, or said one before anything else.
+FAILED: Final = "failed"
 USAGES: Final = ("stoker_usage", "usage", "response", "message")

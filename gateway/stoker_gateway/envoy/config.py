@@ -14,6 +14,7 @@ import ipaddress
 from collections.abc import Iterable
 from typing import Any, Final
 
+from stoker_gateway import paths
 from stoker_gateway.directory import Directory, Endpoint
 from stoker_gateway.envoy import access_log_lines, ended_log, local_replies, usage_filter
 from stoker_gateway.envoy.settings import EnvoySettings, TLSFiles
@@ -33,10 +34,6 @@ Config = dict[str, Any]
 
 #: What clients must not say, since the picker, Envoy or servers would believe it.
 INTERNAL_HEADERS: Final = ("x-stoker-", "x-gateway-", "x-envoy-")
-
-#: Of the servers' paths, those that clients reach.
-ALLOWED_PREFIX: Final = "/v1/"
-ALLOWED_PATHS: Final = ("/tokenize", "/detokenize")
 
 #: As its metrics call it.
 LISTENER: Final = "gateway"
@@ -404,7 +401,7 @@ def _routes(settings: EnvoySettings) -> Config:
         {"name": "health", "match": {"path": "/health"}, "direct_response": {"status": 200}, **unasked}
     ]
     limits = {"response_headers_to_add": [_as_the_picker_said(name) for name in standing.HEADERS]}
-    for match in [{"prefix": ALLOWED_PREFIX}, *({"path": path} for path in ALLOWED_PATHS)]:
+    for match in _allowed():
         if settings.fail_open is None:
             routes.append({"name": "asked", "match": match, "route": _to_server(settings), **limits})
             continue
@@ -417,12 +414,20 @@ def _routes(settings: EnvoySettings) -> Config:
     host: Config = {"name": LISTENER, "domains": ["*"], "routes": routes}
     host["request_body_buffer_limit"] = settings.max_body_bytes
     host["request_headers_to_add"] = [
-        {"header": {"key": USAGE_HEADER, "value": "1"}, "append_action": "OVERWRITE_IF_EXISTS_OR_ADD"}
+        {"header": {"key": key, "value": value}, "append_action": "OVERWRITE_IF_EXISTS_OR_ADD"}
+        # What an answer used is read as it passes, so it must not be compressed.
+        for key, value in ((USAGE_HEADER, "1"), ("accept-encoding", "identity"))
     ]
     host["response_headers_to_remove"] = [NOT_BEGUN_HEADER]
     host["request_headers_to_remove"] = ["x-envoy-external-address", "x-envoy-internal"]  # Envoy's own, of each request
     # Clusters come later than routes.
     return {"name": LISTENER, "virtual_hosts": [host], "validate_clusters": False}
+
+
+def _allowed() -> list[Config]:
+    """Of the servers' paths, those that clients reach."""
+    exact = [paths.MODELS, *sorted(paths.POSTED)]
+    return [{"path": path} for path in exact] + [{"prefix": f"{path}/"} for path in (paths.MODELS, paths.RESPONSES)]
 
 
 def _as_the_picker_said(header: str) -> Config:

@@ -23,6 +23,7 @@ from stoker_gateway.directory import Directory, Endpoint
 from stoker_gateway.keys.key import Key
 from stoker_gateway.keys.keyring import Keyring
 from stoker_gateway.limits.limiter import Limiter, LocalLimiter
+from stoker_gateway.paths import MODELS, POSTED, RESPONSES, response_id
 from stoker_gateway.picker import credentials, reserving
 from stoker_gateway.picker.answers import REQUEST_ID, Answer, model_answer, models_answer
 from stoker_gateway.picker.body_reader import BodyReader
@@ -36,9 +37,6 @@ from stoker_gateway.picker.waiting_line import RETRY_AFTER_S, WaitingLine
 from stoker_gateway.picking.ask import Ask
 from stoker_gateway.picking.picker import EndpointPicker, Pick, Refusal
 from stoker_gateway.protocol_words import ESTIMATE, GRANT, KEY, MODEL, PICK
-
-_MODELS: Final = "/v1/models"
-_RESPONSES: Final = "/v1/responses"
 
 #: When who was refused for what somebody must mend had better come again, in seconds.
 _REFUSED_S: Final = 5.0
@@ -148,16 +146,16 @@ class Decider:
             RequestError: nothing takes such a request, whatever its body is.
         """
         key, path = self._key(asked), asked.path
-        if path == _MODELS or path.startswith(f"{_MODELS}/"):
+        if path == MODELS or path.startswith(f"{MODELS}/"):
             if asked.method not in ("GET", "HEAD"):
                 raise MethodError("this path does not take this HTTP method")
-            if path == _MODELS:
+            if path == MODELS:
                 endpoints = self._directory.endpoints.values()
                 return models_answer(each for each in endpoints if key is None or key.may_use(each.name))
-            return model_answer(self._endpoint(unquote(path.removeprefix(f"{_MODELS}/")), key))
-        if not path.startswith("/v1/") and path not in ("/tokenize", "/detokenize"):
+            return model_answer(self._endpoint(unquote(path.removeprefix(f"{MODELS}/")), key))
+        if path not in POSTED and response_id(path) is None:
             raise NotFoundError("there is no such path here")
-        if asked.method != "POST" and not path.startswith(f"{_RESPONSES}/"):
+        if asked.method != "POST" and path in POSTED:
             raise MethodError("this path does not take this HTTP method")
         return None
 
@@ -168,7 +166,7 @@ class Decider:
             RequestError: it is refused.
         """
         key = self._key(asked)  # it may have been revoked while the body came
-        if asked.path.startswith(f"{_RESPONSES}/"):
+        if asked.path not in POSTED:
             return await self._to_holder(asked, key)
         began = self._clock()
         request = await self._reader.read(asked.path, body, _whose(asked, key))
@@ -201,10 +199,10 @@ class Decider:
         return endpoint
 
     async def _to_holder(self, asked: Asked, key: Key | None) -> tuple[str, Route]:
-        response_id = unquote(asked.path.removeprefix(f"{_RESPONSES}/").partition("/")[0])
-        holder = self._holders.of(_whose(asked, key), response_id)
+        name = unquote(response_id(asked.path) or "")
+        holder = self._holders.of(_whose(asked, key), name)
         if holder is None:
-            raise NotFoundError(f"no response {response_id[:200]!r} is known here", "response_id")
+            raise NotFoundError(f"no response {name[:200]!r} is known here", "response_id")
         ask = Ask(held_by=holder.server, subset=asked.subset)
         began, request = self._clock(), ModelRequest(holder.model)
         return holder.model, await self._route(asked, self._endpoint(holder.model, key), request, ask, key, began)
@@ -219,7 +217,7 @@ class Decider:
             held_by = holder.server if holder is not None and holder.model == request.model else None
         ask = Ask(request.chain, request.size, session, held_by, asked.subset)
         route = await self._route(asked, endpoint, request, ask, key, began)
-        if asked.path == _RESPONSES:
+        if asked.path == RESPONSES:
             holder, pick = Holder(request.model, route.servers[0]), int(route.metadata[PICK])
             name = self._holders.sent(_whose(asked, key), holder, pick, asked.request_id, request.request_id)
             route = dataclasses.replace(route, response_id=name)

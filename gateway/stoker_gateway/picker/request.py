@@ -19,11 +19,10 @@ import orjson
 
 from stoker_engine.contract.errors import RequestError
 from stoker_engine.contract.text_chain import text_chain
+from stoker_gateway.paths import GENERATING
 from stoker_gateway.picker.errors import TooLargeError
 from stoker_gateway.picker.reservation import answer_tokens, prompt_tokens
 
-#: Paths whose requests compute a prompt, and so leave a prefix behind.
-_GENERATING: Final = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"})
 #: Where a session is named in a body that has no header for it, the most telling name first.
 _SESSION_FIELDS: Final = ("prompt_cache_key", "user")
 #: What Claude Code tells Anthropic's accountants in a system block, another one with each request; engines drop it.
@@ -70,7 +69,7 @@ def read_request(path: str, body: bytes) -> ModelRequest:
     """
     fields = _fields(body)
     model, previous = _model(fields), _string(fields, "previous_response_id")
-    generates = path in _GENERATING
+    generates = path in GENERATING
     text = prompt_text(fields) if generates else b""
     answers, says = answer_tokens(fields, path) if generates else (0, True)
     return ModelRequest(
