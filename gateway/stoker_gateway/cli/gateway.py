@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import ipaddress
+import json
 import re
 import socket
 import sys
@@ -92,6 +93,7 @@ def read(argv: list[str]) -> Command:
         billing_log=options.billing_log,
         json_log=options.log_format == "json",
         fail_open=fail_open,
+        allowed_origins=tuple(options.allowed_origins),
     )
     return Command(settings, directory, keys, options.namespace if options.kubernetes else None)
 
@@ -159,6 +161,13 @@ def parser_of() -> argparse.ArgumentParser:
         help="longest body of a request; longer ones are refused (default: %(default)s)",
     )
     parser.add_argument(
+        "--allowed-origins",
+        type=_origins,
+        default=[],
+        metavar="JSON",
+        help='origins whose pages may use this from a browser, as ["https://chat.example"] or ["*"] (default: none)',
+    )
+    parser.add_argument(
         "--drain-delay",
         type=_seconds,
         default=0,
@@ -221,6 +230,19 @@ def _number(text: str, least: int, most: int) -> int:
     if not text.isascii() or not text.isdecimal() or len(text) > 18 or not least <= int(text) <= most:
         raise argparse.ArgumentTypeError(f"{text!r} is no whole number from {least} to {most}")
     return int(text)
+
+
+def _origins(text: str) -> list[str]:
+    try:
+        origins = json.loads(text)
+    except ValueError:
+        origins = None
+    if not isinstance(origins, list) or not all(isinstance(each, str) and each for each in origins):
+        raise argparse.ArgumentTypeError(f'{text!r} is no list of origins in JSON, such as ["https://chat.example"]')
+    for origin in origins:
+        if origin != "*" and not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^/?#\s]+", origin):
+            raise argparse.ArgumentTypeError(f"{origin!r} is no origin: write scheme and host, as https://chat.example")
+    return origins
 
 
 def _port(text: str) -> int:

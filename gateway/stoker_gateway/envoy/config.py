@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from stoker_gateway import paths
 from stoker_gateway.directory import Directory, Endpoint
-from stoker_gateway.envoy import access_log_lines, ended_log, local_replies, usage_filter
+from stoker_gateway.envoy import access_log_lines, browsers, decoding, ended_log, local_replies, usage_filter
 from stoker_gateway.envoy.settings import EnvoySettings, TLSFiles
 from stoker_gateway.limits import standing
 from stoker_gateway.logs import ENVOY_JSON
@@ -332,6 +332,8 @@ def _connections(settings: EnvoySettings) -> Config:
         "request_headers_timeout": _seconds(settings.headers_s),
         "request_timeout": _seconds(settings.upload_s),
         "stream_idle_timeout": _seconds(settings.idle_s),
+        # Proxies such as nginx speak it by default; whom they speak to they always say.
+        "http_protocol_options": {"accept_http_10": True, "default_host_for_http_10": LISTENER},
         "http2_protocol_options": {"max_concurrent_streams": 2048},
         "local_reply_config": local_replies.config(),
         "access_log": [ended_log.config(PICKER), *([access_log_lines.config()] if settings.access_log else [])],
@@ -349,6 +351,7 @@ def _without_internal_headers() -> list[Config]:
 def _filters(settings: EnvoySettings) -> list[Config]:
     filters = "extensions.filters.http"
     return [
+        *([browsers.filter_config()] if settings.allowed_origins else []),
         {
             "name": "ready",
             "typed_config": {
@@ -358,6 +361,7 @@ def _filters(settings: EnvoySettings) -> list[Config]:
                 "cluster_min_healthy_percentages": {PICKER: {"value": 100}},
             },
         },
+        decoding.gzip(),
         {
             "name": "picker",
             "typed_config": {
@@ -418,6 +422,8 @@ def _routes(settings: EnvoySettings) -> Config:
         # What an answer used is read as it passes, so it must not be compressed.
         for key, value in ((USAGE_HEADER, "1"), ("accept-encoding", "identity"))
     ]
+    if settings.allowed_origins:
+        host["typed_per_filter_config"] = {browsers.NAME: browsers.policy(settings.allowed_origins)}
     host["response_headers_to_remove"] = [NOT_BEGUN_HEADER]
     host["request_headers_to_remove"] = ["x-envoy-external-address", "x-envoy-internal"]  # Envoy's own, of each request
     # Clusters come later than routes.

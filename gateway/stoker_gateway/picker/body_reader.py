@@ -6,7 +6,7 @@ body may take is bounded in processor time, since no later attempt would take le
 that leaves takes its body along: if it is being read, the process is ended and the next body gets another, as it does
 if the process dies of a body. The process ends when its input does, hence with the picker, however that ends.
 
-    to it:    bytes of the path, bytes of the body (each 8 bytes), path, body
+    to it:    bytes of the head, bytes of the body (each 8 bytes), path and Content-Type as JSON, body
     from it:  bytes of the result (8 bytes), result as JSON
 """
 
@@ -70,7 +70,7 @@ class BodyReader:
         self._waiting: FairQueue[asyncio.Future[None]] = FairQueue(_MOST_WAITING, math.inf)
         self._turn: asyncio.Future[None] | None = None
 
-    async def read(self, path: str, body: bytes, owner: str = "") -> ModelRequest:
+    async def read(self, path: str, body: bytes, content_type: str = "", owner: str = "") -> ModelRequest:
         """What `read_request` says.
 
         Args:
@@ -80,9 +80,9 @@ class BodyReader:
             RequestError: likewise, or the body could not be read here.
         """
         if self._is_small(body):
-            return read_request(path, body)
+            return read_request(path, body, content_type)
         async with self._turn_of(owner):
-            result = await self._read_elsewhere(path, body)
+            result = await self._read_elsewhere(orjson.dumps([path, content_type]), body)
         if "error" in result:
             raise (TooLargeError if result["too_large"] else RequestError)(**result["error"])
         return ModelRequest(**result | {"chain": [bytes.fromhex(each) for each in result["chain"]]})
@@ -141,10 +141,10 @@ class BodyReader:
             if self._turn is not None:
                 self._turn.set_result(None)
 
-    async def _read_elsewhere(self, path: str, body: bytes) -> dict[str, Any]:
+    async def _read_elsewhere(self, head: bytes, body: bytes) -> dict[str, Any]:
         try:
             async with asyncio.timeout(self.longest_s):
-                return await self._exchange(path.encode(), body)
+                return await self._exchange(head, body)
         except (OSError, EOFError, TimeoutError) as error:
             logger.warning("a body of %d bytes could not be read: %s", len(body), error or type(error).__name__)
             self._kill()
@@ -160,7 +160,7 @@ class BodyReader:
                 process.kill()
         return process
 
-    async def _exchange(self, path: bytes, body: bytes) -> dict[str, Any]:
+    async def _exchange(self, head: bytes, body: bytes) -> dict[str, Any]:
         if self._process is None or self._process.returncode is not None:
             # -P: nothing is imported from wherever the gateway was started.
             self._process = await asyncio.create_subprocess_exec(
@@ -168,7 +168,7 @@ class BodyReader:
             )
         to, back = self._process.stdin, self._process.stdout
         assert to is not None and back is not None
-        to.write(_SIZES.pack(len(path), len(body)) + path)
+        to.write(_SIZES.pack(len(head), len(body)) + head)
         for start in range(0, len(body), _PIECE):
             to.write(memoryview(body)[start : start + _PIECE])
             await to.drain()
@@ -179,20 +179,21 @@ class BodyReader:
 
 def read_on(requests: BinaryIO, results: BinaryIO) -> None:
     """Reads bodies until there are no more."""
-    while len(head := requests.read(_SIZES.size)) == _SIZES.size:
-        path_size, body_size = _SIZES.unpack(head)
-        path, body = requests.read(path_size), requests.read(body_size)
-        if len(path) + len(body) < path_size + body_size:
+    while len(sizes := requests.read(_SIZES.size)) == _SIZES.size:
+        head_size, body_size = _SIZES.unpack(sizes)
+        head, body = requests.read(head_size), requests.read(body_size)
+        if len(head) + len(body) < head_size + body_size:
             return  # the picker has ended
-        result = orjson.dumps(_read(path.decode(), body))
+        path, content_type = orjson.loads(head)
+        result = orjson.dumps(_read(path, body, content_type))
         results.write(_SIZE.pack(len(result)) + result)
         results.flush()
 
 
-def _read(path: str, body: bytes) -> dict[str, Any]:
+def _read(path: str, body: bytes, content_type: str = "") -> dict[str, Any]:
     signal.setitimer(signal.ITIMER_PROF, MOST_CPU_S)
     try:
-        request = read_request(path, body)
+        request = read_request(path, body, content_type)
     except RequestError as error:
         said = {"message": error.message, "param": error.param, "code": error.code}
         return {"error": said, "too_large": isinstance(error, TooLargeError)}

@@ -23,12 +23,13 @@ from stoker_gateway.directory import Directory, Endpoint
 from stoker_gateway.keys.key import Key
 from stoker_gateway.keys.keyring import Keyring
 from stoker_gateway.limits.limiter import Limiter, LocalLimiter
-from stoker_gateway.paths import MODELS, POSTED, RESPONSES, response_id
+from stoker_gateway.paths import FORMS, MODELS, POSTED, RESPONSES, response_id
 from stoker_gateway.picker import credentials, reserving
 from stoker_gateway.picker.answers import REQUEST_ID, Answer, model_answer, models_answer
 from stoker_gateway.picker.body_reader import BodyReader
-from stoker_gateway.picker.errors import MethodError, SaturatedError, TooLargeError, UnavailableError
+from stoker_gateway.picker.errors import MediaTypeError, MethodError, SaturatedError, TooLargeError, UnavailableError
 from stoker_gateway.picker.exchange import Exchange, Route
+from stoker_gateway.picker.forms import is_form
 from stoker_gateway.picker.metrics import PickerMetrics
 from stoker_gateway.picker.request import ModelRequest
 from stoker_gateway.picker.request_limits import RequestLimits
@@ -157,6 +158,8 @@ class Decider:
             raise NotFoundError("there is no such path here")
         if asked.method != "POST" and path in POSTED:
             raise MethodError("this path does not take this HTTP method")
+        if path in POSTED:
+            _check_kind(asked)
         return None
 
     async def decide(self, asked: Asked, body: bytes) -> tuple[str, Route]:
@@ -169,7 +172,7 @@ class Decider:
         if asked.path not in POSTED:
             return await self._to_holder(asked, key)
         began = self._clock()
-        request = await self._reader.read(asked.path, body, _whose(asked, key))
+        request = await self._reader.read(asked.path, body, asked.header("content-type"), _whose(asked, key))
         return request.model, await self._to_server(asked, request, key, began)
 
     def answered(self, model: str, pick: int, server: str) -> None:
@@ -266,6 +269,16 @@ class Decider:
         metrics.prompt_bytes.labels(name).inc(ask.size)
         metrics.cached_prompt_bytes.labels(name).inc(ask.size * choice.cached_share)
         return choice
+
+
+def _check_kind(asked: Asked) -> None:
+    encoding, kind = asked.header("content-encoding").strip().lower(), asked.header("content-type")
+    if encoding not in ("", "identity"):
+        raise MediaTypeError(f"Content-Encoding {encoding[:100]!r} is not known here; send gzip, or no encoding")
+    if asked.path in FORMS and not is_form(kind):
+        raise MediaTypeError("this path takes a form, sent as Content-Type: multipart/form-data")
+    if asked.path not in FORMS and is_form(kind):
+        raise MediaTypeError("this path takes a JSON object, sent as Content-Type: application/json, and no form")
 
 
 def _whose(asked: Asked, key: Key | None) -> str:

@@ -19,9 +19,16 @@ import orjson
 
 from stoker_engine.contract.errors import RequestError
 from stoker_engine.contract.text_chain import text_chain
-from stoker_gateway.paths import GENERATING
+from stoker_gateway.paths import FORMS, GENERATING
 from stoker_gateway.picker.errors import TooLargeError
-from stoker_gateway.picker.reservation import answer_tokens, prompt_tokens
+from stoker_gateway.picker.forms import text_fields
+from stoker_gateway.picker.reservation import (
+    DEFAULT_ANSWER_TOKENS,
+    MOST_MEDIUM_TOKENS,
+    TOKEN_BYTES,
+    answer_tokens,
+    prompt_tokens,
+)
 
 #: Where a session is named in a body that has no header for it, the most telling name first.
 _SESSION_FIELDS: Final = ("prompt_cache_key", "user")
@@ -61,12 +68,14 @@ class ModelRequest:
     says_answer_tokens: bool = True
 
 
-def read_request(path: str, body: bytes) -> ModelRequest:
+def read_request(path: str, body: bytes, content_type: str = "") -> ModelRequest:
     """Reads the body of a request to `path`.
 
     Raises:
         RequestError: it is no JSON object, or names no model.
     """
+    if path in FORMS:
+        return _read_form(body, content_type)
     fields = _fields(body)
     model, previous = _model(fields), _string(fields, "previous_response_id")
     generates = path in GENERATING
@@ -82,6 +91,15 @@ def read_request(path: str, body: bytes) -> ModelRequest:
         prompt_tokens=prompt_tokens(fields, path, len(text) if generates else len(body)),
         answer_tokens=answers,
         says_answer_tokens=says,
+    )
+
+
+def _read_form(body: bytes, content_type: str) -> ModelRequest:
+    return ModelRequest(
+        model=_model(dict(text_fields(body, content_type))),
+        prompt_tokens=min(MOST_MEDIUM_TOKENS, max(1, len(body) // TOKEN_BYTES)),
+        answer_tokens=DEFAULT_ANSWER_TOKENS,
+        says_answer_tokens=False,
     )
 
 

@@ -23,7 +23,7 @@ _MEDIA: Final = frozenset(
     {"image", "image_url", "input_image", "audio", "audio_url", "input_audio", "video", "video_url"}
     | {"file", "input_file", "document"}
 )
-_MOST_MEDIUM_TOKENS: Final = 1024
+MOST_MEDIUM_TOKENS: Final = 1024
 #: What the APIs call the most tokens of an answer. Of several, the largest counts.
 _MOST_NAMES: Final = ("max_completion_tokens", "max_tokens", "max_output_tokens")
 #: How many answers there are, or are tried. Likewise.
@@ -66,7 +66,7 @@ def _excess_of_media(fields: dict[str, Any]) -> int:
             content = item.get("content") if isinstance(item, dict) else None
             for part in content if isinstance(content, list) else ():
                 if isinstance(part, dict) and part.get("type") in _MEDIA:
-                    excess += max(0, _size(part) - _MOST_MEDIUM_TOKENS * TOKEN_BYTES)
+                    excess += max(0, _size(part) - MOST_MEDIUM_TOKENS * TOKEN_BYTES)
     return excess
 
 

@@ -30,7 +30,7 @@ class _Slow(BodyReader):
         self.read_bodies: list[bytes] = []
         self.lets = asyncio.Semaphore(0)
 
-    async def _exchange(self, path: bytes, body: bytes) -> dict[str, Any]:
+    async def _exchange(self, head: bytes, body: bytes) -> dict[str, Any]:
         self.read_bodies.append(body)
         await self.lets.acquire()
         return {"model": "m", "chain": []}
@@ -42,9 +42,9 @@ def test_owners_take_turns_and_those_who_leave_are_not_read() -> None:
     async def main() -> None:
         reader = _Slow()
         many = [f"a{number}".encode() for number in range(30)]
-        first = [asyncio.create_task(reader.read(CHAT, body, "a")) for body in many]
+        first = [asyncio.create_task(reader.read(CHAT, body, owner="a")) for body in many]
         await asyncio.sleep(0)
-        others = [asyncio.create_task(reader.read(CHAT, name.encode(), name)) for name in ("b", "c")]
+        others = [asyncio.create_task(reader.read(CHAT, name.encode(), owner=name)) for name in ("b", "c")]
         await asyncio.sleep(0)
         gone = chance.sample(range(1, 30), 20)
         for number in gone:
@@ -59,7 +59,7 @@ def test_owners_take_turns_and_those_who_leave_are_not_read() -> None:
             [b"b", b"c", *(body for number, body in enumerate(many) if number not in gone)]
         )
         # One that is being read and leaves makes room.
-        reading, waits = (asyncio.create_task(reader.read(CHAT, body, "a")) for body in (b"x", b"y"))
+        reading, waits = (asyncio.create_task(reader.read(CHAT, body, owner="a")) for body in (b"x", b"y"))
         for _ in range(20):
             await asyncio.sleep(0)
         assert reader.read_bodies[-1] == b"x"
@@ -73,10 +73,10 @@ def test_owners_take_turns_and_those_who_leave_are_not_read() -> None:
 def test_a_body_that_waits_too_long_may_come_again() -> None:
     async def main() -> None:
         reader = _Slow(wait_s=0.01)
-        reading = asyncio.create_task(reader.read(CHAT, b"x", "a"))
+        reading = asyncio.create_task(reader.read(CHAT, b"x", owner="a"))
         await asyncio.sleep(0)
         with pytest.raises(UnavailableError, match="busy with other large request bodies"):
-            await reader.read(CHAT, b"y", "b")
+            await reader.read(CHAT, b"y", owner="b")
         reader.lets.release()
         await reading
         assert reader.read_bodies == [b"x"]
@@ -122,7 +122,7 @@ def test_more_items_than_any_model_reads_are_refused_for_good(
 def test_what_takes_too_much_of_the_processor_is_refused_for_good(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(body_reader, "MOST_CPU_S", 0.001)
 
-    def long(path: str, body: bytes) -> Any:
+    def long(path: str, body: bytes, content_type: str) -> Any:
         while True:
             pass
 
