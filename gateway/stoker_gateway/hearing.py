@@ -54,7 +54,7 @@ def ended_listener(
             return
         now = clock()
         picker.ended(ended.pick, ended.servers, now)
-        for server in ended.servers if ended.unreachable else ended.servers[:-1]:
+        for server in ended.servers if ended.unreachable else set(ended.servers[:-1]) - set(ended.servers[-1:]):
             picker.failed(server, now - ended.duration_s)
         wake(ended.model)
 

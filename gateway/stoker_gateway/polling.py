@@ -5,7 +5,8 @@ it has to do (``/metrics``, by vLLM's names). Asking is spread evenly over a per
 most a tenth of a core, however many servers there are. The thread exists for that: its processor time is what asking
 costs, and nothing else.
 
-A server that does not answer is *lost* after some times in a row: it then counts as not ready, until it answers.
+A server that does not answer is *lost* after some times in a row, or once it has been silent for some seconds, as one
+that is frozen: it then counts as not ready, until it answers.
 """
 
 from __future__ import annotations
@@ -38,6 +39,10 @@ TIMEOUT_S: Final = 3.0
 
 #: After so many times without an answer a server is lost.
 LOST_AFTER: Final = 3
+
+#: A server that has been asked so many seconds ago, and has not answered since, is lost too. It is looked for once a
+#: period, so a frozen one is lost some five seconds after its last answer.
+SILENT_S: Final = 3.5
 
 #: Bytes of an answer beyond which nothing is read from it.
 MOST_BYTES: Final = 4 << 20
@@ -82,6 +87,7 @@ class Poller:
         self._asked: set[str] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._unanswered: dict[str, int] = {}
+        self._silent_since: dict[str, float] = {}
         self._answered_at: dict[str, float] = {}
         self._cost_s = FIRST_COST_S
 
@@ -106,11 +112,15 @@ class Poller:
             while True:
                 servers, period, began, cpu = self._servers, self.period_s, loop.time(), self._cpu_s()
                 known = set(servers)
-                for memory in (self._unanswered, self._answered_at):
+                for memory in (self._unanswered, self._silent_since, self._answered_at):
                     for gone in memory.keys() - known:
                         memory.pop(gone)
                 for number, server in enumerate(servers):
                     await asyncio.sleep(began + period * number / len(servers) - loop.time())
+                    if loop.time() - (since := self._silent_since.get(server, math.inf)) >= SILENT_S:
+                        # As of then, so that a late answer still counts; and once, until it answers.
+                        self._silent_since[server] = math.inf
+                        self._hear(Heard(server, ServerLoad(ready=False, counted=False), since, answered=False))
                     if server not in self._asked:
                         self._asked.add(server)
                         task = loop.create_task(self._ask_one(server))
@@ -126,16 +136,19 @@ class Poller:
 
     async def _ask_one(self, server: str) -> None:
         sent_at = asyncio.get_running_loop().time()
+        self._silent_since.setdefault(server, sent_at)  # infinite: it is lost for that
         load: ServerLoad | None
         answered = False
         try:
             load = await self._ask(server)
         except (OSError, TimeoutError, aiohttp.ClientError):
             self._unanswered[server] = times = self._unanswered.get(server, 0) + 1
-            load = ServerLoad(ready=False, counted=False) if times >= LOST_AFTER else None
+            is_lost = times >= LOST_AFTER or self._silent_since[server] == math.inf
+            load = ServerLoad(ready=False, counted=False) if is_lost else None
         else:
             answered = True
             self._unanswered.pop(server, None)
+            self._silent_since.pop(server, None)
             self._answered_at[server] = asyncio.get_running_loop().time()
         finally:
             self._asked.discard(server)

@@ -29,6 +29,7 @@ from stoker_gateway.kubernetes.cluster_watch import ClusterWatch
 from stoker_gateway.limits.limiter import LocalLimiter
 from stoker_gateway.limits.peers import Peers
 from stoker_gateway.metrics_server import MetricsServer
+from stoker_gateway.named_servers import NamedServers
 from stoker_gateway.picker.server import PickerServer
 from stoker_gateway.polling import PollerThread
 from stoker_gateway.serving import Serving, said
@@ -54,6 +55,7 @@ async def run(
     keys: KeyFile | None = None,
     cluster: MakeClusterWatch | None = None,
     again: bool = False,
+    names: NamedServers | None = None,
 ) -> None:
     """Serves until SIGTERM or SIGINT, then lets requests under way end; a second signal ends this at once.
 
@@ -62,12 +64,13 @@ async def run(
         directory: what is served; None: `cluster` says it.
         keys: of clients; None: anyone may use all models, or `cluster` says them.
         again: an earlier picker of this Envoy's was killed.
+        names: the hosts that the directory's servers are of; None: they do not change.
 
     Raises:
         GatewayError: a part cannot serve, or Envoy does not do its work.
         OSError: a file cannot be written, or a socket not made.
     """
-    await _Picker(settings, folder, directory, keys, cluster, again).run()
+    await _Picker(settings, folder, directory, keys, cluster, again, names).run()
 
 
 class _Picker:
@@ -81,8 +84,10 @@ class _Picker:
         keys: KeyFile | None,
         cluster: MakeClusterWatch | None,
         again: bool,
+        names: NamedServers | None,
     ) -> None:
         self._settings = settings
+        self._names = names
         self._again = again
         self._keys = keys
         self._stop, self._stop_now = asyncio.Event(), asyncio.Event()
@@ -155,6 +160,8 @@ class _Picker:
             works.append(self._keys.watch(self._set_keyring))
         if self._cluster is not None:
             works.append(self._cluster.watch(self._change, self._set_keyring))
+        if self._names is not None and self._names.are_names:
+            works.append(self._names.watch(self._serving.directory, self._serving.change, self._serving.any_lost))
         if self._peers is not None:
             works.append(self._peers.watch())
         await first_of(*works)

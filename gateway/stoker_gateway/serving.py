@@ -64,6 +64,10 @@ class Serving:
         self._watch.heard(heard)
         self._tell(heard)
 
+    def any_lost(self) -> bool:
+        """Whether a model has servers, and none that is ready."""
+        return any(self.directory.endpoints[name].servers and not each.num_ready for name, each in self.pickers.items())
+
     def begin(self, directory: Directory) -> None:
         """Has this be served, which Envoy was started with.
 

@@ -156,6 +156,9 @@ def _cluster(endpoint: Endpoint, settings: EnvoySettings) -> Config:
             ]
         },
         # No outlier detection: a policy that obeys the picker sends to ejected servers too (tested). The picker ejects.
+        # A connection that died without a word is found out by a request. A client has its own, one for each request at
+        # once, so that the retry does not meet the next dead one.
+        "connection_pool_per_downstream_connection": True,
         "upstream_connection_options": {
             # A machine that vanished does not say so.
             "tcp_keepalive": {"keepalive_time": 15, "keepalive_interval": 5, "keepalive_probes": 3}

@@ -226,7 +226,8 @@ def _sent_on(
     headers: tuple[tuple[str, str], ...],
     without: tuple[str, ...],
 ) -> ext_proc.ProcessingResponse:
-    destination = ",".join(servers)
+    # The only one is tried again, by another connection: the first may have died while it was idle.
+    destination = ",".join(servers if len(servers) > 1 else servers * 2)
     common = ext_proc.CommonResponse(
         header_mutation=ext_proc.HeaderMutation(
             set_headers=[
