@@ -107,8 +107,8 @@ class _Picker:
         self._serving = Serving(EnvoyFiles(envoy), self._envoy, self._picker, identity)
         if directory is not None:
             self._serving.begin(directory)
-        self._poller = PollerThread(self._serving.hear)
-        self._serving.ask_through(self._poller.poller.set_servers)
+        self._poller = PollerThread(self._serving.hear, self._picker.say_models)
+        self._serving.ask_through(self._poller.poller.set_servers, self._poller.ask_as)
         self._usage = UsageMetrics(registry, () if keyring is None else keyring.keys)
         self._billing = None if settings.billing_log is None else BillingLog(settings.billing_log)
         hearers = [

@@ -11,7 +11,9 @@ of that one cluster while the picker fails.
 from __future__ import annotations
 
 import ipaddress
+import json
 from collections.abc import Iterable
+from importlib.metadata import version
 from typing import Any, Final
 
 from stoker_gateway import paths
@@ -404,8 +406,21 @@ def _routes(settings: EnvoySettings) -> Config:
             "picker": {"@type": f"{_TYPE}extensions.filters.http.ext_proc.v3.ExtProcPerRoute", "disabled": True}
         }
     }
+    told = {"status": 200, "body": {"inline_string": json.dumps({"version": version("stoker")})}}
+    is_json = {
+        "header": {"key": "content-type", "value": "application/json"},
+        "append_action": "OVERWRITE_IF_EXISTS_OR_ADD",
+    }
     routes: list[Config] = [
-        {"name": "health", "match": {"path": "/health"}, "direct_response": {"status": 200}, **unasked}
+        {"name": "health", "match": {"path": "/health"}, "direct_response": {"status": 200}, **unasked},
+        {"name": "ping", "match": {"path": "/ping"}, "direct_response": {"status": 200}, **unasked},
+        {
+            "name": "version",
+            "match": {"path": "/version"},
+            "direct_response": told,
+            "response_headers_to_add": [is_json],
+            **unasked,
+        },
     ]
     limits = {"response_headers_to_add": [_as_the_picker_said(name) for name in standing.HEADERS]}
     for match in _allowed():

@@ -31,6 +31,7 @@ from stoker_gateway.picker.errors import MediaTypeError, MethodError, SaturatedE
 from stoker_gateway.picker.exchange import Exchange, Route
 from stoker_gateway.picker.forms import is_form
 from stoker_gateway.picker.metrics import PickerMetrics
+from stoker_gateway.picker.model_cards import ModelCards
 from stoker_gateway.picker.request import ModelRequest
 from stoker_gateway.picker.request_limits import RequestLimits
 from stoker_gateway.picker.response_holders import Holder, ResponseHolders
@@ -104,6 +105,7 @@ class Decider:
         self._limiter = limiter or LocalLimiter()
         self._reader = BodyReader()
         self._holders = ResponseHolders()
+        self._cards = ModelCards()
         self._directory = Directory()
         self._pickers: Mapping[str, EndpointPicker] = {}
         self._lines: dict[str, WaitingLine] = {}
@@ -124,6 +126,11 @@ class Decider:
             if name not in directory.endpoints:
                 self._metrics.forget(name)
         self._directory, self._pickers = directory, dict(pickers)
+        self._cards.keep(server for endpoint in directory.endpoints.values() for server in endpoint.servers)
+
+    def say_models(self, server: str, answer: bytes) -> None:
+        """A server's answer to ``GET /v1/models``."""
+        self._cards.say(server, answer)
 
     def set_keyring(self, keyring: Keyring | None) -> None:
         """These are all keys there are, for all requests from now on."""
@@ -152,8 +159,8 @@ class Decider:
                 raise MethodError("this path does not take this HTTP method")
             if path == MODELS:
                 endpoints = self._directory.endpoints.values()
-                return models_answer(each for each in endpoints if key is None or key.may_use(each.name))
-            return model_answer(self._endpoint(unquote(path.removeprefix(f"{MODELS}/")), key))
+                return models_answer((each for each in endpoints if key is None or key.may_use(each.name)), self._cards)
+            return model_answer(self._endpoint(unquote(path.removeprefix(f"{MODELS}/")), key), self._cards)
         if path not in POSTED and response_id(path) is None:
             raise NotFoundError("there is no such path here")
         if asked.method != "POST" and path in POSTED:

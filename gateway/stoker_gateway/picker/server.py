@@ -156,6 +156,10 @@ class PickerServer:
         """
         self._decider.answered(model, pick, server)
 
+    def say_models(self, server: str, answer: bytes) -> None:
+        """A server's answer to ``GET /v1/models``: what clients are told of its models."""
+        self._decider.say_models(server, answer)
+
     def wake(self, model: str) -> None:
         """There is news of a model's servers: some may have room for requests that wait."""
         self._decider.wake(model)
