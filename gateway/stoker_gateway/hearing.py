@@ -54,9 +54,23 @@ def ended_listener(
             return
         now = clock()
         picker.ended(ended.pick, ended.servers, now)
-        for server in ended.servers if ended.unreachable else ended.servers[:-1]:
+        for server in ended.servers if ended.unreachable else set(ended.servers[:-1]) - set(ended.servers[-1:]):
             picker.failed(server, now - ended.duration_s)
         wake(ended.model)
+
+    return hear
+
+
+def answered_listener(answered: Callable[[str, int, str], None]) -> Callable[[Ended], None]:
+    """What tells which server answered a request.
+
+    Args:
+        answered: told the model's served name, the number of the pick, and the server.
+    """
+
+    def hear(ended: Ended) -> None:
+        if ended.servers and ended.status:
+            answered(ended.model, ended.pick, ended.servers[-1])
 
     return hear
 

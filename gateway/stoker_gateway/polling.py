@@ -5,7 +5,8 @@ it has to do (``/metrics``, by vLLM's names). Asking is spread evenly over a per
 most a tenth of a core, however many servers there are. The thread exists for that: its processor time is what asking
 costs, and nothing else.
 
-A server that does not answer is *lost* after some times in a row: it then counts as not ready, until it answers.
+A server that does not answer is *lost* after some times in a row, or once it has been silent for some seconds, as one
+that is frozen: it then counts as not ready, until it answers.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import asyncio
 import math
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final, NoReturn
@@ -38,6 +39,14 @@ TIMEOUT_S: Final = 3.0
 
 #: After so many times without an answer a server is lost.
 LOST_AFTER: Final = 3
+
+#: A server that has been asked so many seconds ago, and has not answered since, is lost too. It is looked for once a
+#: period, so a frozen one is lost some five seconds after its last answer.
+SILENT_S: Final = 3.5
+
+#: Seconds between two times a server is asked for its models, while it is ready.
+MODELS_S: Final = 30.0
+MODELS_TIMEOUT_S: Final = 1.0
 
 #: Bytes of an answer beyond which nothing is read from it.
 MOST_BYTES: Final = 4 << 20
@@ -82,6 +91,7 @@ class Poller:
         self._asked: set[str] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._unanswered: dict[str, int] = {}
+        self._silent_since: dict[str, float] = {}
         self._answered_at: dict[str, float] = {}
         self._cost_s = FIRST_COST_S
 
@@ -106,11 +116,15 @@ class Poller:
             while True:
                 servers, period, began, cpu = self._servers, self.period_s, loop.time(), self._cpu_s()
                 known = set(servers)
-                for memory in (self._unanswered, self._answered_at):
+                for memory in (self._unanswered, self._silent_since, self._answered_at):
                     for gone in memory.keys() - known:
                         memory.pop(gone)
                 for number, server in enumerate(servers):
                     await asyncio.sleep(began + period * number / len(servers) - loop.time())
+                    if loop.time() - (since := self._silent_since.get(server, math.inf)) >= SILENT_S:
+                        # As of then, so that a late answer still counts; and once, until it answers.
+                        self._silent_since[server] = math.inf
+                        self._hear(Heard(server, ServerLoad(ready=False, counted=False), since, answered=False))
                     if server not in self._asked:
                         self._asked.add(server)
                         task = loop.create_task(self._ask_one(server))
@@ -126,16 +140,19 @@ class Poller:
 
     async def _ask_one(self, server: str) -> None:
         sent_at = asyncio.get_running_loop().time()
+        self._silent_since.setdefault(server, sent_at)  # infinite: it is lost for that
         load: ServerLoad | None
         answered = False
         try:
             load = await self._ask(server)
         except (OSError, TimeoutError, aiohttp.ClientError):
             self._unanswered[server] = times = self._unanswered.get(server, 0) + 1
-            load = ServerLoad(ready=False, counted=False) if times >= LOST_AFTER else None
+            is_lost = times >= LOST_AFTER or self._silent_since[server] == math.inf
+            load = ServerLoad(ready=False, counted=False) if is_lost else None
         else:
             answered = True
             self._unanswered.pop(server, None)
+            self._silent_since.pop(server, None)
             self._answered_at[server] = asyncio.get_running_loop().time()
         finally:
             self._asked.discard(server)
@@ -143,10 +160,18 @@ class Poller:
 
 
 class HttpAsker:
-    """Asks servers over HTTP, on connections that stay open. To be used inside one event loop, as a context."""
+    """Asks servers over HTTP, on connections that stay open. To be used inside one event loop, as a context.
 
-    def __init__(self) -> None:
+    Args:
+        hear_models: told now and then what a server that is ready says of its models: its address and the answer.
+    """
+
+    def __init__(self, hear_models: Callable[[str, bytes], None] | None = None) -> None:
+        self._hear_models = hear_models
+        self._models_at: dict[str, float] = {}
         self._without_ready: set[str] = set()
+        #: What servers are told in ``Authorization`` where they are asked for their models; replaced as a whole.
+        self.authorizations: Mapping[str, str] = {}
 
     async def __aenter__(self) -> HttpAsker:
         self._session = aiohttp.ClientSession(
@@ -171,14 +196,29 @@ class HttpAsker:
                 status, _ = await self._get(server, "/health")
             if status != 200:
                 self._without_ready.discard(server)  # whatever comes next by this address may have it
+                self._models_at.pop(server, None)
             if status >= 500:
                 return ServerLoad(ready=False, counted=False)
+            await self._ask_models(server)
             status, body = await self._get(server, "/metrics")
             return read_metrics(body) if status == 200 else ServerLoad(counted=False)
 
-    async def _get(self, server: str, path: str) -> tuple[int, bytes]:
+    async def _ask_models(self, server: str) -> None:
+        now = asyncio.get_running_loop().time()
+        if self._hear_models is None or now - self._models_at.get(server, -math.inf) < MODELS_S:
+            return
+        self._models_at[server] = now
+        authorization = self.authorizations.get(server)
+        headers = {"accept": "application/json"} | ({"authorization": authorization} if authorization else {})
+        with suppress(TimeoutError):  # how it does is known without
+            async with asyncio.timeout(MODELS_TIMEOUT_S):
+                status, body = await self._get(server, "/v1/models", headers)
+                if status == 200:
+                    self._hear_models(server, body)
+
+    async def _get(self, server: str, path: str, headers: Mapping[str, str] | None = None) -> tuple[int, bytes]:
         """The status and the body of an answer; no body if it is too large."""
-        async with self._session.get(f"http://{server}{path}", allow_redirects=False) as response:
+        async with self._session.get(f"http://{server}{path}", headers=headers, allow_redirects=False) as response:
             parts, size = list[bytes](), 0
             async for part in response.content.iter_any():
                 size += len(part)
@@ -225,12 +265,14 @@ class PollerThread:
 
     Args:
         hear: called in that loop.
+        hear_models: likewise; see `HttpAsker`.
     """
 
-    def __init__(self, hear: Callable[[Heard], None]) -> None:
+    def __init__(self, hear: Callable[[Heard], None], hear_models: Callable[[str, bytes], None] | None = None) -> None:
         self._owner = asyncio.get_running_loop()
         self._hear = hear
-        self._asker = HttpAsker()
+        self._hear_models = hear_models
+        self._asker = HttpAsker(None if hear_models is None else self._pass_models_on)
         self.poller = Poller(self._asker, self._pass_on)
         self._loop = asyncio.new_event_loop()
         self._task: asyncio.Task[None] | None = None
@@ -255,6 +297,14 @@ class PollerThread:
         with suppress(RuntimeError):  # it has ended
             self._loop.call_soon_threadsafe(lambda: self._task is not None and self._task.cancel())
         await asyncio.to_thread(self._thread.join)
+
+    def ask_as(self, authorizations: Mapping[str, str]) -> None:
+        """This is what servers are told in ``Authorization``, by their addresses. May be called by any thread."""
+        self._asker.authorizations = dict(authorizations)
+
+    def _pass_models_on(self, server: str, answer: bytes) -> None:
+        assert self._hear_models is not None
+        self._owner.call_soon_threadsafe(self._hear_models, server, answer)
 
     def _pass_on(self, heard: Heard) -> None:
         self._owner.call_soon_threadsafe(self._hear, heard)

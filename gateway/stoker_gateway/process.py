@@ -22,13 +22,14 @@ from stoker_gateway.directory import Directory
 from stoker_gateway.envoy.admin import EnvoyAdmin, LateAnswerError
 from stoker_gateway.envoy.ended_log import FLUSH_S, WRITTEN
 from stoker_gateway.envoy.files import EnvoyFiles
-from stoker_gateway.hearing import ended_listener, settler
+from stoker_gateway.hearing import answered_listener, ended_listener, settler
 from stoker_gateway.keys.key_file import KeyFile
 from stoker_gateway.keys.keyring import Keyring
 from stoker_gateway.kubernetes.cluster_watch import ClusterWatch
 from stoker_gateway.limits.limiter import LocalLimiter
 from stoker_gateway.limits.peers import Peers
 from stoker_gateway.metrics_server import MetricsServer
+from stoker_gateway.named_servers import NamedServers
 from stoker_gateway.picker.server import PickerServer
 from stoker_gateway.polling import PollerThread
 from stoker_gateway.serving import Serving, said
@@ -54,6 +55,7 @@ async def run(
     keys: KeyFile | None = None,
     cluster: MakeClusterWatch | None = None,
     again: bool = False,
+    names: NamedServers | None = None,
 ) -> None:
     """Serves until SIGTERM or SIGINT, then lets requests under way end; a second signal ends this at once.
 
@@ -62,12 +64,13 @@ async def run(
         directory: what is served; None: `cluster` says it.
         keys: of clients; None: anyone may use all models, or `cluster` says them.
         again: an earlier picker of this Envoy's was killed.
+        names: the hosts that the directory's servers are of; None: they do not change.
 
     Raises:
         GatewayError: a part cannot serve, or Envoy does not do its work.
         OSError: a file cannot be written, or a socket not made.
     """
-    await _Picker(settings, folder, directory, keys, cluster, again).run()
+    await _Picker(settings, folder, directory, keys, cluster, again, names).run()
 
 
 class _Picker:
@@ -81,8 +84,10 @@ class _Picker:
         keys: KeyFile | None,
         cluster: MakeClusterWatch | None,
         again: bool,
+        names: NamedServers | None,
     ) -> None:
         self._settings = settings
+        self._names = names
         self._again = again
         self._keys = keys
         self._stop, self._stop_now = asyncio.Event(), asyncio.Event()
@@ -102,11 +107,16 @@ class _Picker:
         self._serving = Serving(EnvoyFiles(envoy), self._envoy, self._picker, identity)
         if directory is not None:
             self._serving.begin(directory)
-        self._poller = PollerThread(self._serving.hear)
-        self._serving.ask_through(self._poller.poller.set_servers)
+        self._poller = PollerThread(self._serving.hear, self._picker.say_models)
+        self._serving.ask_through(self._poller.poller.set_servers, self._poller.ask_as)
         self._usage = UsageMetrics(registry, () if keyring is None else keyring.keys)
         self._billing = None if settings.billing_log is None else BillingLog(settings.billing_log)
-        hearers = [ended_listener(self._serving.pickers, self._picker.wake), settler(limiter), self._usage.ended]
+        hearers = [
+            ended_listener(self._serving.pickers, self._picker.wake),
+            answered_listener(self._picker.answered),
+            settler(limiter),
+            self._usage.ended,
+        ]
         self._ends = AccessLogService(hearers if self._billing is None else [*hearers, self._billing.ended])
         self._picker.serve_also(self._ends.register)
         port = settings.metrics_port
@@ -150,6 +160,8 @@ class _Picker:
             works.append(self._keys.watch(self._set_keyring))
         if self._cluster is not None:
             works.append(self._cluster.watch(self._change, self._set_keyring))
+        if self._names is not None and self._names.are_names:
+            works.append(self._names.watch(self._serving.directory, self._serving.change, self._serving.any_lost))
         if self._peers is not None:
             works.append(self._peers.watch())
         await first_of(*works)

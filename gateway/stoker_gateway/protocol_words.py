@@ -28,9 +28,13 @@ GRANT: Final = "grant"
 ESTIMATE: Final = "estimate"
 #: The request header by which an engine is asked to say what it has counted so far in each event of a stream.
 USAGE_HEADER: Final = "x-stoker-usage"
+#: The request header by which an engine is told what to call the response that it makes and keeps.
+RESPONSE_ID_HEADER: Final = "x-stoker-response-id"
 #: The header of an engine's answer that says that nothing of the request was begun: another server may be asked.
 NOT_BEGUN_HEADER: Final = "x-stoker-not-begun"
 #: The dynamic metadata where Envoy keeps what answers say of their tokens (``envoy/usage.lua``): objects as text. Whose
 #: they are: our engine's so far; OpenAI's and Anthropic's; of OpenAI's responses; of Anthropic's first event.
 USAGE_METADATA: Final = "stoker.usage"
+#: What is there too if the answer says nothing but an error, or said one before anything else.
+FAILED: Final = "failed"
 USAGES: Final = ("stoker_usage", "usage", "response", "message")

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
 from stoker_gateway.directory import Directory
@@ -49,20 +49,30 @@ class Serving:
         self._watch = ServerWatch()
         self._tell: Callable[[Heard], None] = lambda _: None
         self._ask: Callable[[Iterable[str]], None] = lambda _: None
+        self._ask_as: Callable[[Mapping[str, str]], None] = lambda _: None
         self._left: dict[float, Directory] = {}
         self.directory = self._next = Directory()
         #: By served name.
         self.pickers: dict[str, EndpointPicker] = {}
 
-    def ask_through(self, set_servers: Callable[[Iterable[str]], None]) -> None:
-        """By this, whoever asks servers is told which there are, from now on."""
-        self._ask = set_servers
+    def ask_through(
+        self,
+        set_servers: Callable[[Iterable[str]], None],
+        ask_as: Callable[[Mapping[str, str]], None] = lambda _: None,
+    ) -> None:
+        """By this, whoever asks servers is told which there are, and what to tell them in ``Authorization``."""
+        self._ask, self._ask_as = set_servers, ask_as
+        ask_as(_authorizations(self.directory))
         set_servers(_servers(self.directory))
 
     def hear(self, heard: Heard) -> None:
         """A server was asked how it does."""
         self._watch.heard(heard)
         self._tell(heard)
+
+    def any_lost(self) -> bool:
+        """Whether a model has servers, and none that is ready."""
+        return any(self.directory.endpoints[name].servers and not each.num_ready for name, each in self.pickers.items())
 
     def begin(self, directory: Directory) -> None:
         """Has this be served, which Envoy was started with.
@@ -130,9 +140,15 @@ class Serving:
         self._watch.set_directory(directory)
         self._tell = listener(directory, self.pickers, self._picker.wake)
         self._picker.update(directory, self.pickers)
+        self._ask_as(_authorizations(directory))
         self._ask(_servers(directory))
         for name in directory.endpoints:
             self._picker.wake(name)
+
+
+def _authorizations(directory: Directory) -> dict[str, str]:
+    endpoints = directory.endpoints.values()
+    return {server: each.authorization for each in endpoints if each.authorization for server in each.servers}
 
 
 def _servers(directory: Directory) -> list[str]:

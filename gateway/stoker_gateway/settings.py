@@ -25,6 +25,7 @@ class GatewaySettings:
         access_log: whether each request is told on standard output.
         billing_log: the file for lines about the tokens of requests; ``-``: standard output; None: nowhere.
         json_log: whether Envoy's log is JSON.
+        allowed_origins: pages of which may use it, as browsers say them; ``*``: of any.
         fail_open: the cluster whose servers Envoy chooses among while the picker fails; None: requests are then
             refused.
     """
@@ -41,6 +42,7 @@ class GatewaySettings:
     billing_log: str | None = None
     json_log: bool = False
     fail_open: str | None = None
+    allowed_origins: tuple[str, ...] = ()
 
     @property
     def limits(self) -> RequestLimits:
@@ -59,4 +61,5 @@ class GatewaySettings:
             access_log=self.access_log,
             json_log=self.json_log,
             fail_open=self.fail_open,
+            allowed_origins=self.allowed_origins,
         )

@@ -16,7 +16,16 @@ from prometheus_client import CollectorRegistry, Gauge, generate_latest
 
 from stoker_gateway.errors import GatewayError
 from stoker_gateway.picking.load import ServerLoad
-from stoker_gateway.polling import CORE_SHARE, LOST_AFTER, Heard, HttpAsker, Poller, PollerThread, read_metrics
+from stoker_gateway.polling import (
+    CORE_SHARE,
+    LOST_AFTER,
+    TIMEOUT_S,
+    Heard,
+    HttpAsker,
+    Poller,
+    PollerThread,
+    read_metrics,
+)
 
 from ..virtual_time import elapse
 
@@ -126,9 +135,9 @@ def test_who_does_not_answer_delays_nobody_and_is_lost_in_the_end(virtual_time: 
         await elapse(20)
         loads = {name: [each.load for each in heard if each.server == name] for name in ("frozen", "well", "refuses")}
         assert len(loads["well"]) >= 19
-        for name in ("frozen", "refuses"):
-            assert loads[name][: LOST_AFTER - 1] == [None] * (LOST_AFTER - 1)
-            assert all(load is not None and not load.ready for load in loads[name][LOST_AFTER - 1 :])
+        for name, after in (("frozen", 2), ("refuses", LOST_AFTER)):
+            assert loads[name][: after - 1] == [None] * (after - 1)
+            assert all(load is not None and not load.ready for load in loads[name][after - 1 :])
             assert len(loads[name]) > LOST_AFTER
         assert poller.staleness_s(20.0) == float("inf")
         back = True
@@ -232,3 +241,38 @@ def test_that_nobody_asks_any_more_is_told(monkeypatch: pytest.MonkeyPatch) -> N
 
     monkeypatch.setattr(Poller, "run", fail)
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("frozen_at", [10.0, 10.01, 10.5, 10.99])
+@pytest.mark.parametrize("takes_s", [0.0, 0.4])
+def test_a_frozen_server_is_lost_five_seconds_after_its_last_answer(
+    frozen_at: float, takes_s: float, virtual_time: VirtualTime
+) -> None:
+    heard: list[tuple[float, Heard]] = []
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+
+        async def ask(server: str) -> ServerLoad:
+            await asyncio.sleep(takes_s)
+            if server == "frozen" and frozen_at <= loop.time() < 30:
+                await asyncio.sleep(TIMEOUT_S - takes_s)
+                raise TimeoutError
+            return ServerLoad()
+
+        poller = Poller(ask, lambda said: heard.append((loop.time(), said)), lambda: 0.0)
+        poller.set_servers(("other", "frozen"))
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(40):
+                await poller.run()
+
+    virtual_time(main)
+    states = [(time, said.load.ready) for time, said in heard if said.server == "frozen" and said.load is not None]
+    lost = min(time for time, ready in states if not ready)
+    answered = max(time for time, ready in states if ready and time < lost)
+    assert answered < lost <= answered + 5.01
+    assert not [ready for time, ready in states if ready and lost < time < 30]
+    assert [time for time, ready in states if ready and time > 30]
+    sent = [said.sent_at for _, said in heard if said.server == "frozen" and said.load is not None]
+    assert sent == sorted(sent)  # what is older would be ignored
+    assert all(said.load == ServerLoad() for _, said in heard if said.server == "other")

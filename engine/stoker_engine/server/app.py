@@ -1,6 +1,6 @@
 """The application: routes, error handling, and what every request passes through, put together.
 
-metrics → request id → CORS → in flight → API key → body limit → routes
+metrics → request id → CORS → in flight → API key → content encoding → body limit → routes
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from stoker_engine.server.anthropic import routes as messages
 from stoker_engine.server.anthropic.errors import HEADER as ANTHROPIC_HEADER
 from stoker_engine.server.middleware.api_keys import APIKeyMiddleware, APIKeys
 from stoker_engine.server.middleware.body_limit import BodyLimitMiddleware
+from stoker_engine.server.middleware.content_encoding import ContentEncodingMiddleware
 from stoker_engine.server.middleware.http_metrics import HTTPMetricsMiddleware
 from stoker_engine.server.middleware.in_flight import InFlightMiddleware
 from stoker_engine.server.middleware.request_id import HEADER, RequestIdMiddleware
@@ -71,5 +72,6 @@ def _middleware(service: Service) -> list[Middleware]:
     keys = APIKeys.from_args(args)
     if keys.are_needed:
         middleware.append(Middleware(APIKeyMiddleware, keys=keys))
+    middleware.append(Middleware(ContentEncodingMiddleware))
     middleware.append(Middleware(BodyLimitMiddleware, limit=args.max_request_bytes))
     return middleware

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import ipaddress
+import json
 import re
-import socket
 import sys
 import time
 from collections.abc import Coroutine
@@ -19,6 +18,7 @@ from stoker_gateway import logs
 from stoker_gateway.cli import cluster_flags, peer_flags, tls_flags
 from stoker_gateway.directory import Directory, Endpoint, cluster_name
 from stoker_gateway.errors import GatewayError
+from stoker_gateway.named_servers import NamedServers, addresses_of
 
 if TYPE_CHECKING:
     from stoker_gateway.keys.key_file import KeyFile
@@ -46,12 +46,14 @@ class Command:
         directory: what is served; None: the cluster says it.
         keys: of clients.
         namespace: of clients' keys in the cluster.
+        names: the directory's servers by host; None: none of them is a name.
     """
 
     settings: GatewaySettings
     directory: Directory | None
     keys: KeyFile | None
     namespace: str | None
+    names: NamedServers | None = None
 
 
 def read(argv: list[str]) -> Command:
@@ -65,7 +67,8 @@ def read(argv: list[str]) -> Command:
     if options.billing_log == "":
         parser.error("--billing-log is empty; give it a file, or - for standard output")
     cluster_flags.check(parser, options)
-    directory = None if options.kubernetes else _directory(options.endpoint, options.session_header)
+    names = None if options.kubernetes else _named(options.endpoint)
+    directory = None if names is None else _directory(names.servers(), options.session_header)
     fail_open = _fail_open(parser, options, directory) if options.picker_failure_mode == "fail-open" else None
     logs.configure(options.log_format)
     from stoker_gateway.keys.errors import KeyManifestError
@@ -92,8 +95,9 @@ def read(argv: list[str]) -> Command:
         billing_log=options.billing_log,
         json_log=options.log_format == "json",
         fail_open=fail_open,
+        allowed_origins=tuple(options.allowed_origins),
     )
-    return Command(settings, directory, keys, options.namespace if options.kubernetes else None)
+    return Command(settings, directory, keys, options.namespace if options.kubernetes else None, names)
 
 
 def _fail_open(parser: argparse.ArgumentParser, options: argparse.Namespace, directory: Directory | None) -> str:
@@ -159,6 +163,13 @@ def parser_of() -> argparse.ArgumentParser:
         help="longest body of a request; longer ones are refused (default: %(default)s)",
     )
     parser.add_argument(
+        "--allowed-origins",
+        type=_origins,
+        default=[],
+        metavar="JSON",
+        help='origins whose pages may use this from a browser, as ["https://chat.example"] or ["*"] (default: none)',
+    )
+    parser.add_argument(
         "--drain-delay",
         type=_seconds,
         default=0,
@@ -205,13 +216,18 @@ def parser_of() -> argparse.ArgumentParser:
     return parser
 
 
-def _directory(endpoints: list[tuple[str, str]], session_header: str | None) -> Directory:
-    servers: dict[str, dict[str, None]] = {}
+def _named(endpoints: list[tuple[str, str]]) -> NamedServers:
+    hosts: dict[str, dict[tuple[str, int], None]] = {}
     for name, server in endpoints:
-        servers.setdefault(name, {})[server] = None
+        host, _, port = server.rpartition(":")
+        hosts.setdefault(name, {})[host.removeprefix("[").removesuffix("]"), int(port)] = None
+    return NamedServers({name: tuple(each) for name, each in hosts.items()})
+
+
+def _directory(servers: dict[str, tuple[str, ...]], session_header: str | None) -> Directory:
     return Directory(
         {
-            name: Endpoint(name, cluster_name(name), tuple(known), session_header, created=int(time.time()))
+            name: Endpoint(name, cluster_name(name), known, session_header, created=int(time.time()))
             for name, known in servers.items()
         }
     )
@@ -221,6 +237,19 @@ def _number(text: str, least: int, most: int) -> int:
     if not text.isascii() or not text.isdecimal() or len(text) > 18 or not least <= int(text) <= most:
         raise argparse.ArgumentTypeError(f"{text!r} is no whole number from {least} to {most}")
     return int(text)
+
+
+def _origins(text: str) -> list[str]:
+    try:
+        origins = json.loads(text)
+    except ValueError:
+        origins = None
+    if not isinstance(origins, list) or not all(isinstance(each, str) and each for each in origins):
+        raise argparse.ArgumentTypeError(f'{text!r} is no list of origins in JSON, such as ["https://chat.example"]')
+    for origin in origins:
+        if origin != "*" and not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^/?#\s]+", origin):
+            raise argparse.ArgumentTypeError(f"{origin!r} is no origin: write scheme and host, as https://chat.example")
+    return origins
 
 
 def _port(text: str) -> int:
@@ -263,17 +292,17 @@ def _endpoint(text: str) -> tuple[str, str]:
         raise argparse.ArgumentTypeError(f"{text!r} is not {_ENDPOINT}")
     if url.rstrip("/") != f"http://{parts.netloc}":
         raise argparse.ArgumentTypeError(f"{text!r}: leave out what follows the port; clients say the path")
-    host = _address(parts.hostname, port)
+    _address(parts.hostname, port)
+    host = parts.hostname
     return name, f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def _address(host: str, port: int | None) -> str:
-    """The IP address of a host, IPv4 if it has both kinds."""
+    """The first IP address of a host, IPv4 if it has both kinds."""
     try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        addresses = addresses_of(host, port)
     except (OSError, UnicodeError) as error:
         raise argparse.ArgumentTypeError(f"{host!r} has no address: {error}") from None
-    addresses = [str(each[4][0]) for each in sorted(found, key=lambda each: each[0] != socket.AF_INET)]
-    if "%" in addresses[0]:
-        raise argparse.ArgumentTypeError(f"{host!r} has an address of one link only, {addresses[0]}; give another")
-    return str(ipaddress.ip_address(addresses[0]))
+    if of_link := [each for each in addresses if "%" in each]:
+        raise argparse.ArgumentTypeError(f"{host!r} has an address of one link only, {of_link[0]}; give another")
+    return addresses[0]

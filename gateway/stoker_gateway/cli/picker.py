@@ -15,7 +15,7 @@ from stoker_gateway.cli import cluster_flags, gateway
 
 async def _run(folder: Path, again: bool, command: gateway.Command) -> int:
     cluster = None if command.namespace is None else cluster_flags.cluster(command.namespace)
-    await process.run(command.settings, folder, command.directory, command.keys, cluster, again)
+    await process.run(command.settings, folder, command.directory, command.keys, cluster, again, command.names)
     return 0
 
 

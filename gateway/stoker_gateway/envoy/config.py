@@ -11,11 +11,14 @@ of that one cluster while the picker fails.
 from __future__ import annotations
 
 import ipaddress
+import json
 from collections.abc import Iterable
+from importlib.metadata import version
 from typing import Any, Final
 
+from stoker_gateway import paths
 from stoker_gateway.directory import Directory, Endpoint
-from stoker_gateway.envoy import access_log_lines, ended_log, local_replies, usage_filter
+from stoker_gateway.envoy import access_log_lines, browsers, decoding, ended_log, local_replies, usage_filter
 from stoker_gateway.envoy.settings import EnvoySettings, TLSFiles
 from stoker_gateway.limits import standing
 from stoker_gateway.logs import ENVOY_JSON
@@ -33,10 +36,6 @@ Config = dict[str, Any]
 
 #: What clients must not say, since the picker, Envoy or servers would believe it.
 INTERNAL_HEADERS: Final = ("x-stoker-", "x-gateway-", "x-envoy-")
-
-#: Of the servers' paths, those that clients reach.
-ALLOWED_PREFIX: Final = "/v1/"
-ALLOWED_PATHS: Final = ("/tokenize", "/detokenize")
 
 #: As its metrics call it.
 LISTENER: Final = "gateway"
@@ -159,6 +158,9 @@ def _cluster(endpoint: Endpoint, settings: EnvoySettings) -> Config:
             ]
         },
         # No outlier detection: a policy that obeys the picker sends to ejected servers too (tested). The picker ejects.
+        # A connection that died without a word is found out by a request. A client has its own, one for each request at
+        # once, so that the retry does not meet the next dead one.
+        "connection_pool_per_downstream_connection": True,
         "upstream_connection_options": {
             # A machine that vanished does not say so.
             "tcp_keepalive": {"keepalive_time": 15, "keepalive_interval": 5, "keepalive_probes": 3}
@@ -335,6 +337,8 @@ def _connections(settings: EnvoySettings) -> Config:
         "request_headers_timeout": _seconds(settings.headers_s),
         "request_timeout": _seconds(settings.upload_s),
         "stream_idle_timeout": _seconds(settings.idle_s),
+        # Proxies such as nginx speak it by default; whom they speak to they always say.
+        "http_protocol_options": {"accept_http_10": True, "default_host_for_http_10": LISTENER},
         "http2_protocol_options": {"max_concurrent_streams": 2048},
         "local_reply_config": local_replies.config(),
         "access_log": [ended_log.config(PICKER), *([access_log_lines.config()] if settings.access_log else [])],
@@ -352,6 +356,7 @@ def _without_internal_headers() -> list[Config]:
 def _filters(settings: EnvoySettings) -> list[Config]:
     filters = "extensions.filters.http"
     return [
+        *([browsers.filter_config()] if settings.allowed_origins else []),
         {
             "name": "ready",
             "typed_config": {
@@ -361,6 +366,7 @@ def _filters(settings: EnvoySettings) -> list[Config]:
                 "cluster_min_healthy_percentages": {PICKER: {"value": 100}},
             },
         },
+        decoding.gzip(),
         {
             "name": "picker",
             "typed_config": {
@@ -400,11 +406,24 @@ def _routes(settings: EnvoySettings) -> Config:
             "picker": {"@type": f"{_TYPE}extensions.filters.http.ext_proc.v3.ExtProcPerRoute", "disabled": True}
         }
     }
+    told = {"status": 200, "body": {"inline_string": json.dumps({"version": version("stoker")})}}
+    is_json = {
+        "header": {"key": "content-type", "value": "application/json"},
+        "append_action": "OVERWRITE_IF_EXISTS_OR_ADD",
+    }
     routes: list[Config] = [
-        {"name": "health", "match": {"path": "/health"}, "direct_response": {"status": 200}, **unasked}
+        {"name": "health", "match": {"path": "/health"}, "direct_response": {"status": 200}, **unasked},
+        {"name": "ping", "match": {"path": "/ping"}, "direct_response": {"status": 200}, **unasked},
+        {
+            "name": "version",
+            "match": {"path": "/version"},
+            "direct_response": told,
+            "response_headers_to_add": [is_json],
+            **unasked,
+        },
     ]
     limits = {"response_headers_to_add": [_as_the_picker_said(name) for name in standing.HEADERS]}
-    for match in [{"prefix": ALLOWED_PREFIX}, *({"path": path} for path in ALLOWED_PATHS)]:
+    for match in _allowed():
         if settings.fail_open is None:
             routes.append({"name": "asked", "match": match, "route": _to_server(settings), **limits})
             continue
@@ -417,12 +436,22 @@ def _routes(settings: EnvoySettings) -> Config:
     host: Config = {"name": LISTENER, "domains": ["*"], "routes": routes}
     host["request_body_buffer_limit"] = settings.max_body_bytes
     host["request_headers_to_add"] = [
-        {"header": {"key": USAGE_HEADER, "value": "1"}, "append_action": "OVERWRITE_IF_EXISTS_OR_ADD"}
+        {"header": {"key": key, "value": value}, "append_action": "OVERWRITE_IF_EXISTS_OR_ADD"}
+        # What an answer used is read as it passes, so it must not be compressed.
+        for key, value in ((USAGE_HEADER, "1"), ("accept-encoding", "identity"))
     ]
+    if settings.allowed_origins:
+        host["typed_per_filter_config"] = {browsers.NAME: browsers.policy(settings.allowed_origins)}
     host["response_headers_to_remove"] = [NOT_BEGUN_HEADER]
     host["request_headers_to_remove"] = ["x-envoy-external-address", "x-envoy-internal"]  # Envoy's own, of each request
     # Clusters come later than routes.
     return {"name": LISTENER, "virtual_hosts": [host], "validate_clusters": False}
+
+
+def _allowed() -> list[Config]:
+    """Of the servers' paths, those that clients reach."""
+    exact = [paths.MODELS, *sorted(paths.POSTED)]
+    return [{"path": path} for path in exact] + [{"prefix": f"{path}/"} for path in (paths.MODELS, paths.RESPONSES)]
 
 
 def _as_the_picker_said(header: str) -> Config:

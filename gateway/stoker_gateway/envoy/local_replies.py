@@ -21,7 +21,7 @@ _INVALID: Final = "invalid_request_error"
 #: HTTP status → what is said, and OpenAI's and Anthropic's type.
 _ERRORS: Final = {
     400: ("the request is not valid HTTP, or its path is not", _INVALID, _INVALID),
-    403: ("a connection cannot be upgraded here", _INVALID, "permission_error"),
+    403: ("a connection cannot be upgraded here; send plain HTTP requests", _INVALID, _INVALID),
     404: ("there is no such path here", "not_found_error", "not_found_error"),
     408: ("the request took too long to arrive, or nothing happened for too long", _INVALID, _INVALID),
     413: ("the request's body is too large", _INVALID, "request_too_large"),
@@ -60,7 +60,10 @@ def config() -> Config:
         _mapper(400, anthropic_error(400), _has(501), _is_anthropic()) | {"status_code": 400},
         _mapper(400, openai_error(400), _has(501)) | {"status_code": 400},
     ]
-    for status in _ERRORS:
+    # A WebSocket, or another upgrade: by this status clients that try it first know to go on without.
+    for shape, *of in ((anthropic_error, _is_anthropic()), (openai_error,)):
+        mappers.append(_mapper(403, shape(403), _has(403), *of) | {"status_code": 426})
+    for status in sorted(_ERRORS.keys() - {403}):
         mappers.append(_mapper(status, anthropic_error(status), _has(status), _is_anthropic()))
         mappers.append(_mapper(status, openai_error(status), _has(status)))
     return {"mappers": mappers}

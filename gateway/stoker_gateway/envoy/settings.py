@@ -32,6 +32,7 @@ class EnvoySettings:
         tls: what proves to clients who it is; None: connections are not encrypted.
         access_log: whether each request is told on standard output.
         json_log: whether its own log, on standard error, is JSON.
+        allowed_origins: pages of which may use it, as browsers say them; ``*``: of any.
         fail_open: the cluster that requests go to while the picker fails; None: they are refused.
     """
 
@@ -49,6 +50,7 @@ class EnvoySettings:
     access_log: bool = False
     json_log: bool = False
     fail_open: str | None = None
+    allowed_origins: tuple[str, ...] = ()
 
     @property
     def picker_socket(self) -> Path:

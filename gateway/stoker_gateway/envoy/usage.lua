@@ -3,21 +3,67 @@
 -- It looks at each piece of a body as it passes, and holds nothing up. `depth` is how many objects and lists are open.
 -- Strings are skipped, so that nothing a prompt or an answer says is taken for a field.
 
-local find, match, sub, byte = string.find, string.match, string.sub, string.byte
+local find, match, sub, byte, gsub = string.find, string.match, string.sub, string.byte, string.gsub
 
 -- Bytes of the largest object that is taken, and of the longest event that is read: the last one of /v1/responses has
 -- the whole answer in it.
 local MOST_USAGE, MOST_EVENT = 4096, 1048576
 -- Objects that may have a usage of their own in them.
 local PARENTS = { response = true, message = true }
+-- What is counted: of the prompt, of the answer, and objects with what was cached.
+local OF_PROMPT = { "prompt_tokens", "input_tokens", "cached_tokens", "cache_read_input_tokens",
+  "cache_creation_input_tokens" }
+local OF_ANSWER = { "completion_tokens", "output_tokens" }
+local DETAILS = { "prompt_tokens_details", "input_tokens_details" }
+-- Events that say nothing of an answer yet.
+local EARLY = { ["response.created"] = true, ["response.in_progress"] = true, ["response.queued"] = true,
+  message_start = true, ping = true }
 
-local function may_be_usage(text)
-  return sub('"usage"', 1, #text) == text or find(text, '^"usage"%s*:?%s*$') or find(text, '^"usage"%s*:%s*{')
+local function number(text, name)
+  local value = tonumber(match(text, '"' .. name .. '"%s*:%s*(%d[%d.eE+]*)') or "")
+  if value and value < 2147483648 then return value end
 end
 
--- The usage of one JSON text, of which `pieces` returns one after another; before it, whose it is.
+-- Adds to what is known what a usage says. A prompt gets no shorter: where a later usage counts none of its tokens, it
+-- does not know them. One that counts neither prompt nor answer says nothing.
+local function add(known, usage)
+  local flat = gsub(gsub(sub(usage, 2, -2), "%b{}", "{}"), "%b[]", "[]")
+  local said, some = {}, false
+  for _, name in ipairs(OF_PROMPT) do said[name] = number(flat, name) end
+  local of_prompt = next(said)
+  for _, name in ipairs(OF_ANSWER) do said[name] = number(flat, name) end
+  for _, name in ipairs(DETAILS) do
+    local details = match(usage, '"' .. name .. '"%s*:%s*(%b{})')
+    said[name] = details and number(details, "cached_tokens")
+  end
+  for _, value in pairs(said) do some = some or value > 0 end
+  if of_prompt and not some then return end
+  for name, value in pairs(said) do
+    local of_answer = name == "completion_tokens" or name == "output_tokens"
+    if of_answer or value > (known[name] or -1) then known[name] = value end
+  end
+end
+
+local function as_json(known)
+  local fields = {}
+  for name, value in pairs(known) do
+    local text = string.format("%.0f", value)
+    if name == DETAILS[1] or name == DETAILS[2] then text = '{"cached_tokens":' .. text .. '}' end
+    fields[#fields + 1] = '"' .. name .. '":' .. text
+  end
+  return "{" .. table.concat(fields, ",") .. "}"
+end
+
+-- Whether a text may begin with a name and an object, as far as it goes.
+local function may_be(name, text)
+  local key = '"' .. name .. '"'
+  return sub(key, 1, #text) == text or find(text, '^' .. key .. '%s*:?%s*$') or find(text, '^' .. key .. '%s*:%s*{')
+end
+
+-- The usage of one JSON text, of which `pieces` returns one after another; before it, whose it is; after it, whether
+-- the text is of an error.
 local function usage_of(pieces)
-  local depth, in_string, rest, key, parent = 0, false, "", nil, nil
+  local depth, in_string, rest, key, parent, is_error = 0, false, "", nil, nil, false
   for piece in pieces do
     local text, at = rest .. piece, 1
     rest = ""
@@ -34,12 +80,21 @@ local function usage_of(pieces)
         in_string = true
         if depth == 1 or (depth == 2 and PARENTS[parent]) then
           local whole = match(text, '^"usage"%s*:%s*(%b{})', stop)
-          if whole then return depth == 1 and "usage" or parent, whole end
-          if #text - stop < MOST_USAGE and may_be_usage(sub(text, stop, stop + MOST_USAGE)) then
+          if whole and find(whole, "%d") then return depth == 1 and "usage" or parent, whole, is_error end
+          local begins = not whole and #text - stop < MOST_USAGE and sub(text, stop, stop + MOST_USAGE)
+          if begins and may_be("usage", begins) then
             rest, in_string = sub(text, stop), false
             break
           end
-          if depth == 1 then key = match(text, '^"(%l+)"%s*:%s*{', stop) end
+          if depth == 1 then
+            if find(text, '^"error"%s*:%s*["{]', stop) then
+              is_error = true
+            elseif begins and #begins < 64 and may_be("error", begins) then
+              rest, in_string = sub(text, stop), false
+              break
+            end
+            key = match(text, '^"(%l+)"%s*:%s*{', stop)
+          end
         end
       elseif found == 123 or found == 91 then
         depth = depth + 1
@@ -49,6 +104,7 @@ local function usage_of(pieces)
       end
     end
   end
+  return nil, nil, is_error
 end
 
 local function once(text)
@@ -66,8 +122,27 @@ local function usage_of_event(line)
   if find(line, '"usage"%s*:%s*{') then return usage_of(once(line)) end
 end
 
-local function read_events(pieces, keep)
-  local parts, size = {}, 0
+-- What an event is before an answer began: "error", "early", or else a part of the answer.
+local function kind_of_event(line)
+  local kind = match(line, '"type"%s*:%s*"([%l_.]+)"')
+  if kind == "error" or kind == "response.failed" then return "error" end
+  if EARLY[kind] or find(line, "^data:%s*%[DONE%]") then return "early" end
+  if find(line, '"error"', 1, true) and select(3, usage_of(once(line))) then return "error" end
+end
+
+local function read_events(pieces, keep, fail)
+  local parts, size, began = {}, 0, false
+  local function read_line(last)
+    local line = table.concat(parts)
+    if sub(line, 1, 5) ~= "data:" then return end
+    local whose, usage = usage_of_event(line)
+    if whose == "stoker_usage" then last[whose] = usage elseif whose then keep(whose, usage) end
+    if not began then
+      local kind = kind_of_event(line)
+      if kind == "error" then fail() end
+      began = kind ~= "early"
+    end
+  end
   for piece in pieces do
     local last = {}
     local at = 1
@@ -77,17 +152,14 @@ local function read_events(pieces, keep)
       size = size + #part
       if size <= MOST_EVENT then parts[#parts + 1] = part end
       if not stop then break end
-      if size <= MOST_EVENT then
-        local line = table.concat(parts)
-        if sub(line, 1, 5) == "data:" then
-          local whose, usage = usage_of_event(line)
-          if whose then last[whose] = usage end
-        end
-      end
+      if size <= MOST_EVENT then read_line(last) end
       parts, size, at = {}, 0, stop + 1
     end
     for whose, usage in pairs(last) do keep(whose, usage) end
   end
+  local last = {}
+  if size > 0 and size <= MOST_EVENT then read_line(last) end  -- a line without an end
+  for whose, usage in pairs(last) do keep(whose, usage) end
 end
 
 function envoy_on_response(answer)
@@ -99,13 +171,23 @@ function envoy_on_response(answer)
     local chunk = chunks()
     return chunk and chunk:getBytes(0, chunk:length())
   end
+  local all = {}
   local function keep(whose, usage)
-    if #usage <= MOST_USAGE then answer:streamInfo():dynamicMetadata():set("stoker.usage", whose, usage) end
+    if #usage > MOST_USAGE then return end
+    local known = all[whose] or {}
+    add(known, usage)
+    if not next(known) then return end
+    all[whose] = known
+    answer:streamInfo():dynamicMetadata():set("stoker.usage", whose, as_json(known))
+  end
+  local function fail()
+    answer:streamInfo():dynamicMetadata():set("stoker.usage", "failed", "true")
   end
   if find(kind, "^application/json") then
-    local whose, usage = usage_of(pieces)
+    local whose, usage, is_error = usage_of(pieces)
     if whose then keep(whose, usage) end
+    if is_error and not next(all) then fail() end
   elseif find(kind, "^text/event%-stream") then
-    read_events(pieces, keep)
+    read_events(pieces, keep, fail)
   end
 end

@@ -13,6 +13,7 @@ from stoker_engine.contract.errors import RequestError
 from stoker_gateway.directory import Endpoint
 from stoker_gateway.keys.errors import UnauthorizedError
 from stoker_gateway.picker.errors import MethodError, RateLimitError, RetryableError
+from stoker_gateway.picker.model_cards import ModelCards
 
 #: What an engine takes as a request's id.
 REQUEST_ID: Final = re.compile(r"[!-~]{1,128}")
@@ -65,18 +66,19 @@ def error_answer(error: RequestError, path: str, request_id: str | None = None) 
     return _json(error.status, {"error": said}, headers)
 
 
-def models_answer(endpoints: Iterable[Endpoint]) -> Answer:
+def models_answer(endpoints: Iterable[Endpoint], cards: ModelCards) -> Answer:
     """The answer of ``/v1/models``, in OpenAI's shape."""
-    return _json(200, {"object": "list", "data": [_card(each) for each in endpoints]})
+    return _json(200, {"object": "list", "data": [_card(each, cards) for each in endpoints]})
 
 
-def model_answer(endpoint: Endpoint) -> Answer:
+def model_answer(endpoint: Endpoint, cards: ModelCards) -> Answer:
     """The answer of ``/v1/models/{name}``."""
-    return _json(200, _card(endpoint))
+    return _json(200, _card(endpoint, cards))
 
 
-def _card(endpoint: Endpoint) -> dict[str, Any]:
-    return {"id": endpoint.name, "object": "model", "created": endpoint.created, "owned_by": "stoker"}
+def _card(endpoint: Endpoint, cards: ModelCards) -> dict[str, Any]:
+    card = {"id": endpoint.name, "object": "model", "created": endpoint.created, "owned_by": "stoker"}
+    return card | cards.of(endpoint.name, endpoint.servers)
 
 
 def _again(seconds: float) -> tuple[str, str]:

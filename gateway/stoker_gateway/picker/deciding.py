@@ -10,6 +10,8 @@ as if they were not there.
 
 from __future__ import annotations
 
+import asyncio
+import dataclasses
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -21,25 +23,27 @@ from stoker_gateway.directory import Directory, Endpoint
 from stoker_gateway.keys.key import Key
 from stoker_gateway.keys.keyring import Keyring
 from stoker_gateway.limits.limiter import Limiter, LocalLimiter
+from stoker_gateway.paths import FORMS, MODELS, POSTED, RESPONSES, response_id
 from stoker_gateway.picker import credentials, reserving
 from stoker_gateway.picker.answers import REQUEST_ID, Answer, model_answer, models_answer
 from stoker_gateway.picker.body_reader import BodyReader
-from stoker_gateway.picker.errors import MethodError, SaturatedError, TooLargeError, UnavailableError
+from stoker_gateway.picker.errors import MediaTypeError, MethodError, SaturatedError, TooLargeError, UnavailableError
 from stoker_gateway.picker.exchange import Exchange, Route
+from stoker_gateway.picker.forms import is_form
 from stoker_gateway.picker.metrics import PickerMetrics
+from stoker_gateway.picker.model_cards import ModelCards
 from stoker_gateway.picker.request import ModelRequest
 from stoker_gateway.picker.request_limits import RequestLimits
 from stoker_gateway.picker.response_holders import Holder, ResponseHolders
-from stoker_gateway.picker.waiting_line import WaitingLine
+from stoker_gateway.picker.waiting_line import RETRY_AFTER_S, WaitingLine
 from stoker_gateway.picking.ask import Ask
 from stoker_gateway.picking.picker import EndpointPicker, Pick, Refusal
 from stoker_gateway.protocol_words import ESTIMATE, GRANT, KEY, MODEL, PICK
 
-_MODELS: Final = "/v1/models"
-_RESPONSES: Final = "/v1/responses"
-
 #: When who was refused for what somebody must mend had better come again, in seconds.
 _REFUSED_S: Final = 5.0
+#: Seconds of reading a body from which on they count as waiting: the proxy waits only so long for both.
+_READ_S: Final = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +105,7 @@ class Decider:
         self._limiter = limiter or LocalLimiter()
         self._reader = BodyReader()
         self._holders = ResponseHolders()
+        self._cards = ModelCards()
         self._directory = Directory()
         self._pickers: Mapping[str, EndpointPicker] = {}
         self._lines: dict[str, WaitingLine] = {}
@@ -121,6 +126,11 @@ class Decider:
             if name not in directory.endpoints:
                 self._metrics.forget(name)
         self._directory, self._pickers = directory, dict(pickers)
+        self._cards.keep(server for endpoint in directory.endpoints.values() for server in endpoint.servers)
+
+    def say_models(self, server: str, answer: bytes) -> None:
+        """A server's answer to ``GET /v1/models``."""
+        self._cards.say(server, answer)
 
     def set_keyring(self, keyring: Keyring | None) -> None:
         """These are all keys there are, for all requests from now on."""
@@ -144,17 +154,19 @@ class Decider:
             RequestError: nothing takes such a request, whatever its body is.
         """
         key, path = self._key(asked), asked.path
-        if path == _MODELS or path.startswith(f"{_MODELS}/"):
+        if path == MODELS or path.startswith(f"{MODELS}/"):
             if asked.method not in ("GET", "HEAD"):
                 raise MethodError("this path does not take this HTTP method")
-            if path == _MODELS:
+            if path == MODELS:
                 endpoints = self._directory.endpoints.values()
-                return models_answer(each for each in endpoints if key is None or key.may_use(each.name))
-            return model_answer(self._endpoint(unquote(path.removeprefix(f"{_MODELS}/")), key))
-        if not path.startswith("/v1/") and path not in ("/tokenize", "/detokenize"):
+                return models_answer((each for each in endpoints if key is None or key.may_use(each.name)), self._cards)
+            return model_answer(self._endpoint(unquote(path.removeprefix(f"{MODELS}/")), key), self._cards)
+        if path not in POSTED and response_id(path) is None:
             raise NotFoundError("there is no such path here")
-        if asked.method != "POST" and not path.startswith(f"{_RESPONSES}/"):
+        if asked.method != "POST" and path in POSTED:
             raise MethodError("this path does not take this HTTP method")
+        if path in POSTED:
+            _check_kind(asked)
         return None
 
     async def decide(self, asked: Asked, body: bytes) -> tuple[str, Route]:
@@ -164,11 +176,15 @@ class Decider:
             RequestError: it is refused.
         """
         key = self._key(asked)  # it may have been revoked while the body came
-        if asked.path.startswith(f"{_RESPONSES}/"):
+        if asked.path not in POSTED:
             return await self._to_holder(asked, key)
         began = self._clock()
-        request = await self._reader.read(asked.path, body)
+        request = await self._reader.read(asked.path, body, asked.header("content-type"), _whose(asked, key))
         return request.model, await self._to_server(asked, request, key, began)
+
+    def answered(self, model: str, pick: int, server: str) -> None:
+        """A request has ended, by this server's answer."""
+        self._holders.answered(model, pick, server)
 
     def undo(self, route: Route) -> None:
         """The proxy did not hear of this route, so the request ends here."""
@@ -193,10 +209,10 @@ class Decider:
         return endpoint
 
     async def _to_holder(self, asked: Asked, key: Key | None) -> tuple[str, Route]:
-        response_id = unquote(asked.path.removeprefix(f"{_RESPONSES}/").partition("/")[0])
-        holder = self._holders.of(_whose(asked, key), response_id)
+        name = unquote(response_id(asked.path) or "")
+        holder = self._holders.of(_whose(asked, key), name)
         if holder is None:
-            raise NotFoundError(f"no response {response_id[:200]!r} is known here", "response_id")
+            raise NotFoundError(f"no response {name[:200]!r} is known here", "response_id")
         ask = Ask(held_by=holder.server, subset=asked.subset)
         began, request = self._clock(), ModelRequest(holder.model)
         return holder.model, await self._route(asked, self._endpoint(holder.model, key), request, ask, key, began)
@@ -211,9 +227,10 @@ class Decider:
             held_by = holder.server if holder is not None and holder.model == request.model else None
         ask = Ask(request.chain, request.size, session, held_by, asked.subset)
         route = await self._route(asked, endpoint, request, ask, key, began)
-        if asked.path == _RESPONSES:
-            holder = Holder(request.model, route.servers[0])
-            self._holders.sent(_whose(asked, key), holder, asked.request_id, request.request_id)
+        if asked.path == RESPONSES:
+            holder, pick = Holder(request.model, route.servers[0]), int(route.metadata[PICK])
+            name = self._holders.sent(_whose(asked, key), holder, pick, asked.request_id, request.request_id)
+            route = dataclasses.replace(route, response_id=name)
         return route
 
     async def _route(
@@ -239,7 +256,12 @@ class Decider:
         self._metrics.decision_seconds.observe(now - began)
         if choice is None:
             priority = 0 if key is None else key.priority
-            choice = await line.turn(ask, _whose(asked, key), priority, lambda: self._key(asked))
+            left_s = max(0.0, self._limits.max_wait_s - (now - began))  # reading the body may have taken some of it
+            try:
+                async with asyncio.timeout(left_s if now - began > _READ_S else None):
+                    choice = await line.turn(ask, _whose(asked, key), priority, lambda: self._key(asked))
+            except TimeoutError:
+                choice = Refusal("saturated", RETRY_AFTER_S)
             self._metrics.queue_seconds.labels(endpoint.name).observe(self._clock() - now)
         if isinstance(choice, Refusal):
             if choice.kind == "saturated":
@@ -254,6 +276,16 @@ class Decider:
         metrics.prompt_bytes.labels(name).inc(ask.size)
         metrics.cached_prompt_bytes.labels(name).inc(ask.size * choice.cached_share)
         return choice
+
+
+def _check_kind(asked: Asked) -> None:
+    encoding, kind = asked.header("content-encoding").strip().lower(), asked.header("content-type")
+    if encoding not in ("", "identity"):
+        raise MediaTypeError(f"Content-Encoding {encoding[:100]!r} is not known here; send gzip, or no encoding")
+    if asked.path in FORMS and not is_form(kind):
+        raise MediaTypeError("this path takes a form, sent as Content-Type: multipart/form-data")
+    if asked.path not in FORMS and is_form(kind):
+        raise MediaTypeError("this path takes a JSON object, sent as Content-Type: application/json, and no form")
 
 
 def _whose(asked: Asked, key: Key | None) -> str:

@@ -4,6 +4,7 @@ RequestError
 ├── NotFoundError, OverloadedError      HTTP 404, 429: the contract's
 ├── UnauthorizedError   no key that holds: in `keys/errors.py`              HTTP 401
 ├── MethodError         this path is asked otherwise                        HTTP 405
+├── MediaTypeError      the body is encoded, or no JSON, or no form         HTTP 415
 ├── TooLargeError       the body is larger than the gateway takes           HTTP 413
 ├── UnavailableError    no server can take it now                           HTTP 503
 ├── SaturatedError      all servers are busy, and it has waited             HTTP 429
@@ -23,6 +24,12 @@ class MethodError(RequestError):
     """The path does not take the request's HTTP method."""
 
     status = 405
+
+
+class MediaTypeError(RequestError):
+    """The request's body is of a kind that is not read here."""
+
+    status = 415
 
 
 class TooLargeError(RequestError):

@@ -32,6 +32,7 @@ from stoker_gateway.protocol_words import (
     DESTINATION_METADATA,
     METADATA,
     PICKER_DETAILS,
+    RESPONSE_ID_HEADER,
     SUBSET_METADATA,
 )
 
@@ -73,6 +74,7 @@ class Route:
         headers: of the request that are set, by name in lower case, in place of the client's. They may be secret.
         without: headers that are removed.
         metadata: what the proxy's log of ended requests says of it, and headers of the answer: `limits/standing.py`.
+        response_id: what the server is to call the response that it makes and keeps; None: it keeps none.
     """
 
     cluster: str
@@ -80,6 +82,7 @@ class Route:
     headers: tuple[tuple[str, str], ...] = field(default=(), repr=False)
     without: tuple[str, ...] = ()
     metadata: Mapping[str, str | int] = field(default_factory=dict)
+    response_id: str | None = None
 
 
 class Exchange:
@@ -207,6 +210,9 @@ class Exchange:
 def _routed(part: Literal["request_headers", "request_body"], route: Route) -> ext_proc.ProcessingResponse:
     response = ext_proc.ProcessingResponse()
     response.CopyFrom(_sent_on(part, route.cluster, route.servers, route.headers, route.without))
+    if route.response_id is not None:  # it is another one each time, so it is not in what is kept
+        mutation = getattr(response, part).response.header_mutation
+        mutation.set_headers.append(_header(RESPONSE_ID_HEADER, route.response_id))
     if route.metadata:
         response.dynamic_metadata.update({METADATA: route.metadata})
     return response
@@ -220,7 +226,8 @@ def _sent_on(
     headers: tuple[tuple[str, str], ...],
     without: tuple[str, ...],
 ) -> ext_proc.ProcessingResponse:
-    destination = ",".join(servers)
+    # The only one is tried again, by another connection: the first may have died while it was idle.
+    destination = ",".join(servers if len(servers) > 1 else servers * 2)
     common = ext_proc.CommonResponse(
         header_mutation=ext_proc.HeaderMutation(
             set_headers=[

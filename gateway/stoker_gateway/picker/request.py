@@ -10,22 +10,32 @@ Bodies are hostile until an engine has checked them: nothing here recurses, or t
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, Final
 
 import orjson
 
 from stoker_engine.contract.errors import RequestError
 from stoker_engine.contract.text_chain import text_chain
-from stoker_gateway.picker.reservation import answer_tokens, prompt_tokens
+from stoker_gateway.paths import FORMS, GENERATING
+from stoker_gateway.picker.errors import TooLargeError
+from stoker_gateway.picker.forms import text_fields
+from stoker_gateway.picker.reservation import (
+    DEFAULT_ANSWER_TOKENS,
+    MOST_MEDIUM_TOKENS,
+    TOKEN_BYTES,
+    answer_tokens,
+    prompt_tokens,
+)
 
-#: Paths whose requests compute a prompt, and so leave a prefix behind.
-_GENERATING: Final = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"})
 #: Where a session is named in a body that has no header for it, the most telling name first.
 _SESSION_FIELDS: Final = ("prompt_cache_key", "user")
 #: What Claude Code tells Anthropic's accountants in a system block, another one with each request; engines drop it.
 _BILLING: Final = "x-anthropic-billing-header:"
+#: Messages, items, and parts of them in one body, at most. No model reads as many.
+MOST_ITEMS: Final = 262_144
 #: What an item of a conversation says beside its content.
 _CALLS: Final = ("name", "arguments", "output", "tool_calls")
 
@@ -58,15 +68,17 @@ class ModelRequest:
     says_answer_tokens: bool = True
 
 
-def read_request(path: str, body: bytes) -> ModelRequest:
+def read_request(path: str, body: bytes, content_type: str = "") -> ModelRequest:
     """Reads the body of a request to `path`.
 
     Raises:
         RequestError: it is no JSON object, or names no model.
     """
+    if path in FORMS:
+        return _read_form(body, content_type)
     fields = _fields(body)
     model, previous = _model(fields), _string(fields, "previous_response_id")
-    generates = path in _GENERATING
+    generates = path in GENERATING
     text = prompt_text(fields) if generates else b""
     answers, says = answer_tokens(fields, path) if generates else (0, True)
     return ModelRequest(
@@ -82,6 +94,15 @@ def read_request(path: str, body: bytes) -> ModelRequest:
     )
 
 
+def _read_form(body: bytes, content_type: str) -> ModelRequest:
+    return ModelRequest(
+        model=_model(dict(text_fields(body, content_type))),
+        prompt_tokens=min(MOST_MEDIUM_TOKENS, max(1, len(body) // TOKEN_BYTES)),
+        answer_tokens=DEFAULT_ANSWER_TOKENS,
+        says_answer_tokens=False,
+    )
+
+
 def prompt_text(fields: dict[str, Any]) -> bytes:
     """The prompt of a body, in whichever API's words."""
     if fields.get("prompt") is not None:
@@ -93,6 +114,7 @@ def prompt_text(fields: dict[str, Any]) -> bytes:
         if fields.get(name):
             pieces.append("\x1esystem\x1f")
             _add_content(fields[name], pieces)
+    _check_number(fields)
     for name in ("messages", "input"):
         items = fields.get(name)
         if isinstance(items, str):
@@ -101,6 +123,31 @@ def prompt_text(fields: dict[str, Any]) -> bytes:
             for item in items:
                 _add_item(item, pieces)
     return "".join(pieces).encode()
+
+
+def _check_number(fields: dict[str, Any]) -> None:
+    """Refuses what would take long to go through."""
+    number = 0
+    for name in ("messages", "input"):
+        items = fields.get(name)
+        for part in chain((items,), _contents(items)) if isinstance(items, list) else ():
+            number += len(part)
+            if number > MOST_ITEMS:
+                raise TooLargeError(
+                    f"the request body has more than {MOST_ITEMS} messages, items and parts; send fewer, longer ones",
+                    name,
+                )
+    for name in ("system", "instructions"):
+        parts = fields.get(name)
+        if isinstance(parts, list) and len(parts) > MOST_ITEMS:
+            raise TooLargeError(f"{name}: has more than {MOST_ITEMS} parts; send fewer, longer ones", name)
+
+
+def _contents(items: list[Any]) -> Iterator[list[Any]]:
+    """The items' contents that are lists."""
+    for item in items:
+        if isinstance(item, dict) and isinstance(content := item.get("content"), list):
+            yield content
 
 
 def _fields(body: bytes) -> dict[str, Any]:

@@ -10,20 +10,20 @@ from typing import Any, Final
 
 import orjson
 
+from stoker_gateway.paths import COMPLETIONS, FREE
+
 #: Bytes of text that a token stands for, in the mean.
 TOKEN_BYTES: Final = 4
 #: What an answer counts where the body does not say its length: in the older API its own default, else this.
 DEFAULT_ANSWER_TOKENS: Final = 1024
 DEFAULT_COMPLETION_TOKENS: Final = 16
 
-#: Paths that compute nothing.
-_FREE: Final = ("/tokenize", "/detokenize", "/v1/messages/count_tokens")
 #: What parts of messages are called that are media, with their bytes in the body.
 _MEDIA: Final = frozenset(
     {"image", "image_url", "input_image", "audio", "audio_url", "input_audio", "video", "video_url"}
     | {"file", "input_file", "document"}
 )
-_MOST_MEDIUM_TOKENS: Final = 1024
+MOST_MEDIUM_TOKENS: Final = 1024
 #: What the APIs call the most tokens of an answer. Of several, the largest counts.
 _MOST_NAMES: Final = ("max_completion_tokens", "max_tokens", "max_output_tokens")
 #: How many answers there are, or are tried. Likewise.
@@ -39,7 +39,7 @@ def prompt_tokens(fields: dict[str, Any], path: str, size: int) -> int:
     Args:
         size: bytes of its text.
     """
-    if path in _FREE:
+    if path in FREE:
         return 0
     return max(1, (size - _excess_of_media(fields)) // TOKEN_BYTES)
 
@@ -50,7 +50,7 @@ def answer_tokens(fields: dict[str, Any], path: str) -> tuple[int, bool]:
     Numbers that no server takes count as absent; who sends them is told by the server.
     """
     said = [most for name in _MOST_NAMES if (most := _count(fields.get(name))) is not None]
-    default = DEFAULT_COMPLETION_TOKENS if path == "/v1/completions" else DEFAULT_ANSWER_TOKENS
+    default = DEFAULT_COMPLETION_TOKENS if path == COMPLETIONS else DEFAULT_ANSWER_TOKENS
     number = max([1, *(_count(fields.get(name)) or 1 for name in _NUMBER_NAMES)])
     prompt = fields.get("prompt")
     prompts = len(prompt) if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int) else 1
@@ -66,7 +66,7 @@ def _excess_of_media(fields: dict[str, Any]) -> int:
             content = item.get("content") if isinstance(item, dict) else None
             for part in content if isinstance(content, list) else ():
                 if isinstance(part, dict) and part.get("type") in _MEDIA:
-                    excess += max(0, _size(part) - _MOST_MEDIUM_TOKENS * TOKEN_BYTES)
+                    excess += max(0, _size(part) - MOST_MEDIUM_TOKENS * TOKEN_BYTES)
     return excess
 
 

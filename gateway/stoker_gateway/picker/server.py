@@ -147,6 +147,19 @@ class PickerServer:
         """These are all keys there are, for all requests from now on; None: anyone may use all models."""
         self._decider.set_keyring(keyring)
 
+    def answered(self, model: str, pick: int, server: str) -> None:
+        """A request has ended, by this server's answer: whoever asks for its response later is sent there.
+
+        Args:
+            model: its served name.
+            pick: the number of the pick that sent the request.
+        """
+        self._decider.answered(model, pick, server)
+
+    def say_models(self, server: str, answer: bytes) -> None:
+        """A server's answer to ``GET /v1/models``: what clients are told of its models."""
+        self._decider.say_models(server, answer)
+
     def wake(self, model: str) -> None:
         """There is news of a model's servers: some may have room for requests that wait."""
         self._decider.wake(model)

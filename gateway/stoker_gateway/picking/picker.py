@@ -147,6 +147,11 @@ class EndpointPicker:
         self._unknown = count(int.from_bytes(place, "little"))
 
     @property
+    def num_ready(self) -> int:
+        """How many servers are ready."""
+        return self._num_ready
+
+    @property
     def num_blocks(self) -> int:
         """Blocks of prompts that are remembered."""
         return len(self._index)

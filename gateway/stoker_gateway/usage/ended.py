@@ -8,10 +8,12 @@ from typing import Any, Final
 
 from envoy.config.core.v3 import base_pb2
 
+from stoker_gateway.paths import FORMS, GENERATING, POSTED
 from stoker_gateway.protocol_words import (
     DESTINATION,
     DESTINATION_METADATA,
     ESTIMATE,
+    FAILED,
     GRANT,
     KEY,
     METADATA,
@@ -22,8 +24,6 @@ from stoker_gateway.protocol_words import (
 from stoker_gateway.usage import tokens
 from stoker_gateway.usage.tokens import Tokens
 
-#: Paths whose answers cost tokens even if they do not say how many.
-_GENERATING: Final = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages")
 _POST: Final = base_pb2.RequestMethod.POST
 #: Envoy's flags of answers that did not end as they should: the client left, or the server did, or nothing happened.
 _BROKEN_OFF: Final = (
@@ -119,13 +119,13 @@ def _servers(common: Any, destination: Mapping[str, Any]) -> tuple[str, ...]:
 def _tokens(entry: Any, usage: Mapping[str, Any], prompt_tokens: Any, *, aborted: bool) -> Tokens:
     """What was used: said by the answer, or estimated where it does not say it, or broke off before it did."""
     path = entry.request.path.partition("?")[0]
-    if entry.request.request_method != _POST or path.startswith("/v1/responses/"):
+    if entry.request.request_method != _POST or path not in POSTED:
         return Tokens()  # an answer that was made before tells again what it took
     known = tokens.said(usage)
     if known is not None and (not aborted or "stoker_usage" in usage):
         return known
     status = entry.response.response_code.value
-    if path not in _GENERATING or not (status == 200 or (aborted and not status)):
+    if usage.get(FAILED) or path not in GENERATING | FORMS or not (status == 200 or (aborted and not status)):
         return known or Tokens()
     streamed = entry.response.response_headers.get("content-type", "").startswith("text/event-stream")
     guess = tokens.estimated(entry.request.request_body_bytes, entry.response.response_body_bytes, streamed=streamed)

@@ -23,6 +23,8 @@ from stoker_gateway.protocol_words import USAGES
 TOKEN_BYTES: Final = 4
 EVENT_BYTES: Final = 220
 
+#: What is counted of an answer.
+_ANSWERS: Final = ("completion_tokens", "output_tokens")
 #: No request has as many tokens: a larger number is as good as none.
 _MOST: Final = 1 << 31
 
@@ -51,7 +53,7 @@ def said(usage: Mapping[str, Any]) -> Tokens | None:
         usage: the metadata that Envoy made of it.
     """
     of = {name: _object(usage.get(name)) for name in USAGES}
-    for known in (of["stoker_usage"], {**of["message"], **of["usage"], **of["response"]}):
+    for known in (of["stoker_usage"], _together(of["message"], of["usage"], of["response"])):
         if (tokens := _tokens(known)) is not None:
             return tokens
     return None
@@ -80,6 +82,27 @@ def _tokens(known: Mapping[str, Any]) -> Tokens | None:
     if prompt is None:
         return None
     return Tokens(prompt, min(cached or 0, prompt), output or 0)
+
+
+def _together(*usages: Mapping[str, Any]) -> dict[str, Any]:
+    """What several usages of one answer say: each adds to the one before. A prompt gets no shorter: a later one that
+    counts none of its tokens does not know them.
+    """
+    whole: dict[str, Any] = {}
+    for usage in usages:
+        if _says_prompt(usage) and not any(map(_count, usage.values())):
+            whole = {**usage, **whole}  # it knows nothing
+            continue
+        for name, value in usage.items():
+            before, now = _count(whole.get(name)), _count(value)
+            if now is None and before is not None:
+                continue
+            whole[name] = value if now is None or before is None or name in _ANSWERS else max(before, now)
+    return whole
+
+
+def _says_prompt(usage: Mapping[str, Any]) -> bool:
+    return any(_count(usage.get(name)) is not None for name in ("prompt_tokens", "input_tokens"))
 
 
 def _count(value: Any) -> int | None:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import gzip
+import json
 import logging
+import zlib
 from pathlib import Path
 
 import pytest
+from httpx import Response
 from starlette.testclient import TestClient
 
 from stoker_engine.contract.errors import ArgumentError
@@ -199,3 +203,22 @@ def test_a_body_that_is_too_large(make_client: MakeClient, told: bool) -> None:
 def test_the_schema_may_be_hidden(make_client: MakeClient, client: TestClient) -> None:
     assert client.get("/openapi.json").status_code == 200
     assert make_client(disable_fastapi_docs=True).get("/openapi.json").status_code == 404
+
+
+def test_compressed_bodies_are_decoded_within_the_limit_or_refused(make_client: MakeClient) -> None:
+    client = make_client(max_request_bytes=5 << 20)
+    body = json.dumps(BODY).encode()
+
+    def post(content: bytes, encoding: str) -> Response:
+        headers = {"content-type": "application/json", "content-encoding": encoding}
+        return client.post("/v1/completions", content=content, headers=headers)
+
+    for encoding, content in (("gzip", gzip.compress(body)), ("deflate", zlib.compress(body)), ("identity", body)):
+        assert post(content, encoding).status_code == 200
+    long = json.dumps({**BODY, "prompt": " " * (3 << 20)}).encode()
+    assert post(gzip.compress(long), "gzip").status_code == post(long, "identity").status_code != 413
+    error_of(post(gzip.compress(b" " * (64 << 20)), "gzip"), 413)
+    for encoding in ("zstd", "br", "gzip, gzip"):
+        assert "Content-Encoding" in error_of(post(body, encoding), 415)["message"]
+    for broken in (body, gzip.compress(body)[:-9], b""):
+        error_of(post(broken, "gzip"), 400)

@@ -486,3 +486,16 @@ def test_an_answer_that_is_too_large_to_keep_says_so(client: TestClient, monkeyp
     last = json.loads(events.rstrip().rpartition("data: ")[2])
     assert last["type"] == "response.completed"
     assert last["response"]["store"] is False
+
+
+def test_a_gateway_names_responses(client: TestClient) -> None:
+    body = {"input": "one", "store": True}
+    for name in ("resp_given", "resp_another"):
+        headers = {"x-request-id": "shared", "x-stoker-response-id": name}
+        answer = client.post("/v1/responses", json=body, headers=headers)
+        assert answer.json()["id"] == name and answer.headers["x-request-id"] == "shared"
+        assert client.get(f"/v1/responses/{name}").status_code == 200
+    asked = client.post("/v1/responses", json=body | {"request_id": "mine"}, headers={"x-stoker-response-id": "resp_x"})
+    assert asked.json()["id"] == "mine"
+    odd = client.post("/v1/responses", json=body, headers={"x-stoker-response-id": "two words"})
+    assert odd.json()["id"].startswith("resp_")

@@ -186,7 +186,7 @@ def _routed(said: ext_proc.ProcessingResponse, common: ext_proc.CommonResponse) 
     spaces = dict(said.dynamic_metadata)
     known = dict(spaces.pop("stoker"))
     assert list(spaces) == ["envoy.lb"]
-    return Outcome(destination.split(","), removed, cluster, headers=headers, metadata=known)
+    return Outcome(list(dict.fromkeys(destination.split(","))), removed, cluster, headers=headers, metadata=known)
 
 
 @dataclass

@@ -88,7 +88,9 @@ def test_a_response_is_gone_on_with_and_found_where_it_was_made() -> None:
                 name = f"request-{number}"
                 body = {"model": "a", "input": f"{number} {LONG}"} | ({"request_id": "mine"} if number == 7 else {})
                 said = await picker.proxy.post("/v1/responses", body, headers={"x-request-id": name})
+                assert (said.headers["x-stoker-response-id"] == "mine") == (number == 7)
                 made["mine" if number == 7 else f"resp_{name}_0123abcd"] = said.servers[0]
+                made[said.headers["x-stoker-response-id"]] = said.servers[0]
             assert len(set(made.values())) > 1
             for response_id, server in made.items():
                 body = {"model": "a", "input": "go on", "previous_response_id": response_id}

@@ -16,7 +16,7 @@ from stoker_gateway.directory import Directory, Endpoint
 from stoker_gateway.envoy.files import EnvoyFiles
 from stoker_gateway.envoy.process import EnvoyProcess
 from stoker_gateway.envoy.settings import EnvoySettings
-from stoker_gateway.hearing import ended_listener
+from stoker_gateway.hearing import answered_listener, ended_listener
 from stoker_gateway.picker.server import PickerServer
 from stoker_gateway.picking.picker import EndpointPicker
 from stoker_gateway.usage.access_log_service import AccessLogService
@@ -74,7 +74,13 @@ async def behind(handler: Handler | None, addresses: tuple[str, ...] = ()) -> As
         EnvoyFiles(settings).write(directory)
         server, envoy = PickerServer(directory, {"m": made.picker}), EnvoyProcess(settings)
         server.serve_also(
-            AccessLogService([ended_listener({"m": made.picker}, server.wake), made.ended.append]).register
+            AccessLogService(
+                [
+                    ended_listener({"m": made.picker}, server.wake),
+                    answered_listener(server.answered),
+                    made.ended.append,
+                ]
+            ).register
         )
         server.listen(f"unix:{settings.picker_socket}")
         await server.start()

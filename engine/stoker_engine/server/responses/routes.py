@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import uuid
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 from fastapi import APIRouter, Query, Request
 from starlette.responses import Response as HTTPResponse
@@ -16,6 +16,7 @@ from stoker_engine.server.connection.disconnect import until_disconnect
 from stoker_engine.server.connection.sse import EventStream, Framing
 from stoker_engine.server.middleware.request_id import HEADER, request_id
 from stoker_engine.server.openai.chat_request import ChatCompletionRequest
+from stoker_engine.server.openai.field_types import REQUEST_ID
 from stoker_engine.server.openai.turn import Turn
 from stoker_engine.server.responses import items
 from stoker_engine.server.responses.answer import DeletedResponse, ItemList, Response
@@ -24,6 +25,9 @@ from stoker_engine.server.responses.items import Item
 from stoker_engine.server.responses.request import ResponsesRequest, check_include, error_names
 from stoker_engine.server.responses.store import ResponseStore, StoredResponse
 from stoker_engine.server.service import Service
+
+#: The request header by which a gateway names the response, so that it knows where each is kept.
+RESPONSE_ID_HEADER: Final = "x-stoker-response-id"
 
 
 def routes(service: Service) -> APIRouter:
@@ -108,6 +112,9 @@ def _response_id(request: Request, body: ResponsesRequest) -> str:
     """What an answer is called. A proxy may give several requests the same id; answers are found by theirs."""
     if body.request_id is not None:
         return body.request_id
+    asked = request.headers.get(RESPONSE_ID_HEADER, "")
+    if REQUEST_ID.fullmatch(asked):
+        return asked
     state = request.scope["state"]
     made = f"resp_{state['request_id']}"
     return f"{made}_{uuid.uuid4().hex[:8]}" if state["request_id_given"] else made

@@ -1,0 +1,75 @@
+"""Compressed request bodies (``Content-Encoding``): decoded piece by piece before their size is limited, or refused."""
+
+from __future__ import annotations
+
+import zlib
+from typing import Final
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from stoker_engine.server import errors
+
+HEADER: Final = "content-encoding"
+#: Encoding → zlib's word for its format.
+_FORMATS: Final = {"gzip": 31, "x-gzip": 31, "deflate": 15}
+#: Bytes of a decoded piece, at most.
+_PIECE: Final = 1 << 20
+
+
+class ContentEncodingMiddleware:
+    """Decodes bodies in gzip and deflate, and answers 415 to others."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handles a request."""
+        encoding = (
+            Headers(scope=scope).get(HEADER, "identity").strip().lower() if scope["type"] == "http" else "identity"
+        )
+        if encoding == "identity":
+            await self._app(scope, receive, send)
+            return
+        if encoding not in _FORMATS:
+            sentence = f"Content-Encoding {encoding[:100]!r} is not known here; send gzip, deflate, or no encoding"
+            refusal = HTTPException(415, sentence, headers={"accept-encoding": "gzip, deflate"})
+            await errors.response(refusal, scope)(scope, receive, send)
+            return
+        scope = {**scope, "headers": list(scope["headers"])}
+        headers = MutableHeaders(scope=scope)
+        for name in (HEADER, "content-length"):  # which is of the encoded body
+            del headers[name]
+        await self._app(scope, _Decoded(receive, _FORMATS[encoding]).receive, send)
+
+
+class _Decoded:
+    """A body that is decoded as it is asked for."""
+
+    def __init__(self, receive: Receive, format: int) -> None:
+        self._receive = receive
+        self._decoder = zlib.decompressobj(format)
+        self._rest = b""
+        self._more = True
+        self._ended = False
+
+    async def receive(self) -> Message:
+        """The next message, with a decoded piece of the body."""
+        if self._ended:
+            return await self._receive()  # that the client has left
+        while self._more and not self._rest:
+            message = await self._receive()
+            if message["type"] != "http.request":
+                return message
+            self._rest, self._more = message.get("body", b""), message.get("more_body", False)
+        try:
+            piece = self._decoder.decompress(self._rest, _PIECE)
+        except zlib.error as error:
+            raise HTTPException(400, f"the request body is not what its Content-Encoding says: {error}") from None
+        self._rest = self._decoder.unconsumed_tail
+        if not self._rest and not self._more and len(piece) < _PIECE:
+            self._ended = True
+            if not self._decoder.eof:
+                raise HTTPException(400, "the request body breaks off before its Content-Encoding ends")
+        return {"type": "http.request", "body": piece, "more_body": not self._ended}

@@ -1,0 +1,35 @@
+"""Compressed bodies of requests: decoded on their way, so that the picker and servers read what was meant.
+
+The decoded body is what ``max_body_bytes`` limits. Other encodings than gzip come to the picker as they are, which
+refuses them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+Config = dict[str, Any]
+
+_TYPE = "type.googleapis.com/envoy.extensions."
+
+
+def gzip() -> Config:
+    """The filter."""
+    return {
+        "name": "gzip",
+        "typed_config": {
+            "@type": f"{_TYPE}filters.http.decompressor.v3.Decompressor",
+            "decompressor_library": {
+                "name": "gzip",
+                "typed_config": {
+                    "@type": f"{_TYPE}compression.gzip.decompressor.v3.Gzip",
+                    "window_bits": 15,
+                    "chunk_size": 65536,
+                },
+            },
+            "request_direction_config": {"advertise_accept_encoding": False},
+            "response_direction_config": {
+                "common_config": {"enabled": {"default_value": False, "runtime_key": "gateway.decode_answers"}}
+            },
+        },
+    }

@@ -1,0 +1,100 @@
+"""What clients ask a server beside answers, they may ask the gateway, and are told the same."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from importlib.metadata import version
+from typing import Any
+
+import aiohttp
+import pytest
+from aiohttp import web
+
+from stoker_gateway.picker.model_cards import ModelCards
+from stoker_gateway.polling import HttpAsker
+
+from .behind_envoy import gateway
+from .picker.proxy import picking
+
+
+def _said(**card: Any) -> bytes:
+    return json.dumps({"object": "list", "data": [{"id": "org/a", **card}, {"id": "another"}]}).encode()
+
+
+def test_models_are_told_as_their_servers_tell_them() -> None:
+    async def main() -> None:
+        one, two = "10.0.0.1:80", "10.0.0.2:80"
+        async with picking({"org/a": [one, two], "b": [two]}) as picker:
+            for server, longest in ((one, 8192), (two, 4096)):
+                said = _said(max_model_len=longest, root="/models/a", parent=None, permission=[{"id": "p"}], x="y")
+                picker.server.say_models(server, said)
+            known = {"max_model_len": 4096, "root": "/models/a", "parent": None, "permission": [{"id": "p"}]}
+            card = {"id": "org/a", "object": "model", "created": 0, "owned_by": "stoker"} | known
+            assert (await picker.proxy.get("/v1/models/org/a")).json == card
+            listed = (await picker.proxy.get("/v1/models")).json["data"]
+            assert listed[0] == card and "max_model_len" not in listed[1]
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"", b"1", b"[]", b"{}", b'{"data": 1}', b'{"data": [1, {}, {"id": 2}]}', _said(max_model_len="8192"),
+        _said(max_model_len=True), _said(max_model_len=-1), _said(root=1, parent=["x"], permission={}),
+        _said(root="x" * 5000, permission=["x" * 5000]),
+    ],
+)  # fmt: skip
+def test_cards_that_make_no_sense_are_left_out(answer: bytes) -> None:
+    cards = ModelCards()
+    cards.say("s", answer)
+    assert cards.of("org/a", ["s", "unknown"]) == {}
+    cards.say("s", _said(max_model_len=1))
+    assert cards.of("org/a", ["s"]) == {"max_model_len": 1}
+    cards.keep(["other"])
+    assert cards.of("org/a", ["s"]) == {}
+
+
+def test_servers_are_asked_for_their_models_with_their_key() -> None:
+    asked: list[tuple[str, str | None]] = []
+    heard: list[tuple[str, bytes]] = []
+
+    async def answer(request: web.Request) -> web.Response:
+        asked.append((request.path, request.headers.get("authorization")))
+        return web.Response(body=_said() if request.path == "/v1/models" else b"")
+
+    async def main() -> None:
+        app = web.Application()
+        app.router.add_get("/{path:.*}", answer)
+        runner = web.AppRunner(app, access_log=None)
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        server = f"127.0.0.1:{runner.addresses[0][1]}"
+        async with HttpAsker(lambda *said: heard.append(said)) as asker:
+            asker.authorizations = {server: "Bearer k"}
+            for _ in range(3):
+                assert (await asker(server)).ready
+        await runner.cleanup()
+        assert heard == [(server, _said())]  # once in a while
+        assert [key for path, key in asked if path == "/v1/models"] == ["Bearer k"]
+        assert {key for path, key in asked if path != "/v1/models"} == {None}
+
+    asyncio.run(main())
+
+
+def test_paths_that_are_no_api_answer_as_a_server_does() -> None:
+    async def main() -> None:
+        async with gateway(1) as at, aiohttp.ClientSession() as client:
+            for method, path in (("GET", "/health"), ("GET", "/ping"), ("POST", "/ping")):
+                async with client.request(method, at.url + path) as answer:
+                    assert (answer.status, await answer.read()) == (200, b"")
+            async with client.get(at.url + "/version") as answer:
+                assert await answer.json() == {"version": version("stoker")}
+            for path in ("/docs", "/openapi.json", "/nowhere", "/v1", "/v1/nowhere"):
+                async with client.get(at.url + path) as answer:
+                    error = (await answer.json())["error"]
+                    assert (answer.status, error["type"]) == (404, "not_found_error")
+                    assert error.keys() == {"message", "type", "param", "code"}
+
+    asyncio.run(main())
