@@ -12,6 +12,8 @@ import pytest
 from stoker_gateway.directory import Directory, Endpoint
 from stoker_gateway.named_servers import NamedServers, addresses_of
 
+from ..virtual_time import elapse
+
 VirtualTime = Callable[[Callable[[], Coroutine[Any, Any, None]]], None]
 
 
@@ -52,16 +54,16 @@ def test_names_are_looked_up_every_half_minute_and_soon_when_all_servers_are_los
         try:
             first = Directory({"m": Endpoint("m", "m", named.servers()["m"])})
             watching = asyncio.create_task(named.watch(first, change, lambda: lost))
-            await asyncio.sleep(40)
+            await elapse(40)
             assert not changes
             addresses[:] = ["10.0.0.2", "10.0.0.3"]
-            await asyncio.sleep(30)
+            await elapse(30)
             assert changes.pop() == (60.0, ("10.0.0.2:80", "10.0.0.3:80", "10.0.0.9:81"))
             addresses.clear()
-            await asyncio.sleep(30)  # what cannot be looked up stays
+            await elapse(30)  # what cannot be looked up stays
             addresses[:] = ["10.0.0.4"]
             lost = True
-            await asyncio.sleep(2)
+            await elapse(2)
             [(at, servers)] = changes
             assert at < 103 and servers == ("10.0.0.4:80", "10.0.0.9:81")
             watching.cancel()

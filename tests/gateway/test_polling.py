@@ -254,9 +254,9 @@ def test_a_frozen_server_is_lost_five_seconds_after_its_last_answer(
         loop = asyncio.get_running_loop()
 
         async def ask(server: str) -> ServerLoad:
-            await asyncio.sleep(takes_s)
+            await elapse(takes_s)
             if server == "frozen" and frozen_at <= loop.time() < 30:
-                await asyncio.sleep(TIMEOUT_S - takes_s)
+                await elapse(TIMEOUT_S - takes_s)
                 raise TimeoutError
             return ServerLoad()
 
