@@ -25,6 +25,7 @@ from stoker_operator.admission import Object, Verdict
 from stoker_operator.api.v1alpha1 import KIND
 from stoker_operator.apply import MANAGER, NotLeading, Writer
 from stoker_operator.copy_watch import CopyWatch
+from stoker_operator.decide import is_ours
 from stoker_operator.endpoint_tasks import EndpointTasks
 from stoker_operator.engine_facts import EngineFacts
 from stoker_operator.facts import Key
@@ -36,6 +37,7 @@ from stoker_operator.informer import Informer, Watched
 from stoker_operator.judge import Judgement, Knowledge, judge
 from stoker_operator.kube import Kube, KubeError
 from stoker_operator.manifests.owner import INSTANCE, Owner
+from stoker_operator.manifests.storage import shrinking_problem
 from stoker_operator.metrics import Metrics
 from stoker_operator.own_thread import WorkerThreads
 from stoker_operator.plan.capacity import capacity
@@ -371,12 +373,21 @@ class Controller:
     def _check(self, document: Object, before: Object | None) -> Verdict:
         """The webhook's judge."""
         judgement = self._judgement(document, before)
-        if judgement.plan is None:
+        if judgement.plan is None or judgement.parsed is None:
             return Verdict(judgement.violations)
+        problem = shrinking_problem(judgement.parsed.spec, self._claim(document)) if before else None
         placement = judgement.plan.placement
         # What holds accelerators now may be gone tomorrow; what no node has, is not there tomorrow either.
         room = capacity(observe.nodes(self._store), (), placement.accelerator, placement.count)
-        return Verdict(judgement.violations, (*judgement.plan.warnings, *([room] if room else [])))
+        violations = (*judgement.violations, *([problem] if problem else []))
+        return Verdict(violations, (*judgement.plan.warnings, *([room] if room else [])))
+
+    def _claim(self, document: Object) -> Object | None:
+        """The claim that was made for an endpoint."""
+        metadata = document["metadata"]
+        owner = Owner(metadata["name"], metadata.get("namespace"), metadata.get("uid"))
+        live = self._store.get("PersistentVolumeClaim", owner.namespace or "", owner.object_name)
+        return live if live is not None and is_ours(owner, live) else None
 
     def _conditions(self) -> Mapping[tuple[str, str], int]:
         """How many endpoints have which condition."""
