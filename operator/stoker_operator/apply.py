@@ -39,8 +39,9 @@ class Applied:
 
     Attributes:
         live: the objects as they are now.
-        refusal: what the API server said of one that it will not take; those after it were not tried.
-        refused: which one.
+        refusal: what the API server said of those that it does not take; the others were applied all the same, except
+            a Deployment that does not exist yet and whose pods would lack one of them.
+        refused: the first of them.
     """
 
     live: Mapping[Child, Object]
@@ -86,21 +87,29 @@ class Writer:
         now = dict(live)
         children = {Child.of(each): each for each in objects}
         due = [child for child, each in children.items() if child not in now or differs(each, now[child], MANAGER)]
-        checks = [(child, True) for child in due if child.kind == check]
-        for child, dry_run in [*checks, *((child, False) for child in due)]:
-            wanted = children[child]
+        for child in due:
+            if child.kind == check:
+                try:
+                    self._apply(children[child], dry_run=True)
+                except KubeError as error:
+                    if not error.refused:
+                        raise
+                    return Applied(now, str(error), child)
+        refusals: dict[Child, str] = {}
+        for child in due:
+            if child.kind == "Deployment" and child not in now and refusals.keys() - now.keys():
+                continue  # its pods would lack what could not be created
             try:
-                answer = self._apply(wanted, dry_run=True) if dry_run else self._apply_on(wanted, now.get(child))
+                now[child] = self._apply_on(children[child], now.get(child))
             except KubeError as error:
                 if not error.refused:
                     raise
-                return Applied(now, str(error), child)
-            if not dry_run:
-                _log(wanted, f"{child.kind} {'changed' if child in live else 'created'}")
-                now[child] = answer
+                refusals[child] = str(error)
+            else:
+                _log(children[child], f"{child.kind} {'changed' if child in live else 'created'}")
         for child in unwanted:
             self._delete(now.pop(child))
-        return Applied(now)
+        return Applied(now, "; ".join(refusals.values()), next(iter(refusals), None))
 
     def apply_status(self, endpoint: Endpoint, status: Mapping[str, Any], now: datetime) -> bool:
         """Applies the endpoint's status where it differs, and emits an Event where a condition changed that people

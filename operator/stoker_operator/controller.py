@@ -25,6 +25,7 @@ from stoker_operator.admission import Object, Verdict
 from stoker_operator.api.v1alpha1 import KIND
 from stoker_operator.apply import MANAGER, NotLeading, Writer
 from stoker_operator.copy_watch import CopyWatch
+from stoker_operator.decide import is_ours
 from stoker_operator.endpoint_tasks import EndpointTasks
 from stoker_operator.engine_facts import EngineFacts
 from stoker_operator.facts import Key
@@ -36,12 +37,14 @@ from stoker_operator.informer import Informer, Watched
 from stoker_operator.judge import Judgement, Knowledge, judge
 from stoker_operator.kube import Kube, KubeError
 from stoker_operator.manifests.owner import INSTANCE, Owner
+from stoker_operator.manifests.storage import shrinking_problem
 from stoker_operator.metrics import Metrics
+from stoker_operator.own_thread import WorkerThreads
 from stoker_operator.plan.capacity import capacity
 from stoker_operator.plan.catalogue import Catalogue
 from stoker_operator.policy import PERMISSIVE, Policy
 from stoker_operator.process import Process
-from stoker_operator.reconcile import Cluster, Outcome, reconcile
+from stoker_operator.reconcile import Cluster, Outcome, reconcile, report_failure
 from stoker_operator.routing import Routes
 from stoker_operator.settings import Settings
 from stoker_operator.store import Store
@@ -52,6 +55,11 @@ Watch = Callable[[tuple[Watched, ...], Callable[[str, str | None, Object], None]
 _LISTS_APART_SECONDS: Final = 30
 #: A review is answered later by no more than this; the API server waits some seconds.
 _REVIEW_WAITS_SECONDS: Final = 2
+#: Reconciles that are made at a time; one that hangs does not count.
+_RECONCILES: Final = 16
+#: The most characters of an error that a condition repeats.
+_ERROR: Final = 500
+_BUG: Final = "this is a bug in the operator, whose log has more; a changed spec is tried at once"
 
 logger = logging.getLogger(__name__)
 
@@ -83,6 +91,7 @@ class Controller:
         self._routes = Routes(settings.gateway)
         self._metrics = Metrics()
         self._metrics.ask_endpoints(self._conditions)
+        self._workers = WorkerThreads("reconcile", _RECONCILES, settings.reconcile_seconds)
         self._tasks = EndpointTasks(self._reconcile, settings)
         self._grants = EndpointTasks(self._grant, settings)
         self._configs = HubConfigs(self._looked_at_hub)
@@ -155,12 +164,19 @@ class Controller:
         writer = Writer(self._kube, self._store, lambda: epoch is not None and self._process.epoch() == epoch)
         facts = self._engines.reported, self._copies.copies
         cluster = Cluster(self._kube, self._store, writer, self._holders.now, *facts)
+        work = functools.partial(reconcile, cluster, self._knowledge(key), key, datetime.now(UTC))
         try:
-            outcome = await asyncio.to_thread(reconcile, cluster, self._knowledge(key), key, datetime.now(UTC))
+            outcome = await self._workers.call(work, lambda: self._report_late(cluster, key))
         except NotLeading:
             raise  # no failure
+        except KubeError as error:
+            self._metrics.failed(error.status, time.monotonic() - began)
+            raise
         except Exception as error:
-            self._metrics.failed(error.status if isinstance(error, KubeError) else "bug", time.monotonic() - began)
+            self._metrics.failed("bug", time.monotonic() - began)
+            said = f"{type(error).__name__}: {error}"[:_ERROR]
+            problem = f"the operator fails to reconcile this endpoint: {said}; {_BUG}"
+            await asyncio.to_thread(self._report, cluster, key, problem)
             raise
         self._metrics.reconciled(outcome.value, time.monotonic() - began)
         if outcome is Outcome.GONE:
@@ -168,6 +184,24 @@ class Controller:
             self._copies.forget(key)
             self._configs.forget(key)
         return outcome
+
+    def _report_late(self, cluster: Cluster, key: Key) -> None:
+        seconds = self._settings.reconcile_seconds
+        logger.warning("reconciling takes more than %g seconds", seconds, extra=key.reference)
+        problem = f"the operator has been reconciling this endpoint for more than {seconds:g} seconds; {_BUG}"
+        reporting = asyncio.get_running_loop().run_in_executor(None, self._report, cluster, key, problem)
+        # The reconcile may have ended meanwhile, and its status been replaced by this one: the next one puts it right.
+        reporting.add_done_callback(lambda _: self._wake(key))
+
+    def _report(self, cluster: Cluster, key: Key, problem: str) -> None:
+        """Has the endpoint's status say that the operator fails."""
+        with contextlib.suppress(NotLeading):
+            try:
+                report_failure(cluster, key, problem, datetime.now(UTC))
+            except KubeError as error:
+                logger.warning("the status could not be written: %s", error, extra=key.reference)
+            except Exception:
+                logger.exception("this is a bug in the operator", extra=key.reference)
 
     async def _grant(self, key: Key) -> Outcome:
         """Lets the gateway read what it needs in a namespace, and no more."""
@@ -339,12 +373,21 @@ class Controller:
     def _check(self, document: Object, before: Object | None) -> Verdict:
         """The webhook's judge."""
         judgement = self._judgement(document, before)
-        if judgement.plan is None:
+        if judgement.plan is None or judgement.parsed is None:
             return Verdict(judgement.violations)
+        problem = shrinking_problem(judgement.parsed.spec, self._claim(document)) if before else None
         placement = judgement.plan.placement
         # What holds accelerators now may be gone tomorrow; what no node has, is not there tomorrow either.
         room = capacity(observe.nodes(self._store), (), placement.accelerator, placement.count)
-        return Verdict(judgement.violations, (*judgement.plan.warnings, *([room] if room else [])))
+        violations = (*judgement.violations, *([problem] if problem else []))
+        return Verdict(violations, (*judgement.plan.warnings, *([room] if room else [])))
+
+    def _claim(self, document: Object) -> Object | None:
+        """The claim that was made for an endpoint."""
+        metadata = document["metadata"]
+        owner = Owner(metadata["name"], metadata.get("namespace"), metadata.get("uid"))
+        live = self._store.get("PersistentVolumeClaim", owner.namespace or "", owner.object_name)
+        return live if live is not None and is_ours(owner, live) else None
 
     def _conditions(self) -> Mapping[tuple[str, str], int]:
         """How many endpoints have which condition."""

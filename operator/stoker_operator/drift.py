@@ -119,6 +119,6 @@ def _is_stale(owned: Mapping[str, Any], desired: Any) -> bool:
 def _amount(value: Any) -> Any:
     """What a quantity such as ``500m`` amounts to."""
     try:
-        return amount(value)
+        return amount(value if isinstance(value, int) else str(value))
     except ValueError:
         return value

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Coroutine
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -24,6 +24,49 @@ class OwnThread:
     def close(self) -> None:
         """No more calls; those that have not begun are dropped."""
         self._executor.shutdown(wait=False, cancel_futures=True)
+
+
+class WorkerThreads:
+    """A thread for each call, and so many calls at a time; one that takes longer than a bound no longer counts, so that
+    calls that hang hold up no others.
+
+    Args:
+        name: what the threads are called.
+        limit: how many calls are made at a time.
+        seconds: the bound.
+    """
+
+    def __init__(self, name: str, limit: int, seconds: float) -> None:
+        self._name, self._seconds = name, seconds
+        self._slots = asyncio.Semaphore(limit)
+
+    async def call(self, function: Callable[[], T], late: Callable[[], None]) -> T:
+        """What `function` returns or raises, whenever that is. A caller that is cancelled does not stop it.
+
+        Args:
+            function: is called in a thread.
+            late: is called once, in the event loop, when `function` has taken longer than the bound.
+        """
+        async with self._slots:
+            result = self._start(function)
+            done, _ = await asyncio.wait((result,), timeout=self._seconds)
+        if not done:
+            late()
+        return await result
+
+    def _start(self, function: Callable[[], T]) -> asyncio.Future[T]:
+        result: Future[T] = Future()
+        result.set_running_or_notify_cancel()  # from now on it cannot be cancelled
+
+        def work() -> None:
+            try:
+                result.set_result(function())
+            except BaseException as error:
+                result.set_exception(error)
+
+        # A daemon: the process can end while a call hangs.
+        threading.Thread(target=work, name=self._name, daemon=True).start()
+        return asyncio.wrap_future(result)
 
 
 class OwnLoop:

@@ -24,7 +24,7 @@ from stoker_operator.kube import Kube
 from stoker_operator.manifests.owner import Owner
 from stoker_operator.pinning import engine, image, is_behind
 from stoker_operator.plan.capacity import Holder, capacity
-from stoker_operator.status import Seen, SeenWorkload, reported_workload, status, told_args
+from stoker_operator.status import Seen, SeenWorkload, failed, reported_workload, status, told_args
 from stoker_operator.store import Store
 
 #: How long requests go to the engine of an endpoint that has become ready, while it has not reported its blocks.
@@ -118,6 +118,17 @@ def reconcile(cluster: Cluster, knowledge: Knowledge, key: Key, now: datetime) -
     moving = any(not each.rollout.complete for each in workloads.values())
     silent = any(each.silent for each in workloads.values()) and _became_ready(told) > now - _ASK_FOR
     return Outcome.MOVING if moving or decision.conflict or silent else Outcome.SETTLED
+
+
+def report_failure(cluster: Cluster, key: Key, problem: str, now: datetime) -> None:
+    """Reports that the operator itself fails to reconcile an endpoint.
+
+    Raises:
+        KubeError, NotLeading: as `reconcile`.
+    """
+    endpoint = observe.endpoint(cluster.store, key)
+    if endpoint and not endpoint.deleting:
+        cluster.writer.apply_status(endpoint, failed(endpoint, problem, now), now)
 
 
 def _is_behind(store: Store, endpoint: Endpoint) -> bool:

@@ -62,6 +62,7 @@ class Settings:
         recheck_seconds: how soon an endpoint is looked at again that is not ready yet; up to sixteen times that while
             nothing happens. Events report most of it, but not why pods do not start.
         backoff_seconds: the first pause after an error; it doubles up to `resync_seconds`.
+        reconcile_seconds: a reconcile that takes longer is reported in the endpoint's status, and holds up no other.
         policy: a file that states what is permitted to endpoints, and what is added to their objects.
         catalogue: a file that extends and overrides the built-in accelerator catalogue.
         health_address: where ``/healthz``, ``/readyz`` and ``/metrics`` answer, as HOST:PORT.
@@ -74,6 +75,7 @@ class Settings:
     resync_seconds: float = 600
     recheck_seconds: float = 2
     backoff_seconds: float = 1
+    reconcile_seconds: float = 60
     catalogue: Path | None = None
     policy: Path | None = None
     health_address: str = "0.0.0.0:8080"

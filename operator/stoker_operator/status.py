@@ -4,7 +4,7 @@
     Planned       it is decided how the model is spread, and it fits; Unknown where the model's shape is not known
     Available     at least one pod serves, whatever its spec
     Progressing   pods are being created or replaced
-    Stalled       something is in the way that does not pass by itself
+    Stalled       something is in the way that does not pass by itself, be it that the operator fails to reconcile it
     Routed        the gateway serves it; only where there is a gateway, or it asks for one
     Degraded      a copy of the model does not serve, and others of its pod do; only where pods have several
     Ready         every replica serves, from the newest spec; its reason and message are the ones to read
@@ -136,6 +136,25 @@ def status(endpoint: Endpoint, decision: Decision, seen: Seen, now: datetime) ->
         "conditions": _conditions(endpoint, verdicts, now),
     }
     return reported | _where(decision, seen) | _workloads(endpoint, decision, seen)
+
+
+def failed(endpoint: Endpoint, problem: str, now: datetime) -> dict[str, Any]:
+    """The status of an endpoint that the operator itself fails to reconcile: what was reported of it, with `problem`.
+
+    Whether pods serve is not known to have changed, so Ready keeps what it says of the same spec.
+    """
+    conditions = {each["type"]: each for each in endpoint.status.get("conditions", ())}
+    verdict = Verdict("True", "ReconcileError", problem)
+    verdicts = {"Stalled": verdict}
+    if conditions.get("Ready", {}).get("observedGeneration") != endpoint.generation:
+        verdicts["Ready"] = verdict._replace(status="False")
+    changed = {each["type"]: each for each in _conditions(endpoint, verdicts, now)}
+    kept = {kind: each for kind, each in conditions.items() if kind != "Ready" or kind not in changed}
+    return {
+        **endpoint.status,
+        "observedGeneration": endpoint.generation,
+        "conditions": list((kept | changed).values()),
+    }
 
 
 def _where(decision: Decision, seen: Seen) -> dict[str, Any]:

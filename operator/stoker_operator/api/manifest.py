@@ -25,13 +25,23 @@ def read(text: str) -> list[InferenceEndpoint]:
     Raises:
         Refused: something in it is wrong.
     """
+    return [parse(document) for document in documents(text)]
+
+
+def documents(text: str) -> list[Any]:
+    """The documents in a YAML file; at least one.
+
+    Raises:
+        Refused: it is not YAML, or it is empty.
+    """
     try:
-        documents = [document for document in yaml.safe_load_all(text) if document is not None]
-    except yaml.YAMLError as error:
+        found = [document for document in yaml.safe_load_all(text) if document is not None]
+    # PyYAML lets pass what Python says of a date or a number that cannot be, and of nesting that is too deep.
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise Refused(Violation("manifest", f"this is not YAML: {error}")) from None
-    if not documents:
+    if not found:
         raise Refused(Violation("manifest", "it is empty", f"write an {KIND}"))
-    return [parse(document) for document in documents]
+    return found
 
 
 def parse(document: Any, before: Any = None) -> InferenceEndpoint:

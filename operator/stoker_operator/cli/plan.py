@@ -15,9 +15,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-import yaml
-
-from stoker_operator.api.manifest import parse
+from stoker_operator.api.manifest import documents, parse
 from stoker_operator.api.v1alpha1 import Spec
 from stoker_operator.api.violation import Refused, Violation
 from stoker_operator.cli import plan_cluster, yaml_text
@@ -152,15 +150,10 @@ def _manifest(filename: str) -> Mapping[str, Any]:
     Raises:
         Refused: it cannot be read, or there are several.
     """
-    try:
-        found = [each for each in yaml.safe_load_all(read_text(filename)) if each is not None]
-    except yaml.YAMLError as error:
-        raise Refused(Violation("manifest", f"this is not YAML: {error}")) from None
+    found = documents(read_text(filename))
     if len(found) > 1:
         names = ", ".join(str((each.get("metadata") or {}).get("name")) for each in found if isinstance(each, Mapping))
         raise Refused(Violation(filename, f"it holds several endpoints ({names})", "put one in a file"))
-    if not found:
-        raise Refused(Violation("manifest", "it is empty", "write an InferenceEndpoint"))
     if not isinstance(found[0], Mapping):
         parse(found[0])
     return dict(found[0])

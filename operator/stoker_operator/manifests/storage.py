@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from stoker_engine.contract.sources import PVC_MOUNT, ModelSource
+from stoker_operator.api.quantity import amount
 from stoker_operator.api.v1alpha1 import Spec
 from stoker_operator.api.v1alpha1.claim import SHARED
 from stoker_operator.api.violation import Violation
@@ -93,6 +94,28 @@ def claim(owner: Owner, spec: Spec) -> Manifest | None:
     for amounts in wanted["resources"].values():
         amounts.update({name: str(amount) for name, amount in amounts.items()})
     return {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": metadata, "spec": wanted}
+
+
+def shrinking_problem(spec: Spec, live: Mapping[str, Any] | None) -> Violation | None:
+    """Why the claim of `spec` cannot be made as small as it says, given the claim that exists; None where it can.
+
+    A claim that asked for more than it got may go back to what it has, as Kubernetes allows; so it is compared with
+    that, and not with an earlier spec.
+    """
+    template = spec.storage.cache.volume_claim_template if spec.storage.cache else None
+    has = ((live or {}).get("status") or {}).get("capacity", {}).get("storage")
+    if template is None or has is None or amount(template.spec.resources.requests["storage"]) >= amount(has):
+        return None
+    # A volume may be larger than what was asked for, and the claim stays as it is.
+    asked = live["spec"]["resources"]["requests"]["storage"] if live else has
+    if amount(template.spec.resources.requests["storage"]) == amount(asked):
+        return None
+    return Violation(
+        "spec.storage.cache.volumeClaimTemplate.spec.resources.requests",
+        f"a volume cannot shrink, and it has {has}",
+        "request as much, or more",
+        reason="Immutable",
+    )
 
 
 def sharing_problem(spec: Spec, access_modes: Collection[str]) -> Violation | None:

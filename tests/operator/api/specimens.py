@@ -620,11 +620,7 @@ _MOVED = ("spec.storage.cache", "the cache cannot be changed; restore it, or del
 _CLAIM = "spec.storage.cache.volumeClaimTemplate.spec"
 _OTHERWISE = (
     _CLAIM,
-    "a claim can grow and cannot be changed otherwise; restore it, or delete the endpoint and create it anew",
-)
-_SHRUNK = (
-    f"{_CLAIM}.resources.requests",
-    "a volume can grow and cannot shrink; request what it was, or more",
+    "a claim can be resized and cannot be changed otherwise; restore it, or delete the endpoint and create it anew",
 )
 #: Changes of the cache: what is right, and what is wrong.
 CHANGES = (
@@ -644,9 +640,7 @@ CHANGES = (
     Change("growth across units", _sized("900Mi"), _sized("1e9")),
     Change("growth of a number", _sized(5), _sized("6")),
     Change("as much in other words", _sized("1Gi"), _sized("1024Mi")),
-    Change("shrinking", _sized("2Gi"), _sized("1Gi"), *_SHRUNK),
-    Change("shrinking in other words", _sized("1Gi"), _sized("1G"), *_SHRUNK),
-    Change("shrinking to a number", _sized("1k"), _sized(999), *_SHRUNK),
+    Change("back to what it was", _sized("2Gi"), _sized("1Gi")),
     Change("other modes", _sized("1Gi"), claim("ReadWriteMany"), *_OTHERWISE),
     Change("a class", _sized("1Gi"), _sized("1Gi", storageClassName="fast"), *_OTHERWISE),
     Change("another class", _sized("1Gi", storageClassName="a"), _sized("9Gi", storageClassName="b"), *_OTHERWISE),

@@ -11,9 +11,7 @@ from pydantic_core import PydanticCustomError
 from stoker_operator.api.rule import ChangeRule, Rule
 
 # Kubernetes' own grammar of quantities such as 500m, 4, 16Gi, 1e3; here none is negative.
-QUANTITY_PATTERN = (
-    r"^\+?(([0-9]+(\.[0-9]*)?)|(\.[0-9]+))(([KMGTPE]i)|[numkMGTPE]|([eE](\+|-)?(([0-9]+(\.[0-9]*)?)|(\.[0-9]+))))?$"
-)
+QUANTITY_PATTERN = r"^\+?(([0-9]+(\.[0-9]*)?)|(\.[0-9]+))(([KMGTPE]i)|[numkMGTPE]|([eE](\+|-)?[0-9]+))?$"
 
 
 def _say_amount(value: Any, handler: Any) -> Any:

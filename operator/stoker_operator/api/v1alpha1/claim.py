@@ -6,7 +6,6 @@ from typing import Annotated, Any, ClassVar, Final, Literal
 
 from pydantic import Field
 
-from stoker_operator.api.quantity import amount
 from stoker_operator.api.rule import ChangeRule, Rule
 from stoker_operator.api.v1alpha1.base import NOT_IN_PODS, Annotations, EachOnce, Labels, ObjectName, Part, Quantity
 from stoker_operator.api.v1alpha1.label_selector import LabelSelector
@@ -38,20 +37,6 @@ class VolumeResources(Part):
             remedy="set requests.storage, to 100Gi for example",
         ),
     )
-    CHANGES: ClassVar = (
-        ChangeRule(
-            field="requests",
-            holds=lambda now, before: (
-                "storage" not in now.requests
-                or "storage" not in before.requests
-                or amount(now.requests["storage"]) >= amount(before.requests["storage"])
-            ),
-            cel="!('storage' in self.requests) || !('storage' in oldSelf.requests) || quantity("
-            "string(self.requests['storage'])).compareTo(quantity(string(oldSelf.requests['storage']))) >= 0",
-            message="a volume can grow and cannot shrink",
-            remedy="request what it was, or more",
-        ),
-    )
 
 
 class DataSource(Part):
@@ -74,7 +59,7 @@ class DataSourceRef(DataSource):
 
 class VolumeClaimSpec(Part):
     """The requested volume, as in core/v1. Later, requests.storage can grow where the storage class lets
-    volumes grow, and volumeAttributesClassName can be changed."""
+    volumes grow, and go back to no less than what the volume has; volumeAttributesClassName can be changed."""
 
     access_modes: Annotated[list[AccessMode], Field(min_length=1, max_length=3), *EachOnce]
     """Who may mount it: ReadWriteMany for pods on several nodes; ReadWriteOnce and ReadWriteOncePod for an endpoint
@@ -122,7 +107,7 @@ class VolumeClaimSpec(Part):
                     ),
                 )
             ),
-            message="a claim can grow and cannot be changed otherwise",
+            message="a claim can be resized and cannot be changed otherwise",
             remedy="restore it, or delete the endpoint and create it anew",
         ),
     )
