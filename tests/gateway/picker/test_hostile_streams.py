@@ -27,6 +27,7 @@ _MODELS = {"a": ("10.0.0.1:80", "10.0.0.2:80"), "ü/b": ("10.0.0.3:80",), "none"
 _PATHS = (
     *("/v1/chat/completions", "/v1/messages?beta=true", "/v1/responses", "/v1/responses/resp_x/cancel", "/v1/models"),
     *("/v1/models/%C3%BC/b", "/v1/models/%%%", "/tokenize", "//v1", "/v1/../metrics", "*", "", "/v1/\x00"),
+    *("/v1/embeddings", "/v1/completions", "/detokenize"),
 )
 _BODIES = (
     {"model": "a", "messages": [{"role": "user", "content": "hello " * 300}], "stream": True},
