@@ -74,7 +74,7 @@ def findings(source: str) -> list[Finding]:
 
 def _imported(tree: ast.Module) -> dict[str, str]:
     """Names that are imported, and what they mean: `from time import sleep as nap`: nap is time.sleep."""
-    imported = {}
+    imported: dict[str, str] = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             imported |= {each.asname: each.name for each in node.names if each.asname}

@@ -163,22 +163,14 @@ def test_late_answers_of_envoys_break_off_no_stream_while_it_is_drained(monkeypa
             (server,) = at.servers
             server.does = "stream"
             envoy = _only_child()
-
-            async def answers() -> bool:
-                try:
-                    return await at.envoy.statistic("server.live") == 1
-                except LateAnswerError:
-                    return False
-
             async with client.post(at.url + CHAT, data=b"{}") as under_way:
                 assert await under_way.content.readuntil(b"\n\n") == b"data: 1\n\n"
                 drained = asyncio.create_task(at.envoy.drain(60))
                 for _ in range(3):
                     os.kill(envoy, signal.SIGSTOP)
-                    with pytest.raises(LateAnswerError):
-                        await at.envoy.statistic("server.live")
+                    await asyncio.sleep(0.3)  # sleeps: how long Envoy stands still
                     os.kill(envoy, signal.SIGCONT)
-                    await until_async(answers)
+                    await asyncio.sleep(0.3)  # sleeps: and how long it runs
                 assert not drained.done()
                 server.last = True
                 server.more.set()
