@@ -8,8 +8,9 @@ INDEX   = $(or $(PIP_INDEX_URL),$(shell $(BIN)/pip config get global.index-url 2
 UV      = $(BIN)/uv pip install --python $(BIN)/python --system-certs --constraint constraints.txt \
 	$(if $(INDEX),--default-index $(INDEX)) $(addprefix --find-links ,$(PIP_FIND_LINKS))
 PORT   ?= 8000
-# A file's tests share models and servers, so they stay together.
-PYTEST := $(BIN)/pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder --durations 25 --durations-min 3
+# A file's tests share models and servers, so they stay together. Many wait for processes, so there are more workers than processors.
+WORKERS := $(shell expr $$(getconf _NPROCESSORS_ONLN) \* 3 / 2)
+PYTEST := $(BIN)/pytest -n $(WORKERS) --maxprocesses 6 --dist loadfile --no-loadscope-reorder --durations 25 --durations-min 3
 
 CRD_FILES := $(foreach folder,crds charts/stoker/files,--output $(folder)/inferenceendpoints.stoker.dev.yaml) \
 	--reference docs/reference/inferenceendpoint.md
