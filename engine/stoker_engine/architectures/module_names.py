@@ -60,6 +60,20 @@ _MPT: Final = _Names(
     {"embed": "transformer.wte"},
 )
 _GLM: Final = _Names(parts=_FUSED_GATES)
+_MIXTRAL: Final = _Names(
+    parts={
+        "experts.gate": "block_sparse_moe.experts.{j}.w1", "experts.up": "block_sparse_moe.experts.{j}.w3",
+        "experts.down": "block_sparse_moe.experts.{j}.w2",
+    }
+)  # fmt: skip
+_LLAMA4: Final = _Names(
+    parts={
+        "gate": "feed_forward.gate_proj", "up": "feed_forward.up_proj", "down": "feed_forward.down_proj",
+        **_all("feed_forward.experts.gate_up_proj", "experts.gate", "experts.up"),
+        "experts.down": "feed_forward.experts.down_proj",
+        **{f"shared.{part}": f"feed_forward.shared_expert.{part}_proj" for part in ("gate", "up", "down")},
+    }
+)  # fmt: skip
 
 #: Architecture → names; all others have Llama's.
 _FAMILIES: Final = {
@@ -116,14 +130,14 @@ _FAMILIES: Final = {
         },
         ends={"embed": "model.tok_embeddings", "lm_head": "output"},
     ),
+    "Llama4ForCausalLM": _LLAMA4,
+    "Llama4ForConditionalGeneration": _LLAMA4,
     "MPTForCausalLM": _MPT,
     "MptForCausalLM": _MPT,
-    "MixtralForCausalLM": _Names(
-        parts={
-            "experts.gate": "block_sparse_moe.experts.{j}.w1", "experts.up": "block_sparse_moe.experts.{j}.w3",
-            "experts.down": "block_sparse_moe.experts.{j}.w2",
-        }
-    ),
+    "MixtralForCausalLM": _MIXTRAL,
+    "MiniMaxM2ForCausalLM": _MIXTRAL,
+    "PhiMoEForCausalLM": _MIXTRAL,
+    "PhimoeForCausalLM": _MIXTRAL,
     "OPTForCausalLM": _Names(
         "model.decoder.layers.{i}.",
         {"o": "self_attn.out_proj", "up": "fc1", "down": "fc2"},

@@ -150,4 +150,35 @@ class GroupFormat:
         return 4 * inner if self.in_order_of == "groups" else 0
 
 
+@dataclass(frozen=True)
+class FileFormat(GroupFormat):
+    """The same as files and other engines hold it, for sums of sizes: rows may share scales.
+
+    Attributes:
+        rows: that share each scale; 0: all, whose scales weigh nothing.
+    """
+
+    rows: int = 1
+
+    @property
+    def block(self) -> tuple[int, int]:
+        """Rows and columns that share a scale, and so cannot be parted."""
+        return self.rows or 1, self.group or 1
+
+    @property
+    def column_multiple(self) -> int:
+        """Other engines part rows evenly, or refuse to (`block`)."""
+        return 1
+
+    def row_bytes(self, inner: int) -> int:
+        """See `GroupFormat`; a row's part of the scales that it shares."""
+        scales = self.groups(inner) * self.header_bytes // self.rows if self.rows else 0
+        return scales + -(-inner * self.bits // 8)
+
+    @classmethod
+    def of(cls, stored: GroupFormat, rows: int) -> FileFormat:
+        """Of a matrix that our engine stores as `stored`."""
+        return cls(stored.code, stored.group, stored.scale, stored.zero, False, stored.in_order_of, rows)
+
+
 StoredFormat = GGUFFormat | GroupFormat

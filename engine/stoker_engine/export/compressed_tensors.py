@@ -19,6 +19,7 @@ from tqdm import tqdm
 
 from stoker_engine.architectures.config_fields import Fields
 from stoker_engine.architectures.model_config import ModelConfig, read_config
+from stoker_engine.architectures.quantization.stated import quantization_method
 from stoker_engine.contract.errors import ArgumentError, ModelError, WeightsError
 from stoker_engine.export.completeness import check_complete
 from stoker_engine.export.matrices import Module, modules_of
@@ -29,7 +30,6 @@ from stoker_engine.export.schemes import Scheme
 from stoker_engine.models.registry import FAMILIES
 from stoker_engine.models.safetensors_folder import RawTensors, not_floating
 from stoker_engine.models.weight_names import WeightNames
-from stoker_engine.sizing.quantized_weights import quantization_method
 
 _INDEX: Final = "model.safetensors.index.json"
 #: Files that hold weights, in whatever form.

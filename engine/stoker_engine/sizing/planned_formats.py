@@ -5,12 +5,16 @@ The engine asks the files (`models.stored_weights`); what it finds there is what
 
 from __future__ import annotations
 
-from typing import Final
+import json
+from collections.abc import Mapping
+from typing import Any, Final
 
 from stoker_engine.architectures.model_config import ModelConfig
 from stoker_engine.architectures.module_names import module_name
 from stoker_engine.architectures.quantization.on_load import ON_LOAD, is_quantized
 from stoker_engine.architectures.quantization.quantization_config import QuantizationConfig
+from stoker_engine.architectures.quantization.stated import stated_quantization
+from stoker_engine.architectures.stored_formats import FileFormat, StoredFormat
 from stoker_engine.contract.errors import ModelError
 from stoker_engine.sizing.weight_formats import WeightFormats
 from stoker_engine.sizing.weight_sizes import matrices
@@ -36,6 +40,36 @@ def stated_formats(config: ModelConfig, quantization: QuantizationConfig) -> Wei
             if not slot.endswith(_NUMBERS)
         }
     )
+
+
+def file_formats(config: ModelConfig, quantization: QuantizationConfig, given: Mapping[str, Any]) -> WeightFormats:
+    """Of the same checkpoint as its files hold it, which is how large it is in other engines.
+
+    Args:
+        given: its parsed config.json.
+
+    Raises:
+        ModelError: see `stated_formats`.
+    """
+    layers, ends = _wrapper(given)
+    slots: dict[str, StoredFormat | None] = {}
+    for slot, matrix in matrices(config):
+        if ".experts." in slot and ".experts.0." not in slot:
+            continue  # a layer's first expert speaks for all: to match tens of thousands of names takes seconds
+        name = module_name(config.architecture, slot)
+        name = layers + name.removeprefix("model.") if name.startswith("model.") else ends + name
+        stored = quantization.format_of(name, matrix.rows, matrix.inner)
+        slots[slot] = None if stored is None else FileFormat.of(stored, quantization.rows_of(name))
+    return WeightFormats.of(slots)
+
+
+def _wrapper(given: Mapping[str, Any]) -> tuple[str, str]:
+    """What the names of the text model's modules begin with in place of ``model.``, and the others', as its
+    ``quantization_config`` spells them: models that also read images have it within them."""
+    said = json.dumps(stated_quantization(given), default=str).replace("\\\\", "")
+    if "model.language_model." in said:
+        return "model.language_model.", ""
+    return ("language_model.model.", "language_model.") if "language_model.model." in said else ("model.", "")
 
 
 def refuse_transposed(architecture: str, method: str) -> None:

@@ -235,7 +235,7 @@ def _bytes(
     if size.matrix is not None and size.matrix.weight in stored:
         return _stored_bytes(size.matrix, stored[size.matrix.weight], held, units, whole_ones=bool(spread))
     share = size.numbers // units * held
-    if quantized is not None and size.linear and (size.experts or not quantized.experts_only):
+    if quantized is not None and size.linear:
         return quantized.stored_bytes(share)
     return share * (4 if size.wide else element_bytes)
 

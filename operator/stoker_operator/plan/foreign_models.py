@@ -26,6 +26,7 @@ from stoker_engine.architectures.decoder_config import (
 from stoker_engine.architectures.families.registry import FAMILY_CONFIGS
 from stoker_engine.architectures.model_config import ModelConfig
 from stoker_engine.architectures.moe_config import MoEConfig
+from stoker_engine.architectures.text_config import text_of
 from stoker_engine.contract.errors import ModelError
 
 #: Architecture → the family whose sizes its text model has; empty: the one that the text model's own config names.
@@ -66,8 +67,6 @@ _BY_FIELDS: Final = {
     "PhiMoEForCausalLM": True,
     "SeedOssForCausalLM": True,
 }
-#: Where a config keeps that of its text model.
-_TEXT: Final = ("text_config", "llm_config", "language_config")
 #: Where it keeps those of its encoders.
 _ENCODERS: Final = ("vision_config", "audio_config")
 #: How a config says how many experts a layer has.
@@ -94,17 +93,8 @@ def foreign_config(config: Mapping[str, Any]) -> ModelConfig:
     return replace(found, encoder_weights=sum(_encoder(config.get(name)) for name in _ENCODERS))
 
 
-def text_of(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The config of the model that writes text, in that of one that also reads other things."""
-    for name in _TEXT:
-        inner = config.get(name)
-        if isinstance(inner, Mapping) and inner:
-            return inner
-    return config
-
-
 def _like(config: Mapping[str, Any], family: str) -> ModelConfig:
-    text = {key: value for key, value in text_of(config).items() if key != "quantization_config"}
+    text = dict(text_of(config))
     for name in ("tie_word_embeddings", "dtype", "torch_dtype"):
         if text.get(name) is None and config.get(name) is not None:
             text[name] = config[name]

@@ -19,15 +19,16 @@ from stoker_engine.architectures.config_fields import Fields
 from stoker_engine.architectures.model_config import ModelConfig
 from stoker_engine.architectures.no_decoder import why_no_decoder
 from stoker_engine.architectures.quantization.read import read_quantization
+from stoker_engine.architectures.quantization.stated import quantization_method, without_quantization
 from stoker_engine.architectures.stored_formats import GGUF_FORMATS, StoredFormat
+from stoker_engine.architectures.text_config import text_of
 from stoker_engine.contract.errors import ModelError
 from stoker_engine.contract.sources import ModelSource
-from stoker_engine.sizing.planned_formats import stated_formats
-from stoker_engine.sizing.quantized_weights import QuantizedWeights, quantization_method, quantized_weights
+from stoker_engine.sizing.planned_formats import file_formats, stated_formats
 from stoker_engine.sizing.weight_formats import ALL_NUMBERS, WeightFormats
 from stoker_engine.sizing.weight_sizes import weight_sizes
 from stoker_operator.api.violation import Violation
-from stoker_operator.plan.foreign_models import foreign_config, text_of
+from stoker_operator.plan.foreign_models import foreign_config
 from stoker_operator.plan.unplannable import Unplannable
 
 #: More layers, and more heads, than a model has.
@@ -42,14 +43,13 @@ class Shape:
     Attributes:
         config: its parts.
         method: how the checkpoint says its weights are quantized; empty: they are not.
-        quantized: how other engines store its matrices; None where they store them as all other weights.
-        formats: how our engine stores its weights; those of a GGUF file on devices that it computes with its blocks on.
+        formats: how the engine stores its weights; those of a GGUF file on devices that ours computes with its blocks
+            on.
         is_gguf: whether it is such a file.
     """
 
     config: ModelConfig
     method: str = ""
-    quantized: QuantizedWeights | None = None
     formats: WeightFormats = ALL_NUMBERS
     is_gguf: bool = False
 
@@ -122,20 +122,21 @@ def _read(config: Mapping[str, Any], runtime: str) -> Shape | str:
                 reason="NoDecoder",
             )
         )
-    method = quantization_method(config)
-    plain = {key: value for key, value in config.items() if key != "quantization_config"}
+    plain = without_quantization(config)
     _bounded(Fields(text_of(plain), {}))
-    if runtime == "stoker":
+    ours, method = runtime == "stoker", quantization_method(config)
+    try:
         quantization = read_quantization(config)
-        shape = Shape(ModelConfig.from_dict(plain), method)
-        _positive(shape.config)
-        return shape if quantization is None else replace(shape, formats=stated_formats(shape.config, quantization))
-    stored = quantized_weights(config) if method else None
-    if method and stored is None:
-        return f"how large weights are that {method} quantizes is not known"
-    shape = Shape(foreign_config(plain), method, stored)
-    _positive(shape.config)
-    return shape
+    except ModelError as error:
+        if ours:
+            raise
+        return f"how large weights are that {method} quantizes is not known: {error}"
+    model = ModelConfig.from_dict(plain) if ours else foreign_config(plain)
+    _positive(model)
+    if quantization is None:
+        return Shape(model)
+    stored = stated_formats(model, quantization) if ours else file_formats(model, quantization, config)
+    return Shape(model, quantization.method, stored)
 
 
 def _bounded(fields: Fields) -> None:

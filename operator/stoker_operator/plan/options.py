@@ -271,7 +271,7 @@ def _structure(layout: Layout, sizes: Sizes) -> Problem | None:
     if sizes.pipeline > layers:
         return Problem("TooFewLayers", f"pipeline {sizes.pipeline} is more than the model's {layers} layers")
     experts = 1 if whole else sizes.tensor * (sizes.data if layout.joint_experts else 1)
-    split = uneven(shape, numbers.quantized, sizes.tensor, experts)
+    split = uneven(shape, numbers.formats, sizes.tensor, experts)
     return None if split is None else _parted(split, sizes, layout.bench)
 
 

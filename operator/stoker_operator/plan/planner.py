@@ -14,13 +14,15 @@ from typing import Any
 from stoker_engine.architectures.compute_dtype import compute_dtype
 from stoker_engine.architectures.families.registry import FAMILY_CONFIGS
 from stoker_engine.architectures.quantization.on_load import ON_LOAD
+from stoker_engine.architectures.quantization.stated import quantization_method
+from stoker_engine.contract.errors import ModelError
 from stoker_engine.contract.sources import ModelSource
 from stoker_engine.sizing.divisible import not_split
 from stoker_engine.sizing.dtype_sizes import element_bytes
 from stoker_engine.sizing.kv_format import kv_format
 from stoker_engine.sizing.memory import Numbers
 from stoker_engine.sizing.planned_formats import on_load_formats
-from stoker_engine.sizing.quantized_weights import quantization_method, usual_weights
+from stoker_engine.sizing.quantized_weights import usual_weights
 from stoker_engine.sizing.weight_formats import ALL_NUMBERS, BLOCK_DTYPES, WeightFormats
 from stoker_operator.api.quantity import amount
 from stoker_operator.api.v1alpha1 import Spec
@@ -155,7 +157,7 @@ def _study(spec: Spec, catalogue: Catalogue, config: Mapping[str, Any] | None, *
     unknown, bench = shape, None
     if isinstance(shape, Shape):
         unknown, bench = _bench(spec, shape, settings, memory, placement)
-    method = shape.method if isinstance(shape, Shape) else quantization_method(config or {})
+    method = shape.method if isinstance(shape, Shape) else _method_of(config or {})
     layout = _layout(spec, placement, shape, bench)
     chosen = judge(layout, placement.sizes)
     automatic = spec.parallelism is not None and spec.parallelism.mode == "Auto"
@@ -242,7 +244,7 @@ def _bench(
     engine = spec.engine
     on_cpu = spec.hardware.accelerator == CPU
     ours = engine.runtime == "stoker"
-    quantized = shape.quantized
+    quantized = None
     if engine.quantization and not shape.method and not ours:
         quantized = usual_weights(engine.quantization)
         if quantized is None:
@@ -260,7 +262,7 @@ def _bench(
         quantized=quantized,
         kv_cache_memory_bytes=settings.kv_cache_memory_bytes,
         num_blocks=settings.num_blocks,
-        formats=_formats(engine.quantization, shape, dtype, on_cpu) if ours else ALL_NUMBERS,
+        formats=_formats(engine.quantization, shape, dtype, on_cpu) if ours else _files_formats(shape),
         fused=ours and not on_cpu,
     )
     sharers = placement.sizes.used if on_cpu else 1
@@ -274,6 +276,19 @@ def _formats(asked: str | None, shape: Shape, dtype: str, on_cpu: bool) -> Weigh
     if not shape.method and asked in ON_LOAD:
         return on_load_formats(shape.config, asked)
     return shape.formats
+
+
+def _method_of(config: Mapping[str, Any]) -> str:
+    """How a checkpoint is quantized of which nothing else is known."""
+    try:
+        return quantization_method(config)
+    except ModelError:
+        return ""  # said where the model's shape is read
+
+
+def _files_formats(shape: Shape) -> WeightFormats:
+    """How other engines store the weights of a model; a GGUF file's they dequantize, as far as is known."""
+    return ALL_NUMBERS if shape.is_gguf else shape.formats
 
 
 def _experts(spec: Spec, shape: Shape | str) -> Iterator[Violation]:

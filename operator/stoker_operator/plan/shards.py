@@ -14,12 +14,17 @@ checkpoint's own matter.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Iterator, Mapping
+from typing import Final, NamedTuple
 
 from stoker_engine.architectures.decoder_config import AttentionConfig, LayerConfig
-from stoker_engine.sizing.quantized_weights import QuantizedWeights
+from stoker_engine.architectures.stored_formats import FileFormat
+from stoker_engine.sizing.weight_formats import Formats, WeightFormats
 from stoker_operator.plan.model_shapes import Shape
+
+#: The block of a matrix that is stored as numbers.
+_NUMBER: Final = (1, 1)
+_EXPERTS: Final = frozenset({"experts.gate", "experts.up", "experts.down"})
 
 
 class Split(NamedTuple):
@@ -47,45 +52,51 @@ class Split(NamedTuple):
         return self.shards == 1 or (self.size % self.shards == 0 and self.size // self.shards % self.block == 0)
 
 
-def uneven(shape: Shape, quantized: QuantizedWeights | None, tensor: int, expert_shards: int) -> Split | None:
+def uneven(shape: Shape, formats: WeightFormats, tensor: int, expert_shards: int) -> Split | None:
     """The first matrices whose shards are not whole; None where all are.
 
     Args:
         shape: the model.
-        quantized: how its matrices are stored; None: as all other weights.
+        formats: how its matrices are stored.
         tensor: devices each layer is split over.
         expert_shards: parts that each routed expert is split into; 1: experts stay whole.
     """
-    kinds = {(id(layer.attention), id(layer.mlp), id(layer.moe)): layer for layer in shape.config.layers}
-    found = (split for layer in kinds.values() for split in _splits(layer, quantized, tensor, expert_shards))
+    kinds = {
+        (id(layer.attention), id(layer.mlp), id(layer.moe), formats.layer(index)): layer
+        for index, layer in enumerate(shape.config.layers)
+    }
+    found = (split for kind, layer in kinds.items() for split in _splits(layer, kind[-1], tensor, expert_shards))
     uneven = next((split for split in found if not split.even), None)
-    return None if uneven is None else uneven._replace(stored=quantized.method if quantized else "")
+    return None if uneven is None else uneven._replace(stored=shape.method if uneven.block > 1 else "")
 
 
-def _splits(layer: LayerConfig, quantized: QuantizedWeights | None, tensor: int, expert_shards: int) -> Iterator[Split]:
-    columns, rows = quantized.block if quantized else (1, 1)
-    inner = (1, 1) if quantized and quantized.experts_only else (columns, rows)
-    yield from _attention(layer.attention, inner, tensor)
+def _splits(layer: LayerConfig, formats: Formats, tensor: int, expert_shards: int) -> Iterator[Split]:
+    blocks = {part: stored.block for part, stored in formats if isinstance(stored, FileFormat)}
+    yield from _attention(layer.attention, blocks, tensor)
     if layer.moe is None:
-        yield from (Split("the MLP's inner size", layer.mlp.size, tensor, block) for block in inner)
+        yield from (Split("the MLP's inner size", layer.mlp.size, tensor, block) for block in _mlp(blocks))
         return
-    for block in (columns, rows):
+    for block in _mlp(blocks, "experts."):
         # Where experts alone are stored so, runtimes pad them (gpt-oss).
-        block = 1 if quantized and quantized.experts_only else block
+        block = block if blocks.keys() - _EXPERTS else 1
         yield Split("each expert's inner size", layer.moe.intermediate_size, expert_shards, block, of_experts=True)
     if layer.moe.shared_intermediate_size:
-        yield from (
-            Split("the shared experts' inner size", layer.moe.shared_intermediate_size, tensor, b) for b in inner
-        )
+        size = layer.moe.shared_intermediate_size
+        yield from (Split("the shared experts' inner size", size, tensor, b) for b in _mlp(blocks, "shared."))
 
 
-def _attention(attention: AttentionConfig, block: tuple[int, int], tensor: int) -> Iterator[Split]:
+def _mlp(blocks: Mapping[str, tuple[int, int]], part: str = "") -> tuple[int, int]:
+    """Rows and columns of blocks along an MLP's inner size: those that parts of up, and of down, must not cut."""
+    return blocks.get(f"{part}up", _NUMBER)[0], blocks.get(f"{part}down", _NUMBER)[1]
+
+
+def _attention(attention: AttentionConfig, blocks: Mapping[str, tuple[int, int]], tensor: int) -> Iterator[Split]:
     """Heads are whole on every device (`plan.options`), so only blocks of several heads can be parted."""
-    columns, rows = block
+    queries, keys, rows = (blocks.get("q", _NUMBER)[0], blocks.get("k", _NUMBER)[0], blocks.get("o", _NUMBER)[1])
     values = attention.latent.v_head_dim if attention.latent else attention.value_head_dim or attention.head_dim
-    if columns > 1 and attention.latent is None:
-        yield Split("the queries' columns", attention.num_heads * attention.head_dim, tensor, columns)
-        if attention.num_kv_heads % tensor == 0:
-            yield Split("the keys' columns", attention.num_kv_heads * attention.head_dim, tensor, columns)
+    if queries > 1 and attention.latent is None:
+        yield Split("the queries' columns", attention.num_heads * attention.head_dim, tensor, queries)
+    if keys > 1 and attention.latent is None and attention.num_kv_heads % tensor == 0:
+        yield Split("the keys' columns", attention.num_kv_heads * attention.head_dim, tensor, keys)
     if rows > 1:
         yield Split("the attention output's rows", attention.num_heads * values, tensor, rows)

@@ -9,6 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from stoker_engine.architectures.quantization.on_load import ON_LOAD
+from stoker_engine.architectures.quantization.stated import stated_quantization
+from stoker_engine.contract.errors import ModelError
 from stoker_engine.sizing.quantized_weights import canonical_method
 from stoker_operator.api.v1alpha1.hardware import CPU
 from stoker_operator.api.v1alpha1.workload import Workload
@@ -111,8 +113,11 @@ def scales_not_taken(workload: Workload, config: Mapping[str, Any]) -> Iterator[
         workload: what is planned.
         config: the model's config.json; empty where it is not known.
     """
-    engine, stated = workload.engine, config.get("quantization_config")
-    scheme = stated.get("kv_cache_scheme") if isinstance(stated, Mapping) else None
+    engine = workload.engine
+    try:
+        scheme = (stated_quantization(config) or {}).get("kv_cache_scheme")
+    except ModelError:
+        return  # said where the model's shape is read
     static = isinstance(scheme, Mapping) and bool(scheme) and not scheme.get("dynamic")
     if engine.runtime == "stoker" and engine.kv_cache_dtype == "fp8_e5m2" and static:
         yield Violation(

@@ -20,7 +20,7 @@ from stoker_engine.sizing.memory import (
     stage_block_bytes,
 )
 from stoker_engine.sizing.pipeline_stages import pipeline_stages
-from stoker_engine.sizing.quantized_weights import quantized_weights, usual_weights
+from stoker_engine.sizing.quantized_weights import usual_weights
 from stoker_engine.sizing.weight_sizes import Sharding, stage_weight_bytes, weight_bytes, weight_sizes
 
 LLAMA: dict[str, Any] = {
@@ -177,68 +177,8 @@ def test_the_longest_sequence_is_the_longest(document: dict[str, Any], num_block
     assert longest == 8192 or blocks(longest + 1) > num_blocks
 
 
-#: config.json's ``quantization_config``, and the sizes that the checkpoints have on the hub.
-AWQ_72B = {
-    "architectures": ["Qwen2ForCausalLM"],
-    "hidden_size": 8192,
-    "intermediate_size": 29696,
-    "num_hidden_layers": 80,
-    "num_attention_heads": 64,
-    "num_key_value_heads": 8,
-    "vocab_size": 152064,
-    "max_position_embeddings": 32768,
-    "quantization_config": {
-        "bits": 4,
-        "group_size": 128,
-        "modules_to_not_convert": None,
-        "quant_method": "awq",
-        "version": "gemm",
-        "zero_point": True,
-    },
-}
-
-
-def test_an_awq_checkpoint_is_as_large_as_it_is_published() -> None:
-    """Qwen2.5-72B-Instruct-AWQ has 41,607,438,677 bytes."""
-    stated = quantized_weights(AWQ_72B)
-    config = ModelConfig.from_dict({key: value for key, value in AWQ_72B.items() if key != "quantization_config"})
-    assert weight_bytes(config, 2, quantized=stated) == pytest.approx(41_607_438_677, rel=0.01)
-
-
-@pytest.mark.parametrize(
-    ("stated", "bits"),
-    [
-        ({"quant_method": "gptq", "bits": 4, "group_size": 128, "desc_act": True}, 4 + 8 * 2.5 / 128),
-        ({"quant_method": "gptq", "bits": 8, "group_size": -1}, 8),
-        ({"quant_method": "fp8", "weight_block_size": [128, 128]}, 8 + 8 * 4 / 128**2),
-        ({"quant_method": "fp8", "activation_scheme": "dynamic"}, 8),
-        ({"quant_method": "mxfp4"}, 4.25),
-        ({"quant_method": "bitsandbytes", "load_in_8bit": True}, 8),
-        (
-            {
-                "quant_method": "compressed-tensors",
-                "config_groups": {"group_0": {"weights": {"num_bits": 8, "type": "float", "strategy": "channel"}}},
-            },
-            8,
-        ),
-        (
-            {
-                "quant_method": "compressed-tensors",
-                "config_groups": {"group_0": {"weights": {"num_bits": 4, "group_size": 128, "symmetric": True}}},
-            },
-            4 + 8 * 2 / 128,
-        ),
-    ],
-)
-def test_bits_of_a_number_by_what_the_checkpoint_states(stated: dict[str, Any], bits: float) -> None:
-    found = quantized_weights({"quantization_config": stated})
-    assert found is not None
-    assert found.stored_bytes(1 << 20) * 8 / (1 << 20) == pytest.approx(bits, rel=1e-4)
-
-
 @pytest.mark.parametrize("method", ["torchao", "quark", "made-up"])
 def test_a_size_that_cannot_be_told_is_not_guessed(method: str) -> None:
-    assert quantized_weights({"quantization_config": {"quant_method": method}}) is None
     assert usual_weights(method) is None
 
 

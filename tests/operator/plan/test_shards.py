@@ -63,7 +63,7 @@ def test_vllm_splits_experts_over_the_accelerators_of_all_copies(spec: SpecOf) -
 def test_groups_that_do_not_divide(spec: SpecOf, tensor: int, method: str) -> None:
     stated: dict[str, Any] = {"quant_method": method, "bits": 4, "group_size": 128}
     if method == "compressed-tensors":
-        stated["config_groups"] = {"group_0": {"weights": {"num_bits": 4, "group_size": 128}}}
+        stated["config_groups"] = {"group_0": {"targets": ["Linear"], "weights": {"num_bits": 4, "group_size": 128}}}
     config = {**AWQ, "quantization_config": stated}
     violation = refusal(spec("hf://org/awq", H100, tensor), config)
     assert violation.reason == "ShardsNotDivisible"

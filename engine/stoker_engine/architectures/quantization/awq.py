@@ -49,6 +49,10 @@ class AWQ:
         quantized = self.head if is_head(module) else not is_usually_numbers(module)
         return self.format(inner) if quantized and not named else None
 
+    def rows_of(self, module: str) -> int:
+        """See `QuantizationConfig`."""
+        return 1
+
 
 def parse(config: Mapping[str, Any]) -> AWQ:
     """What a parsed config.json says in its ``quantization_config``.

@@ -51,6 +51,10 @@ class BitsAndBytes:
             raise ModelError(f"{module} has rows of {inner} numbers, {unfit(BLOCK)}")
         return format
 
+    def rows_of(self, module: str) -> int:
+        """See `QuantizationConfig`."""
+        return 1
+
 
 def nf4_format(inner: int, block: int) -> GroupFormat | None:
     """Of rows of `inner` numbers in blocks of `block` that pay no heed to where rows end; None: too small pieces."""

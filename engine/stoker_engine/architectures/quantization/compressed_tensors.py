@@ -122,6 +122,11 @@ class CompressedTensors:
         scheme = self.scheme_of(module)
         return None if scheme is None else scheme.format.for_rows(inner)
 
+    def rows_of(self, module: str) -> int:
+        """See `QuantizationConfig`."""
+        scheme = self.scheme_of(module)
+        return 1 if scheme is None else scheme.rows
+
 
 def parse(config: Mapping[str, Any]) -> CompressedTensors:
     """What a parsed config.json says in its ``quantization_config``.

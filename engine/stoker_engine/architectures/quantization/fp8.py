@@ -37,6 +37,10 @@ class FP8:
         """See `QuantizationConfig`."""
         return None if is_usually_numbers(module) or self.ignored.name(module) else self.format.for_rows(inner)
 
+    def rows_of(self, module: str) -> int:
+        """See `QuantizationConfig`."""
+        return self.rows
+
 
 def parse(config: Mapping[str, Any]) -> FP8:
     """What a parsed config.json says in its ``quantization_config``.

@@ -89,6 +89,10 @@ class GPTQ:
         settings = self.settings_of(module) if quantized else None
         return None if settings is None else settings.format(inner, ordered=not settings.act_order)
 
+    def rows_of(self, module: str) -> int:
+        """See `QuantizationConfig`."""
+        return 1
+
 
 def parse(config: Mapping[str, Any]) -> GPTQ:
     """What a parsed config.json says in its ``quantization_config``.

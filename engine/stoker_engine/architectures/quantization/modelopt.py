@@ -44,6 +44,10 @@ class NVFP4:
         """See `QuantizationConfig`."""
         return None if is_usually_numbers(module) or self.ignored.name(module) else self.format
 
+    def rows_of(self, module: str) -> int:
+        """See `QuantizationConfig`."""
+        return 1
+
 
 def parse(config: Mapping[str, Any]) -> FP8 | NVFP4:
     """What a parsed config.json says in its ``quantization_config``.

@@ -30,6 +30,10 @@ class MXFP4:
         """See `QuantizationConfig`."""
         return self.format if _EXPERTS in module.split(".") and not self.ignored.name(module) else None
 
+    def rows_of(self, module: str) -> int:
+        """See `QuantizationConfig`."""
+        return 1
+
 
 def parse(config: Mapping[str, Any]) -> MXFP4:
     """What a parsed config.json says in its ``quantization_config``.

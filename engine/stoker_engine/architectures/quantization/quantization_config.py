@@ -33,3 +33,7 @@ class QuantizationConfig(Protocol):
             ModelError: in a way that is not computed; with the remedy.
         """
         ...
+
+    def rows_of(self, module: str) -> int:
+        """How many rows of a module's matrix share each scale in the files; 0: all. In memory each row has its own."""
+        ...

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from stoker_engine.architectures.quantization import awq, bitsandbytes, compressed_tensors, fp8, gptq, modelopt, mxfp4
 from stoker_engine.architectures.quantization.quantization_config import QuantizationConfig
+from stoker_engine.architectures.quantization.stated import stated_quantization
 from stoker_engine.contract.errors import ModelError
 
 #: A parsed config.json with a ``quantization_config`` → what it says; raises ModelError.
@@ -40,27 +41,27 @@ def read_quantization(config: Mapping[str, Any]) -> QuantizationConfig | None:
     Raises:
         ModelError: by a method, or in a way, that is not computed here.
     """
-    stated = config.get("quantization_config")
-    if not stated:
+    stated = stated_quantization(config)
+    if stated is None:
         return None
-    if not isinstance(stated, Mapping):
-        raise ModelError(f"config.json's quantization_config is {reprlib.repr(stated)}, not an object")
-    method = stated.get("quant_method")
+    method = stated["quant_method"]
     if not isinstance(method, str) or method not in _METHODS:
         raise ModelError(
             f"the checkpoint is quantized by {reprlib.repr(method)}, which is not computed here; "
             f"use one by {', '.join(METHODS)}, or the unquantized model with --quantization"
         )
-    return _METHODS[method](config)
+    return _METHODS[method]({**config, "quantization_config": stated})
 
 
 def kv_cache_of(config: Mapping[str, Any]) -> str:
     """What a checkpoint's scales of keys and values are made for: ``fp8`` (e4m3, symmetric), or another kind's
     description; empty: config.json does not say."""
-    stated = config.get("quantization_config")
-    if not isinstance(stated, Mapping):
+    stated = stated_quantization(config)
+    if stated is None:
         return ""
-    scheme = stated.get("kv_cache_scheme") or stated.get("kv_cache_quant_algo")
+    inner = stated.get("quantization")
+    found = {**stated, **inner} if isinstance(inner, Mapping) else stated
+    scheme = found.get("kv_cache_scheme") or found.get("kv_cache_quant_algo")
     if not isinstance(scheme, Mapping):
         return "" if not scheme else str(scheme)[:100].lower()
     kind = scheme.get("type", "float"), scheme.get("num_bits", 8), scheme.get("symmetric", True)
