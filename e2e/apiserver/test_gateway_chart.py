@@ -40,14 +40,14 @@ def test_its_flags_are_the_commands(helm: str) -> None:
     command, *words = container(documents)["args"]
     assert command == "gateway"
     options = parser_of().parse_args(words)
-    assert (options.kubernetes, options.namespace, options.host) == (True, "default", "0.0.0.0")
+    assert (options.kubernetes, options.namespace, options.host) == (True, "default", "::")
     assert (options.drain_delay, options.drain_timeout, options.max_body_size) == (7, 90, 32 << 20)
     assert pods(documents)["template"]["spec"]["terminationGracePeriodSeconds"] > 97
     ports = {each["name"]: each["containerPort"] for each in container(documents)["ports"]}
     assert ports == {"clients": options.port, "metrics": options.metrics_port, "peers": 8082}
     peers = only_named(documents, "Service", "stoker-gateway-peers")
     assert options.peer_service == f"{peers['metadata']['name']}.default.svc:{ports['peers']}"
-    assert options.peer_listen == f"0.0.0.0:{ports['peers']}"
+    assert options.peer_listen == f"[::]:{ports['peers']}"
     mounts = {each["mountPath"] for each in container(documents)["volumeMounts"]}
     for file in (options.tls_cert, options.tls_key, options.peer_token_file):
         assert str(file.parent) in mounts

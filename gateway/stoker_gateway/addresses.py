@@ -3,6 +3,41 @@
 from __future__ import annotations
 
 import socket
+from typing import Final
+
+#: Every address, of IPv6 and IPv4.
+EVERY: Final = "::"
+_EVERY_IPV4: Final = "0.0.0.0"
+
+
+def usable(host: str) -> str:
+    """`host`, or all addresses of IPv4 where it means every address and the kernel has no IPv6."""
+    if host != EVERY:
+        return host
+    try:
+        with socket.socket(socket.AF_INET6) as trial:
+            trial.bind((EVERY, 0))
+    except OSError:
+        return _EVERY_IPV4
+    return host
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A socket at an address; at every one, if it is `EVERY`.
+
+    Raises:
+        OSError: nothing can listen there, as where something does.
+    """
+    bound = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    try:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if host == EVERY:
+            bound.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        bound.bind((host, port))
+    except OSError as error:
+        bound.close()
+        raise OSError(f"cannot listen at {netloc(host, port)}: {error.strerror}") from None
+    return bound
 
 
 def check_free(host: str, port: int) -> None:
@@ -11,12 +46,7 @@ def check_free(host: str, port: int) -> None:
     Raises:
         OSError: nothing can listen there, as where something does.
     """
-    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as trial:
-        trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            trial.bind((host, port))
-        except OSError as error:
-            raise OSError(f"cannot listen at {netloc(host, port)}: {error.strerror}") from None
+    bind(host, port).close()
 
 
 def netloc(host: str, port: int) -> str:

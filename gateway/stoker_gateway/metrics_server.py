@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 
+from stoker_gateway.addresses import bind
 from stoker_gateway.errors import GatewayError
 
 
@@ -43,7 +44,7 @@ class MetricsServer:
             OSError: it cannot be listened there.
         """
         await self._runner.setup()
-        await web.TCPSite(self._runner, self._host, self._port).start()
+        await web.SockSite(self._runner, bind(self._host, self._port)).start()
         port: int = self._runner.addresses[0][1]
         return port
 

@@ -65,7 +65,8 @@ class Settings:
         reconcile_seconds: a reconcile that takes longer is reported in the endpoint's status, and holds up no other.
         policy: a file that states what is permitted to endpoints, and what is added to their objects.
         catalogue: a file that extends and overrides the built-in accelerator catalogue.
-        health_address: where ``/healthz``, ``/readyz`` and ``/metrics`` answer, as HOST:PORT.
+        health_address: where ``/healthz``, ``/readyz`` and ``/metrics`` answer, as HOST:PORT; without HOST at
+            every address of IPv6 and IPv4.
         lease: how replicas agree on the one that writes; None: there is one replica.
         webhook: how endpoints are judged before they are stored; None: they are not.
         gateway: the gateway that serves endpoints; None: there is none.
@@ -78,7 +79,7 @@ class Settings:
     reconcile_seconds: float = 60
     catalogue: Path | None = None
     policy: Path | None = None
-    health_address: str = "0.0.0.0:8080"
+    health_address: str = ":8080"
     lease: LeaseSettings | None = None
     webhook: WebhookSettings | None = None
     gateway: GatewaySettings | None = None

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from stoker_engine.contract import argv
 from stoker_engine.contract.argv import flag
 from stoker_engine.contract.errors import ArgumentError
 from stoker_engine.contract.names import CONTENT_FORMATS, REASONING_PARSERS, TOOL_CALL_PARSERS, ContentFormat
+
+#: Listened on by a socket of IPv6 that takes IPv4 too; one of IPv4 alone where a machine has no IPv6.
+EVERY_ADDRESS: Final = "::"
 
 _LOG_LEVELS = ("critical", "error", "warning", "info", "debug", "trace")
 _LOG_FORMATS = ("text", "json")
@@ -30,7 +33,7 @@ class FrontendArgs:
         ArgumentError: a value is out of range, naming the flag and the remedy.
     """
 
-    host: str = flag("address to listen on", "0.0.0.0")
+    host: str = flag("address to listen on; :: is every address of IPv6 and IPv4", EVERY_ADDRESS)
     port: int = flag("port to listen on", 8000)
     root_path: str = flag("path prefix under which a proxy serves this server", "")
     headless: bool = flag("serve no API: this node runs its ranks for node 0 (--nnodes, --node-rank)", False)

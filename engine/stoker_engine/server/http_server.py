@@ -26,6 +26,7 @@ from stoker_engine.contract.errors import (
     EngineStuckError,
     StokerError,
 )
+from stoker_engine.contract.frontend_args import EVERY_ADDRESS
 from stoker_engine.contract.serve_args import ServeArgs
 from stoker_engine.server.app import create_app
 from stoker_engine.server.connection.http_protocol import http_protocol
@@ -46,15 +47,22 @@ _LAST_WORDS_S = 5
 def bind(host: str, port: int) -> socket.socket:
     """Takes the address, so that a port in use is reported before a model is loaded. Listens to nobody yet.
 
+    ``::`` is every address, of IPv4 too, whatever the kernel's default is (net.ipv6.bindv6only).
+
     Raises:
         StokerError: the address cannot be had.
     """
+    every = host == EVERY_ADDRESS
+    if every and not _has_ipv6():
+        host = "0.0.0.0"
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
         bound = socket.socket(family, kind, protocol)
         try:
+            if family == socket.AF_INET6 and every:
+                bound.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
             bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # else a restart waits for old connections
             bound.bind(address)
         except OSError:
@@ -63,6 +71,16 @@ def bind(host: str, port: int) -> socket.socket:
     except OSError as error:
         raise _refused(host, port, error) from error
     return bound
+
+
+def _has_ipv6() -> bool:
+    """Whether the kernel has IPv6; some are booted without."""
+    try:
+        with socket.socket(socket.AF_INET6, socket.SOCK_STREAM) as trial:
+            trial.bind((EVERY_ADDRESS, 0))
+    except OSError:
+        return False
+    return True
 
 
 def serve(args: ServeArgs, client: EngineClient, bound: socket.socket) -> None:

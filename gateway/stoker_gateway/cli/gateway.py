@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
 from stoker_gateway import logs
+from stoker_gateway.addresses import usable
 from stoker_gateway.cli import cluster_flags, peer_flags, tls_flags
 from stoker_gateway.directory import Directory, Endpoint, cluster_name
 from stoker_gateway.errors import GatewayError
@@ -140,7 +141,7 @@ def parser_of() -> argparse.ArgumentParser:
     )
     cluster_flags.add_to(parser, source)
     parser.add_argument(
-        "--host", type=_host, default="127.0.0.1", help="address to listen on, 0.0.0.0 for all (default: %(default)s)"
+        "--host", type=_host, default="127.0.0.1", help="address to listen on, :: for all (default: %(default)s)"
     )
     parser.add_argument("--port", type=_port, default=8080, help="port; 0: a free one (default: %(default)s)")
     parser.add_argument(
@@ -274,7 +275,7 @@ def _header(text: str) -> str:
 
 
 def _host(text: str) -> str:
-    return _address(text, None)
+    return usable(_address(text, None))
 
 
 def _endpoint(text: str) -> tuple[str, str]:

@@ -17,6 +17,7 @@ from importlib.metadata import version
 from typing import Any, Final
 
 from stoker_gateway import paths
+from stoker_gateway.addresses import EVERY
 from stoker_gateway.directory import Directory, Endpoint
 from stoker_gateway.envoy import access_log_lines, browsers, decoding, ended_log, local_replies, usage_filter
 from stoker_gateway.envoy.settings import EnvoySettings, TLSFiles
@@ -117,6 +118,13 @@ def _address(server: str) -> Config:
     if not colon or not port.isdecimal():
         raise ValueError(f"{server!r} is not IP:PORT")
     return _socket_address(str(ipaddress.ip_address(host.removeprefix("[").removesuffix("]"))), int(port))
+
+
+def _listening_address(host: str, port: int) -> Config:
+    address = _socket_address(host, port)
+    if host == EVERY:
+        address["socket_address"]["ipv4_compat"] = True
+    return address
 
 
 def _socket_address(host: str, port: int) -> Config:
@@ -264,7 +272,7 @@ def _picker_cluster(settings: EnvoySettings) -> Config:
 def _listener(settings: EnvoySettings) -> Config:
     return {
         "name": LISTENER,
-        "address": _socket_address(settings.host, settings.port),
+        "address": _listening_address(settings.host, settings.port),
         "per_connection_buffer_limit_bytes": _CONNECTION_BUFFER_BYTES,
         "filter_chains": [
             {**_transport(settings), "filters": [{"name": "http", "typed_config": _connections(settings)}]}

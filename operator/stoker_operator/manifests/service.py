@@ -19,6 +19,7 @@ def service(owner: Owner, spec: Spec) -> Manifest:
         "metadata": metadata,
         "spec": {
             "type": spec.service.type or "ClusterIP",
+            "ipFamilyPolicy": "PreferDualStack",
             "selector": owner.selector(),
             "ports": [{"name": "http", "port": port(spec), "targetPort": "http", "protocol": "TCP"}],
         },

@@ -13,12 +13,14 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Final
 
 from stoker_engine.contract.argv import flag_name
+from stoker_engine.contract.frontend_args import EVERY_ADDRESS
 from stoker_operator.api.v1alpha1 import Spec
 from stoker_operator.api.violation import Refused, Violation
 from stoker_operator.plan.planner import Plan
 
 #: Port an engine listens on in a pod.
 PORT: Final = 8000
+_EVERY_IPV4: Final = "0.0.0.0"
 #: Seconds after the end of a pod has begun in which requests still reach it: every node and proxy must learn first.
 SHUTDOWN_GRACE: Final = 5.0
 
@@ -94,7 +96,7 @@ class Runtime(ABC):
         *,
         chat_template: str | None = None,
         api_keys: str | None = None,
-        host: str = "0.0.0.0",
+        host: str | None = None,
         port: int = PORT,
     ) -> Invocation:
         """How the engine is started.
@@ -104,7 +106,9 @@ class Runtime(ABC):
             plan: what was decided about it.
             chat_template: the template's text, or the file it will be found in.
             api_keys: folder with the API keys; None where there are none, or they come otherwise.
-            host, port: where the engine listens.
+            host: the address where the engine listens; None: at all of IPv6 and IPv4, or at all of one as
+                ``spec.engine.args`` say.
+            port: where it listens.
 
         Raises:
             Refused: ``spec.engine.args`` has an argument that the engine does not have or that contradicts a field, or
@@ -151,6 +155,20 @@ def refuse_unreachable(given: Mapping[str, Any], remedies: Mapping[str, str]) ->
             raise refused(f"{flag_name(name)} is not the endpoint's to choose", remedies[name])
     if str(given.get("ssl_cert_reqs")) == "2":
         raise refused("--ssl-cert-reqs=2 shuts out the kubelet's probes, which have no certificate", "use 1")
+
+
+def listening_address(given: Mapping[str, Any]) -> str:
+    """The address where the engine of a pod listens: all, unless ``--host`` among the arguments says which family.
+
+    Raises:
+        Refused: it is the address of one interface, by which neither probes nor other pods might reach the engine.
+    """
+    host = given.get("host", EVERY_ADDRESS)
+    if host not in (EVERY_ADDRESS, _EVERY_IPV4):
+        raise refused(
+            f"--host {host} is not where a pod is reached", f"use {EVERY_ADDRESS} or {_EVERY_IPV4}, or remove it"
+        )
+    return str(host)
 
 
 def contradicts(flag: str, field: str, said: Any) -> Refused:

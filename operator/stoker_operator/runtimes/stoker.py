@@ -24,6 +24,7 @@ from stoker_operator.runtimes.runtime import (
     Probes,
     Runtime,
     contradicts,
+    listening_address,
     refuse_unreachable,
     refused,
 )
@@ -34,7 +35,6 @@ _DEFAULTS: dict[str, Any] = {"max_engine_restarts": 3}
 
 #: What ``spec.engine.args`` must not say, and what to do instead.
 _NOT_THE_USERS: dict[str, str] = {
-    "host": "remove it",
     "port": "remove it; see spec.service.port",
     **dict.fromkeys(
         ("nnodes", "node_rank", "headless", "master_addr", "master_port"),
@@ -60,7 +60,7 @@ class Stoker(Runtime):
         *,
         chat_template: str | None = None,
         api_keys: str | None = None,
-        host: str = "0.0.0.0",
+        host: str | None = None,
         port: int = PORT,
     ) -> Invocation:
         """As `Runtime.invocation`."""
@@ -87,7 +87,7 @@ def serve_args(
     *,
     chat_template: str | None = None,
     api_keys: str | None = None,
-    host: str = "0.0.0.0",
+    host: str | None = None,
     port: int = PORT,
 ) -> ServeArgs:
     """What ``stoker serve`` is started with; arguments and errors as those of `Runtime.invocation`."""
@@ -101,7 +101,7 @@ def serve_args(
     for name, value in more.items():
         if name in decided and decided[name] != value:
             raise contradicts(flag_name(name), FIELDS[name], decided[name])
-    values = {**_DEFAULTS, **more, **decided, "host": host, "port": port}
+    values = {**_DEFAULTS, **more, **decided, "host": host or listening_address(more), "port": port}
     try:
         return ServeArgs(_build(EngineArgs, values), _build(FrontendArgs, values))
     except ArgumentError as error:

@@ -25,13 +25,13 @@ from stoker_operator.runtimes.runtime import (
     Probes,
     Runtime,
     contradicts,
+    listening_address,
     refuse_unreachable,
     refused,
 )
 
 #: Flags under which the pod would not answer where requests are sent, with what to do instead.
 _NOT_THE_USERS: Final = {
-    "host": "remove it",
     "port": "remove it; see spec.service.port",
     "uds": "remove it; see spec.service.port",
     "headless": "remove it",
@@ -61,7 +61,7 @@ class Vllm(Runtime):
         *,
         chat_template: str | None = None,
         api_keys: str | None = None,
-        host: str = "0.0.0.0",
+        host: str | None = None,
         port: int = PORT,
     ) -> Invocation:
         """As `Runtime.invocation`. Flags are judged by the version in `vllm_flags`; with an image of the user's
@@ -81,7 +81,10 @@ class Vllm(Runtime):
         cache = _cpu_cache(plan)
         if cache and "kv_cache_memory_bytes" not in given:
             decided["kv_cache_memory_bytes"] = cache
-        words = (*_words(decided), f"--host={host}", f"--port={port}", *(spec.engine.args or []))
+        more = spec.engine.args or []
+        words = [*_words(decided), f"--host={host or listening_address(given)}", f"--port={port}", *more]
+        if host and "host" in given:  # the last one counts
+            words.append(f"--host={host}")
         return Invocation(("serve", *words))
 
     def arguments(self, spec: Spec) -> dict[str, str | bool | list[str]]:

@@ -50,7 +50,7 @@ def test_it_runs_what_a_pod_would_run(run: Any, endpoint: Any) -> None:
 
 
 def test_host_and_port_are_the_commands(run: Any) -> None:
-    _, words, _, _ = run("--host", "0.0.0.0", "--port", "8001")
+    _, words, _, _ = run("--host", "::", "--port", "8001")
     assert "--port=8001" in words
     assert not [word for word in words if word.startswith("--host")]  # the engine's own default
 

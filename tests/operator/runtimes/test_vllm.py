@@ -35,7 +35,7 @@ LINES: list[tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = [
             "trust_remote_code": False,
             "max_model_len": None,
             "enable_prefix_caching": None,
-            "host": "0.0.0.0",
+            "host": "::",
             "port": 8000,
         },
     ),

@@ -1,0 +1,36 @@
+"""Where the server listens: at every address, of both families, unless it is told otherwise."""
+
+from __future__ import annotations
+
+import socket
+
+import pytest
+
+from stoker_engine.contract.frontend_args import FrontendArgs
+from stoker_engine.server import http_server
+from stoker_engine.server.http_server import bind
+
+
+def reached(bound: socket.socket, host: str) -> bool:
+    bound.listen()
+    try:
+        with socket.create_connection((host, bound.getsockname()[1]), 10):
+            return True
+    except OSError:
+        return False
+
+
+@pytest.mark.skipif(not http_server._has_ipv6(), reason="this machine has no IPv6")
+@pytest.mark.parametrize(
+    ("host", "ipv4", "ipv6"), [(FrontendArgs().host, True, True), ("0.0.0.0", True, False), ("::1", False, True)]
+)
+def test_server_is_reached_by_the_families_it_listens_to(host: str, ipv4: bool, ipv6: bool) -> None:
+    with bind(host, 0) as bound:
+        assert (reached(bound, "127.0.0.1"), reached(bound, "::1")) == (ipv4, ipv6)
+
+
+def test_a_machine_without_ipv6_listens_at_every_address_of_ipv4(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_server, "_has_ipv6", lambda: False)
+    with bind(FrontendArgs().host, 0) as bound:
+        assert bound.family == socket.AF_INET
+        assert reached(bound, "127.0.0.1")
