@@ -86,6 +86,7 @@ class Runner:
             num_blocks=BLOCKS, block_size=16, groups=(CacheGroup(None, (0,), 1),), step_tokens=512, max_model_len=512
         )
         self.device = types.SimpleNamespace(type="cpu")
+        self.grammars = types.SimpleNamespace(set_token_table=lambda table: None)
         self._steps_left = -1
         self._known: dict[int, list[int]] = {}  # by row
 
