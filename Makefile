@@ -40,8 +40,8 @@ check: lint ## what most commits need, in minutes: lint, and the tests of what c
 	@tests=$$($(BIN)/python tests/changed.py $(BASE)) && if [ -z "$$tests" ]; then echo "no tests are named after what changed"; \
 		else echo "$(PYTEST) --slow none $$tests" && $(PYTEST) --slow none $$tests; fi
 
-test: setup ## unit and component tests; of the slow ones none, or a fixed part of their cases (SLOW=drawn)
-	$(PYTEST) --slow $(or $(SLOW),none) $(if $(RESULTS),--times $(RESULTS).jsonl --junitxml $(RESULTS).xml)
+test: setup ## unit and component tests; of the slow ones none, or a fixed part of their cases (SLOW=drawn); ORDER=1: another order
+	$(PYTEST) --slow $(or $(SLOW),none) $(if $(ORDER),--order $(ORDER)) $(if $(RESULTS),--times $(RESULTS).jsonl --junitxml $(RESULTS).xml)
 
 test-all: setup ## all of them, every case of the slow ones too, and lm_eval's
 	$(UV) --editable '.[evals]'

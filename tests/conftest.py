@@ -13,6 +13,7 @@ import asyncio
 import hashlib
 import logging
 import os
+import random
 import tomllib
 from collections import defaultdict
 from collections.abc import Callable, Coroutine, Iterator
@@ -36,13 +37,30 @@ _ONE_OF = 12
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--order", metavar="SEED", help="files, and tests within them, in an order drawn by SEED")
     parser.addoption("--slow", choices=("none", "drawn", "all"), default="all", help="how many of the slow tests run")
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     _select(config, items)
-    _longest_first(items)
+    if seed := config.getoption("--order"):
+        _shuffle(items, seed)
+    else:
+        _longest_first(items)
+
+
+def _shuffle(items: list[pytest.Item], seed: str) -> None:
+    """A file's tests stay together, since they share models and servers."""
+    draw = random.Random(seed)
+    files: dict[Any, list[pytest.Item]] = defaultdict(list)
+    for item in items:
+        files[item.path].append(item)
+    groups = list(files.values())
+    draw.shuffle(groups)
+    for group in groups:
+        draw.shuffle(group)
+    items[:] = [item for group in groups for item in group]
 
 
 def _longest_first(items: list[pytest.Item]) -> None:
