@@ -9,8 +9,9 @@ from __future__ import annotations
 import ast
 import asyncio
 import inspect
-from collections.abc import Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
+from typing import Any
 
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
@@ -43,7 +44,9 @@ def public(name: str) -> bool:
     return not name.startswith("__") and not hasattr(asyncio.Protocol, name)
 
 
-def test_what_connections_use_is_listed_and_there() -> None:
+def test_what_connections_use_is_listed_and_there(
+    virtual_time: Callable[[Callable[[], Coroutine[Any, Any, None]]], None],
+) -> None:
     async def run() -> None:
         connected = Connected()
         theirs = H11Protocol(connected.protocol.config, ServerState(), {})
@@ -56,7 +59,7 @@ def test_what_connections_use_is_listed_and_there() -> None:
         connected.protocol.connection_lost(None)
         await asyncio.sleep(0)
 
-    asyncio.run(run())
+    virtual_time(run)
 
 
 def test_what_the_server_uses_is_listed_and_there() -> None:
