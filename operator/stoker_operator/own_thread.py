@@ -66,7 +66,10 @@ class WorkerThreads:
 
         # A daemon: the process can end while a call hangs.
         threading.Thread(target=work, name=self._name, daemon=True).start()
-        return asyncio.wrap_future(result)
+        wrapped = asyncio.wrap_future(result)
+        # Where the caller was cancelled nobody asks for the error, and asyncio would log it as a bug.
+        wrapped.add_done_callback(lambda done: done.cancelled() or done.exception())
+        return wrapped
 
 
 class OwnLoop:
