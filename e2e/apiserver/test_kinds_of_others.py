@@ -107,7 +107,9 @@ def test_monitors_are_made_as_soon_as_they_are_known(
             "there are PodMonitors",
         )
         eventually(lambda: kube.condition(ns, "insists").get("reason") == "RollingOut", "nothing is missing")
-        time.sleep(3)  # sleeps: the watch begins after the round of lists that found them, and is told when it has ended
+        time.sleep(
+            3
+        )  # sleeps: the watch begins after the round of lists that found them, and is told when it has ended
     watches = [each["objectRef"] for each in kube.server.requests() if each["verb"] == "watch" and "objectRef" in each]
     assert ("podmonitors", ns) in {(each["resource"], each.get("namespace")) for each in watches}
     endpoints = {
