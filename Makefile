@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
-# uv installs with a fifth of pip's processor time, and says how far it is. It is told what pip is configured to: an index, wheels.
+# uv needs a fifth of pip's CPU time and shows progress. It gets pip's configuration: the index, and folders of wheels.
 INDEX   = $(or $(PIP_INDEX_URL),$(shell $(BIN)/pip config get global.index-url 2>/dev/null))
 UV      = $(BIN)/uv pip install --python $(BIN)/python --system-certs --constraint constraints.txt \
 	$(if $(INDEX),--default-index $(INDEX)) $(addprefix --find-links ,$(PIP_FIND_LINKS))

@@ -27,8 +27,6 @@ BOTH = pytest.mark.parametrize("image", [OPERATOR, ENGINE])
 
 #: What a pod of the demo gets, in little memory.
 SERVE = ("serve", "demo://gemma-3-270m", "--max-model-len=128", "--num-gpu-blocks-override=64")
-#: The server ends in this time once its requests are done: pods have as long beyond their drain.
-SECONDS_TO_END = 20
 SIGTERM_BIT = 1 << 14
 
 FIND = "import importlib.util as u, sys; print(*[name for name in sys.argv[1:] if u.find_spec(name)])"

@@ -107,9 +107,8 @@ def test_monitors_are_made_as_soon_as_they_are_known(
             "there are PodMonitors",
         )
         eventually(lambda: kube.condition(ns, "insists").get("reason") == "RollingOut", "nothing is missing")
-        time.sleep(
-            3
-        )  # sleeps: the watch begins after the round of lists that found them, and is told when it has ended
+        # The watch starts after the lists that found them, and the audit log has it once it has ended.
+        time.sleep(3)  # sleeps: the start of a watch has no event
     watches = [each["objectRef"] for each in kube.server.requests() if each["verb"] == "watch" and "objectRef" in each]
     assert ("podmonitors", ns) in {(each["resource"], each.get("namespace")) for each in watches}
     endpoints = {

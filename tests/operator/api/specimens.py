@@ -616,11 +616,11 @@ def _sized(storage: Any, **more: Any) -> Spec:
 
 _EXISTING = {"cache": {"persistentVolumeClaim": {"claimName": "weights"}}}
 _NODE = {"cache": {"emptyDir": {}}}
-_MOVED = ("spec.storage.cache", "the cache cannot be changed; restore it, or delete the endpoint and create it anew")
+_MOVED = ("spec.storage.cache", "the cache cannot be changed; restore it, or delete the endpoint and create it again")
 _CLAIM = "spec.storage.cache.volumeClaimTemplate.spec"
 _OTHERWISE = (
     _CLAIM,
-    "a claim can be resized and cannot be changed otherwise; restore it, or delete the endpoint and create it anew",
+    "a claim can be resized and cannot be changed otherwise; restore it, or delete the endpoint and create it again",
 )
 #: Changes of the cache: what is right, and what is wrong.
 CHANGES = (

@@ -1,4 +1,4 @@
-"""Where a config says how its weights are quantized, and under which name: one answer, whoever asks.
+"""Finds where a config.json states its quantization method, and the name of that method; planner and engine share it.
 
     quantization_config                        nearly all checkpoints
     text_config: {quantization_config: …}      models that also read images (Kimi-K2.5)

@@ -108,7 +108,7 @@ class VolumeClaimSpec(Part):
                 )
             ),
             message="a claim can be resized and cannot be changed otherwise",
-            remedy="restore it, or delete the endpoint and create it anew",
+            remedy="restore it, or delete the endpoint and create it again",
         ),
     )
 

@@ -77,7 +77,7 @@ class Spec(Workload):
             holds=lambda now, before: now.storage.place == before.storage.place,
             cel=f"{_place('self')} == {_place('oldSelf')}",
             message="the cache cannot be changed",
-            remedy="restore it, or delete the endpoint and create it anew",
+            remedy="restore it, or delete the endpoint and create it again",
         ),
     )
 
