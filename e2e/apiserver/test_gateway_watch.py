@@ -190,7 +190,7 @@ def test_it_knows_what_there_is_whatever_becomes_of_the_api_server(own: ApiServe
             assert told.directory.endpoints["org/a"].refusal is None
 
             await asyncio.to_thread(admin.key, "one")
-            await until(lambda: list(told.keyring.keys) == ["one"], "a key in force", 60)
+            await until(lambda: list(told.keyring.keys) == ["one"], "a key in force")
             await asyncio.to_thread(admin.pod, "p2", "10.1.0.2")
             await until(lambda: told.servers("org/a") == ("10.1.0.1:8000", "10.1.0.2:8000"), "both pods")
 
@@ -200,7 +200,7 @@ def test_it_knows_what_there_is_whatever_becomes_of_the_api_server(own: ApiServe
             await asyncio.to_thread(start_again)
             await until(lambda: told.age_s == 0, "the API server is watched again")
             await asyncio.to_thread(admin.core.delete_namespaced_secret, "stoker-key-one", KEYS)
-            await until(lambda: not told.keyring.keys, "a key revoked", 60)
+            await until(lambda: not told.keyring.keys, "a key revoked")
             await asyncio.to_thread(admin.endpoint, "b", routing={"sessionHeader": "X-Session"})
             await until(lambda: told.servers("org/b") == (), "another endpoint")
             assert told.directory.endpoints["org/b"].session_header == "x-session"
