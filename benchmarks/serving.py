@@ -4,9 +4,8 @@
 
 streams    `--clients` stream 128 tokens in, 128 out at once, three times: processor time of the server's process and of
            its engine's, and their memory
-gaps       one stream decodes while prompts of `--prompt` tokens come one after another, with the default
-           ``--long-prefill-token-threshold`` and with 16: the time between two of its tokens, beside that of a stream
-           alone and that of a step which computes as many tokens of a prompt as the threshold says
+gaps       one stream decodes while prompts of `--prompt` tokens come one after another, with `BOUNDS` in turn: the time
+           between two of its tokens, beside that of a stream alone, and the time that the prompts take
 
 The client shares the processor with the server, and parses nothing but the beginnings of events: the model's tokens
 must have texts, for one without is not an event.
@@ -35,11 +34,9 @@ from typing import Final
 from gateway_ttft import percentile, table
 from machine import Machine
 
-from stoker_engine.contract.engine_args import CPU_LONG_PREFILL_TOKENS
-
 KV_CACHE_BYTES: Final = 1 << 30
 START_S: Final = 120
-LOWERED: Final = 16
+BOUNDS: Final = ("", "--long-prefill-token-threshold=256", "--long-prefill-token-threshold=0")
 TICKS: Final = os.sysconf("SC_CLK_TCK")
 
 
@@ -161,33 +158,26 @@ async def streams(server: Server, clients: int, rng: random.Random) -> list[list
     return rows
 
 
-async def gaps(server: Server, long: int, rng: random.Random) -> tuple[list[float], list[float]]:
-    """Seconds between a stream's tokens: alone, and while prompts of `long` tokens are read."""
+async def gaps(server: Server, long: int, rng: random.Random) -> tuple[list[float], list[float], list[float]]:
+    """Seconds between a stream's tokens, alone and while prompts of `long` tokens are read; and those that each of them
+    took to its first token."""
     alone = await one(server, prompt(rng, 16), 400)
     decoding = asyncio.create_task(one(server, prompt(rng, 16), 400))
     await asyncio.sleep(0.3)
-    reading = []
+    reading, whole = [], []
     while not decoding.done():
         began = time.perf_counter()
         await one(server, prompt(rng, long), 1)
         reading.append((began, time.perf_counter()))  # to its end, or beyond the stream's
+        if not decoding.done() or not whole:
+            whole.append(reading[-1][1] - began)
     times = await decoding
     beside = [
         later - earlier
         for earlier, later in pairwise(times)
         if any(began <= earlier and later <= ended for began, ended in reading)
     ]
-    return [later - earlier for earlier, later in pairwise(alone)], beside
-
-
-async def chunk_step(server: Server, tokens: int, rng: random.Random) -> float:
-    """Seconds that a prompt of so many tokens takes alone, with one token out: the median of nine."""
-    times = []
-    for _ in range(9):
-        began = time.perf_counter()
-        [at] = await one(server, prompt(rng, tokens), 1)
-        times.append(at - began)
-    return sorted(times)[4]
+    return [later - earlier for earlier, later in pairwise(alone)], beside, whole
 
 
 def main() -> None:
@@ -209,15 +199,14 @@ def main() -> None:
     )
     parts.append(f"{title}; MiB are of anonymous memory\n\n{table([head, *rows])}")
     rows = []
-    for threshold in (CPU_LONG_PREFILL_TOKENS, LOWERED):
-        with serve(options.model, f"--long-prefill-token-threshold={threshold}") as server:
-            step = asyncio.run(chunk_step(server, threshold, rng))
-            alone, beside = asyncio.run(gaps(server, options.prompt, rng))
-        measured = [percentile(values, part) for values in (alone, beside) for part in (0.5, 0.99)]
-        rows.append(
-            [str(threshold), f"{step * 1e3:.1f}", *(f"{each * 1e3:.1f}" for each in measured), str(len(beside))]
-        )
-    head = ["threshold", "prompt of it", "alone, p50", "p99", "beside, p50", "p99", "gaps beside"]
+    for bound in BOUNDS:
+        with serve(options.model, *bound.split()) as server:
+            alone, beside, prompts = asyncio.run(gaps(server, options.prompt, rng))
+        step = percentile(alone, 0.5)
+        measured = [step, percentile(alone, 0.99), percentile(beside, 0.5), percentile(beside, 0.99)]
+        rows.append([bound or "none", *(f"{each * 1e3:.1f}" for each in measured), f"{measured[-1] / step:.1f}"])
+        rows[-1] += [str(len(beside)), f"{percentile(prompts, 0.5):.2f}"]
+    head = ["flag", "alone, p50", "p99", "beside, p50", "p99", "÷ alone, p50", "gaps beside", "prompt, s"]
     parts.append(f"One stream beside prompts of {options.prompt:,} tokens, ms\n\n{table([head, *rows])}")
     text = "\n\n".join(parts) + "\n"
     print(text)

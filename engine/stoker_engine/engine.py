@@ -15,7 +15,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from stoker_engine.contract.engine_args import EngineArgs
 from stoker_engine.core.engine_info import EngineInfo
@@ -43,6 +43,15 @@ from stoker_engine.sched.scheduled import Scheduled
 from stoker_engine.sched.scheduler import Scheduler
 
 logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Launched:
+    """A step in flight: when it was launched, on the monotonic clock, and the seconds that scheduling it took."""
+
+    scheduled: Scheduled
+    at: float
+    schedule_time: float
 
 
 class Engine:
@@ -78,7 +87,8 @@ class Engine:
             args.max_num_batched_tokens,
             args.scheduling_policy,
             args.enable_chunked_prefill,
-            args.prompt_tokens_beside_decodes(on_cpu=self.executor.on_cpu),
+            args.long_prefill_token_threshold,
+            None if args.max_itl_ms is None else args.max_itl_ms / 1e3,
             proposer,
             num_batches=most_in_flight if stages > 1 else 1,
         )
@@ -105,7 +115,8 @@ class Engine:
         self._journal = Journal()
         self._preparing = Preparing()
         self._most_in_flight = most_in_flight
-        self._in_flight: deque[tuple[Scheduled, float]] = deque()
+        self._in_flight: deque[_Launched] = deque()
+        self._collected = 0.0  # when the last step was
 
     @classmethod
     def from_args(
@@ -204,10 +215,12 @@ class Engine:
         if not self._in_flight:
             report = self._journal.report(0, 0, [], self._stats(), StepTimes(), time.monotonic())
             return StepOutputs([], report)
-        scheduled, schedule_time = self._in_flight.popleft()
+        launched = self._in_flight.popleft()
+        scheduled, schedule_time = launched.scheduled, launched.schedule_time
         result = self.executor.collect()
         collected = time.monotonic()
-        deltas = self.scheduler.commit(scheduled, result)
+        deltas = self.scheduler.commit(scheduled, result, collected - max(launched.at, self._collected))
+        self._collected = collected
         now = time.monotonic()
         times = StepTimes(schedule_time, result.prepare_time, result.model_time, result.sample_time, now - collected)
         num_tokens, num_prompt_tokens = scheduled.step.num_tokens, scheduled.num_prompt_tokens
@@ -238,7 +251,7 @@ class Engine:
         now = time.monotonic()
         self._journal.scheduled(scheduled.admitted, now)
         self.executor.launch(scheduled.step)
-        self._in_flight.append((scheduled, now - started))
+        self._in_flight.append(_Launched(scheduled, now, now - started))
         return True
 
     def _abandon(self) -> None:

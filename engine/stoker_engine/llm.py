@@ -52,7 +52,7 @@ class LLM:
     """
 
     def __init__(self, model: str, *, chat_template: str | None = None, **options: Any) -> None:
-        args = EngineArgs(model, **options)
+        args = EngineArgs(model, **options).offline()
         checkpoint = find_checkpoint(args)
         self.tokenizer = Tokenizer.load(checkpoint.path, chat_template)
         self.engine: Engine | EngineCopies

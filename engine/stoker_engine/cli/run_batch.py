@@ -79,7 +79,7 @@ def _main(words: list[str]) -> int:
     namespace = command_line.parse(parser, spelled)
     batch = argv.from_namespace(BatchArgs, namespace)
     args = ServeArgs(
-        argv.from_namespace(EngineArgs, namespace),
+        argv.from_namespace(EngineArgs, namespace).offline(),
         FrontendArgs(
             chat_template=batch.chat_template,
             chat_template_content_format=batch.chat_template_content_format,

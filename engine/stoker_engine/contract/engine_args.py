@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import ipaddress
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 from typing import Final
 
 from stoker_engine.contract import argv, names
 from stoker_engine.contract.argv import flag
 from stoker_engine.contract.errors import ArgumentError
-
-#: Prompt tokens that a step on a CPU computes while others decode, unless ``--long-prefill-token-threshold`` says how
-#: many. With half as many a batch of mixed requests took 5% longer.
-CPU_LONG_PREFILL_TOKENS: Final = 256
 
 #: Why ``--enable-expert-parallel`` is refused beside several copies, here and by the planner.
 COPIES_SHARE_NO_EXPERTS: Final = "copies of a model share no experts: those of a copy are dealt over its own devices"
@@ -71,8 +68,13 @@ class EngineArgs:
     max_num_batched_tokens: int = flag("most tokens in one step, over all sequences", 2048)
     enable_chunked_prefill: bool = flag("let a prompt be computed in several steps, beside other requests", True)
     long_prefill_token_threshold: int | None = flag(
-        "most tokens of prompts in a step while other requests decode, which bounds the time between their tokens; "
-        f"0: all that decodes leave; default: {CPU_LONG_PREFILL_TOKENS} on a CPU, 0 on an accelerator",
+        "most tokens of prompts in a step while other requests decode, whatever time they take; 0: all that decodes "
+        "leave; default: as many as --max-itl-ms has time for",
+        None,
+    )
+    max_itl_ms: float | None = flag(
+        "most milliseconds between two tokens of a request while prompts are computed beside it; default: four times "
+        "what it is without; --long-prefill-token-threshold takes precedence",
         None,
     )
     scheduling_policy: names.SchedulingPolicy = flag(
@@ -132,6 +134,14 @@ class EngineArgs:
                 "--long-prefill-token-threshold",
                 "cuts prompts, which --no-enable-chunked-prefill forbids; leave one of the two out",
             )
+        if self.max_itl_ms is not None:
+            if not 0 < self.max_itl_ms < math.inf:
+                raise ArgumentError("--max-itl-ms", f"must be above 0, got {self.max_itl_ms:g}")
+            if not self.enable_chunked_prefill:
+                raise ArgumentError(
+                    "--max-itl-ms",
+                    "cuts prompts, which --no-enable-chunked-prefill forbids; leave one of the two out",
+                )
         for name, allowed in (
             ("dtype", names.DTYPES),
             ("kv_cache_dtype", names.KV_CACHE_DTYPES),
@@ -157,11 +167,12 @@ class EngineArgs:
             raise ArgumentError("--block-size", f"must be a power of two, got {self.block_size}")
         self._check_nodes()
 
-    def prompt_tokens_beside_decodes(self, on_cpu: bool) -> int:
-        """Most tokens of prompts in a step while others decode; 0: all that decodes leave."""
-        if self.long_prefill_token_threshold is not None:
-            return self.long_prefill_token_threshold
-        return CPU_LONG_PREFILL_TOKENS if on_cpu else 0
+    def offline(self) -> EngineArgs:
+        """The same where nobody waits for single tokens: unless told otherwise, prompts get all that decodes leave, so
+        that equal runs have equal steps."""
+        if self.long_prefill_token_threshold is not None or self.max_itl_ms is not None:
+            return self
+        return replace(self, long_prefill_token_threshold=0)
 
     def _check_nodes(self) -> None:
         if not 0 <= self.node_rank < self.nnodes:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from stoker_engine.core.request import Request, Sequence
 from stoker_engine.core.step import Step
+from stoker_engine.sched.step_cost import StepWork
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,6 +18,7 @@ class Scheduled:
         lives: each one's `Sequence.life` at that time; if it is another one later, its result is dropped.
         admitted: requests that had not been scheduled before.
         num_prompt_tokens: how many of its tokens are of prompts.
+        work: what it costs time by.
     """
 
     step: Step
@@ -24,3 +26,4 @@ class Scheduled:
     lives: list[int]
     admitted: list[Request]
     num_prompt_tokens: int
+    work: StepWork

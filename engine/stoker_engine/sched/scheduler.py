@@ -39,7 +39,8 @@ from stoker_engine.sched.commit import commit
 from stoker_engine.sched.kv_manager import KVManager
 from stoker_engine.sched.lineup import Lineup
 from stoker_engine.sched.scheduled import Scheduled
-from stoker_engine.sched.step_budget import StepBudget
+from stoker_engine.sched.step_budget import PromptLimits, StepBudget
+from stoker_engine.sched.step_cost import StepCost, StepWork
 
 #: Most tokens of a draft; a step computes all of them, and few of a long one hold.
 MAX_DRAFT: Final = 8
@@ -53,7 +54,9 @@ class Scheduler(Lineup):
         max_num_seqs: most sequences in a step.
         max_num_batched_tokens: most tokens in a step.
         enable_chunked_prefill: whether a prompt may take several steps.
-        long_prefill_token_threshold: most prompt tokens of a step while others decode; 0: what decodes leave.
+        long_prefill_token_threshold: most prompt tokens of a step while others decode; 0: what decodes leave; None:
+            time decides.
+        max_itl: seconds between two tokens of a stream, to which steps with prompts keep; see `step_budget`.
         proposer: proposes drafts for sequences that decode.
         num_batches: more than one: so many steps are in flight in a pipeline, each for other sequences.
 
@@ -68,7 +71,8 @@ class Scheduler(Lineup):
         max_num_batched_tokens: int,
         policy: SchedulingPolicy = "fcfs",
         enable_chunked_prefill: bool = True,
-        long_prefill_token_threshold: int = 0,
+        long_prefill_token_threshold: int | None = None,
+        max_itl: float | None = None,
         proposer: Proposer | None = None,
         num_batches: int = 1,
     ) -> None:
@@ -76,8 +80,8 @@ class Scheduler(Lineup):
         self._num_batches = num_batches
         self.max_num_batched_tokens = max_num_batched_tokens
         self.num_in_flight = 0
-        self._chunked = enable_chunked_prefill
-        self._prompt_tokens = long_prefill_token_threshold
+        self._limits = PromptLimits(long_prefill_token_threshold, max_itl, enable_chunked_prefill, kv.block_size)
+        self._cost = StepCost()
         self._proposer = proposer
         self._num_steps = 0
         self._must_commit = False  # before anything else is scheduled: blocks are short
@@ -96,8 +100,8 @@ class Scheduler(Lineup):
         budget = StepBudget(
             self.running,
             self.max_num_batched_tokens,
-            self._prompt_tokens,
-            self._chunked,
+            self._limits,
+            self._cost,
             self._num_batches,
             self._num_batches - self.num_in_flight,
         )
@@ -113,7 +117,7 @@ class Scheduler(Lineup):
                 has_room = self._admit(budget, shares, admitted, index)
                 index += has_room
                 continue
-            num_tokens = budget.decode(wanted) if wanted <= 1 else budget.share(wanted)
+            num_tokens = budget.decode(wanted) if wanted <= 1 else budget.share(wanted, sequence.num_launched)
             if num_tokens:
                 if not self.kv.allocate(sequence, num_tokens, self._num_steps) and not self._make_room(
                     sequence, num_tokens
@@ -121,7 +125,7 @@ class Scheduler(Lineup):
                     has_room = False
                     break  # it was itself the last in line, and is waiting again; or a step is to be committed first
                 shares[sequence] = num_tokens
-                budget.take(wanted, num_tokens)
+                budget.take(wanted, num_tokens, sequence.num_launched)
             index += 1
             has_room = has_room and self.num_preemptions == preemptions_before  # blocks are short: nobody new
 
@@ -137,14 +141,18 @@ class Scheduler(Lineup):
             return None
         return self._scheduled(shares, admitted, budget.tokens)
 
-    def commit(self, scheduled: Scheduled, result: StepResult) -> list[TokenDelta]:
+    def commit(self, scheduled: Scheduled, result: StepResult, seconds: float = 0.0) -> list[TokenDelta]:
         """Takes in the result of the first step in flight: its tokens are computed, and sampling sequences have new
         ones.
+
+        Args:
+            seconds: that it took, or with others in flight, that it came after the one before; 0: not measured.
 
         Returns:
             What is new. Sequences with a `finish_reason` are gone from here, blocks freed.
         """
         self.num_in_flight -= 1
+        self._cost.observe(scheduled.work, seconds)
         return commit(self, scheduled, result)
 
     def abandon(self) -> None:
@@ -165,9 +173,12 @@ class Scheduler(Lineup):
         sequences += [s for s, num_tokens in shares.items() if num_tokens > 1 or s in drafts]
         starts, lengths, num_samples = array("i"), array("i"), array("i")
         of_drafts: list[Draft] = []
-        num_prompt_tokens = 0
+        num_prompt_tokens = work_tokens = num_pairs = 0
         for place, sequence in enumerate(sequences):
             request, start, length = sequence.request, sequence.num_launched, shares[sequence]
+            if length > 1:
+                work_tokens += length
+                num_pairs += length * (2 * start + length)
             sequence.num_launched = end = start + length
             starts.append(start)
             if start < request.num_prompt_tokens:
@@ -203,7 +214,8 @@ class Scheduler(Lineup):
             drafts=of_drafts,
             **self.rows.take(),
         )
-        return Scheduled(step, sequences, [sequence.life for sequence in sequences], admitted, num_prompt_tokens)
+        work = StepWork(work_tokens, num_pairs, step.num_tokens - work_tokens)
+        return Scheduled(step, sequences, [sequence.life for sequence in sequences], admitted, num_prompt_tokens, work)
 
     def _drafts(self, shares: dict[Sequence, int], tokens_left: int) -> dict[Sequence, list[int]]:
         """What may follow sequences that decode, as far as it fits the budget, the blocks and the request."""
@@ -233,7 +245,7 @@ class Scheduler(Lineup):
         if len(self.running) >= self.max_num_seqs or not self.kv.admit(sequence):
             return False
         wanted = sequence.num_uncomputed
-        num_tokens = budget.share(wanted)
+        num_tokens = budget.share(wanted, sequence.num_launched)
         if not num_tokens:
             self.kv.free(sequence)
             return False
@@ -245,7 +257,7 @@ class Scheduler(Lineup):
         allocated = self.kv.allocate(sequence, num_tokens, self._num_steps)
         assert allocated, "admitted without room"
         shares[sequence] = num_tokens
-        budget.take(wanted, num_tokens)
+        budget.take(wanted, num_tokens, sequence.num_launched)
         return True
 
     def _make_room(self, sequence: Sequence, num_tokens: int) -> bool:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker_engine.contract.engine_args import CPU_LONG_PREFILL_TOKENS, EngineArgs
+from stoker_engine.contract.engine_args import EngineArgs
 from stoker_engine.contract.errors import ArgumentError
 from stoker_engine.contract.frontend_args import FrontendArgs
 from stoker_engine.contract.names import DTYPES, KV_CACHE_DTYPES
@@ -88,6 +88,11 @@ def test_sizes_are_read_as_people_write_them(text: str, value: int) -> None:
         (["m", "--max-model-len", "1.0001k"], "--max-model-len"),
         (["m", "--long-prefill-token-threshold=-1"], "--long-prefill-token-threshold"),
         (["m", "--long-prefill-token-threshold=64", "--no-enable-chunked-prefill"], "--long-prefill-token-threshold"),
+        (["m", "--max-itl-ms=0"], "--max-itl-ms"),
+        (["m", "--max-itl-ms=-3"], "--max-itl-ms"),
+        (["m", "--max-itl-ms=nan"], "--max-itl-ms"),
+        (["m", "--max-itl-ms=inf"], "--max-itl-ms"),
+        (["m", "--max-itl-ms=50", "--no-enable-chunked-prefill"], "--max-itl-ms"),
     ],
 )
 def test_bad_values_are_refused_by_name(words: list[str], argument: str) -> None:
@@ -102,8 +107,8 @@ def test_unknown_words_are_refused(words: list[str]) -> None:
         ServeArgs.from_argv(words)
 
 
-def test_prompts_beside_decodes_are_bounded_on_cpus_unless_told_otherwise() -> None:
-    assert EngineArgs("m").prompt_tokens_beside_decodes(on_cpu=True) == CPU_LONG_PREFILL_TOKENS
-    assert EngineArgs("m").prompt_tokens_beside_decodes(on_cpu=False) == 0
-    assert EngineArgs("m", long_prefill_token_threshold=0).prompt_tokens_beside_decodes(on_cpu=True) == 0
-    assert EngineArgs("m", long_prefill_token_threshold=500).prompt_tokens_beside_decodes(on_cpu=True) == 500
+def test_offline_prompts_get_all_that_decodes_leave_unless_told_otherwise() -> None:
+    assert EngineArgs("m").long_prefill_token_threshold is None
+    assert EngineArgs("m").offline() == EngineArgs("m", long_prefill_token_threshold=0)
+    for args in (EngineArgs("m", long_prefill_token_threshold=500), EngineArgs("m", max_itl_ms=50)):
+        assert args.offline() == args

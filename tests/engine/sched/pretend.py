@@ -12,7 +12,7 @@ whoever reads it. With several batches it is a pipeline: it has no token that it
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from random import Random
 from zlib import crc32
@@ -107,6 +107,7 @@ class Pretend:
 
     Attributes:
         spoiled: requests whose logits are no numbers.
+        takes: says how many seconds a step took; 0: it was not measured.
     """
 
     def __init__(
@@ -119,12 +120,15 @@ class Pretend:
         **options: object,
     ) -> None:
         prefix = bool(options.pop("prefix", True))
+        if "max_itl" not in options:
+            options.setdefault("long_prefill_token_threshold", 0)
         kv = KVManager(num_blocks, BLOCK, groups, tokens, prefix)
         self.scheduler = Scheduler(kv, seqs, tokens, **options)  # type: ignore[arg-type]
         self.outputs: dict[str, dict[int, list[int]]] = {}
         self.finished: set[tuple[str, int]] = set()
         self.batches: list[Batch] = []
         self.spoiled: set[str] = set()
+        self.takes: Callable[[Scheduled], float] = lambda scheduled: 0.0
         self._groups = groups
         self._most_in_flight = in_flight
         self._is_pipeline = int(str(options.get("num_batches", 1))) > 1
@@ -140,7 +144,7 @@ class Pretend:
         self.launch()
         scheduled = self._in_flight.popleft()
         result = self._run(scheduled)
-        deltas = self.scheduler.commit(scheduled, result)
+        deltas = self.scheduler.commit(scheduled, result, self.takes(scheduled))
         self.scheduler.check()
         for delta in deltas:
             assert (delta.request_id, delta.index) not in self.finished

@@ -389,7 +389,8 @@ def workloads(draw: Callable) -> tuple[list[EngineRequest], dict[str, object]]:
         "tokens": draw(st.integers(1, 40)),
         "prefix": draw(st.booleans()),
         "policy": draw(st.sampled_from(["fcfs", "priority"])),
-        "long_prefill_token_threshold": draw(st.integers(0, 12)),
+        "long_prefill_token_threshold": draw(st.none() | st.integers(0, 12)),
+        "max_itl": draw(st.none() | st.floats(1e-3, 10)),
     }
 
 
@@ -401,6 +402,7 @@ def test_whatever_comes_the_outputs_are_right_and_the_pool_balances(
     asked, options = workload
     oracle = Oracle(rng)
     pretend = Pretend(proposer=oracle if drafts else None, **options)  # type: ignore[arg-type]
+    pretend.takes = lambda scheduled: rng.choice([0.0, 1e-6, 1e-3 * scheduled.step.num_tokens, 0.1, 100.0])
     spoiled, stopped = set(), set()
     for request in asked:
         pretend.add(request)

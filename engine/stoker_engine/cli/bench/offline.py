@@ -52,7 +52,7 @@ class OfflineEngine:
 
         if args.data_parallel_size > 1:
             raise ArgumentError("--data-parallel-size", "a measurement is of one copy; leave it out")
-        self.engine: Engine = Engine.from_args(args)
+        self.engine: Engine = Engine.from_args(args.offline())
         self.tokenizer: Tokenizer = Tokenizer.load(locate_tokenizer(args, locate_model(args)))
         self._inputs = InputProcessor(self.engine.info, self.tokenizer)
         self._count = 0
