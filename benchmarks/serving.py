@@ -164,7 +164,8 @@ async def gaps(server: Server, long: int, rng: random.Random) -> tuple[list[floa
     alone = await one(server, prompt(rng, 16), 400)
     decoding = asyncio.create_task(one(server, prompt(rng, 16), 400))
     await asyncio.sleep(0.3)
-    reading, whole = [], []
+    reading: list[tuple[float, float]] = []
+    whole: list[float] = []
     while not decoding.done():
         began = time.perf_counter()
         await one(server, prompt(rng, long), 1)
