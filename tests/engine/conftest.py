@@ -12,6 +12,7 @@ from typing import Any
 import psutil
 import pytest
 import torch
+from filelock import FileLock
 from tokenizers import Tokenizer as BackendTokenizer
 from tokenizers import decoders, models, pre_tokenizers, trainers
 from transformers import (
@@ -129,6 +130,27 @@ def demo_gguf() -> Path:
     return demo_model("gemma-3-270m")
 
 
+@pytest.fixture(scope="session")
+def demo_reference(demo_gguf: Path, tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
+    """The demo model's folder for transformers in float32: its own reading of the file takes half a minute, mostly for
+    the vocabulary, so all workers share what one of them has read."""
+    base = tmp_path_factory.getbasetemp()
+    folder = (base if worker_id == "master" else base.parent) / "demo-reference"
+    with FileLock(f"{folder}.lock"):
+        if not folder.exists():
+            model = AutoModelForCausalLM.from_pretrained(
+                demo_gguf.parent, gguf_file=demo_gguf.name, dtype=torch.float32
+            )
+            del (
+                model.hf_quantizer,
+                model.config.quantization_config,
+            )  # which refuse to be saved; the numbers are float32
+            unfinished = folder.with_suffix(".part")
+            model.save_pretrained(unfinished)
+            unfinished.rename(folder)
+    return folder
+
+
 def engine_of(server: int) -> psutil.Process:
     """The engine's process of a server's; its tokenizer has another."""
     (engine,) = (
@@ -152,9 +174,7 @@ def assert_greedy() -> Iterator[AssertGreedy]:
     def check(model: Path, prompt: list[int], output: list[int]) -> None:
         if model not in loaded:
             loaded.clear()
-            source = {"gguf_file": model.name} if model.is_file() else {}
-            folder = model.parent if model.is_file() else model
-            loaded[model] = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, **source).eval()
+            loaded[model] = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
         with torch.inference_mode():
             logits = loaded[model](torch.tensor([prompt + output])).logits[0, len(prompt) - 1 : -1]
         for position, (row, token) in enumerate(zip(logits, output, strict=True)):

@@ -39,10 +39,10 @@ def llm(demo_gguf: Path) -> LLM:
     return LLM("demo://gemma-3-270m", dtype="float32", kv_cache_memory_bytes=256 << 20)
 
 
-def test_greedy_equals_transformers(llm: LLM, demo_gguf: Path, assert_greedy: Any) -> None:
+def test_greedy_equals_transformers(llm: LLM, demo_reference: Path, assert_greedy: Any) -> None:
     outputs = llm.generate(PROMPTS[:6], SamplingParams(temperature=0, max_tokens=16), use_tqdm=False)
     for output in outputs:
-        assert_greedy(demo_gguf, output.prompt_token_ids, output.outputs[0].token_ids)
+        assert_greedy(demo_reference, output.prompt_token_ids, output.outputs[0].token_ids)
 
 
 def test_text_is_what_the_tokenizer_makes_of_the_tokens(llm: LLM) -> None:
@@ -60,7 +60,7 @@ def test_a_base_model_cannot_chat_without_a_template(llm: LLM) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_twenty_prompts_alone_together_chunked_and_cached(
-    demo_gguf: Path, assert_greedy: Any, part_of: Callable[[int], int]
+    demo_reference: Path, assert_greedy: Any, part_of: Callable[[int], int]
 ) -> None:
     prompts = PROMPTS[-max(3, part_of(len(PROMPTS))) :]
     greedy = SamplingParams(temperature=0, max_tokens=64, ignore_eos=True)
@@ -80,6 +80,6 @@ def test_twenty_prompts_alone_together_chunked_and_cached(
     for outputs in ways.values():
         for output in outputs:
             assert len(output.outputs[0].token_ids) == 64
-            assert_greedy(demo_gguf, output.prompt_token_ids, output.outputs[0].token_ids)
+            assert_greedy(demo_reference, output.prompt_token_ids, output.outputs[0].token_ids)
     chunked.engine.scheduler.check()
     assert chunked.engine.scheduler.kv.usage == 0
