@@ -58,7 +58,7 @@ async def collect(
 
 async def until_free(reports: list[StepReport]) -> None:
     """Until the engine reports that nothing runs and no block is held."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         await until_async(lambda: bool(reports and reports[-1].stats.num_running == reports[-1].stats.num_waiting == 0))
     assert reports[-1].stats.kv_cache_usage == 0
 

@@ -71,10 +71,10 @@ def test_it_answers_at_once_and_tells_when_a_config_has_arrived(hub: Hub) -> Non
     arrived: queue.Queue[tuple[str, str | None]] = queue.Queue()
     configs = HubConfigs(lambda model, _: arrived.put(model), hub.url + "/")
     assert configs.get("org/model", None) is None
-    assert arrived.get(timeout=10) == ("org/model", None)
+    assert arrived.get(timeout=60) == ("org/model", None)
     assert configs.get("org/model", None) == CONFIG
     assert configs.get("org/model", "a/b") is None
-    assert arrived.get(timeout=10) == ("org/model", "a/b")
+    assert arrived.get(timeout=60) == ("org/model", "a/b")
     found = configs.get("org/model", "a/b")
     assert found is not None and found["hidden_size"] == 16
     assert len(hub.asked) == 2  # what is there is not asked for again

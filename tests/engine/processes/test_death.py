@@ -57,7 +57,7 @@ def test_killed(make_llm: Any) -> None:
         await _ends(stream)
         assert not llm.is_live
         assert not llm.is_ready
-        assert "SIGKILL" in str(await asyncio.wait_for(llm.wait_dead(), 1))
+        assert "SIGKILL" in str(await asyncio.wait_for(llm.wait_dead(), 60))
         assert "SIGKILL" in llm.status
         with pytest.raises(EngineDeadError):
             await anext(llm.generate("late", [5], LONG))
@@ -102,7 +102,7 @@ def test_stopped(make_llm: Any) -> None:
         await _until(lambda: not llm.is_live)
         assert "stopped" in llm.status
         await stopped
-        assert "stopped" in str(await asyncio.wait_for(llm.wait_dead(), 1))
+        assert "stopped" in str(await asyncio.wait_for(llm.wait_dead(), 60))
 
     asyncio.run(run())
 
@@ -125,7 +125,7 @@ def test_a_step_that_hangs(make_llm: Any) -> None:
         llm.copies[0].watchdog.step_timeout = 1.0
         await _ends(stream)
         assert time.monotonic() - asked > 1
-        assert "stuck" in str(await asyncio.wait_for(llm.wait_dead(), 1))
+        assert "stuck" in str(await asyncio.wait_for(llm.wait_dead(), 60))
 
     asyncio.run(run())
 
@@ -135,7 +135,7 @@ def test_a_step_that_raises(make_llm: Any, capfd: pytest.CaptureFixture[str]) ->
         llm = make_llm(step="next(count) != 3 or 1 / 0")
         await llm.load()
         await _ends(await _in_flight(llm))
-        death = await asyncio.wait_for(llm.wait_dead(), 1)
+        death = await asyncio.wait_for(llm.wait_dead(), 60)
         assert "ZeroDivisionError: division by zero" in str(death)
         assert not isinstance(death, EngineOutOfMemoryError)
 
@@ -150,7 +150,7 @@ def test_a_step_for_which_there_is_no_memory(make_llm: Any, error: str) -> None:
         await llm.load()
         with pytest.raises(EngineDeadError):
             await _in_flight(llm)
-        assert isinstance(await asyncio.wait_for(llm.wait_dead(), 1), EngineOutOfMemoryError)
+        assert isinstance(await asyncio.wait_for(llm.wait_dead(), 60), EngineOutOfMemoryError)
 
     asyncio.run(run())
 

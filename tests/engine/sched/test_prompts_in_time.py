@@ -128,8 +128,9 @@ def test_a_stream_waits_four_decode_steps_and_the_prompt_not_much_longer(
     chunk = max(
         n for n in range(BLOCK, STEP - streams) if takes(StepWork(n, n * 6000, streams)) <= DECODE_STEPS * decode
     )
-    steps = 6000 / chunk
-    assert took <= (1.5 + 2 * noise) * steps * max(takes(StepWork(chunk, chunk * 6000, streams)), decode)
+    # The prompt had half of what it would have were the bound used to the full.
+    ideal = 6000 / chunk * max(takes(StepWork(chunk, chunk * 6000, streams)), decode)
+    assert ideal / took >= 1 / (1.5 + 2 * noise)
 
 
 @pytest.mark.parametrize("stages", [2, 3, 4])

@@ -41,7 +41,7 @@ def run(folder: Path, check: Callable[[TokenizerProcess], Awaitable[None]]) -> N
         finally:
             family = processes(tokenizer)
             tokenizer.close()
-        assert not psutil.wait_procs(family, timeout=20)[1]
+        assert not psutil.wait_procs(family, timeout=60)[1]
 
     asyncio.run(checked())
 
