@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from stoker_engine.architectures.checkpoint_files import Folder, complete_config
 from stoker_engine.architectures.config_fields import Fields
 from stoker_engine.architectures.decoder_config import DecoderConfig, LayerConfig
 from stoker_engine.architectures.families.registry import FAMILY_CONFIGS
@@ -151,7 +152,8 @@ class ModelConfig:
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """``config.json`` of `folder`, with the end tokens of ``generation_config.json``.
+    """``config.json`` of `folder`, with the end tokens of ``generation_config.json`` and what it leaves to the files
+    beside it (`checkpoint_files`).
 
     Raises:
         ModelError: it is missing or not readable.
@@ -161,7 +163,7 @@ def read_config(folder: Path) -> dict[str, Any]:
         generation = _read_json(folder / "generation_config.json")
         if generation.get("eos_token_id") is not None:
             config["eos_token_id"] = generation["eos_token_id"]
-    return config
+    return complete_config(config, Folder(folder))
 
 
 def refuse_quantized(config: Mapping[str, Any]) -> None:
