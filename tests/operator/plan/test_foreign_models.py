@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -16,8 +17,8 @@ from stoker_engine.sizing.weight_sizes import weight_bytes, weight_sizes
 from stoker_operator.api.v1alpha1 import Spec
 from stoker_operator.plan.catalogue import Catalogue
 from stoker_operator.plan.foreign_models import foreign_config
-from stoker_operator.plan.model_shapes import Shape, shape_of
-from stoker_operator.plan.planner import plan
+from stoker_operator.plan.model_shapes import Shape, shape_of, table
+from stoker_operator.plan.planner import plan, study
 from stoker_operator.plan.unplannable import Unplannable
 
 #: Transformers' type → the architecture. Encoders are counted without projectors, hence the tolerance.
@@ -76,8 +77,8 @@ def test_our_own_engine_does_not_serve_them(spec: Callable[..., Spec]) -> None:
 @pytest.mark.parametrize(
     ("count", "parallelism", "remedy"),
     [
-        (2, None, "use tensor 1, pipeline 1, data 2, or another runtime"),
-        (2, {"pipeline": 2}, "use tensor 1, pipeline 1, data 2, or another runtime"),
+        (2, None, "use tensor 1, pipeline 1, data 2, or use runtime: vllm"),
+        (2, {"pipeline": 2}, "use tensor 1, pipeline 1, data 2, or use runtime: vllm"),
         (2, {"data": 2}, ""),
     ],
 )
@@ -95,6 +96,39 @@ def test_our_own_engine_does_not_split_them(
     assert (violation.field, violation.reason) == ("spec.parallelism", "NotSplit")
     assert violation.message == not_split("Exaone4ForCausalLM").message
     assert violation.remedy == remedy
+
+
+@pytest.mark.parametrize("quantized", [False, True])
+@pytest.mark.parametrize("name", ["deepseek-ai/DeepSeek-R1", "MiniMaxAI/MiniMax-M2", "exaone4"])
+@pytest.mark.parametrize(("accelerator", "count"), [("nvidia-h100-80gb", 8), ("nvidia-h100-80gb", 2), ("nvidia-l4", 4)])
+def test_remedies_of_what_is_not_split_are_possible(
+    spec: Callable[..., Spec], name: str, accelerator: str, count: int, quantized: bool
+) -> None:
+    config = dict(CONFIG_MAPPING[name]().to_dict() if name == "exaone4" else table()[name])
+    architecture = {"deepseek-ai/DeepSeek-R1": "DeepseekV32ForCausalLM", "exaone4": "Exaone4ForCausalLM"}.get(name)
+    config |= {"architectures": [architecture]} if architecture else {}
+    config["quantization_config"] = {"quant_method": "fp8", "weight_block_size": [128, 128]} if quantized else None
+    asked = spec("hf://org/m", accelerator, count, runtime="stoker", image="x")
+    with pytest.raises(Unplannable) as caught:
+        plan(asked, Catalogue.load(), config)
+    (remedy,) = [each.remedy for each in caught.value.violations if each.reason == "NotSplit"]
+    possible = name == "exaone4" and accelerator == "nvidia-h100-80gb" and not quantized
+    assert (f"use tensor 1, pipeline 1, data {count}" in remedy) == possible
+    if "use runtime: vllm" in remedy:
+        assert plan(spec("hf://org/m", accelerator, count, runtime="vllm"), Catalogue.load(), config).estimate
+    elif needed := re.search(
+        r"runtime: vllm, use at least (\d+) × \S+ with tensor (\d+)(?: × pipeline (\d+))?", remedy
+    ):
+        devices, tensor, pipeline = (int(each or 1) for each in needed.groups())
+        assert devices == tensor * pipeline > count
+        sizes = {"tensor": tensor, "pipeline": pipeline}
+        nodes = -(-devices // 8)
+        larger = spec(
+            "hf://org/m", accelerator, devices // nodes, parallelism=sizes, runtime="vllm", hardware={"nodes": nodes}
+        )
+        assert study(larger, Catalogue.load(), config).chosen.problem is None
+    else:
+        assert remedy.startswith(("use tensor 1", "with runtime: vllm", "use a model of an architecture"))
 
 
 @pytest.mark.parametrize(
