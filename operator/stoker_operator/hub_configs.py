@@ -29,15 +29,18 @@ import urllib.request
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, field
-from typing import Any, Final, NamedTuple
+from typing import Any, BinaryIO, Final, NamedTuple, cast
 
+from stoker_engine.architectures.checkpoint_files import complete_config, read_header
+from stoker_engine.contract.errors import ModelError
 from stoker_operator.facts import Key
 
 logger = logging.getLogger(__name__)
 
 HUB: Final = "https://huggingface.co"
-#: Configs are a few kilobytes; what is larger is none.
+#: Configs are a few kilobytes; what is larger is none. An index of tens of thousands of tensors takes a few MB.
 _MOST_BYTES: Final = 1 << 20
+_MOST_INDEX_BYTES: Final = 1 << 24
 #: Models that are kept although no endpoint uses them; the one that was requested longest ago is dropped first.
 _MOST_UNUSED: Final = 512
 #: An attempt ends by then, and nothing waits for longer: ten seconds at most, where one looks every second or so.
@@ -190,12 +193,13 @@ class HubConfigs:
     def _read(self, model: Model) -> tuple[Mapping[str, Any] | None, str]:
         """The config, or why there is none."""
         try:
-            config = _download(f"{self._endpoint}/{model.name}/resolve/{_quoted(model.revision)}/config.json")
+            files = _HubFiles(f"{self._endpoint}/{model.name}/resolve/{_quoted(model.revision)}")
+            config = complete_config(files.download("config.json", _MOST_BYTES), files)
         except urllib.error.HTTPError as error:
             self._answers()
             return None, f"{error.code} {error.reason}"
-        except (OSError, ValueError) as error:
-            if isinstance(error, ValueError):
+        except (OSError, ValueError, ModelError) as error:
+            if not isinstance(error, OSError):
                 self._answers()
                 return None, str(error)
             self._silent(error)
@@ -228,27 +232,77 @@ def _quoted(revision: str | None) -> str:
     return urllib.parse.quote(revision or "main", safe="")
 
 
-def _download(url: str) -> Mapping[str, Any]:
-    """The JSON object at `url`.
+class _HubFiles:
+    """See `CheckpointFiles`: those of one model, all within an attempt's time.
 
-    Raises:
-        OSError: there was no answer; HTTPError: another answer.
-        ValueError: it is no JSON object.
+    Args:
+        url: what their addresses begin with.
     """
-    request = urllib.request.Request(url, headers={"User-Agent": "stoker-operator"})
-    until = time.monotonic() + _ATTEMPT_SECONDS
-    body = b""
-    with urllib.request.urlopen(request, timeout=_ATTEMPT_SECONDS) as response:
-        while part := response.read1(_MOST_BYTES):
-            body += part
-            if len(body) > _MOST_BYTES:
-                raise ValueError(f"config.json is larger than {_MOST_BYTES} bytes")
-            if time.monotonic() > until:
-                raise TimeoutError(f"its answer takes more than {_ATTEMPT_SECONDS:.0f} s")
-    try:
-        config = json.loads(body)
-    except (ValueError, RecursionError):
-        raise ValueError("config.json is no JSON") from None
-    if not isinstance(config, dict):
-        raise ValueError("config.json holds no object")
-    return config
+
+    weights = ("model.safetensors",)
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._until = time.monotonic() + _ATTEMPT_SECONDS
+
+    def json(self, name: str) -> Mapping[str, Any] | None:
+        """See `CheckpointFiles`; errors are those of `download`."""
+        try:
+            return self.download(name, _MOST_INDEX_BYTES)
+        except urllib.error.HTTPError as error:
+            if error.code == 404:
+                return None
+            raise
+
+    def header(self, name: str) -> Mapping[str, Any] | None:
+        """See `CheckpointFiles`. Of the file, no more than the header is read."""
+        try:
+            with self._open(urllib.parse.quote(name)) as response:
+                return read_header(cast(BinaryIO, _Timely(response, self._until)))
+        except urllib.error.HTTPError as error:
+            if error.code == 404:
+                return None
+            raise
+
+    def download(self, name: str, most: int) -> Mapping[str, Any]:
+        """The JSON object in a file of at most so many bytes.
+
+        Raises:
+            OSError: there was no answer; HTTPError: another answer.
+            ValueError: it is no JSON object.
+        """
+        body = b""
+        with self._open(name) as response:
+            timely = _Timely(response, self._until)
+            while part := timely.read(most):
+                body += part
+                if len(body) > most:
+                    raise ValueError(f"{name} is larger than {most} bytes")
+        try:
+            found = json.loads(body)
+        except (ValueError, RecursionError):
+            raise ValueError(f"{name} is no JSON") from None
+        if not isinstance(found, dict):
+            raise ValueError(f"{name} holds no object")
+        return found
+
+    def _open(self, name: str) -> Any:
+        request = urllib.request.Request(f"{self._url}/{name}", headers={"User-Agent": "stoker-operator"})
+        return urllib.request.urlopen(request, timeout=max(self._until - time.monotonic(), 0.001))
+
+
+class _Timely:
+    """An answer that is read until a time."""
+
+    def __init__(self, response: Any, until: float) -> None:
+        self._response, self._until = response, until
+
+    def read(self, size: int) -> bytes:
+        """Some bytes, at most `size`; none: it has ended.
+
+        Raises:
+            TimeoutError: the time is over.
+        """
+        if time.monotonic() > self._until:
+            raise TimeoutError(f"its answer takes more than {_ATTEMPT_SECONDS:.0f} s")
+        return bytes(self._response.read1(size))

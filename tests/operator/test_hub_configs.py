@@ -16,8 +16,31 @@ from stoker_operator import hub_configs
 from stoker_operator.facts import Key
 from stoker_operator.hub_configs import HubConfigs, Model
 
-CONFIG = {"architectures": ["LlamaForCausalLM"], "hidden_size": 8}
-FILES = {
+CONFIG = {
+    "architectures": ["LlamaForCausalLM"], "hidden_size": 8, "dtype": "bfloat16",
+    "quantization_config": {"quant_method": "fp8"},
+}  # fmt: skip
+SPARSE = {"architectures": ["LlamaForCausalLM"], "hidden_size": 8}
+MODELOPT = {"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "FP8"}}
+
+
+def _weights(dtype: str) -> bytes:
+    header = json.dumps({"embed": {"dtype": dtype, "shape": [2, 2], "data_offsets": [0, 8]}}).encode()
+    return len(header).to_bytes(8, "little") + header + b"numbers"
+
+
+FILES: dict[str, str | bytes] = {
+    "/org/sparse/resolve/main/config.json": json.dumps(SPARSE),
+    "/org/sparse/resolve/main/hf_quant_config.json": json.dumps(MODELOPT),
+    "/org/sparse/resolve/main/model.safetensors": _weights("F16"),
+    "/org/many/resolve/main/config.json": json.dumps(SPARSE),
+    "/org/many/resolve/main/model.safetensors.index.json": json.dumps(
+        {"weight_map": {"b": "model-2.safetensors", "a": "model-1.safetensors"}}
+    ),
+    "/org/many/resolve/main/model-1.safetensors": _weights("BF16"),
+    "/org/bare/resolve/main/config.json": json.dumps(SPARSE),
+    "/org/odd/resolve/main/config.json": json.dumps(SPARSE),
+    "/org/odd/resolve/main/hf_quant_config.json": '{"quantization": []}',
     "/org/model/resolve/main/config.json": json.dumps(CONFIG),
     "/org/model/resolve/a%2Fb/config.json": json.dumps({**CONFIG, "hidden_size": 16}),
     "/org/list/resolve/main/config.json": "[]",
@@ -38,7 +61,7 @@ class Hub:
                 body = FILES.get(handler.path)
                 handler.send_response(self.status or (200 if body else 404))
                 handler.end_headers()
-                handler.wfile.write((body or "").encode())
+                handler.wfile.write(body if isinstance(body, bytes) else (body or "").encode())
 
             def log_message(handler, *args: Any) -> None:  # noqa: N805
                 pass
@@ -80,7 +103,23 @@ def test_it_answers_at_once_and_tells_when_a_config_has_arrived(hub: Hub) -> Non
     assert len(hub.asked) == 2  # what is there is not asked for again
 
 
-@pytest.mark.parametrize("name", ["org/missing", "org/list", "org/text"])
+@pytest.mark.parametrize(
+    ("name", "beside"),
+    [
+        ("org/sparse", {"quantization_config": MODELOPT, "dtype": "float16"}),
+        ("org/many", {"dtype": "bfloat16"}),
+        ("org/bare", {}),
+    ],
+)
+def test_what_a_config_leaves_to_the_files_beside_it_is_fetched_too(
+    hub: Hub, name: str, beside: dict[str, Any]
+) -> None:
+    configs = HubConfigs(lambda *_: None, hub.url)
+    configs.fetch(Model(name, None))
+    assert configs._known[Model(name, None)].config == {**SPARSE, **beside}
+
+
+@pytest.mark.parametrize("name", ["org/missing", "org/list", "org/text", "org/odd"])
 def test_a_failure_is_tried_again_after_a_pause_that_doubles(hub: Hub, name: str) -> None:
     clock, looked = Clock(), []
     configs = HubConfigs(lambda *told: looked.append(told), hub.url, clock)
@@ -94,7 +133,7 @@ def test_a_failure_is_tried_again_after_a_pause_that_doubles(hub: Hub, name: str
         assert _asks(configs, model)
         configs.fetch(model)
         attempts += 1
-    assert len([path for path in hub.asked if name in path]) == attempts
+    assert len([path for path in hub.asked if name in path and path.endswith("/config.json")]) == attempts
     assert looked == [(model, frozenset())], "only of the first"
 
 
@@ -169,7 +208,7 @@ def test_offline_nobody_waits(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_all_that_endpoints_use_is_kept_and_told_to_whom_it_concerns(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
-    monkeypatch.setattr(hub_configs, "_download", lambda url: asked.append(url) or CONFIG)
+    monkeypatch.setattr(hub_configs._HubFiles, "download", lambda self, name, most: asked.append(name) or CONFIG)
     told: dict[Model, Any] = {}
     configs = HubConfigs(lambda model, users: told.update({model: users}), hub.url)
     configs._start = lambda: None  # type: ignore[method-assign]

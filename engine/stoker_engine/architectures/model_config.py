@@ -14,10 +14,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from stoker_engine.architectures.checkpoint_files import Folder, complete_config
 from stoker_engine.architectures.config_fields import Fields
 from stoker_engine.architectures.decoder_config import DecoderConfig, LayerConfig
 from stoker_engine.architectures.families.registry import FAMILY_CONFIGS
-from stoker_engine.architectures.no_decoder import why_no_decoder
+from stoker_engine.architectures.no_decoder import NAME_ONE, NO_ARCHITECTURES, why_no_decoder
 from stoker_engine.architectures.rope_config import RopeParameters
 from stoker_engine.contract.errors import ModelError
 from stoker_engine.contract.json_file import read_json_object
@@ -82,8 +83,12 @@ class ModelConfig:
 
     @property
     def longest_model_len(self) -> int:
-        """The most that ``--max-model-len`` may be: as far as rotary positions are stretched (as vLLM has it)."""
+        """The most that ``--max-model-len`` may be: as far as rotary positions are stretched (as vLLM has it); YaRN
+        stretches the original length."""
         ropes = [layer.rope for layer in self.layers if layer.rope is not None]
+        yarn = next((rope for rope in ropes if rope.rope_type == "yarn"), None)
+        if yarn is not None and not self.model_type.startswith("gemma3"):
+            return int(yarn.original_max_position_embeddings * max(yarn.factor, 1.0))
         stretched = max((rope.factor for rope in ropes if rope.rope_type in ("linear", "dynamic")), default=1.0)
         if self.model_type.startswith("gemma3"):
             stretched = 1.0  # its max_position_embeddings already is the stretched length
@@ -120,10 +125,12 @@ class ModelConfig:
         top = Fields(config, {})
         architectures = top.items("architectures", str)
         architecture = next((name for name in architectures if name in FAMILY_CONFIGS), None)
+        if not architectures:
+            raise ModelError(f"{NO_ARCHITECTURES}; {NAME_ONE}")
         if architecture is None:
             reason = why_no_decoder(config)
             raise ModelError(
-                f"architecture {', '.join(architectures) or 'unknown'} is not supported"
+                f"architecture {', '.join(architectures)} is not supported"
                 + (f": {reason}" if reason else f"; supported are {', '.join(sorted(FAMILY_CONFIGS))}")
             )
         family = FAMILY_CONFIGS[architecture]
@@ -151,7 +158,8 @@ class ModelConfig:
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """``config.json`` of `folder`, with the end tokens of ``generation_config.json``.
+    """``config.json`` of `folder`, with the end tokens of ``generation_config.json`` and what it leaves to the files
+    beside it (`checkpoint_files`).
 
     Raises:
         ModelError: it is missing or not readable.
@@ -161,7 +169,7 @@ def read_config(folder: Path) -> dict[str, Any]:
         generation = _read_json(folder / "generation_config.json")
         if generation.get("eos_token_id") is not None:
             config["eos_token_id"] = generation["eos_token_id"]
-    return config
+    return complete_config(config, Folder(folder))
 
 
 def refuse_quantized(config: Mapping[str, Any]) -> None:

@@ -22,6 +22,10 @@ _ENDINGS: Final = {
     "Model": "a model without a head that generates",
 }
 
+#: What is wrong with a config.json that does not say which model it describes, and the remedy.
+NO_ARCHITECTURES: Final = "config.json names no architectures"
+NAME_ONE: Final = 'it must say, for example, ["LlamaForCausalLM"]'
+
 
 def why_no_decoder(config: Mapping[str, Any]) -> str | None:
     """The reason why a parsed config.json is no autoregressive decoder of text; None: it may be one.
@@ -31,6 +35,8 @@ def why_no_decoder(config: Mapping[str, Any]) -> str | None:
     """
     if config.get("is_encoder_decoder"):
         return "it is an encoder-decoder, not an autoregressive decoder"
+    if "AutoModelForCausalLM" in Fields(config, {}).object("auto_map"):
+        return None  # its files' own classes are named freely (ChatGLMModel)
     for architecture in Fields(config, {}).items("architectures", str):
         if architecture.endswith("LMHeadModel"):
             continue

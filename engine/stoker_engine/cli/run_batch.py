@@ -36,6 +36,8 @@ _ENDPOINTS = ("/v1/completions", "/v1/chat/completions", "/v1/responses")
 #: Requests in flight beyond those that fit a batch, so that the next ones are at hand.
 _AHEAD = 2
 
+_BYTE_ORDER_MARK = "\ufeff"
+
 
 @dataclass(frozen=True)
 class BatchArgs:
@@ -127,7 +129,7 @@ def _refuse_doubled(source: IO[str], name: str) -> None:
     doubled: dict[str, list[int]] = {}
     for number, line in enumerate(source, 1):
         with contextlib.suppress(ValueError, RecursionError, AttributeError):  # which is that line's answer
-            custom_id = json.loads(line).get("custom_id")
+            custom_id = _parsed(line).get("custom_id")
             if isinstance(custom_id, str) and (first := seen.setdefault(custom_id, number)) != number:
                 doubled.setdefault(custom_id, [first]).append(number)
     if doubled:
@@ -180,7 +182,12 @@ async def _run(args: ServeArgs, source: IO[str], sink: IO[str], show: bool) -> i
 
 
 def _lines(source: IO[str]) -> Iterator[str]:
-    return (line for line in source if line.strip())
+    return (line for line in source if line.removeprefix(_BYTE_ORDER_MARK).strip())
+
+
+def _parsed(line: str) -> Any:
+    """The JSON of a line; the file's first may begin with a mark that says nothing."""
+    return json.loads(line.removeprefix(_BYTE_ORDER_MARK))
 
 
 async def answered(app: Any, line: str) -> dict[str, Any]:
@@ -189,7 +196,7 @@ async def answered(app: Any, line: str) -> dict[str, Any]:
 
     result: dict[str, Any] = {"id": f"batch_req_{uuid.uuid4().hex}", "custom_id": None, "response": None, "error": None}
     try:
-        request = json.loads(line)
+        request = _parsed(line)
         if not isinstance(request, dict):
             raise ValueError("the line holds no JSON object")
         result["custom_id"] = request.get("custom_id")

@@ -11,7 +11,7 @@ import torch
 
 from stoker_engine.architectures.config_fields import Fields
 from stoker_engine.architectures.model_config import ModelConfig, read_config
-from stoker_engine.architectures.no_decoder import why_no_decoder
+from stoker_engine.architectures.no_decoder import NAME_ONE, NO_ARCHITECTURES, why_no_decoder
 from stoker_engine.architectures.quantization.read import kv_cache_of, read_quantization
 from stoker_engine.contract.engine_args import EngineArgs
 from stoker_engine.contract.errors import ArgumentError, ModelError, WeightsError
@@ -147,7 +147,7 @@ def _folder(path: Path, args: EngineArgs) -> Checkpoint:
     card = card_of_folder(path)
     architectures = Fields(given, {}).items("architectures", str)
     if not architectures:
-        raise ModelError(f'{path}/config.json names no architectures; it must say, for example, ["LlamaForCausalLM"]')
+        raise ModelError(f"{path}/{NO_ARCHITECTURES}; {NAME_ONE}")
     if any(name in FAMILIES for name in architectures):
         quantization = read_quantization(given)
         on_load = format_on_load(args.quantization, quantization.method if quantization else None)

@@ -16,6 +16,7 @@ from stoker_engine.architectures.quantization.quantization_config import Quantiz
 from stoker_engine.architectures.quantization.stated import stated_quantization
 from stoker_engine.architectures.stored_formats import FileFormat, StoredFormat
 from stoker_engine.contract.errors import ModelError
+from stoker_engine.sizing.named_experts import NamedExperts, first_expert
 from stoker_engine.sizing.weight_formats import WeightFormats
 from stoker_engine.sizing.weight_sizes import matrices
 
@@ -26,17 +27,23 @@ _NUMBERS: Final = (".k_b", ".v_b")
 _TRANSPOSED: Final[dict[str, tuple[str, ...]]] = {"GPT2LMHeadModel": (), "GptOssForCausalLM": ("mxfp4",)}
 
 
-def stated_formats(config: ModelConfig, quantization: QuantizationConfig) -> WeightFormats:
+def stated_formats(
+    config: ModelConfig, quantization: QuantizationConfig, given: Mapping[str, Any] | None = None
+) -> WeightFormats:
     """Of a checkpoint that is quantized.
+
+    Args:
+        given: its parsed config.json, by which one expert stands for others; without, the name of each is matched.
 
     Raises:
         ModelError: a matrix is stored in a way that is not computed.
     """
     refuse_transposed(config.architecture, quantization.method)
+    sized = matrices(config) if given is None else matrices(config, NamedExperts.of(stated_quantization(given)))
     return WeightFormats.of(
         {
             slot: quantization.format_of(module_name(config.architecture, slot), matrix.rows, matrix.inner)
-            for slot, matrix in matrices(config)
+            for slot, matrix in sized
             if not slot.endswith(_NUMBERS)
         }
     )
@@ -53,9 +60,7 @@ def file_formats(config: ModelConfig, quantization: QuantizationConfig, given: M
     """
     layers, ends = _wrapper(given)
     slots: dict[str, StoredFormat | None] = {}
-    for slot, matrix in matrices(config):
-        if ".experts." in slot and ".experts.0." not in slot:
-            continue  # a layer's first expert speaks for all: to match tens of thousands of names takes seconds
+    for slot, matrix in matrices(config, first_expert):
         name = module_name(config.architecture, slot)
         name = layers + name.removeprefix("model.") if name.startswith("model.") else ends + name
         stored = quantization.format_of(name, matrix.rows, matrix.inner)
@@ -89,5 +94,5 @@ def refuse_transposed(architecture: str, method: str) -> None:
 
 def on_load_formats(config: ModelConfig, method: str) -> WeightFormats:
     """Of one that `method` of `ON_LOAD` quantizes when it is loaded."""
-    slots = (slot for slot, _ in matrices(config))
+    slots = (slot for slot, _ in matrices(config, first_expert))
     return WeightFormats.of({slot: ON_LOAD[method] for slot in slots if is_quantized(f"{slot}.weight")})

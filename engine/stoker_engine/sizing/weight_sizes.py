@@ -10,7 +10,7 @@ others over those of all copies (tensor × data).
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -152,9 +152,13 @@ def weight_sizes(config: ModelConfig) -> Iterator[WeightSize]:
     return stage_sizes(config, 0, 1)
 
 
-def matrices(config: ModelConfig) -> Iterator[tuple[str, MatrixSize]]:
-    """The matrices of the model that may be stored in blocks, by the names of `models.decoder` without ``.weight``;
-    of each of the experts.
+def matrices(
+    config: ModelConfig, experts: Callable[[int, int], Iterable[int]] = lambda layer, count: range(count)
+) -> Iterator[tuple[str, MatrixSize]]:
+    """The matrices of the model that may be stored in blocks, by the names of `models.decoder` without ``.weight``.
+
+    Args:
+        experts: index of a layer and the number of its experts → those of which there is one each; all, if not given.
 
     Raises:
         ModelError: experts are more than a model has.
@@ -168,8 +172,9 @@ def matrices(config: ModelConfig) -> Iterator[tuple[str, MatrixSize]]:
     for index, layer in enumerate(config.layers):
         for size in kinds[_kind(layer)]:
             if size.matrix is not None:
-                for expert in range(size.experts or 1):
-                    part = size.matrix.weight.replace("experts.", f"experts.{expert}.")
+                weight = size.matrix.weight
+                for expert in experts(index, size.experts) if size.experts else (0,):
+                    part = weight.replace("experts.", f"experts.{expert}.") if size.experts else weight
                     yield f"layers.{index}.{part}", size.matrix
 
 

@@ -11,7 +11,7 @@ in transformers' own classes; of any other architecture the shape is not known, 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, Final
 
@@ -33,6 +33,7 @@ from stoker_engine.contract.errors import ModelError
 _LIKE: Final = {
     "AquilaForCausalLM": "LlamaForCausalLM",
     "AquilaModel": "LlamaForCausalLM",
+    "ChatGLMModel": "Qwen2ForCausalLM",
     "DeepseekV32ForCausalLM": "DeepseekV3ForCausalLM",
     "Gemma3ForConditionalGeneration": "Gemma3ForCausalLM",
     "Glm4vForConditionalGeneration": "Glm4ForCausalLM",
@@ -67,6 +68,13 @@ _BY_FIELDS: Final = {
     "PhiMoEForCausalLM": True,
     "SeedOssForCausalLM": True,
 }
+#: How ChatGLM's files call what others have other names for.
+_CHATGLM: Final = {
+    "vocab_size": "padded_vocab_size",
+    "num_key_value_heads": "multi_query_group_num",
+    "intermediate_size": "ffn_hidden_size",
+    "max_position_embeddings": "seq_length",
+}
 #: Where it keeps those of its encoders.
 _ENCODERS: Final = ("vision_config", "audio_config")
 #: How a config says how many experts a layer has.
@@ -96,8 +104,16 @@ def foreign_config(config: Mapping[str, Any]) -> ModelConfig:
 def _like(config: Mapping[str, Any], family: str) -> ModelConfig:
     text = dict(text_of(config))
     for name in ("tie_word_embeddings", "dtype", "torch_dtype"):
-        if text.get(name) is None and config.get(name) is not None:
+        # Whether ends are tied, the outer config decides.
+        if (text.get(name) is None or name == "tie_word_embeddings") and config.get(name) is not None:
             text[name] = config[name]
+    if "padded_vocab_size" in text:
+        text |= {name: text[theirs] for name, theirs in _CHATGLM.items() if theirs in text}
+    for name in ("rope_scaling", "rope_parameters"):
+        rope = text.get(name)
+        if isinstance(rope, Mapping) and "mrope" in (rope.get("type"), rope.get("rope_type")):
+            # Positions in three dimensions, which change no size.
+            text[name] = {**rope, "type": "default", "rope_type": "default"}
     return ModelConfig.from_dict({**text, "architectures": [family]})
 
 
@@ -207,4 +223,17 @@ def _encoder(config: Any) -> int:
         hidden * float(found.get("mlp_ratio") or 4)
     )
     matrices = 3 if found.get("hidden_act") == "silu" else 2  # gated
-    return max(layers * (4 * hidden * hidden + matrices * hidden * inner), 0)
+    blocks = layers * (4 * hidden * hidden + matrices * hidden * inner)
+    return max(blocks + (0 if glm else _qwen_ends(found, hidden, first)), 0)
+
+
+def _qwen_ends(found: Fields, hidden: int, first: Callable[..., int]) -> int:
+    """What Qwen's encoders have around their blocks: patches and positions, and what merges patches for the text model,
+    once and for each of the blocks that also hand on (``deepstack``). Of other encoders that is not counted."""
+    merged = hidden * first("spatial_merge_size") ** 2
+    if not merged:
+        return 0
+    patches = (first("in_channels", "in_chans") or 3) * (first("temporal_patch_size") or 2) * first("patch_size") ** 2
+    mergers = 1 + len(found.items("deepstack_visual_indexes", int))
+    handed_on = first("out_hidden_size", "hidden_size")
+    return hidden * (patches + first("num_position_embeddings")) + mergers * merged * (merged + handed_on)

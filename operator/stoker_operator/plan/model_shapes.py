@@ -17,7 +17,7 @@ import yaml
 
 from stoker_engine.architectures.config_fields import Fields
 from stoker_engine.architectures.model_config import ModelConfig
-from stoker_engine.architectures.no_decoder import why_no_decoder
+from stoker_engine.architectures.no_decoder import NAME_ONE, NO_ARCHITECTURES, why_no_decoder
 from stoker_engine.architectures.quantization.read import read_quantization
 from stoker_engine.architectures.quantization.stated import quantization_method, without_quantization
 from stoker_engine.architectures.stored_formats import GGUF_FORMATS, StoredFormat
@@ -122,6 +122,10 @@ def _read(config: Mapping[str, Any], runtime: str) -> Shape | str:
                 reason="NoDecoder",
             )
         )
+    if not config.get("architectures"):
+        if runtime != "stoker":
+            return f"its {NO_ARCHITECTURES}"
+        raise Unplannable(Violation("spec.model.source", f"its {NO_ARCHITECTURES}", NAME_ONE, reason="NoDecoder"))
     plain = without_quantization(config)
     _bounded(Fields(text_of(plain), {}))
     ours, method = runtime == "stoker", quantization_method(config)
@@ -135,7 +139,7 @@ def _read(config: Mapping[str, Any], runtime: str) -> Shape | str:
     _positive(model)
     if quantization is None:
         return Shape(model)
-    stored = stated_formats(model, quantization) if ours else file_formats(model, quantization, config)
+    stored = stated_formats(model, quantization, config) if ours else file_formats(model, quantization, config)
     return Shape(model, quantization.method, stored)
 
 

@@ -177,8 +177,8 @@ def _study(spec: Spec, catalogue: Catalogue, config: Mapping[str, Any] | None, *
         *(mismatches or not_loaded(spec, method, catalogue)),
         *scales_not_taken(spec, config or {}),
         *_experts(spec, shape),
-        *_not_split(spec, placement, shape, config or {}),
-        *_length(shape, settings),
+        *_not_split(spec, catalogue, placement, shape, config or {}),
+        *_length(shape, settings, chosen.estimate),
     ]
     if chosen.problem is not None:
         against.append(remedies.violation(spec, catalogue, layout, chosen, ways, advice))
@@ -315,7 +315,9 @@ def _experts(spec: Spec, shape: Shape | str) -> Iterator[Violation]:
         )
 
 
-def _not_split(spec: Spec, placement: Placement, shape: Shape | str, config: Mapping[str, Any]) -> Iterator[Violation]:
+def _not_split(
+    spec: Spec, catalogue: Catalogue, placement: Placement, shape: Shape | str, config: Mapping[str, Any]
+) -> Iterator[Violation]:
     """Several ranks of our engine for an architecture whose shape is not known since it is no family of ours."""
     sizes, names = placement.sizes, config.get("architectures")
     if spec.engine.runtime != "stoker" or isinstance(shape, Shape) or sizes.tensor * sizes.pipeline == 1:
@@ -323,18 +325,62 @@ def _not_split(spec: Spec, placement: Placement, shape: Shape | str, config: Map
     if not isinstance(names, list) or not names or any(name in FAMILY_CONFIGS for name in map(str, names)):
         return
     problem = not_split(", ".join(map(str, names)))
-    copies = f", data {sizes.used}" if sizes.used > 1 and spec.hardware.accelerator != CPU else ""
-    remedy = f"use tensor 1, pipeline 1{copies}, or another runtime"
+    whole = [
+        *_unsplit(spec, catalogue, placement, config),
+        *(
+            remedy
+            for runtime in sorted(set(catalogue.runtimes) - {spec.engine.runtime})
+            for remedy in _elsewhere(spec, catalogue, config, runtime)
+        ),
+    ]
+    remedy = ", or ".join(whole) or "use a model of an architecture that is split, or accelerators with more memory"
     yield Violation("spec.parallelism", problem.message, remedy, reason=problem.reason)
 
 
-def _length(shape: Shape | str, settings: EngineSettings) -> Iterator[Violation]:
+def _unsplit(spec: Spec, catalogue: Catalogue, placement: Placement, config: Mapping[str, Any]) -> Iterator[str]:
+    """Our engine with a copy of the model on each device, unless that is known not to fit; sizes of what transformers'
+    own modules run are known as far as those of other runtimes are."""
+    on_cpu = spec.hardware.accelerator == CPU
+    sizes = placement.sizes
+    alone = sizes._replace(tensor=1, pipeline=1, data=sizes.data if on_cpu else sizes.used)
+    copies = f", data {alone.data}" if alone.data > 1 and not on_cpu else ""
+    remedy = f"use tensor 1, pipeline 1{copies}"
+    others = (name for name in sorted(catalogue.runtimes) if name != spec.engine.runtime)
+    shapes = (shape_of(ModelSource.parse(spec.model.source), config, name) for name in others)
+    shape = next((found for found in shapes if isinstance(found, Shape)), None)
+    if shape is None:
+        yield remedy
+        return
+    if shape.method:
+        return  # transformers' own modules are given no quantized weights
+    placed = replace(placement, **alone._asdict(), idle=0)
+    memory = _memory_bytes(spec, placed)
+    settings = engine_settings(spec, memory, spec.hardware.accelerator)
+    _, bench = _bench(spec, shape, settings, memory, placed)
+    if judge(_layout(spec, placed, shape, bench), alone).problem is None:
+        yield remedy
+
+
+def _elsewhere(spec: Spec, catalogue: Catalogue, config: Mapping[str, Any], runtime: str) -> Iterator[str]:
+    """The same with another runtime: as it is, by the sizes that it recommends, or by what it needs."""
+    engine = spec.engine.model_copy(update={"runtime": runtime, "image": None})
+    found = _study(spec.model_copy(update={"engine": engine}), catalogue, config, every_way=False)
+    if found.refused:
+        return  # there is none for these accelerators
+    if not found.unplannable:
+        yield f"use runtime: {runtime}"
+    elif len(found.unplannable) == 1 and found.chosen.problem is not None:
+        yield f"with runtime: {runtime}, {found.unplannable[0].remedy}"
+
+
+def _length(shape: Shape | str, settings: EngineSettings, estimate: Estimate | None) -> Iterator[Violation]:
     wanted = settings.max_model_len
     if isinstance(shape, Shape) and wanted is not None and wanted > shape.config.longest_model_len:
+        fits = (estimate.max_model_len if estimate else None) or shape.config.longest_model_len
         yield Violation(
             "spec.engine.maxModelLen",
             f"{wanted:,} is beyond the model's own {shape.config.longest_model_len:,}",
-            f"use at most {shape.config.longest_model_len}, or remove it",
+            f"use at most {min(fits, shape.config.longest_model_len)}, or remove it",
             reason="MaxModelLenTooLong",
         )
 

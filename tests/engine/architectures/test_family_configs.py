@@ -536,7 +536,7 @@ def test_what_a_family_lacks_is_refused_by_name(config: dict[str, Any], words: s
         ("Llama-3.1-8B", 131072, 131072),
         ("Phi-3-mini-128k", 4096, 131072),
         ("gemma-3-4b's text", 131072, 131072),
-        ("Qwen2.5-7B with yarn", 32768, 32768),
+        ("Qwen2.5-7B with yarn", 131072, 131072),
         ("opt-350m", 2048, 2048),
     ],
 )

@@ -90,7 +90,7 @@ def test_gemma_3_alternates_local_and_global_layers() -> None:
     ("config", "words"),
     [
         ({**LLAMA, "architectures": ["BertModel"]}, "BertModel is not supported"),
-        ({}, "architecture unknown"),
+        ({}, "names no architectures"),
         ({**LLAMA, "hidden_size": None}, "hidden_size"),
         ({**LLAMA, "rope_scaling": {"rope_type": "mrope", "factor": 2}}, "mrope"),
         ({**GEMMA3, "use_bidirectional_attention": True}, "encoder"),

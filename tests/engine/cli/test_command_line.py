@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
 
@@ -86,7 +87,7 @@ def test_a_batch_with_doubled_ids_is_refused_before_anything_runs(
     ids = ["a", "b", None, "a", 5, 5, "b", "a"]
     lines = [*(json.dumps({"custom_id": custom_id}) for custom_id in ids), "[1]", "no JSON", "[" * 100_000, ""]
     source, sink = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
-    source.write_text("\n".join(lines))
+    source.write_text("\n".join(lines), encoding="utf-8-sig")
     sink.write_text("answers of before")
     with source.open() as stream:
         monkeypatch.setattr("sys.stdin", stream)
@@ -95,6 +96,12 @@ def test_a_batch_with_doubled_ids_is_refused_before_anything_runs(
     assert ("standard input" if piped else str(source)) in said
     assert "custom_id 'a' is on lines 1, 4, 8; 1 other ids are doubled, too" in said
     assert sink.read_text() == "answers of before"
+
+
+def test_a_batch_may_begin_with_a_byte_order_mark() -> None:
+    result = asyncio.run(run_batch.answered(None, '\ufeff{"custom_id": "a"}'))
+    assert result["custom_id"] == "a"
+    assert result["error"]["message"].startswith("method must be POST")
 
 
 def test_what_a_command_needs(capsys: pytest.CaptureFixture[str]) -> None:

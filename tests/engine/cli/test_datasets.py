@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -65,6 +66,78 @@ def test_custom(tmp_path: Path) -> None:
     path.write_text('{"prompt": "a b"}\n')
     with pytest.raises(ArgumentError, match="line 1"):
         load_dataset(DatasetArgs("custom", str(path)), Words(), 600)
+
+
+TURNS = [{"from": "human", "value": "a bb ccc dddd"}, {"from": "gpt", "value": "one two three four five"}]
+ENTRIES: dict[str, dict[str, Any]] = {
+    "sharegpt": {"conversations": TURNS},
+    "custom": {"prompt": "a bb ccc dddd", "output_tokens": 5},
+}
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig"])
+@pytest.mark.parametrize("newline", ["\n", "\r\n"])
+@pytest.mark.parametrize(("name", "layout"), [("custom", "lines"), ("sharegpt", "lines"), ("sharegpt", "list")])
+def test_a_file_is_read_in_every_layout(name: str, layout: str, newline: str, encoding: str, tmp_path: Path) -> None:
+    path = tmp_path / "data"
+    for count in (1, 3):
+        entries = [ENTRIES[name]] * count
+        text = json.dumps(entries) if layout == "list" else newline.join(map(json.dumps, entries)) + newline
+        path.write_bytes(text.encode(encoding))
+        samples = load_dataset(DatasetArgs(name, str(path), num_prompts=count), Words(), 600)
+        assert [(s.prompt, s.output_len) for s in samples] == [([1, 2, 3, 4], 5)] * count
+
+
+#: One entry as published.
+OTHERS: dict[str, Any] = {
+    "MT-bench": {"question_id": 81, "category": "writing", "turns": ["a", "b"]},
+    "Vicuna": {"question_id": 1, "text": "a", "category": "generic"},
+    "LLaMA-Factory": {"instruction": "a", "input": "", "output": "b"},
+    "C4": {"text": "a", "timestamp": "2019-04-25T12:57:54Z", "url": "http://c.example"},
+    "OpenAI": {"messages": [{"role": "user", "content": "a"}]},
+    "turns of OpenAI": {"conversations": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]},
+    "text": "a",
+    "number": 5,
+    "list": ["a", "b"],
+    "no turns": {"conversations": {"a": "b"}},
+    "numbers for text": {"conversations": [{"value": 1}, {"value": 2}], "prompt": 5, "output_tokens": 4},
+}
+
+
+@pytest.mark.parametrize("layout", ["lines", "list"])
+@pytest.mark.parametrize("name", ["custom", "sharegpt"])
+@pytest.mark.parametrize("other", OTHERS)
+def test_other_formats_are_refused_in_a_sentence(other: str, name: str, layout: str, tmp_path: Path) -> None:
+    path = tmp_path / "data"
+    good = {**ENTRIES["custom"], **ENTRIES["sharegpt"]}
+    entries = [good, OTHERS[other]]
+    path.write_text(json.dumps(entries) if layout == "list" else "\n".join(map(json.dumps, entries)))
+    with pytest.raises(ArgumentError) as refused:
+        load_dataset(DatasetArgs(name, str(path)), Words(), 600)
+    said = str(refused.value)
+    field = "prompt" if name == "custom" else "conversations"
+    assert field in said and "Formats:" in said
+    assert "Error" not in said and "attribute" not in said
+    if layout == "lines" or name == "sharegpt":
+        assert f"{'line' if layout == 'lines' else 'entry'} 2" in said
+
+
+@pytest.mark.parametrize("count", [None, 0, -3, "many", 1e400, [5]])
+def test_a_count_of_tokens_is_one(count: Any, tmp_path: Path) -> None:
+    path = tmp_path / "data"
+    path.write_text(json.dumps({"prompt": "a", "output_tokens": count}))
+    with pytest.raises(ArgumentError, match=r'line 1: "output_tokens" must be a whole number'):
+        load_dataset(DatasetArgs("custom", str(path)), Words(), 600)
+
+
+@pytest.mark.parametrize("name", ["custom", "sharegpt"])
+@pytest.mark.parametrize("content", ["{", "[" * 100_000, '{"a": 1} x', "é".encode("latin-1"), b"\xff\xfe{\x00"])
+def test_what_is_no_json_is_refused_in_a_sentence(name: str, content: str | bytes, tmp_path: Path) -> None:
+    path = tmp_path / "data"
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    words = r"is not UTF-8 \(byte 0 is 0x..\); convert it" if isinstance(content, bytes) else r"line 1 is no JSON"
+    with pytest.raises(ArgumentError, match=words):
+        load_dataset(DatasetArgs(name, str(path)), Words(), 600)
 
 
 def test_percentiles_are_numpys() -> None:

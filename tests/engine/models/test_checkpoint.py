@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import gguf
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from stoker_engine.contract.engine_args import EngineArgs
 from stoker_engine.contract.errors import ArgumentError, ModelError, WeightsError
@@ -110,3 +111,15 @@ def test_gguf_carries_its_card(tmp_path: Path) -> None:
     writer.close()
     card = card_of_gguf(GGUFFile(tmp_path / "model.gguf").field)
     assert (card.licence, card.title) == ("gemma", "A Model")
+
+
+def test_a_model_without_a_stated_dtype_has_that_of_its_tensors(tiny_llama: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(tiny_llama, folder)
+    given = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(
+        json.dumps({name: value for name, value in given.items() if name not in ("dtype", "torch_dtype")})
+    )
+    for file in folder.glob("*.safetensors"):
+        save_file({name: each.to(torch.bfloat16) for name, each in load_file(file).items()}, file)
+    assert _find(folder).config.dtype == "bfloat16"

@@ -25,6 +25,7 @@ from stoker_engine.sizing.quantized_weights import canonical_method
 from stoker_engine.sizing.weight_formats import ALL_NUMBERS
 from stoker_engine.sizing.weight_sizes import matrices, weight_bytes
 
+from ...work import work
 from ..models import gguf_models
 from ..quant.test_packed_models import pair_of as packed_pair_of  # noqa: F401
 from ..quant.test_quantized_models import Pair
@@ -160,3 +161,38 @@ def test_one_that_is_quantized_when_it_is_loaded(name: str, method: str, tmp_pat
 def test_the_catalogue_lists_what_is_read() -> None:
     listed = yaml.safe_load(CATALOGUE.read_text())["supports"]["stoker"]["cpu"]["quantizations"]
     assert {canonical_method(method) for method in listed} == {*METHODS, *ON_LOAD, "gguf"}
+
+
+@pytest.mark.parametrize(
+    "ignored",
+    [
+        [],
+        ["lm_head", "re:.*self_attn.*"],
+        ["model.layers.1.mlp.experts.37.down_proj"],
+        [r"re:.*experts\.2[0-9]\..*"],
+        [r"re:.*experts\.\d\.up_proj"],
+        ["model.layers.3.mlp.experts.*", "experts.64"],
+        ["re:.*experts.(7|63).gate_proj$"],
+    ],
+)
+def test_experts_that_are_named_stand_for_all(ignored: list[str]) -> None:
+    config = ModelConfig.from_dict(_MIXTURE)
+    group = {"targets": ["Linear"], "weights": {"num_bits": 4, "group_size": 32, "strategy": "group"}}
+    stated = {
+        "quant_method": "compressed-tensors", "format": "pack-quantized", "config_groups": {"group_0": group},
+        "ignore": ignored,
+    }  # fmt: skip
+    given = {**_MIXTURE, "quantization_config": stated}
+    quantization = read_quantization(given)
+    assert quantization is not None
+    assert stated_formats(config, quantization, given) == stated_formats(config, quantization)
+    few = work(lambda: stated_formats(config, quantization, given))
+    more = ModelConfig.from_dict({**_MIXTURE, "num_experts": 8 * 65})
+    assert work(lambda: stated_formats(more, quantization, given)) < 1.5 * few, "it does not grow with the experts"
+
+
+_MIXTURE: dict[str, Any] = {
+    "architectures": ["Qwen3MoeForCausalLM"], "hidden_size": 64, "intermediate_size": 64, "moe_intermediate_size": 64,
+    "num_hidden_layers": 4, "num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 32, "vocab_size": 128,
+    "num_experts": 65, "num_experts_per_tok": 2, "max_position_embeddings": 128,
+}  # fmt: skip

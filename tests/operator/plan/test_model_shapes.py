@@ -7,10 +7,13 @@ from typing import Any
 import pytest
 from transformers import CONFIG_MAPPING
 
+from stoker_engine.architectures.model_config import ModelConfig
 from stoker_engine.architectures.stored_formats import GroupFormat
+from stoker_engine.contract.errors import ModelError
 from stoker_engine.contract.sources import DEMO_MODELS, ModelSource
 from stoker_engine.sizing.weight_sizes import weight_bytes, weight_sizes
 from stoker_operator.plan.model_shapes import Shape, shape_of, table
+from stoker_operator.plan.unplannable import Unplannable
 
 #: Numbers of weights, as the hub shows them of each repository (tied heads counted once, DeepSeek-V3 without the layer
 #: that predicts a second token).
@@ -180,3 +183,31 @@ def test_a_method_whose_size_cannot_be_told_is_not_known() -> None:
     assert isinstance(other, str) and other.startswith("how large weights are that torchao quantizes is not known")
     told = shape_of(source("org/model"), config)
     assert isinstance(told, str) and told.startswith("the checkpoint is quantized by 'torchao', which is not computed")
+
+
+@pytest.mark.parametrize("runtime", ["stoker", "vllm"])
+def test_yarn_stretches_the_original_length(runtime: str) -> None:
+    scaling = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
+    config = {**table()["Qwen/Qwen3-32B"], "rope_scaling": scaling}
+    assert config["max_position_embeddings"] == 40960
+    shape = shape_of(ModelSource.parse("hf://org/model"), config, runtime)
+    assert isinstance(shape, Shape)
+    assert shape.config.longest_model_len == 131072
+
+
+@pytest.mark.parametrize("architectures", [{}, {"architectures": None}, {"architectures": []}])
+def test_a_config_without_architectures_is_refused_in_the_engine_s_words(architectures: dict[str, Any]) -> None:
+    config = {name: value for name, value in table()["Qwen/Qwen3-32B"].items() if name != "architectures"}
+    with pytest.raises(Unplannable) as refused:
+        shape_of(ModelSource.parse("hf://org/model"), {**config, **architectures})
+    with pytest.raises(ModelError) as engine:
+        ModelConfig.from_dict({**config, **architectures})
+    (violation,) = refused.value.violations
+    assert f"{violation.message}; {violation.remedy}" == f"its {engine.value}"
+
+
+def test_a_name_says_little_where_the_files_bring_a_causal_model() -> None:
+    named = {"architectures": ["ChatGLMModel"], "auto_map": {"AutoModelForCausalLM": "modeling_chatglm.ChatGLM"}}
+    assert isinstance(shape_of(ModelSource.parse("hf://org/model"), named), str)
+    with pytest.raises(Unplannable):
+        shape_of(ModelSource.parse("hf://org/model"), {**named, "auto_map": {"AutoModel": "modeling_chatglm.ChatGLM"}})

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from math import prod
 from typing import Any
 
 import pytest
 
 from stoker_engine.contract.sources import ModelSource
 from stoker_engine.sizing.weight_sizes import weight_bytes
+from stoker_operator.api.v1alpha1 import Spec
+from stoker_operator.plan.catalogue import Catalogue
 from stoker_operator.plan.model_shapes import Shape, shape_of, table
+from stoker_operator.plan.planner import plan
 
 RUNTIMES = ("vllm", "stoker")
 LLAMA_70B = dict(table()["meta-llama/Llama-3.1-70B"])
@@ -25,6 +30,7 @@ KIMI_K2: dict[str, Any] = {
     "vocab_size": 163840,
     "max_position_embeddings": 131072,
 }
+QWEN_235B = dict(table()["Qwen/Qwen3-235B-A22B"])
 MINIMAX = {name: value for name, value in table()["MiniMaxAI/MiniMax-M2"].items() if name != "quantization_config"}
 FIRST_AND_LAST = [
     f"model.layers.{layer}.{module}_proj"
@@ -105,6 +111,45 @@ def stored_bytes(config: dict[str, Any], runtime: str) -> int:
             RUNTIMES,
             id="Llama-3.1-405B FBGEMM with exceptions",
         ),
+        pytest.param(
+            {
+                **LLAMA_70B,
+                "quantization_config": {"quantization": {"quant_algo": "FP8", "exclude_modules": ["lm_head"]}},
+            },
+            72.7e9,
+            RUNTIMES,
+            id="Llama-3.1-70B FP8 by hf_quant_config.json",
+        ),
+        pytest.param(
+            {
+                **QWEN_235B,
+                "quantization_config": {"quantization": {"quant_algo": "NVFP4", "exclude_modules": ["lm_head"]}},
+            },
+            134e9,
+            RUNTIMES,
+            id="Qwen3-235B NVFP4 by hf_quant_config.json",
+        ),
+        pytest.param(dict(table()["openai/gpt-oss-20b"]), 13.8e9, ("vllm",), id="gpt-oss-20b MXFP4"),
+        pytest.param(dict(table()["openai/gpt-oss-120b"]), 65.3e9, ("vllm",), id="gpt-oss-120b MXFP4"),
+        pytest.param(
+            {
+                **LLAMA_70B,
+                "quantization_config": {
+                    "quant_method": "compressed-tensors",
+                    "format": "float-quantized",
+                    "config_groups": {
+                        "group_0": {
+                            "targets": ["Linear"],
+                            "weights": {"num_bits": 8, "type": "float", "strategy": "channel"},
+                        }
+                    },
+                    "ignore": ["lm_head"],
+                },
+            },
+            72.7e9,
+            RUNTIMES,
+            id="Llama-70B FP8 by channels",
+        ),
         pytest.param(dict(table()["Qwen/Qwen2.5-72B-Instruct-AWQ"]), 41_607_438_677, RUNTIMES, id="Qwen2.5-72B AWQ"),
     ],
 )
@@ -118,3 +163,70 @@ def test_exceptions_are_counted_by_whatever_name_the_text_model_has(begins: str)
     excepted = [each.replace("model.", begins, 1) for each in FIRST_AND_LAST]
     stated = {"quant_method": "fbgemm_fp8", "modules_to_not_convert": excepted}
     assert stored_bytes({**LLAMA_405B, "quantization_config": stated}, "vllm") == pytest.approx(416.4e9, rel=0.002)
+
+
+#: A matrix of Llama's, and what files hold of it: tensors of (shape, bytes of a number).
+OUTPUTS, INNER, GROUP = 4096, 14336, 128
+FILES: dict[str, tuple[dict[str, Any], list[tuple[tuple[int, ...], int]]]] = {
+    "FP8 blocks": (
+        {"quant_method": "fp8", "weight_block_size": [128, 128]},
+        [((OUTPUTS, INNER), 1), ((OUTPUTS // 128, INNER // 128), 4)],
+    ),
+    "GPTQ": (
+        {"quant_method": "gptq", "bits": 4, "group_size": GROUP, "desc_act": False, "sym": True},
+        [
+            ((INNER // 8, OUTPUTS), 4),
+            ((INNER // GROUP, OUTPUTS // 8), 4),
+            ((INNER // GROUP, OUTPUTS), 2),
+            ((INNER,), 4),
+        ],
+    ),
+    "bitsandbytes nf4": (
+        {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"},
+        [((OUTPUTS * INNER // 2,), 1), ((OUTPUTS * INNER // 64,), 4)],
+    ),
+    "bitsandbytes int8": (
+        {"quant_method": "bitsandbytes", "load_in_8bit": True},
+        [((OUTPUTS, INNER), 1), ((OUTPUTS,), 4)],
+    ),
+    "FP8 channels": (
+        {"quant_method": "fbgemm_fp8"},
+        [((OUTPUTS, INNER), 1), ((OUTPUTS, 1), 4)],
+    ),
+}
+
+
+@pytest.mark.parametrize("runtime", RUNTIMES)
+@pytest.mark.parametrize("method", FILES)
+def test_a_matrix_takes_the_bytes_of_its_tensors(method: str, runtime: str) -> None:
+    stated, tensors = FILES[method]
+    config = {
+        **table()["meta-llama/Meta-Llama-3-8B"], "intermediate_size": INNER, "hidden_size": OUTPUTS,
+        "quantization_config": stated,
+    }  # fmt: skip
+    shape = shape_of(ModelSource.parse("hf://org/model"), config, runtime)
+    assert isinstance(shape, Shape), shape
+    down = shape.formats.stored("layers.0.down")
+    assert down is not None and shape.formats.stored("embed") is None
+    expected = sum(prod(sizes) * bytes_each for sizes, bytes_each in tensors)
+    # Our engine gives each row of a block scales of its own: 4 bytes for 128.
+    most = 0.035 if (method, runtime) == ("FP8 blocks", "stoker") else 0.01
+    assert OUTPUTS * down.row_bytes(INNER) + down.order_bytes(INNER) == pytest.approx(expected, rel=most)
+
+
+@pytest.mark.parametrize("runtime", RUNTIMES)
+@pytest.mark.parametrize(("name", "size"), [("openai/gpt-oss-20b", 13.8e9), ("openai/gpt-oss-120b", 65.3e9)])
+def test_what_is_not_quantized_has_the_dtype_of_the_files(
+    name: str, size: float, runtime: str, spec: Callable[..., Spec]
+) -> None:
+    config = {field: value for field, value in table()[name].items() if field != "torch_dtype"}
+    files = {**config, "dtype": "bfloat16"}  # as `checkpoint_files` finds it
+    asked = spec(f"hf://{name}", "nvidia-h100-80gb", 1, runtime=runtime, maxModelLen=1024, image="x")
+    for given in (None, files):
+        found = plan(asked, Catalogue.load(), given).estimate
+        assert found is not None
+        assert found.weight_bytes_per_gpu == pytest.approx(size, rel=0.015)
+
+
+def test_the_table_states_every_dtype() -> None:
+    assert [name for name, config in table().items() if not (config.get("dtype") or config.get("torch_dtype"))] == []

@@ -2,7 +2,7 @@
 
 random              tokens drawn evenly from the vocabulary: nothing is shared, save a prefix if asked for
 prefix_repetition   a few random prefixes, each followed by many random suffixes: what a prefix cache is for
-sharegpt            conversations people had: first question, length of the first answer (a JSON file)
+sharegpt            conversations people had: first question, length of the first answer (a JSON list, or JSON lines)
 custom              JSON lines with "prompt" and, if it is not for --custom-output-len to say, "output_tokens"
 """
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -21,6 +22,12 @@ _NAMES = ("random", "prefix_repetition", "sharegpt", "custom")
 
 #: As vLLM filters ShareGPT: what is too short shows nothing, what is too long is rare.
 _SHORTEST, _LONGEST_PROMPT, _LONGEST = 4, 1024, 2048
+
+
+_FORMATS = (
+    'Formats: --dataset-name custom reads JSON lines with "prompt" and "output_tokens"; --dataset-name sharegpt reads '
+    'a JSON list, or JSON lines, of objects with "conversations", whose turns have "value"'
+)
 
 
 @dataclass(frozen=True)
@@ -133,17 +140,17 @@ def _prefix_repetition(args: DatasetArgs, chance: random.Random, vocab_size: int
 
 
 def _sharegpt(args: DatasetArgs, tokenizer: Words) -> list[Sample]:
-    try:
-        conversations = json.loads(_read(args))
-        pairs = [
-            (turns[0]["value"], turns[1]["value"])
-            for conversation in conversations
-            if len(turns := conversation.get("conversations") or conversation.get("conversation") or []) >= 2
-        ]
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ArgumentError("--dataset-path", f"{args.dataset_path} is no ShareGPT file: {error}") from error
     samples = []
-    for question, answer in pairs:
+    for place, conversation in _conversations(args):
+        turns = _field(args, place, conversation, "conversations", "conversation") or []
+        if not isinstance(turns, list):
+            raise _other_format(args, f'{place}: "conversations" must be a list')
+        values = [_field(args, f"{place}, turn {index}", turn, "value") for index, turn in enumerate(turns[:2], 1)]
+        if len(values) < 2:
+            continue
+        question, answer = values
+        if not isinstance(question, str) or not isinstance(answer, str):
+            raise _other_format(args, f'{place}: each turn\'s "value" must be text')
         prompt, said = tokenizer.encode(question), tokenizer.encode(answer)
         length = args.sharegpt_output_len or len(said)
         if _SHORTEST <= len(prompt) <= _LONGEST_PROMPT and length >= _SHORTEST and len(prompt) + length <= _LONGEST:
@@ -151,27 +158,84 @@ def _sharegpt(args: DatasetArgs, tokenizer: Words) -> list[Sample]:
     return samples
 
 
+def _conversations(args: DatasetArgs) -> Iterator[tuple[str, Any]]:
+    """Those of a file that is one list, or that has one a line; and where each is."""
+    text = _read(args)
+    try:
+        whole = json.loads(text)
+    except (ValueError, RecursionError):
+        yield from _lines(args, text)
+        return
+    for number, entry in enumerate(whole if isinstance(whole, list) else [whole], start=1):
+        yield f"entry {number}", entry
+
+
 def _custom(args: DatasetArgs, tokenizer: Words) -> list[Sample]:
     samples = []
-    for number, line in enumerate(_read(args).split("\n"), start=1):
-        if not line.strip():
-            continue
-        try:
-            entry: dict[str, Any] = json.loads(line)
-            length = args.custom_output_len or int(entry["output_tokens"])
-            samples.append(Sample(tokenizer.encode(entry["prompt"]), length))
-        except (ValueError, KeyError, TypeError) as error:
-            raise ArgumentError(
-                "--dataset-path",
-                f'line {number} of {args.dataset_path} is no JSON object with "prompt" and "output_tokens" '
-                f"(or give --custom-output-len): {error!r}",
-            ) from error
+    for place, entry in _lines(args, _read(args)):
+        prompt = _field(args, place, entry, "prompt")
+        if not isinstance(prompt, str):
+            raise _other_format(args, f'{place}: "prompt" must be text')
+        length = args.custom_output_len
+        if length is None:
+            if "output_tokens" not in entry:
+                raise _other_format(args, f'{place} has no "output_tokens"; add it, or give --custom-output-len')
+            length = _positive(entry["output_tokens"])
+            if length is None:
+                raise _other_format(args, f'{place}: "output_tokens" must be a whole number of at least 1')
+        samples.append(Sample(tokenizer.encode(prompt), length))
     return samples
 
 
+def _lines(args: DatasetArgs, text: str) -> Iterator[tuple[str, Any]]:
+    """The JSON of each line, and where it is."""
+    for number, line in enumerate(text.split("\n"), start=1):
+        if not line.strip():
+            continue
+        try:
+            entry = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise _other_format(args, f"line {number} is no JSON ({str(error)[:100]})") from error
+        yield f"line {number}", entry
+
+
+def _field(args: DatasetArgs, place: str, entry: Any, *names: str) -> Any:
+    """The value of the first of these fields that there is.
+
+    Raises:
+        ArgumentError: there is none, or no object.
+    """
+    if not isinstance(entry, dict):
+        raise _other_format(args, f"{place} is no JSON object")
+    found = [name for name in names if name in entry]
+    if not found:
+        others = ", ".join(str(name)[:30] for name in list(entry)[:8]) or "none"
+        raise _other_format(args, f'{place} has no "{names[0]}"; its fields are: {others}')
+    return entry[found[0]]
+
+
+def _positive(value: Any) -> int | None:
+    try:
+        number = int(value)
+    except (ValueError, TypeError, OverflowError):
+        return None
+    return number if number >= 1 else None
+
+
+def _other_format(args: DatasetArgs, problem: str) -> ArgumentError:
+    return ArgumentError("--dataset-path", f"{args.dataset_path}: {problem}. {_FORMATS}")
+
+
 def _read(args: DatasetArgs) -> str:
+    """The file's text, without a byte-order mark."""
     assert args.dataset_path is not None
     try:
-        return Path(args.dataset_path).read_text(encoding="utf-8")
+        return Path(args.dataset_path).read_text(encoding="utf-8-sig")
     except OSError as error:
         raise ArgumentError("--dataset-path", f"cannot read {args.dataset_path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ArgumentError(
+            "--dataset-path",
+            f"{args.dataset_path} is not UTF-8 (byte {error.start:,} is 0x{error.object[error.start]:02x}); convert "
+            "it, for example by iconv -f LATIN1 -t UTF-8",
+        ) from error

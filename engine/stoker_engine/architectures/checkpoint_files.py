@@ -1,0 +1,140 @@
+"""What the files beside a config.json say where it does not: the quantization, and the dtype.
+
+    hf_quant_config.json      the quantization, by Model Optimizer before it wrote ``quantization_config``
+    safetensors' headers      the dtype: that of most numbers in the index's first file
+
+The engine and the planner complete a config the same way, from a folder or from a hub.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from math import prod
+from pathlib import Path
+from typing import Any, BinaryIO, Final, Protocol
+
+from stoker_engine.architectures.config_fields import Fields
+from stoker_engine.architectures.quantization.stated import stated_quantization
+from stoker_engine.architectures.text_config import text_of
+from stoker_engine.contract.json_file import read_json_object
+
+QUANTIZATION: Final = "hf_quant_config.json"
+INDEX: Final = "model.safetensors.index.json"
+#: A header of tens of thousands of tensors takes a few MB.
+_LARGEST_HEADER: Final = 16 << 20
+#: Config's names of the dtypes that models are computed in, by safetensors' names.
+_DTYPES: Final = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+
+
+class CheckpointFiles(Protocol):
+    """The files of a checkpoint.
+
+    Attributes:
+        weights: names that safetensors files have where there is no index.
+    """
+
+    @property
+    def weights(self) -> Sequence[str]: ...
+
+    def json(self, name: str) -> Mapping[str, Any] | None:
+        """The JSON object in a file; None: there is no such file."""
+        ...
+
+    def header(self, name: str) -> Mapping[str, Any] | None:
+        """The header of a safetensors file; None: there is no such file, or it has none."""
+        ...
+
+
+class Folder:
+    """See `CheckpointFiles`."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    @property
+    def weights(self) -> list[str]:
+        """See `CheckpointFiles`."""
+        return sorted(path.name for path in self._path.glob("*.safetensors"))
+
+    def json(self, name: str) -> Mapping[str, Any] | None:
+        """See `CheckpointFiles`.
+
+        Raises:
+            ModelError: the file holds something else.
+        """
+        try:
+            return read_json_object(self._path / name)
+        except FileNotFoundError:
+            return None
+
+    def header(self, name: str) -> Mapping[str, Any] | None:
+        """See `CheckpointFiles`. What cannot be read is reported where the weights are."""
+        try:
+            with (self._path / Path(name).name).open("rb") as file:
+                return read_header(file)
+        except OSError:
+            return None
+
+
+def complete_config(config: Mapping[str, Any], files: CheckpointFiles) -> dict[str, Any]:
+    """A parsed config.json with what it leaves to the files beside it.
+
+    Raises:
+        ModelError: one of them, or its ``quantization_config``, makes no sense.
+    """
+    completed = dict(config)
+    if stated_quantization(config) is None and (beside := files.json(QUANTIZATION)) is not None:
+        inner = Fields(beside, {}, file=QUANTIZATION).object("quantization") or beside
+        if inner.get("quant_algo"):  # it may also speak of the KV cache alone
+            completed["quantization_config"] = beside
+    if not any(part.get(name) for part in (config, text_of(config)) for name in ("dtype", "torch_dtype")):
+        dtype = _dtype(files)
+        if dtype is not None:
+            completed["dtype"] = dtype
+    return completed
+
+
+def read_header(file: BinaryIO) -> Mapping[str, Any] | None:
+    """The header that a safetensors file begins with; None: it has none.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
+    size = int.from_bytes(_read(file, 8), "little")
+    if not 0 < size <= _LARGEST_HEADER:
+        return None
+    try:
+        header = json.loads(_read(file, size))
+    except (ValueError, RecursionError):
+        return None
+    return header if isinstance(header, dict) else None
+
+
+def _read(file: BinaryIO, size: int) -> bytes:
+    """So many bytes, or those that there are, of a file that may give them in parts."""
+    found = bytearray()
+    while len(found) < size and (part := file.read(size - len(found))):
+        found += part
+    return bytes(found)
+
+
+def _dtype(files: CheckpointFiles) -> str | None:
+    index = files.json(INDEX)
+    named = [] if index is None else map(str, Fields(index, {}, file=INDEX).object("weight_map").values())
+    first = min(named, default=None) or next(iter(files.weights), None)
+    header = None if first is None else files.header(first)
+    return None if header is None else _most_common(header)
+
+
+def _most_common(header: Mapping[str, Any]) -> str | None:
+    """The dtype of most numbers. Codes of quantized matrices have none of these, and scales are few."""
+    numbers: Counter[str] = Counter()
+    for tensor in header.values():
+        if not isinstance(tensor, Mapping) or str(tensor.get("dtype")) not in _DTYPES:
+            continue
+        shape = tensor.get("shape")
+        if isinstance(shape, list) and all(isinstance(size, int) for size in shape):
+            numbers[_DTYPES[str(tensor["dtype"])]] += prod(shape)
+    return max(numbers, key=lambda dtype: numbers[dtype], default=None)
