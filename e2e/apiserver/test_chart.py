@@ -310,8 +310,10 @@ def test_rights_end_where_the_namespaces_do(helm: str) -> None:
     assert expression["values"] == ["one", "two"]
 
 
-def test_a_single_operator_can_be_drained(helm: str) -> None:
-    assert only(template(helm), "PodDisruptionBudget")["spec"]["maxUnavailable"] == 1
+def test_nodes_with_pods_of_the_chart_can_be_drained(helm: str) -> None:
+    budgets = [each["spec"] for each in template(helm, "gateway.enabled=true") if each["kind"] == "PodDisruptionBudget"]
+    assert [each["maxUnavailable"] for each in budgets] == [1, 1]
+    assert {each["unhealthyPodEvictionPolicy"] for each in budgets} == {"AlwaysAllow"}
     assert not [each for each in template(helm, "replicas=1") if each["kind"] == "PodDisruptionBudget"]
 
 

@@ -124,6 +124,7 @@ def test_a_single_pod_may_be_moved(endpoint: Any) -> None:
     assert "PodDisruptionBudget" not in objects(endpoint, replicas=0)
     budget = rendered(endpoint, "PodDisruptionBudget", replicas=2)["spec"]
     assert budget["maxUnavailable"] == 1
+    assert budget["unhealthyPodEvictionPolicy"] == "AlwaysAllow"  # a pod that does not start holds up no drain
     assert budget["selector"] == rendered(endpoint, "Deployment")["spec"]["selector"]
 
 

@@ -7,12 +7,20 @@ from stoker_operator.manifests.owner import Manifest, Owner
 
 
 def disruption_budget(owner: Owner, spec: Spec) -> Manifest | None:
-    """The endpoint's PodDisruptionBudget; None for a single pod, which could never be evicted then."""
+    """The endpoint's PodDisruptionBudget; None for a single pod, which could never be evicted then.
+
+    A pod that is not ready serves nobody, so it may always be evicted: by the default policy (IfHealthyBudget) an
+    endpoint that does not start would hold up the drain of its nodes.
+    """
     if spec.replicas < 2:
         return None
     return {
         "apiVersion": "policy/v1",
         "kind": "PodDisruptionBudget",
         "metadata": owner.metadata(),
-        "spec": {"maxUnavailable": 1, "selector": {"matchLabels": owner.selector()}},
+        "spec": {
+            "maxUnavailable": 1,
+            "unhealthyPodEvictionPolicy": "AlwaysAllow",
+            "selector": {"matchLabels": owner.selector()},
+        },
     }
