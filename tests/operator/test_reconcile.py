@@ -264,10 +264,14 @@ def test_what_is_wrong_with_pods_of_an_older_spec_is_not_told_of_the_new_one(wor
     world.reconcile()
     waiting = {"reason": "ErrImagePull", "message": "no such image"}
     world.pod(containerStatuses=[{"name": "engine", "state": {"waiting": waiting}}])
-    world.change("Deployment", status={"observedGeneration": 1, "replicas": 1})
+    world.change("Deployment", status={"observedGeneration": 1, "replicas": 1, "updatedReplicas": 1})
     world.reconcile()
     assert world.ready()["reason"] == "ImagePullError"
     world.spec(engine={"image": "another"})
+    world.reconcile()
+    assert world.ready()["reason"] == "RollingOut"
+    # The Deployment has taken it up, and the older pod is still there.
+    world.change("Deployment", status={"observedGeneration": 2, "replicas": 1, "updatedReplicas": 0})
     world.reconcile()
     assert world.ready()["reason"] == "RollingOut"
 
@@ -415,7 +419,7 @@ def test_why_there_is_no_room_counts_everybodys_pods_and_asks_only_then(document
     )
     world.store.put(world.kube.seen({**node, "kind": "Node"}))
     world.reconcile()
-    world.change("Deployment", status={"observedGeneration": 9, "replicas": 1})
+    world.change("Deployment", status={"observedGeneration": 9, "replicas": 1, "updatedReplicas": 1})
     world.reconcile()
     assert not asked
     scheduled = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/1 nodes"}
