@@ -192,8 +192,10 @@ def _unready(ready: Object, containers: Object, statuses: Sequence[Object]) -> t
     engine: Any = next((each for each in statuses if each["name"] == ENGINE_CONTAINER), {})
     since = ((engine.get("state") or {}).get("running") or {}).get("startedAt")
     turned = ready.get("lastTransitionTime")
+    if not since or not turned:
+        return ("", "")
     # A pod that was never ready has been unready since before its engine began.
-    served = bool(since and turned) and datetime.fromisoformat(turned) > datetime.fromisoformat(str(since))
+    served = datetime.fromisoformat(str(turned)) > datetime.fromisoformat(str(since))
     return _said(ready) if served else ("", "")
 
 

@@ -244,11 +244,12 @@ def test_pods_that_wait_for_more_than_a_node_and_more_than_a_start() -> None:
     gated = {"type": "PodScheduled", "status": "False", "reason": "SchedulingGated", "message": "one gate"}
     found = diagnose([pod(phase="Pending", conditions=[gated])], ROLLING)
     assert found and found.reason == "SchedulingGated" and "one gate" in found.message
-    conditions = [
+    conditions: list[dict[str, str]] = [
         {"type": "ContainersReady", "status": "True"},
         {"type": "Ready", "status": "False", "reason": "ReadinessGatesNotReady", "message": "gate x"},
     ]
-    found = diagnose([pod(conditions=conditions, containerStatuses=[RUNNING])], ROLLING)
+    shut: Any = {"conditions": conditions, "containerStatuses": [RUNNING]}
+    found = diagnose([pod(**shut)], ROLLING)
     assert found and found.reason == "ReadinessGatesNotReady" and "gate x" in found.message
 
 
