@@ -9,6 +9,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+from apiserver import ApiServer
+from kubernetes import client, config
+
+from stoker_operator.api.v1alpha1.crd import crd
+
 from .conftest import Operator, get
 
 
@@ -60,3 +66,25 @@ def test_it_looks_after_the_namespaces_it_is_told(
             assert get(operator.health, "/healthz")[0] == 200
     finally:
         kube.delete("default", "not-mine")
+
+
+@pytest.mark.slow
+def test_a_kind_that_goes_ends_it_with_the_remedy(tmp_path: Path) -> None:
+    definition = crd()
+    log = tmp_path / "log"
+    with ApiServer(controller_manager=False) as server:
+        api = client.ApiextensionsV1Api(config.new_client_from_config(str(server.kubeconfig)))
+        api.create_custom_resource_definition(definition)
+        operator = Operator(server.kubeconfig, log)
+        operator.start()
+        process = operator.process
+        assert process
+        try:
+            api.delete_custom_resource_definition(definition["metadata"]["name"])
+            code = process.wait(timeout=60)
+        finally:
+            process.kill()
+    said = log.read_text()
+    assert code == 1, said
+    assert "Traceback" not in said, said
+    assert "the cluster no longer has inferenceendpoints" in said and "Helm chart" in said

@@ -48,6 +48,14 @@ TEMPLATES: dict[str, dict[str, Any]] = {
         "dnsConfig": {"searches": ["x"]},
     },
     "values": {"serviceAccountName": "mine", "priorityClassName": "high", "automountServiceAccountToken": True},
+    "nulls": {
+        "securityContext": {"fsGroup": None, "runAsUser": None},
+        "serviceAccountName": None,
+        "nodeSelector": {"a": None, "b": "c"},
+        "containers": [
+            {"name": "engine", "readinessProbe": None, "securityContext": {"readOnlyRootFilesystem": None}},
+        ],
+    },
     "volumes": {"volumes": VOLUMES, "containers": [{"name": "engine", "volumeMounts": MOUNTS}]},
     "sidecar": {
         "containers": [

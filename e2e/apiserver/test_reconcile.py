@@ -166,6 +166,27 @@ def test_an_object_of_another_owner_is_left_alone(kube: Any, ns: str, document: 
     eventually(lambda: ready(kube, ns, "RollingOut"), "the endpoint goes on", timeout=30)
 
 
+def test_what_lost_its_owner_is_adopted_and_nulls_arrive(kube: Any, ns: str, document: Any, eventually: Any) -> None:
+    kube.create(ns, document(template={"spec": {"securityContext": {"fsGroup": None}}}))
+    eventually(lambda: ready(kube, ns, "RollingOut"), "reported")
+    deployment = kube.deployment(ns, "demo")
+    context = deployment["spec"]["template"]["spec"]["securityContext"]
+    assert context["runAsNonRoot"] and "fsGroup" not in context
+    uid = deployment["metadata"]["ownerReferences"][0]["uid"]
+    orphan = [{"op": "remove", "path": "/metadata/ownerReferences"}]  # as --cascade=orphan does it
+    kube.apps.patch_namespaced_deployment("demo", ns, orphan)
+    kube.core.patch_namespaced_service("demo", ns, orphan)
+
+    def owners(live: Any) -> list[str]:
+        return [each["uid"] for each in live["metadata"].get("ownerReferences", ())]
+
+    eventually(lambda: owners(kube.deployment(ns, "demo")) == [uid], "the Deployment is adopted")
+    eventually(lambda: owners(kube.get(f"/api/v1/namespaces/{ns}/services/demo")) == [uid], "the Service is adopted")
+    adopted = kube.deployment(ns, "demo")
+    assert adopted["metadata"]["uid"] == deployment["metadata"]["uid"]
+    assert adopted["spec"]["template"] == deployment["spec"]["template"]
+
+
 def test_a_spec_that_only_the_catalogue_refuses(kube: Any, ns: str, document: Any, eventually: Any) -> None:
     kube.create(ns, document(engine={"maxNumSeqs": 8}))
     eventually(lambda: ready(kube, ns, "RollingOut"), "reported")

@@ -181,7 +181,10 @@ class CertificateKeeper:
         namespace, name = self._settings.namespace, self._settings.secret
         secret = self._kube.get("Secret", namespace, name)
         if secret is None:
-            raise Unusable(f"there is no Secret {namespace}/{name}; the Helm chart makes it")
+            remedy = "let cert-manager make it again" if self._settings.external else "make it again with helm upgrade"
+            last = self._served
+            until = f"; replicas that run serve the last one until {last.expires:%Y-%m-%d}" if last else ""
+            raise Unusable(f"there is no Secret {namespace}/{name}: {remedy}{until}")
         return secret
 
     def _load(self, certificate: Certificate) -> None:

@@ -13,7 +13,7 @@ from stoker_operator.policy import Policy
 
 #: What of the chart's values the policy is made of, as `values.yaml` has it.
 DEFAULTS: Final[Mapping[str, Mapping[str, Any]]] = {
-    "policy": {"template": "Restricted"},
+    "policy": {"template": "Restricted", "podIds": "Operator"},
     "networkPolicy": {
         "prometheus": [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}],
         "gateway": [],
@@ -44,6 +44,7 @@ def chart_policy(values: Mapping[str, Any], release: str, namespace: str) -> Pol
     return Policy.of(
         {
             "template": known["policy"]["template"],
+            "podIds": known["policy"]["podIds"],
             "podMonitors": known["monitoring"]["kind"] == "PodMonitor",
             "podMonitorLabels": known["monitoring"]["endpointLabels"],
             "networkPolicyFrom": [operator, *(peers["prometheus"] or ()), *(peers["gateway"] or ())],

@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 
 from stoker_operator.api.v1alpha1 import KIND
 from stoker_operator.api.violation import Violation
-from stoker_operator.facts import MAIN, Child, Endpoint, Object
+from stoker_operator.facts import MAIN, WORKLOAD, Child, Endpoint, Object
 from stoker_operator.judge import Judgement
 from stoker_operator.manifests.owner import Manifest, Owner
 from stoker_operator.manifests.storage import sharing_problem
@@ -96,7 +96,11 @@ def decide(
         if child.kind == "Deployment"
     }
     objects = rendered | {Child("Deployment", workload): each.deployment for workload, each in pinned.items()}
-    ours = (child for child, each in live.items() if is_ours(owner, each))
+    ours = (
+        child
+        for child, each in live.items()
+        if is_ours(owner, each) or (child.workload in workloads and _lost_owner(owner, each))
+    )
     unwanted = tuple(child for child in ours if _is_unwanted(child, rendered, workloads))
     return Decision(owner, judgement, tuple(objects.values()), unwanted, pinned)
 
@@ -165,7 +169,7 @@ def _is_unwanted(child: Child, rendered: Mapping[Child, Manifest], workloads: se
 
 
 def _conflict(owner: Owner, live: Object) -> Conflict | None:
-    if is_ours(owner, live):
+    if is_ours(owner, live) or _lost_owner(owner, live):
         return None
     what = f"{live['kind']} {live['metadata']['name']}"
     controller = _controller(live)
@@ -173,6 +177,20 @@ def _conflict(owner: Owner, live: Object) -> Conflict | None:
         return Conflict(f"{what} belongs to an earlier endpoint of this name; it is being deleted", lasting=False)
     whose = f"belongs to {controller['kind']} {controller['name']}" if controller else "was made by someone else"
     return Conflict(f"{what} {whose} and is left alone; delete it, or give the endpoint another name")
+
+
+def _lost_owner(owner: Owner, live: Object) -> bool:
+    """Whether the object was made for an endpoint of this name that let go of it, as a backup that is restored and
+    ``kubectl delete --cascade=orphan`` have it. Applying what is wanted of it makes it the endpoint's again."""
+    if _controller(live):
+        return False
+    metadata = live["metadata"]
+    of_workload = owner.of((metadata.get("labels") or {}).get(WORKLOAD, MAIN))
+    if not of_workload.labels().items() <= (metadata.get("labels") or {}).items():
+        return False
+    # A Deployment's selector can never change.
+    selects = live["spec"]["selector"].get("matchLabels") if live["kind"] == "Deployment" else of_workload.selector()
+    return bool(selects == of_workload.selector() and metadata["name"] == of_workload.object_name)
 
 
 def _controller(live: Object) -> Object:

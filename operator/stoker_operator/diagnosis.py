@@ -1,7 +1,8 @@
 """Why pods do not serve: one word and a sentence with the remedy. Pure.
 
-The words are those people search for, and each is said only where it is certain. Where all there is to do is wait,
-nothing is said. `lasting` marks what no waiting mends: a tool that waits for the endpoint may give up.
+The words are those people search for, and each is said only where it is certain; what has none here is passed on in the
+platform's own words. Where all there is to do is wait, nothing is said. `lasting` marks what no waiting mends: a tool
+that waits for the endpoint may give up.
 """
 
 from __future__ import annotations
@@ -11,12 +12,15 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from stoker_engine.contract.last_words import LastWords, Reason
-from stoker_operator.facts import Pod, Rollout
+from stoker_operator.api.v1alpha1.template import ENGINE_CONTAINER
+from stoker_operator.facts import CREATING, Container, Pod, Rollout
 
 _PULL: Final = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "RegistryUnavailable")
 _START: Final = ("CreateContainerConfigError", "CreateContainerError", "RunContainerError", "PreCreateHookError")
 _VOLUME: Final = re.compile(r"persistentvolumeclaim|unbound immediate|volume node affinity", re.IGNORECASE)
 _PRESSURE: Final = re.compile(r"node\.kubernetes\.io/(memory|disk|pid)-pressure")
+#: What the reason of a condition may be.
+_WORD: Final = re.compile(r"[A-Za-z](?:[A-Za-z0-9_,:]{0,1022}[A-Za-z0-9_])?")
 #: How much of the engine's last words fits into a condition that people read in a terminal.
 _LAST_WORDS: Final = 600
 
@@ -70,20 +74,39 @@ def diagnose(pods: Sequence[Pod], rollout: Rollout, capacity: str = "") -> Diagn
         rollout: how far its Deployment has got.
         capacity: what the cluster's nodes have of the accelerators that a pod needs.
     """
+    if rollout.paused and not rollout.total == rollout.updated == rollout.desired:
+        return Diagnosis(
+            "DeploymentPaused",
+            "the endpoint's Deployment is paused, so its pods stay as they are; resume it with "
+            "kubectl rollout resume deployment",
+            lasting=True,
+        )
     if "exceeded quota" in rollout.failure:
         return quota_exceeded(rollout.failure)
     if rollout.failure:
         return Diagnosis("StartError", f"the cluster refuses to create pods: {rollout.failure}")
-    found = next(filter(None, (_diagnose(pod, pods, capacity) for pod in pods if not pod.ready)), None)
+    newest = _of_newest_spec(pods, rollout)
+    found = next(filter(None, (_diagnose(pod, pods, capacity) for pod in newest if not pod.ready)), None)
     if found is None and rollout.overdue:
         return Diagnosis(
             "StartupTimeout",
             "no pod has come nearer to serving for spec.rollout.startupTimeoutSeconds; see the log of the newest pod"
-            + (f", {pods[0].name}" if pods else "")
+            + (f", {newest[0].name}" if newest else "")
             + ", and raise it if the model takes longer to download and load",
             lasting=True,
         )
     return found._replace(lasting=True) if found and rollout.overdue else found
+
+
+def _of_newest_spec(pods: Sequence[Pod], rollout: Rollout) -> Sequence[Pod]:
+    """The pods that were made of the newest spec: the others' troubles may be those that it mends."""
+    if not pods:
+        return ()
+    version = pods[0].version
+    # A Deployment does not count the pods that nodes have given up.
+    if not rollout.updated and any(pod.version == version and not pod.failed[0] for pod in pods):
+        return ()
+    return [pod for pod in pods if pod.version == version]
 
 
 def quota_exceeded(message: str) -> Diagnosis:
@@ -95,37 +118,76 @@ def quota_exceeded(message: str) -> Diagnosis:
 
 
 def _diagnose(pod: Pod, pods: Sequence[Pod], capacity: str) -> Diagnosis | None:
-    reason, message = pod.waiting
     if pod.failed[0] == "Evicted":
         return Diagnosis(
             "Evicted",
             f"pod {pod.name} was evicted from its node: {pod.failed[1]} Raise spec.hardware.resources.requests to what "
             "it needs, or give it a volume that holds the model (spec.storage.cache)",
         )
-    if pod.unschedulable:
+    if pod.failed[0]:
+        where = f"node {pod.node} does not keep pod {pod.name}" if pod.node else f"pod {pod.name} has failed"
+        return _as_told(where, *pod.failed)
+    if pod.unscheduled[0] == "Unschedulable":
         return _unschedulable(pod, pods, capacity)
+    if pod.unscheduled[0]:
+        return _as_told(f"pod {pod.name} is given to no node", *pod.unscheduled)
     if pod.mount_failure:
         return _mount_failure(pod)
+    # What runs again may yet come to serve.
+    containers = sorted((each for each in pod.containers if not each.ready), key=lambda each: each.running)
+    found = next(filter(None, (_of_container(pod, each) for each in containers)), None)
+    if found is None and pod.unready[0]:
+        reason, message = pod.unready
+        message = message or f"its node {pod.node} may report no more"
+        return _as_told(f"pod {pod.name} has started and takes no requests", reason, message)
+    return found
+
+
+def _as_told(what: str, reason: str, message: str) -> Diagnosis:
+    """What has no word here, in the platform's own."""
+    word = reason if _WORD.fullmatch(reason) else "PlatformError"
+    return Diagnosis(word, f"{what}: {message or reason}")
+
+
+def _of_container(pod: Pod, container: Container) -> Diagnosis | None:
+    """What is wrong with a container that is not ready."""
+    reason, message = container.waiting
+    engine = container.name == ENGINE_CONTAINER
+    whose = f"pod {pod.name}" if engine else f"container {container.name} in pod {pod.name}"
     if reason in _PULL:
+        field = "spec.engine.image" if engine else "its image in spec.template"
         return Diagnosis(
             "ImagePullError",
-            f"the image of pod {pod.name} cannot be pulled: {message or reason}; check spec.engine.image and that the "
+            f"the image of {whose} cannot be pulled: {message or reason}; check {field} and that the "
             "nodes may pull it (spec.template.spec.imagePullSecrets)",
             lasting=reason in ("InvalidImageName", "ErrImageNeverPull"),
         )
+    what = f"the engine of pod {pod.name}" if engine else whose
     if reason in _START:
         return Diagnosis(
-            "StartError",
-            f"the engine of pod {pod.name} cannot be started: {message or reason}; create or correct what it names",
+            "StartError", f"{what} cannot be started: {message or reason}; create or correct what it names"
         )
-    # An engine that ended orderly was stopped. Not so one that keeps ending; memory kills have been seen as code 0.
-    if pod.exit_code or pod.exit_reason == "OOMKilled" or (pod.exit_code == 0 and reason == "CrashLoopBackOff"):
-        return _ended(pod)
+    # What ended orderly was stopped. Not so what keeps ending; memory kills have been seen as code 0.
+    killed = container.exit_reason == "OOMKilled"
+    if container.exit_code or killed or (container.exit_code == 0 and reason == "CrashLoopBackOff"):
+        return _ended(pod, container) if engine else _helper_ended(pod, container)
+    if reason and reason not in CREATING:
+        return _as_told(f"{what} does not run", reason, message)
     return None
 
 
+def _helper_ended(pod: Pod, container: Container) -> Diagnosis:
+    """What there is to say of a container whose program is not ours to know."""
+    what = f"container {container.name} in pod {pod.name}"
+    if container.exit_reason == "OOMKilled":
+        return Diagnosis("OOMKilled", f"{what} needs more memory than it has; raise its limit where it is defined")
+    told = _end(container.last_words.strip()) or "it said nothing"
+    log = f"kubectl logs {pod.name} -c {container.name} --previous"
+    return Diagnosis("CrashLoopBackOff", f"{what} ended with code {container.exit_code}: {told}; see {log}")
+
+
 def _unschedulable(pod: Pod, pods: Sequence[Pod], capacity: str) -> Diagnosis:
-    said = pod.unschedulable.rstrip(". ")
+    said = pod.unscheduled[1].rstrip(". ")
     if _VOLUME.search(said):
         return Diagnosis(
             "VolumeNotBound",
@@ -162,12 +224,12 @@ def _mount_failure(pod: Pod) -> Diagnosis:
     )
 
 
-def _ended(pod: Pod) -> Diagnosis:
-    words = LastWords.parse(pod.last_words)
-    reason = words.reason if words else _foreign(pod.last_words)
-    said = words.message if words else _gist(pod.last_words)
+def _ended(pod: Pod, engine: Container) -> Diagnosis:
+    words = LastWords.parse(engine.last_words)
+    reason = words.reason if words else _foreign(engine.last_words)
+    said = words.message if words else _gist(engine.last_words)
     # A process killed for memory in its first second may be reported without the word for it.
-    killed = pod.exit_reason == "OOMKilled" or (pod.exit_code == 137 and not said)
+    killed = engine.exit_reason == "OOMKilled" or (engine.exit_code == 137 and not said)
     if killed or reason is Reason.OUT_OF_MEMORY:
         return Diagnosis(
             "OOMKilled",
@@ -186,7 +248,9 @@ def _ended(pod: Pod) -> Diagnosis:
         return Diagnosis("StartError", f"the engine of pod {pod.name} will not start: {_end(said)}", lasting=True)
     told = _end(said) or "it said nothing"
     more = "" if words else f"; its log may have more: kubectl logs {pod.name} --previous"
-    return Diagnosis("CrashLoopBackOff", f"the engine of pod {pod.name} ended with code {pod.exit_code}: {told}{more}")
+    return Diagnosis(
+        "CrashLoopBackOff", f"the engine of pod {pod.name} ended with code {engine.exit_code}: {told}{more}"
+    )
 
 
 def _foreign(said: str) -> Reason | None:

@@ -12,6 +12,8 @@ Object = Mapping[str, Any]
 
 #: The workload whose pods answer requests, and whose objects have the endpoint's name.
 MAIN: Final = "main"
+#: What Kubernetes says of a container that waits for nothing but its turn.
+CREATING: Final = ("ContainerCreating", "PodInitializing")
 #: The label that names the workload an object belongs to.
 WORKLOAD: Final = "stoker.dev/workload"
 
@@ -77,6 +79,8 @@ class Rollout:
         available: pods that serve.
         failure: why pods cannot even be created, where the cluster says so.
         overdue: no pod has come nearer to serving for as long as a start may take.
+        paused: it takes up no changes until somebody resumes it.
+        served: all pods of its newest spec have served.
     """
 
     current: bool
@@ -87,12 +91,42 @@ class Rollout:
     available: int
     failure: str = ""
     overdue: bool = False
+    paused: bool = False
+    served: bool = False
+
+    @property
+    def placed(self) -> bool:
+        """Whether it has rolled out, and there is nothing left to create or to replace."""
+        return self.current and self.served and self.total == self.updated == self.desired
 
     @property
     def complete(self) -> bool:
         """Whether every pod there should be serves from the newest spec, and no other is left."""
         counts = (self.total, self.updated, self.available)
         return self.current and all(count == self.desired for count in counts)
+
+
+@dataclass(frozen=True)
+class Container:
+    """A container of a pod, as far as it explains why the pod does not serve.
+
+    Attributes:
+        name: its name.
+        ready: it does what it is for, or has ended as an init container should.
+        running: its process runs now.
+        waiting: why it does not run, as Kubernetes puts it: reason and message.
+        exit_code: of its last end; None if it never ended.
+        exit_reason: Kubernetes' word for that end.
+        last_words: the end of what it said before it.
+    """
+
+    name: str
+    ready: bool = False
+    running: bool = False
+    waiting: tuple[str, str] = ("", "")
+    exit_code: int | None = None
+    exit_reason: str = ""
+    last_words: str = ""
 
 
 @dataclass(frozen=True)
@@ -107,13 +141,12 @@ class Pod:
         node: where it runs; empty as long as no node took it.
         address: its IP.
         requests: accelerators and other countable resources it holds, by name.
-        unschedulable: why no node takes it.
-        waiting: reason and message of a container that cannot start.
-        failed: reason and message where the node gave the pod up, as in an eviction.
+        unscheduled: why no node has it: reason and message.
+        containers: those that have a status, in the order in which they start.
+        failed: reason and message where the node refused the pod or gave it up, as in an eviction.
         mount_failure: what the node said of a volume it cannot mount.
-        exit_code: of the engine's last end; None if it never ended.
-        exit_reason: Kubernetes' word for that end.
-        last_words: the end of what the engine said before it.
+        unready: why a pod whose containers all do what they should, or that served before, takes no requests: reason
+            and message.
     """
 
     name: str
@@ -123,13 +156,16 @@ class Pod:
     node: str = ""
     address: str = ""
     requests: Mapping[str, int] = field(default_factory=dict)
-    unschedulable: str = ""
-    waiting: tuple[str, str] = ("", "")
+    unscheduled: tuple[str, str] = ("", "")
+    containers: tuple[Container, ...] = ()
     failed: tuple[str, str] = ("", "")
     mount_failure: str = ""
-    exit_code: int | None = None
-    exit_reason: str = ""
-    last_words: str = ""
+    unready: tuple[str, str] = ("", "")
+
+    @property
+    def starting(self) -> bool:
+        """Whether containers are being created: their images are pulled, or their volumes mounted."""
+        return any(each.waiting[0] in CREATING for each in self.containers)
 
 
 @dataclass(frozen=True)

@@ -34,6 +34,10 @@ logger = logging.getLogger(__name__)
 _THREAD: Final = "watch"
 
 
+class KindGoneError(KubeError):
+    """The API server lacks a kind that is watched, be it that it had it before."""
+
+
 def registry(
     controller: Controller, watched: Iterable[Watched], ending: asyncio.Event, failure: list[KubeError | OSError]
 ) -> kopf.OperatorRegistry:
@@ -108,8 +112,7 @@ class OptionalWatches:
             quieten(settings, watched)
 
         _tell(handlers, watched, saw)
-        for name in ("running", "orchestration"):
-            logging.getLogger(f"kopf._core.reactor.{name}").addFilter(_is_news)
+        _filter_kopf()
         logger.info("the cluster has %s, which is watched", ", ".join(each.plural for each in watched))
         try:
             _run(handlers, watched, self._settings, self._ending)
@@ -118,9 +121,15 @@ class OptionalWatches:
         ended()
 
 
+def _filter_kopf() -> None:
+    for name in ("running", "orchestration"):
+        logging.getLogger(f"kopf._core.reactor.{name}").addFilter(_is_news)
+
+
 def _is_news(record: logging.LogRecord) -> bool:
-    """Not that a thread gets no signals, which the first thread does, nor how an optional watch ended: we say that."""
-    return record.threadName != _THREAD or not (record.exc_info or "OS signals" in record.getMessage())
+    """Not that a thread gets no signals, which the first thread does, nor how a watch ended: its exception is raised as
+    well, and we say what it comes from."""
+    return not record.exc_info and (record.threadName != _THREAD or "OS signals" not in record.getMessage())
 
 
 def quieten(settings: kopf.OperatorSettings, watched: Iterable[Watched]) -> None:
@@ -139,11 +148,20 @@ def quieten(settings: kopf.OperatorSettings, watched: Iterable[Watched]) -> None
             settings.watching.label_selectors[name] = selector
 
 
+def _gone(kube: Kube, watched: Iterable[Watched]) -> list[str]:
+    """What the API server lacks of what was watched, as far as it says so."""
+    try:
+        return [each.plural for each in watched if not kube.serves(each.kind)]
+    except KubeError:
+        return []
+
+
 def run(settings: Settings, kube: Kube, catalogue: Catalogue, policy: Policy) -> None:
     """Runs the operator until SIGTERM or SIGINT.
 
     Raises:
-        KubeError: the API server does not answer, or lacks a kind that is watched.
+        KindGoneError: the API server lacks a kind that is watched.
+        KubeError: the API server does not answer.
         OSError: an address cannot be listened on.
     """
     optional = OptionalWatches(settings)
@@ -151,11 +169,15 @@ def run(settings: Settings, kube: Kube, catalogue: Catalogue, policy: Policy) ->
     failure: list[KubeError | OSError] = []
     ending = asyncio.Event()
     watched = controller.watched()
+    _filter_kopf()
     try:
         _run(registry(controller, watched, ending, failure), watched, settings, ending)
     except Exception:
         if failure:
             raise failure[0] from None
+        gone = _gone(kube, watched)
+        if gone:
+            raise KindGoneError(404, f"the cluster no longer has {', '.join(gone)}") from None
         raise
     finally:
         optional.stop()
@@ -206,6 +228,6 @@ async def _operate(
         if missing:
             running.cancel()
             await asyncio.gather(running, return_exceptions=True)
-            raise KubeError(404, f"the cluster does not have {', '.join(missing)}")
+            raise KindGoneError(404, f"the cluster does not have {', '.join(missing)}")
     looked.cancel()
     await running

@@ -7,12 +7,13 @@ watched all the time otherwise, is requested: a claim that a spec names, and wha
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Final
 
 from stoker_operator.api.v1alpha1 import KIND
-from stoker_operator.facts import MAIN, WORKLOAD, Child, Endpoint, Key, Node, Object, Pod, Rollout
+from stoker_operator.api.v1alpha1.template import ENGINE_CONTAINER
+from stoker_operator.facts import MAIN, WORKLOAD, Child, Container, Endpoint, Key, Node, Object, Pod, Rollout
 from stoker_operator.kube import Kube
 from stoker_operator.manifests.owner import Owner
 from stoker_operator.store import Store
@@ -107,7 +108,7 @@ def with_mount_failure(kube: Kube, key: Key, seen: Pod, now: datetime) -> Pod:
         KubeError: the API server could not be reached, or could not answer.
     """
     age = (now - datetime.fromisoformat(seen.created)).total_seconds()
-    if not seen.node or seen.waiting[0] not in ("ContainerCreating", "PodInitializing") or age < _CREATING_SECONDS:
+    if not seen.node or not seen.starting or age < _CREATING_SECONDS:
         return seen
     selector = f"involvedObject.kind=Pod,involvedObject.name={seen.name},type=Warning"
     events = kube.list("Event", key.namespace, fields=selector).items
@@ -125,7 +126,6 @@ def rollout(deployment: Object) -> Rollout:
     """How far a Deployment has got."""
     status: Any = deployment.get("status") or {}
     conditions = {each["type"]: each for each in status.get("conditions", ())}
-    failure = conditions.get("ReplicaFailure", {})
     progress = conditions.get("Progressing", {})
     return Rollout(
         current=status.get("observedGeneration", 0) >= deployment["metadata"]["generation"],
@@ -134,36 +134,73 @@ def rollout(deployment: Object) -> Rollout:
         updated=status.get("updatedReplicas", 0),
         ready=status.get("readyReplicas", 0),
         available=status.get("availableReplicas", 0),
-        failure=failure.get("message", "") if failure.get("status") == "True" else "",
+        failure=_refusal(conditions),
         overdue=progress.get("reason") == "ProgressDeadlineExceeded",
+        paused=bool(deployment["spec"].get("paused")),
+        served=progress.get("reason") == "NewReplicaSetAvailable",
     )
+
+
+def _refusal(conditions: Mapping[str, Object]) -> str:
+    """Why pods, or what makes them, cannot be created."""
+    failure, progress = conditions.get("ReplicaFailure", {}), conditions.get("Progressing", {})
+    if failure.get("status") == "True":
+        return str(failure.get("message") or failure.get("reason"))
+    if progress.get("status") == "False" and progress.get("reason") != "ProgressDeadlineExceeded":
+        return str(progress.get("message") or progress.get("reason"))
+    return ""
 
 
 def pod(live: Object) -> Pod:
     """One pod."""
     status: Any = live.get("status") or {}
-    conditions = {each["type"]: each for each in status.get("conditions", ())}
-    scheduled = conditions.get("PodScheduled", {})
-    container: Any = next((each for each in status.get("containerStatuses", ()) if each["name"] == "engine"), {})
-    state, last = container.get("state") or {}, container.get("lastState") or {}
-    waiting = next(filter(None, map(_waiting, (*status.get("initContainerStatuses", ()), container))), ("", ""))
-    end = state.get("terminated") or last.get("terminated") or {}
-    failed = status.get("phase") == "Failed" and status.get("reason")
+    conditions = {each["type"]: each for each in status.get("conditions") or ()}
+    scheduled, ready = conditions.get("PodScheduled", {}), conditions.get("Ready", {})
+    named = ("initContainerStatuses", "containerStatuses")
+    statuses = [each for name in named for each in status.get(name) or ()]
     return Pod(
         name=live["metadata"]["name"],
         created=live["metadata"]["creationTimestamp"],
-        ready=conditions.get("Ready", {}).get("status") == "True",
+        ready=ready.get("status") == "True",
         version=(live["metadata"].get("labels") or {}).get("pod-template-hash", ""),
         node=live["spec"].get("nodeName") or "",
         address=status.get("podIP", ""),
         requests=_requests(live),
-        unschedulable=scheduled.get("message", "") if scheduled.get("reason") == "Unschedulable" else "",
-        waiting=waiting,
-        failed=(status["reason"], status.get("message", "")) if failed else ("", ""),
-        exit_code=end.get("exitCode"),
-        exit_reason=end.get("reason", ""),
-        last_words=end.get("message", ""),
+        unscheduled=_said(scheduled) if scheduled.get("status") == "False" else ("", ""),
+        containers=tuple(map(_container, statuses)),
+        failed=_failure(status),
+        unready=_unready(ready, conditions.get("ContainersReady", {}), statuses),
     )
+
+
+def _failure(status: Object) -> tuple[str, str]:
+    """Why the pod is given up."""
+    phase = status.get("phase")
+    return (
+        (status.get("reason") or f"Pod{phase}", status.get("message", ""))
+        if phase in ("Failed", "Unknown")
+        else ("", "")
+    )
+
+
+def _unready(ready: Object, containers: Object, statuses: Sequence[Object]) -> tuple[str, str]:
+    """What keeps requests from a pod that has nothing more to start."""
+    if ready.get("status") not in ("False", "Unknown"):
+        return ("", "")
+    if containers.get("status") == "True":  # a readiness gate is shut, or its node no longer reports
+        return _said(ready)
+    engine: Any = next((each for each in statuses if each["name"] == ENGINE_CONTAINER), {})
+    since = ((engine.get("state") or {}).get("running") or {}).get("startedAt")
+    turned = ready.get("lastTransitionTime")
+    if not since or not turned:
+        return ("", "")
+    # A pod that was never ready has been unready since before its engine began.
+    served = datetime.fromisoformat(str(turned)) > datetime.fromisoformat(str(since))
+    return _said(ready) if served else ("", "")
+
+
+def _said(condition: Object) -> tuple[str, str]:
+    return condition.get("reason") or f"{condition['type']}{condition['status']}", condition.get("message", "")
 
 
 def node(live: Object) -> Node:
@@ -193,9 +230,19 @@ def _workload(live: Object) -> str:
     return str((live["metadata"].get("labels") or {}).get(WORKLOAD, MAIN))
 
 
-def _waiting(container: Object) -> tuple[str, str] | None:
-    waiting = (container.get("state") or {}).get("waiting") or {}
-    return (waiting["reason"], waiting.get("message", "")) if waiting.get("reason") else None
+def _container(seen: Object) -> Container:
+    state, last = seen.get("state") or {}, seen.get("lastState") or {}
+    waiting = state.get("waiting") or {}
+    end = state.get("terminated") or last.get("terminated") or {}
+    return Container(
+        name=seen["name"],
+        ready=bool(seen.get("ready")),
+        running="running" in state,
+        waiting=(waiting.get("reason", ""), waiting.get("message", "")),
+        exit_code=end.get("exitCode"),
+        exit_reason=end.get("reason", ""),
+        last_words=end.get("message", ""),
+    )
 
 
 def _requests(live: Object) -> dict[str, int]:

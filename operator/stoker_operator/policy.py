@@ -15,6 +15,8 @@ from stoker_operator.api.violation import Refused, Violation
 
 #: What of ``spec.template`` may be used.
 TemplateUse = Literal["Full", "Restricted", "None"]
+#: Who says which user and group pods run as.
+PodIds = Literal["Operator", "Cluster"]
 
 
 class Policy(Part):
@@ -23,6 +25,8 @@ class Policy(Part):
     Attributes:
         template: what ``spec.template`` may hold. Full: whatever the API server takes. Restricted: what
             `template_policy` lists. None: nothing.
+        pod_ids: who says which user and group pods run as. Operator: the pods say it. Cluster: they leave it to
+            admission, as OpenShift's restricted-v2 wants it.
         network_policy_from: who may send requests to every endpoint of ``networkPolicy.mode`` Namespace, beside pods of
             its namespace: the operator, Prometheus, a gateway.
         pod_monitors: whether an endpoint whose ``monitoring.podMonitor`` is Auto has one where the cluster has them.
@@ -31,6 +35,7 @@ class Policy(Part):
     """
 
     template: TemplateUse = "Full"
+    pod_ids: PodIds = "Operator"
     network_policy_from: list[NetworkPolicyPeer] | None = None
     pod_monitors: bool | None = None
     pod_monitor_labels: Labels | None = None

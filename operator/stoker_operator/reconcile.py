@@ -175,7 +175,7 @@ def _trouble(
     pods = tuple(observe.with_mount_failure(cluster.kube, key, pod, now) for pod in pods)
     room = ""
     nodes = observe.nodes(cluster.store)
-    if decision.judgement.plan and nodes and any(pod.unschedulable for pod in pods):
+    if decision.judgement.plan and nodes and any(pod.unscheduled[0] == "Unschedulable" for pod in pods):
         placement = decision.judgement.plan.placement
         # Whether a node is large enough is known without listing who holds what.
         room = capacity(nodes, (), placement.accelerator, placement.count)

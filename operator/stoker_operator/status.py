@@ -106,6 +106,11 @@ class Seen:
         return next((each.rollout for each in self.workloads.values() if not each.rollout.complete), None)
 
     @property
+    def placed(self) -> bool:
+        """Whether every workload has rolled out, be it that pods have ceased to serve since."""
+        return all(each.rollout.complete or each.rollout.placed for each in self.workloads.values())
+
+    @property
     def trouble(self) -> Diagnosis | None:
         """Why pods do not serve."""
         return next((each.trouble for each in self.workloads.values() if each.trouble), None)
@@ -340,6 +345,8 @@ def _progressing(decision: Decision, seen: Seen, trouble: Diagnosis | None) -> V
         )
     if decision.held:
         return Verdict("True", "RollingOut", _HELD)
+    if trouble and seen.placed:
+        return Verdict("False", "RolledOut", "every pod runs the newest spec; Ready says why not all of them serve")
     if not seen.complete:
         return Verdict("True", "RollingOut", _progress(seen.unfinished or _NONE))
     newer = next((each.waiting for each in decision.pinned.values() if each.waiting), None)

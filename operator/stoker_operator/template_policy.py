@@ -40,6 +40,16 @@ _CONTAINER: Final = frozenset({
     "restartPolicy", "volumeMounts", "volumeDevices", "stdin", "stdinOnce", "tty", "terminationMessagePath",
     "terminationMessagePolicy",
 })  # fmt: skip
+#: Fields of which ours makes the pod a restricted one, or gives it its identity.
+_HARDENED: Final = frozenset({
+    "serviceAccountName", "automountServiceAccountToken", "securityContext", "runAsNonRoot", "seccompProfile", "type",
+    "allowPrivilegeEscalation", "capabilities", "drop",
+})  # fmt: skip
+#: Fields of a pod that ours may have.
+_DEFAULTS: Final = frozenset({
+    "affinity", "automountServiceAccountToken", "enableServiceLinks", "securityContext", "serviceAccountName",
+    "tolerations",
+})  # fmt: skip
 _PROBES: Final = ("livenessProbe", "readinessProbe", "startupProbe")
 _VOLUMES: Final = frozenset(
     {"configMap", "csi", "downwardAPI", "emptyDir", "ephemeral", "persistentVolumeClaim", "secret"}
@@ -61,12 +71,34 @@ def forbidden(template: PodTemplate, use: TemplateUse) -> tuple[Violation, ...]:
         return ()
     if use == "None":
         said = {"metadata": template.metadata.model_dump(exclude_none=True), "spec": _pruned(template.spec or {})}
+        said["spec"] = said["spec"] or _DEFAULTS.intersection(template.spec or {})
         return tuple(
             _violation(f"{PATH}.{name}", "policy.template None permits no template", "remove it", "Restricted")
             for name, part in said.items()
             if part
         )
-    return (*_annotations(template.metadata.annotations or {}), *_pod(_pruned(template.spec or {}), f"{PATH}.spec"))
+    spec = template.spec or {}
+    return (
+        *_annotations(template.metadata.annotations or {}),
+        *_pod(_pruned(spec), f"{PATH}.spec"),
+        *_removals(spec, f"{PATH}.spec"),
+    )
+
+
+def _removals(pod: Mapping[str, Any], path: str) -> Iterator[Violation]:
+    """Nulls that take away of ours what makes a pod restricted."""
+    parts: list[tuple[Any, str]] = [(pod, path)]
+    for container, here in _items(pod.get("containers") or [], f"{path}.containers"):
+        if _named_engine(container):
+            parts.append((container, here))
+    parts += [(part["securityContext"], f"{here}.securityContext") for part, here in parts if "securityContext" in part]
+    for part, here in parts[:]:
+        if isinstance(part, Mapping):
+            parts += [(part[name], f"{here}.{name}") for name in ("seccompProfile", "capabilities") if name in part]
+    for part, here in parts:
+        for name, value, there in _entries(part, here):
+            if value is None and name in _HARDENED:
+                yield _not(there, None, "remove the line")
 
 
 def _annotations(annotations: Mapping[str, str]) -> Iterator[Violation]:
@@ -264,7 +296,7 @@ def _shown(value: Any) -> str:
 
 
 def _pruned(node: Any) -> Any:
-    """`node` without nulls, which say nothing."""
+    """`node` without nulls, which say nothing but where they take something of ours away (`_removals`)."""
     if isinstance(node, Mapping):
         return {key: _pruned(value) for key, value in node.items() if value is not None}
     if isinstance(node, list):

@@ -303,6 +303,22 @@ def test_trouble_is_told_once_and_survived(caplog: pytest.LogCaptureFixture) -> 
 
     asyncio.run(main())
     assert told() == 1
+    assert "make it again with helm upgrade" in caplog.text and "replicas that run" not in caplog.text
+
+
+def test_a_secret_that_is_deleted_later_is_told_with_the_remedy(caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        kube = Kube()
+        ours = keeper(kube)
+        await ours.start()
+        await until_async(lambda: ours.loaded)
+        del kube.objects["Secret"]
+        ours.wake()
+        await until_async(lambda: "make it again with helm upgrade; replicas that run serve the last" in caplog.text)
+        assert ours.loaded
+        await ours.stop()
+
+    asyncio.run(main())
 
 
 def test_one_that_cannot_be_renewed_is_served_as_long_as_it_lives(caplog: pytest.LogCaptureFixture) -> None:

@@ -11,6 +11,7 @@ from stoker_engine.contract.last_words import LastWords, Reason
 from stoker_operator.diagnosis import diagnose
 from stoker_operator.facts import Rollout
 from stoker_operator.observe import pod as observe_pod
+from stoker_operator.observe import rollout as observe_rollout
 
 ROLLING = Rollout(current=True, desired=1, total=1, updated=1, ready=0, available=0)
 SERVING = {"conditions": [{"type": "Ready", "status": "True"}], "phase": "Running"}
@@ -182,3 +183,124 @@ def test_which_troubles_waiting_does_not_mend() -> None:
 def test_long_last_words_are_cut_at_their_beginning() -> None:
     found = diagnose([ended("x" * 3000 + " the end")], ROLLING)
     assert found and " the end; its log" in found.message and len(found.message) < 800
+
+
+def container(name: str, **status: Any) -> dict[str, Any]:
+    return {"name": name, "ready": False, **status}
+
+
+STARTING = container("engine", state={"waiting": {"reason": "PodInitializing"}})
+RUNNING = container("engine", ready=True, state={"running": {"startedAt": "2026-01-01T12:00:05Z"}})
+PULLS = {"waiting": {"reason": "ImagePullBackOff", "message": "Back-off pulling no/such:1"}}
+LOOPS = {"waiting": {"reason": "CrashLoopBackOff", "message": "back-off"}}
+ENDED = {"terminated": {"exitCode": 3, "reason": "Error", "message": "no route to the vault"}}
+KILLED = {"terminated": {"exitCode": 137, "reason": "OOMKilled"}}
+
+
+@pytest.mark.parametrize("kind", ["initContainerStatuses", "containerStatuses"])
+@pytest.mark.parametrize(
+    ("status", "reason", "said"),
+    [
+        ({"state": PULLS}, "ImagePullError", "no/such:1"),
+        ({"state": {"waiting": {"reason": "CreateContainerConfigError", "message": "no Secret x"}}}, "StartError", "x"),
+        ({"state": LOOPS, "lastState": ENDED}, "CrashLoopBackOff", "no route to the vault"),
+        ({"state": ENDED}, "CrashLoopBackOff", "ended with code 3"),
+        ({"state": {"running": {}}, "lastState": ENDED}, "CrashLoopBackOff", "kubectl logs demo-1 -c helper"),
+        ({"state": LOOPS, "lastState": KILLED}, "OOMKilled", "more memory"),
+        ({"state": {"waiting": {"reason": "SomethingNew", "message": "in its words"}}}, "SomethingNew", "in its words"),
+    ],
+)
+def test_every_container_of_a_pod_is_told_of(kind: str, status: Any, reason: str, said: str) -> None:
+    helper = container("helper", **status)
+    engine = STARTING if kind == "initContainerStatuses" else RUNNING
+    statuses: dict[str, Any] = {"containerStatuses": [engine]}
+    statuses[kind] = [*statuses.get(kind, []), helper]
+    found = diagnose([pod(phase="Pending", **statuses)], ROLLING)
+    assert found and found.reason == reason
+    assert said in found.message and "container helper in pod demo-1" in found.message
+
+
+def test_a_container_that_has_come_round_is_not_blamed() -> None:
+    engine = container("engine", state={"running": {"startedAt": "2026-01-01T12:00:05Z"}})
+    helper = container("helper", ready=True, state={"running": {}}, lastState=ENDED)
+    assert diagnose([pod(containerStatuses=[engine, helper])], ROLLING) is None
+    # An engine that is at it again is not blamed for what another container lacks.
+    again = engine | {"lastState": ENDED}
+    found = diagnose([pod(containerStatuses=[again, container("helper", state=PULLS)])], ROLLING)
+    assert found and found.reason == "ImagePullError"
+
+
+@pytest.mark.parametrize("reason", ["UnexpectedAdmissionError", "OutOfcpu", "NodeAffinity", "Preempted", "NeverSeen"])
+def test_what_a_node_refuses_is_told_in_its_words(reason: str) -> None:
+    found = diagnose([pod(phase="Failed", reason=reason, message="Pod was rejected: so")], ROLLING)
+    assert found and found.reason == reason and "Pod was rejected: so" in found.message
+    nameless = diagnose([pod(phase="Failed")], ROLLING)
+    assert nameless and nameless.reason == "PodFailed"
+    odd = diagnose([pod(phase="Failed", reason="not a word", message="m")], ROLLING)
+    assert odd and odd.reason == "PlatformError"
+
+
+def test_pods_that_wait_for_more_than_a_node_and_more_than_a_start() -> None:
+    gated = {"type": "PodScheduled", "status": "False", "reason": "SchedulingGated", "message": "one gate"}
+    found = diagnose([pod(phase="Pending", conditions=[gated])], ROLLING)
+    assert found and found.reason == "SchedulingGated" and "one gate" in found.message
+    conditions: list[dict[str, str]] = [
+        {"type": "ContainersReady", "status": "True"},
+        {"type": "Ready", "status": "False", "reason": "ReadinessGatesNotReady", "message": "gate x"},
+    ]
+    shut: Any = {"conditions": conditions, "containerStatuses": [RUNNING]}
+    found = diagnose([pod(**shut)], ROLLING)
+    assert found and found.reason == "ReadinessGatesNotReady" and "gate x" in found.message
+
+
+@pytest.mark.parametrize(("turned", "told"), [("2026-01-01T12:00:00Z", False), ("2026-01-01T13:00:00Z", True)])
+def test_a_pod_that_served_and_does_no_more_is_told_of(turned: str, told: bool) -> None:
+    ready = {
+        "type": "Ready",
+        "status": "False",
+        "reason": "ContainersNotReady",
+        "message": "containers with unready status: [engine]",
+        "lastTransitionTime": turned,
+    }
+    found = diagnose([pod(conditions=[ready], containerStatuses=[RUNNING | {"ready": False}])], ROLLING)
+    assert (found is not None) == told
+    if found:
+        assert found.reason == "ContainersNotReady" and "containers with unready status: [engine]" in found.message
+
+
+def test_the_newest_spec_is_not_blamed_for_pods_of_an_older_one() -> None:
+    crashed = ended("no such option")
+    old = dataclasses.replace(crashed, name="demo-0", version="old", created="2026-01-01T11:00:00Z")
+    mended = Rollout(current=True, desired=1, total=1, updated=0, ready=0, available=0)
+    assert diagnose([old], mended) is None
+    both = dataclasses.replace(mended, total=2, updated=1)
+    assert diagnose([pod(), old], both) is None
+    found = diagnose([crashed, old], both)
+    assert found and "demo-1" in found.message
+    # What nodes refuse is made again and again, and counted nowhere.
+    refused = pod(phase="Failed", reason="OutOfcpu", message="m")
+    found = diagnose([refused, old], mended)
+    assert found and found.reason == "OutOfcpu"
+
+
+def test_a_deployment_that_somebody_paused() -> None:
+    held = dataclasses.replace(ROLLING, updated=0, paused=True)
+    found = diagnose([pod()], held)
+    assert found and (found.reason, found.lasting) == ("DeploymentPaused", True)
+    assert "kubectl rollout resume" in found.message
+    # It stands in the way of nothing where nothing is to change.
+    assert diagnose([pod()], dataclasses.replace(ROLLING, paused=True)) is None
+
+
+def test_what_a_deployment_cannot_create_is_told_in_its_words() -> None:
+    def seen(**condition: str) -> Rollout:
+        conditions = [{"type": "Progressing", "status": "False", **condition}]
+        status = {"observedGeneration": 1, "conditions": conditions}
+        return observe_rollout(
+            {"metadata": {"generation": 1}, "spec": {"replicas": 1, "paused": True}, "status": status}
+        )
+
+    rollout = seen(reason="ReplicaSetCreateError", message="the name is taken")
+    assert rollout.paused and rollout.failure == "the name is taken"
+    overdue = seen(reason="ProgressDeadlineExceeded", message="m")
+    assert overdue.overdue and not overdue.failure

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stoker_operator.api.v1alpha1 import Spec
+from stoker_operator.api.v1alpha1 import InferenceEndpoint, Spec
 from stoker_operator.api.violation import Refused
 from stoker_operator.manifests.children import children
 from stoker_operator.manifests.node_affinity import node_affinity
@@ -18,6 +18,7 @@ from stoker_operator.manifests.owner import Owner
 from stoker_operator.manifests.pod_template_merge import merge_pod_spec
 from stoker_operator.plan.catalogue import Catalogue
 from stoker_operator.plan.planner import plan
+from stoker_operator.policy import Policy
 
 AFFINITY: Any = node_affinity({"gpu": ["a100", "a100-sxm"]})
 OURS: dict[str, Any] = {
@@ -102,6 +103,58 @@ def test_nothing_changes_nothing() -> None:
     assert merged() == OURS
     assert merged(containers=[{"name": "engine"}], tolerations=[], volumes=[], affinity={}) == OURS
     assert merged(nodeSelector=None, containers=None) == OURS
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        ["serviceAccountName"], ["tolerations"], ["affinity"], ["affinity", "nodeAffinity"],
+        ["securityContext"], ["securityContext", "fsGroup"], ["securityContext", "runAsNonRoot"],
+    ],
+    ids=".".join,
+)  # fmt: skip
+def test_null_takes_a_default_away(path: list[str]) -> None:
+    theirs: Any = None
+    for name in reversed(path):
+        theirs = {name: theirs}
+    expected = copy.deepcopy(OURS)
+    at = expected
+    for name in path[:-1]:
+        at = at[name]
+    del at[path[-1]]
+    assert merged(**theirs) == expected
+    assert merged(**theirs | {"nodeSelector": {"a": None, "b": "c"}}) == expected | {"nodeSelector": {"b": "c"}}
+
+
+def test_null_takes_nothing_away_that_has_a_field_of_its_own_or_a_name() -> None:
+    for name in ("image", "args", "ports", "volumeMounts", "resources", "env", "terminationMessagePolicy"):
+        assert engine(**{name: None}) == OURS["containers"][0]
+    assert merged(volumes=None, terminationGracePeriodSeconds=None) == OURS
+    assert "readinessProbe" not in engine(readinessProbe=None)
+    assert engine(readinessProbe={"failureThreshold": None})["readinessProbe"] == {
+        "httpGet": {"path": "/ready", "port": "http"}
+    }
+
+
+@pytest.mark.parametrize("runtime", ["stoker", "vllm"])
+def test_ids_may_be_left_to_the_cluster(document: Any, catalogue: Catalogue, runtime: str) -> None:
+    def context(policy: Policy, **template: Any) -> Any:
+        spec = InferenceEndpoint.model_validate(
+            document(
+                model={"source": "hf://org/model"},
+                engine={"runtime": runtime, "image": "x"},
+                template={"spec": template},
+            )
+        ).spec
+        made = children(Owner("demo"), spec, plan(spec, catalogue, None), policy=policy)
+        (deployment,) = (each for each in made if each["kind"] == "Deployment")
+        return deployment["spec"]["template"]["spec"]["securityContext"]
+
+    ours = context(Policy())
+    assert ours["fsGroup"] == 65532
+    left = {key: value for key, value in ours.items() if key not in ("fsGroup", "runAsUser")}
+    assert context(Policy.of({"podIds": "Cluster"}, "policy")) == left
+    assert context(Policy(), securityContext={"fsGroup": None, "runAsUser": None}) == left
 
 
 def test_maps_are_merged_and_theirs_wins() -> None:

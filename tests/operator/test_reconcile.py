@@ -264,10 +264,14 @@ def test_what_is_wrong_with_pods_of_an_older_spec_is_not_told_of_the_new_one(wor
     world.reconcile()
     waiting = {"reason": "ErrImagePull", "message": "no such image"}
     world.pod(containerStatuses=[{"name": "engine", "state": {"waiting": waiting}}])
-    world.change("Deployment", status={"observedGeneration": 1, "replicas": 1})
+    world.change("Deployment", status={"observedGeneration": 1, "replicas": 1, "updatedReplicas": 1})
     world.reconcile()
     assert world.ready()["reason"] == "ImagePullError"
     world.spec(engine={"image": "another"})
+    world.reconcile()
+    assert world.ready()["reason"] == "RollingOut"
+    # The Deployment has taken it up, and the older pod is still there.
+    world.change("Deployment", status={"observedGeneration": 2, "replicas": 1, "updatedReplicas": 0})
     world.reconcile()
     assert world.ready()["reason"] == "RollingOut"
 
@@ -370,6 +374,38 @@ def test_an_unlabelled_object_of_the_name_is_somebody_elses(world: World) -> Non
     assert world.kube.objects["Service", "demo"]["spec"] == {"selector": {"a": "b"}}
 
 
+@pytest.mark.parametrize("generation", [1, 7])
+def test_objects_that_lost_their_owner_are_adopted(world: World, generation: int) -> None:
+    world.reconcile()
+    world.serve()
+    made = [kind for kind, name in world.kube.objects if name == "demo" and kind != KIND]
+    assert len(made) > 3
+    for kind in made:
+        metadata = dict(world.kube.objects[kind, "demo"]["metadata"])
+        del metadata["ownerReferences"]
+        if kind == "Deployment":
+            metadata["annotations"] = metadata["annotations"] | {GENERATION: str(generation)}
+        world.change(kind, metadata=metadata)
+    template = world.kube.objects["Deployment", "demo"]["spec"]["template"]
+    world.reconcile()
+    for kind in made:
+        (reference,) = world.kube.objects[kind, "demo"]["metadata"]["ownerReferences"]
+        assert reference["uid"] == world.kube.objects[KIND, "demo"]["metadata"]["uid"], kind
+    assert world.kube.objects["Deployment", "demo"]["spec"]["template"] == template, "no pod is restarted"
+    assert world.ready()["reason"] == "Ready"
+    assert world.reconcile()[1] == []
+
+
+def test_an_object_that_only_looks_like_ours_is_not_adopted(world: World) -> None:
+    world.reconcile()
+    live = world.kube.objects["Deployment", "demo"]
+    metadata = {name: value for name, value in live["metadata"].items() if name != "ownerReferences"}
+    selector = {"matchLabels": {"app": "theirs"}}
+    world.change("Deployment", metadata=metadata, spec={**live["spec"], "selector": selector})
+    world.reconcile()
+    assert world.ready()["reason"] == "NameConflict"
+
+
 def test_what_somebody_changed_is_put_back(world: World) -> None:
     world.reconcile()
     live = world.kube.objects["Deployment", "demo"]
@@ -415,7 +451,7 @@ def test_why_there_is_no_room_counts_everybodys_pods_and_asks_only_then(document
     )
     world.store.put(world.kube.seen({**node, "kind": "Node"}))
     world.reconcile()
-    world.change("Deployment", status={"observedGeneration": 9, "replicas": 1})
+    world.change("Deployment", status={"observedGeneration": 9, "replicas": 1, "updatedReplicas": 1})
     world.reconcile()
     assert not asked
     scheduled = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/1 nodes"}

@@ -236,6 +236,16 @@ def test_an_endpoint_that_rolls_is_available_and_not_ready(document: Any, catalo
     assert condition(reported, "Stalled") == ("False", "NotStalled")
 
 
+def test_a_pod_that_turned_unready_is_no_rollout(document: Any, catalogue: Catalogue) -> None:
+    trouble = Diagnosis("ContainersNotReady", "pod demo-1 has started and takes no requests")
+    lost = Rollout(current=True, desired=2, total=2, updated=2, ready=1, available=1, served=True)
+    reported = report(document(replicas=2), catalogue, lost, trouble=trouble)
+    assert condition(reported, "Progressing") == ("False", "RolledOut")
+    assert condition(reported, "Ready") == ("False", "ContainersNotReady")
+    # Pods that start, as after a larger spec.replicas, are.
+    assert condition(report(document(replicas=2), catalogue, lost), "Progressing") == ("True", "RollingOut")
+
+
 def test_a_deployment_that_was_just_changed_is_not_complete() -> None:
     numbers = {"replicas": 1, "updatedReplicas": 1, "readyReplicas": 1, "availableReplicas": 1}
     deployment = {

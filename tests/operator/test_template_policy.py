@@ -129,6 +129,35 @@ def test_nulls_say_nothing() -> None:
     assert len(forbidden(PodTemplate(spec=sidecar(securityContext=unsaid)), "Restricted")) == 1
 
 
+@pytest.mark.parametrize(
+    ("pod", "container"),
+    [
+        ({"securityContext": None}, {}),
+        ({"securityContext": {"runAsNonRoot": None}}, {}),
+        ({"securityContext": {"seccompProfile": None}}, {}),
+        ({"securityContext": {"seccompProfile": {"type": None}}}, {}),
+        ({"serviceAccountName": None}, {}),
+        ({"automountServiceAccountToken": None}, {}),
+        ({}, {"securityContext": None}),
+        ({}, {"securityContext": {"allowPrivilegeEscalation": None}}),
+        ({}, {"securityContext": {"capabilities": None}}),
+        ({}, {"securityContext": {"capabilities": {"drop": None}}}),
+    ],
+)
+def test_null_takes_nothing_away_that_makes_a_pod_restricted(pod: Any, container: Any) -> None:
+    spec = {**pod, **(engine(**container) if container else {})}
+    found = forbidden(PodTemplate(spec=spec), "Restricted")
+    assert found and all(each.reason == "TemplateNotPermitted" for each in found)
+    assert forbidden(PodTemplate(spec=spec), "None")
+    assert forbidden(PodTemplate(spec=spec), "Full") == ()
+
+
+def test_null_may_leave_user_and_group_to_the_cluster() -> None:
+    ids = {"runAsUser": None, "runAsGroup": None, "fsGroup": None}
+    assert forbidden(PodTemplate(spec={"securityContext": ids}), "Restricted") == ()
+    assert forbidden(PodTemplate(spec=engine(securityContext={"runAsUser": None})), "Restricted") == ()
+
+
 def test_profiles_of_annotations_too() -> None:
     def against(value: str) -> tuple[Any, ...]:
         name = "container.apparmor.security.beta.kubernetes.io/engine"

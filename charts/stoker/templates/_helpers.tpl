@@ -91,6 +91,7 @@ registry: {{ . | quote }}
 {{- $namespace := dict "matchLabels" (dict "kubernetes.io/metadata.name" .Release.Namespace) -}}
 {{- $operator := dict "namespaceSelector" $namespace "podSelector" (dict "matchLabels" (include "stoker.selector" . | fromYaml)) -}}
 template: {{ .Values.policy.template | quote }}
+podIds: {{ .Values.policy.podIds | quote }}
 podMonitors: {{ eq .Values.monitoring.kind "PodMonitor" }}
 podMonitorLabels: {{ .Values.monitoring.endpointLabels | toJson }}
 {{- $others := concat (.Values.networkPolicy.prometheus | default list) (.Values.networkPolicy.gateway | default list) }}

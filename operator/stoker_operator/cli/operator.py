@@ -69,6 +69,9 @@ def _run(argv: list[str]) -> int:
 
     try:
         handlers.run(settings, kube, catalogue, policy)
+    except handlers.KindGoneError as error:
+        print(f"stoker operator: {error}; {CRD_MISSING}", file=sys.stderr)
+        return 1
     except (KubeError, OSError) as error:
         print(f"stoker operator: it cannot start: {error}", file=sys.stderr)
         return 1

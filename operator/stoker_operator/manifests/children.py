@@ -38,7 +38,7 @@ def children(
     Raises:
         Refused: ``spec.engine.args``, ``spec.template`` or ``spec.monitoring`` cannot be honoured.
     """
-    pods = deployment(owner, spec, plan)
+    pods = deployment(owner, spec, plan, policy)
     objects = (
         service_account(owner),
         claim(owner, spec),

@@ -6,9 +6,10 @@ from stoker_operator.api.v1alpha1 import Spec
 from stoker_operator.manifests.owner import Manifest, Owner
 from stoker_operator.manifests.pod_template import pod_template
 from stoker_operator.plan.planner import Plan
+from stoker_operator.policy import PERMISSIVE, Policy
 
 
-def deployment(owner: Owner, spec: Spec, plan: Plan) -> Manifest:
+def deployment(owner: Owner, spec: Spec, plan: Plan, policy: Policy = PERMISSIVE) -> Manifest:
     """The endpoint's Deployment.
 
     Raises:
@@ -30,6 +31,6 @@ def deployment(owner: Owner, spec: Spec, plan: Plan) -> Manifest:
             },
             # The first start downloads the weights.
             "progressDeadlineSeconds": spec.rollout.startup_timeout,
-            "template": pod_template(owner, spec, plan),
+            "template": pod_template(owner, spec, plan, policy),
         },
     }

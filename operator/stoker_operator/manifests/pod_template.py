@@ -12,6 +12,7 @@ from stoker_operator.manifests.owner import Manifest, Owner
 from stoker_operator.manifests.pod_template_merge import merge_pod_spec
 from stoker_operator.manifests.storage import API_KEYS_MOUNT, TEMPLATE_FILE, TEMPLATE_MOUNT, volumes
 from stoker_operator.plan.planner import Plan
+from stoker_operator.policy import PERMISSIVE, Policy
 from stoker_operator.runtimes.registry import runtime
 
 #: The group that volumes are writable for, whatever user the image runs as.
@@ -21,8 +22,8 @@ _TO_END: Final = 5
 _RANKS_TO_END: Final = 10
 
 
-def pod_template(owner: Owner, spec: Spec, plan: Plan) -> Manifest:
-    """Metadata and spec of the pods.
+def pod_template(owner: Owner, spec: Spec, plan: Plan, policy: Policy = PERMISSIVE) -> Manifest:
+    """Metadata and spec of the pods; `policy`: what the administrator has decided of them.
 
     Raises:
         Refused: ``spec.engine.args`` or ``spec.template`` cannot be honoured.
@@ -39,6 +40,7 @@ def pod_template(owner: Owner, spec: Spec, plan: Plan) -> Manifest:
     to_end = _RANKS_TO_END if engine.drains and plan.placement.sizes.used > 1 else _TO_END
     mounted = volumes(owner, spec, plan.placement, api_keys=engine.reads_key_files, shm=engine.needs_shm)
     accelerator = plan.placement.accelerator
+    assigns = policy.pod_ids == "Operator"
     pod: Manifest = {
         "serviceAccountName": owner.object_name,
         "automountServiceAccountToken": False,
@@ -47,10 +49,10 @@ def pod_template(owner: Owner, spec: Spec, plan: Plan) -> Manifest:
         "terminationGracePeriodSeconds": leaving + to_end,
         "securityContext": {
             "runAsNonRoot": True,
-            **({"runAsUser": engine.user} if engine.user else {}),
+            **({"runAsUser": engine.user} if engine.user and assigns else {}),
             "seccompProfile": {"type": "RuntimeDefault"},
             # Makes a claim's volume writable for whatever user the image runs as.
-            "fsGroup": GROUP,
+            **({"fsGroup": GROUP} if assigns else {}),
             "fsGroupChangePolicy": "OnRootMismatch",
         },
         "containers": [engine_container(spec, plan, started, mounted, leaving)],

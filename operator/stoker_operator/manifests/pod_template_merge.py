@@ -3,6 +3,9 @@
     maps                    merged key by key; theirs wins
     lists of named things   merged by name (`_KEYS`), new things behind ours
     other lists, values     theirs instead of ours
+    null                    takes ours away, as from a security context that the cluster is to fill in
+
+What has a field of its own, and lists of named things, stay as they are where theirs is null.
 
 The names are those that core/v1 declares (``x-kubernetes-patch-merge-key``). Three things differ from what
 ``kubectl patch`` does, each to keep both sides' meaning. A thing that is one of several kinds is never two at a time: a
@@ -65,6 +68,8 @@ _ENGINE_FIXED: Final = {
     "terminationMessagePath": "the operator reads there why the engine ended",
     "terminationMessagePolicy": "the operator reads there why the engine ended",
 }
+#: What null does not take away.
+_KEPT: Final = frozenset((*_KEYS, *_KEYS.values(), *_ENGINE_FIELDS, *_POD_FIELDS, *_ENGINE_FIXED))
 
 
 def merge_pod_spec(ours: Manifest, theirs: Mapping[str, Any]) -> Manifest:
@@ -73,7 +78,7 @@ def merge_pod_spec(ours: Manifest, theirs: Mapping[str, Any]) -> Manifest:
     Raises:
         Refused: `theirs` is not of the form of a pod, or says what another field says.
     """
-    theirs = _pruned(theirs, PATH)
+    given, theirs = theirs, _pruned(theirs, PATH)
     _refuse(theirs, _POD_FIELDS, PATH)
     engine: Mapping[str, Any] = {}
     for index, container in enumerate(_list(theirs.get("containers", []), f"{PATH}.containers")):
@@ -84,7 +89,7 @@ def merge_pod_spec(ours: Manifest, theirs: Mapping[str, Any]) -> Manifest:
             for field, why in _ENGINE_FIXED.items():
                 if field in container:
                     raise _refused(f"{here}.{field}", why, "remove it")
-    merged = _merge_maps(ours, theirs, PATH)
+    merged = _merge_maps(ours, given, PATH)
     _keeps_port(ours, engine)
     for kind in ("containers", "initContainers"):
         if kind in merged:
@@ -100,19 +105,26 @@ def merge_pod_spec(ours: Manifest, theirs: Mapping[str, Any]) -> Manifest:
 def _merge(ours: Any, theirs: Any, name: str, path: str) -> Any:
     if isinstance(ours, Mapping):
         theirs = _map(theirs, path)
-        if name in _HANDLED and _HANDLERS & theirs.keys():
-            ours = {key: value for key, value in ours.items() if key not in _HANDLERS - theirs.keys()}
+        handlers = _HANDLERS & {key for key, value in theirs.items() if value is not None}
+        if name in _HANDLED and handlers:
+            ours = {key: value for key, value in ours.items() if key not in _HANDLERS - handlers}
         return _merge_maps(ours, theirs, path)
     if isinstance(ours, list):
         theirs = _list(theirs, path)
-        return _merge_lists(ours, theirs, name, path) if name in _KEYS else theirs
-    return theirs
+        return _merge_lists(ours, theirs, name, path) if name in _KEYS else _pruned(theirs, path)
+    return _pruned(theirs, path)
 
 
 def _merge_maps(ours: Mapping[str, Any], theirs: Mapping[str, Any], path: str) -> Manifest:
-    return {**ours} | {
-        key: _merge(ours[key], value, key, f"{path}.{key}") if key in ours else value for key, value in theirs.items()
-    }
+    merged = {**ours}
+    for key, value in theirs.items():
+        here = f"{path}.{key}"
+        if value is None:
+            if key not in _KEPT:
+                merged.pop(key, None)
+        else:
+            merged[key] = _merge(ours[key], value, key, here) if key in ours else _pruned(value, here)
+    return merged
 
 
 def _merge_lists(ours: list[Manifest], theirs: list[Any], name: str, path: str) -> list[Manifest]:
@@ -124,7 +136,7 @@ def _merge_lists(ours: list[Manifest], theirs: list[Any], name: str, path: str) 
         if not isinstance(own, str | int):
             raise _refused(here, f"it has no {key}", "set it")
         keeps = own in merged and name not in _OF_KINDS
-        merged[own] = _merge_maps(merged[own], item, here) if keeps else item
+        merged[own] = _merge_maps(merged[own], item, here) if keeps else _pruned(item, here)
     return list(merged.values())
 
 
@@ -185,7 +197,7 @@ def _refuse(given: Mapping[str, Any], fields: Mapping[str, str], path: str) -> N
 
 
 def _pruned(given: Any, path: str) -> Any:
-    """`given` without nulls, which say nothing here as elsewhere in the resource."""
+    """`given` without nulls, which say nothing where there is nothing of ours."""
     if isinstance(given, Mapping):
         for key in given:
             if str(key).startswith("$"):
