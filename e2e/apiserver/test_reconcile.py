@@ -298,14 +298,23 @@ def test_a_quota_is_named(kube: Any, ns: str, document: Any, eventually: Any) ->
     wait_until_ready(kube, ns, eventually)
 
 
-def test_a_claim_that_cannot_be_shared_is_refused(kube: Any, ns: str, document: Any, eventually: Any) -> None:
+@pytest.mark.parametrize(
+    "named",
+    [
+        {"storage": {"cache": {"persistentVolumeClaim": {"claimName": "weights"}}}},
+        {"model": {"source": "pvc://weights/llama"}},
+    ],
+    ids=["cache", "model"],
+)
+def test_a_claim_that_cannot_be_shared_is_refused(
+    kube: Any, ns: str, document: Any, eventually: Any, named: Any
+) -> None:
     claim = {
         "metadata": {"name": "weights"},
         "spec": {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}},
     }
     kube.core.create_namespaced_persistent_volume_claim(ns, claim)
-    storage = {"cache": {"persistentVolumeClaim": {"claimName": "weights"}}}
-    kube.create(ns, document(replicas=2, storage=storage))
+    kube.create(ns, document(replicas=2, **named))
     condition = eventually(lambda: ready(kube, ns, "VolumeNotShared"), "refused")
     assert "ReadWriteMany" in condition["message"]
     kube.patch(ns, "demo", {"replicas": 1, "rollout": {"maxSurge": 0, "maxUnavailable": 1}})

@@ -63,7 +63,7 @@ def decide(
     owner: Owner,
     judgement: Judgement,
     live: Mapping[Child, Object],
-    access_modes: Sequence[str] | None,
+    access_modes: Mapping[str, Sequence[str]],
     manager: str,
 ) -> Decision:
     """Decides what should exist for `endpoint`.
@@ -73,7 +73,7 @@ def decide(
         owner: what its objects are called and tied to.
         judgement: what was made of its spec.
         live: the objects that have the names of its own.
-        access_modes: how the claim that its spec names may be mounted; None where there is none.
+        access_modes: how the claims that its spec names may be mounted, by their names; those that exist.
         manager: our field manager.
     """
     if judgement.violations or judgement.parsed is None:
@@ -81,7 +81,7 @@ def decide(
     if is_held(endpoint, judgement, live, manager):
         return Decision(owner, judgement, held=True)
     spec = judgement.parsed.spec
-    problem = None if access_modes is None else sharing_problem(spec, access_modes)
+    problem = sharing_problem(spec, access_modes)
     if problem:
         return Decision(owner, replace(judgement, refused=(problem,), objects=()))
     rendered = {Child.of(each): each for each in judgement.objects}

@@ -22,6 +22,7 @@ from stoker_operator.facts import Child, Copies, Endpoint, Key, Pod, Reported, R
 from stoker_operator.judge import Judgement, Knowledge, judge
 from stoker_operator.kube import Kube
 from stoker_operator.manifests.owner import Owner
+from stoker_operator.manifests.storage import named_claims
 from stoker_operator.pinning import engine, image, is_behind
 from stoker_operator.plan.capacity import Holder, capacity
 from stoker_operator.status import Seen, SeenWorkload, failed, reported_workload, status, told_args
@@ -89,7 +90,7 @@ def reconcile(cluster: Cluster, knowledge: Knowledge, key: Key, now: datetime) -
     judgement = judge(owner, endpoint.document, knowledge)
     wanted = {Child.of(each) for each in judgement.objects}
     live = observe.children(cluster.store, owner, wanted)
-    modes = None
+    modes: Mapping[str, tuple[str, ...]] = {}
     if not is_held(endpoint, judgement, live, MANAGER):
         live |= observe.unlabelled(cluster.kube, owner, wanted - live.keys())
         modes = _access_modes(cluster, key, judgement)
@@ -162,11 +163,14 @@ def _with_ranks(decision: Decision, workload: str, pods: tuple[Pod, ...]) -> dic
     return {pod.name: metrics_url(container, pod.address) for pod in pods if pod.address and not pod.failed[0]}
 
 
-def _access_modes(cluster: Cluster, key: Key, judgement: Judgement) -> tuple[str, ...] | None:
-    """How the claim that a spec names may be mounted; None where it names none, or there is none."""
-    cache = judgement.parsed.spec.storage.cache if judgement.parsed else None
-    claim = cache.persistent_volume_claim if cache else None
-    return observe.access_modes(cluster.kube, key.namespace, claim.claim_name) if claim else None
+def _access_modes(cluster: Cluster, key: Key, judgement: Judgement) -> dict[str, tuple[str, ...]]:
+    """How the claims that a spec names may be mounted, by their names; without those that do not exist. Empty where
+    there is never more than one pod."""
+    spec = judgement.parsed.spec if judgement.parsed else None
+    if spec is None or not spec.has_two_pods:
+        return {}
+    asked = {each.name: observe.access_modes(cluster.kube, key.namespace, each.name) for each in named_claims(spec)}
+    return {name: modes for name, modes in asked.items() if modes is not None}
 
 
 def _trouble(

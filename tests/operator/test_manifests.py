@@ -222,12 +222,23 @@ def test_a_claim_is_made_from_its_template(endpoint: Any) -> None:
     ],
 )
 def test_pods_that_cannot_share_a_claim_are_refused(endpoint: Any, spec: Any, modes: list[str], shared: bool) -> None:
-    claim = {"cache": {"persistentVolumeClaim": {"claimName": "mine"}}}
-    problem = sharing_problem(endpoint(storage=claim, **spec).spec, modes)
-    assert (problem is None) == shared
-    if problem:
-        assert str(problem).startswith("spec.storage.cache.persistentVolumeClaim: claim mine allows ")
-    assert sharing_problem(endpoint(**spec).spec, modes) is None
+    cache = {"storage": {"cache": {"persistentVolumeClaim": {"claimName": "mine"}}}}
+    model = {"model": {"source": "pvc://mine/folder"}}
+    for named, field in ((cache, "spec.storage.cache.persistentVolumeClaim"), (model, "spec.model.source")):
+        problem = sharing_problem(endpoint(**named, **spec).spec, {"mine": modes})
+        assert (problem is None) == shared
+        if problem:
+            assert str(problem).startswith(f"{field}: claim mine allows ")
+        assert sharing_problem(endpoint(**named, **spec).spec, {}) is None  # pods wait for it, and the status says so
+    assert sharing_problem(endpoint(**spec).spec, {"mine": modes}) is None
+
+
+def test_a_claim_that_is_only_read_may_be_shared_by_readers(endpoint: Any) -> None:
+    modes = {"mine": ["ReadOnlyMany"]}
+    assert sharing_problem(endpoint(replicas=2, model={"source": "pvc://mine"}).spec, modes) is None
+    cache = {"cache": {"persistentVolumeClaim": {"claimName": "mine"}}}
+    problem = sharing_problem(endpoint(replicas=2, model={"source": "pvc://mine"}, storage=cache).spec, modes)
+    assert problem and problem.field == "spec.storage.cache.persistentVolumeClaim"
 
 
 def test_shared_memory_is_as_large_as_asked_for(endpoint: Any) -> None:

@@ -38,7 +38,7 @@ def ours(kind: str) -> dict[str, Any]:
 
 def decided(endpoint: Endpoint, live: Any, catalogue: Catalogue, access_modes: Any = None) -> Decision:
     judgement = judge(OWNER, endpoint.document, Knowledge(catalogue))
-    return decide(endpoint, OWNER, judgement, live, access_modes, "stoker")
+    return decide(endpoint, OWNER, judgement, live, access_modes or {}, "stoker")
 
 
 def report(
@@ -333,12 +333,19 @@ def test_an_object_of_another_owner_is_left_alone(
     assert "url" not in reported
 
 
-def test_a_claim_that_pods_cannot_share_is_refused(document: Any, catalogue: Catalogue) -> None:
-    cache = {"cache": {"persistentVolumeClaim": {"claimName": "weights"}}}
-    reported = report(document(replicas=2, storage=cache), catalogue, access_modes=("ReadWriteOnce",))
+@pytest.mark.parametrize(
+    "named",
+    [
+        {"storage": {"cache": {"persistentVolumeClaim": {"claimName": "weights"}}}},
+        {"model": {"source": "pvc://weights/llama"}},
+    ],
+    ids=["cache", "model"],
+)
+def test_a_claim_that_pods_cannot_share_is_refused(document: Any, catalogue: Catalogue, named: Any) -> None:
+    reported = report(document(replicas=2, **named), catalogue, access_modes={"weights": ("ReadWriteOnce",)})
     assert condition(reported, "Accepted")[0] == "False"
     assert "ReadWriteMany" in message(reported)
-    reported = report(document(replicas=2, storage=cache), catalogue, access_modes=("ReadWriteMany",))
+    reported = report(document(replicas=2, **named), catalogue, access_modes={"weights": ("ReadWriteMany",)})
     assert condition(reported, "Ready") == ("True", "Ready")
 
 

@@ -39,7 +39,7 @@ def decided(document: Any, live: Any, *also: Owner) -> Decision:
     judgement = judge(OWNER, document, Knowledge(Catalogue.load()))
     further = tuple(each | {"metadata": {**owner.metadata()}} for owner in also for each in judgement.objects)
     judgement = dataclasses.replace(judgement, objects=judgement.objects + further)
-    return decide(facts(document), OWNER, judgement, live, None, "stoker")
+    return decide(facts(document), OWNER, judgement, live, {}, "stoker")
 
 
 def facts(document: Any) -> Endpoint:

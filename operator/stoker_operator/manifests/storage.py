@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from stoker_engine.contract.sources import PVC_MOUNT, ModelSource
 from stoker_operator.api.quantity import amount
@@ -118,22 +118,57 @@ def shrinking_problem(spec: Spec, live: Mapping[str, Any] | None) -> Violation |
     )
 
 
-def sharing_problem(spec: Spec, access_modes: Collection[str]) -> Violation | None:
-    """Why the pods of `spec` cannot share the claim that its cache names and that may be mounted in `access_modes`;
-    None where they can, or where there is never more than one pod.
+class NamedClaim(NamedTuple):
+    """A claim that a spec names and does not make.
+
+    Attributes:
+        field: where the spec names it.
+        name: the claim's name.
+        shared_by: the access modes by which pods on several nodes can mount it; the first is the one to recommend.
+    """
+
+    field: str
+    name: str
+    shared_by: tuple[str, ...]
+
+
+def named_claims(spec: Spec) -> list[NamedClaim]:
+    """The claims that `spec` names: its model's, which is only read, and its cache's."""
+    claims = []
+    source = ModelSource.parse(spec.model.source)
+    if source.scheme == "pvc":
+        claims.append(NamedClaim("spec.model.source", source.name, (SHARED, "ReadOnlyMany")))
+    cache = spec.storage.cache
+    if cache and cache.persistent_volume_claim:
+        name = cache.persistent_volume_claim.claim_name
+        claims.append(NamedClaim("spec.storage.cache.persistentVolumeClaim", name, (SHARED,)))
+    return claims
+
+
+def sharing_problem(spec: Spec, access_modes: Mapping[str, Collection[str]]) -> Violation | None:
+    """Why the pods of `spec` cannot share a claim that it names; None where they can, or where there is never more than
+    one pod.
 
     ReadWriteOnce lets pods of one node share a volume, but nothing keeps an endpoint's pods on one node.
+
+    Args:
+        spec: the endpoint's.
+        access_modes: how each claim that exists may be mounted, by its name.
     """
-    cache = spec.storage.cache
-    if cache is None or cache.persistent_volume_claim is None or SHARED in access_modes or not spec.has_two_pods:
+    if not spec.has_two_pods:
         return None
-    name = cache.persistent_volume_claim.claim_name
-    return Violation(
-        "spec.storage.cache.persistentVolumeClaim",
-        f"claim {name} allows {', '.join(access_modes) or 'nothing'} only, and there may be two pods at a time",
-        f"use a claim that allows {SHARED}, or replicas 1 with rollout maxSurge 0 and maxUnavailable 1",
-        reason="VolumeNotShared",
-    )
+    for claim in named_claims(spec):
+        modes = access_modes.get(claim.name)
+        if modes is None or set(modes) & set(claim.shared_by):
+            continue
+        return Violation(
+            claim.field,
+            f"claim {claim.name} allows {', '.join(modes) or 'nothing'} only, and there may be two pods at a time",
+            f"use a claim that allows {' or '.join(claim.shared_by)}, or replicas 1 with rollout maxSurge 0 and "
+            "maxUnavailable 1",
+            reason="VolumeNotShared",
+        )
+    return None
 
 
 def _shm(spec: Spec, placement: Placement, *, of_any_size: bool) -> Manifest | None:
