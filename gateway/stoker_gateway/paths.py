@@ -9,6 +9,8 @@ from __future__ import annotations
 from typing import Final
 
 MODELS: Final = "/v1/models"
+#: What paths and fields there are, as a server says.
+SCHEMA: Final = "/openapi.json"
 CHAT: Final = "/v1/chat/completions"
 COMPLETIONS: Final = "/v1/completions"
 RESPONSES: Final = "/v1/responses"

@@ -14,7 +14,7 @@ from aiohttp import web
 from stoker_gateway.picker.model_cards import ModelCards
 from stoker_gateway.polling import HttpAsker
 
-from .behind_envoy import gateway
+from .behind_envoy import directory, gateway
 from .picker.proxy import picking
 
 
@@ -91,10 +91,24 @@ def test_paths_that_are_no_api_answer_as_a_server_does() -> None:
                     assert (answer.status, await answer.read()) == (200, b"")
             async with client.get(at.url + "/version") as answer:
                 assert await answer.json() == {"version": version("stoker")}
-            for path in ("/docs", "/openapi.json", "/nowhere", "/v1", "/v1/nowhere"):
+            for path in ("/docs", "/nowhere", "/v1", "/v1/nowhere"):
                 async with client.get(at.url + path) as answer:
                     error = (await answer.json())["error"]
                     assert (answer.status, error["type"]) == (404, "not_found_error")
                     assert error.keys() == {"message", "type", "param", "code"}
+
+    asyncio.run(main())
+
+
+def test_the_schema_is_a_servers() -> None:
+    async def main() -> None:
+        async with gateway(1) as at, aiohttp.ClientSession() as client:
+            async with client.get(at.url + "/openapi.json") as answer:
+                assert (answer.status, (await answer.json())["server"]) == (200, at.servers[0].name)
+            async with client.post(at.url + "/openapi.json", json={}) as answer:
+                assert answer.status == 405
+            at.files.write(directory())
+            async with client.get(at.url + "/openapi.json") as answer:
+                assert (answer.status, (await answer.json())["error"]["type"]) == (404, "not_found_error")
 
     asyncio.run(main())

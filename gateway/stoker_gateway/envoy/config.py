@@ -458,7 +458,7 @@ def _routes(settings: EnvoySettings) -> Config:
 
 def _allowed() -> list[Config]:
     """Of the servers' paths, those that clients reach."""
-    exact = [paths.MODELS, *sorted(paths.POSTED)]
+    exact = [paths.MODELS, paths.SCHEMA, *sorted(paths.POSTED)]
     return [{"path": path} for path in exact] + [{"prefix": f"{path}/"} for path in (paths.MODELS, paths.RESPONSES)]
 
 

@@ -2,6 +2,7 @@
 
 key ─► path and method ─► /v1/models?              answered from the directory
                        ─► /v1/responses/ID …?      to the server that holds it
+                       ─► /openapi.json?           to any server
                        ─► body: model, prompt ─► its key's limits ─► its endpoint's line ─► servers
 
 Where there are keys, a request without one is refused before its body is read, and models that its key is not for are
@@ -23,7 +24,7 @@ from stoker_gateway.directory import Directory, Endpoint
 from stoker_gateway.keys.key import Key
 from stoker_gateway.keys.keyring import Keyring
 from stoker_gateway.limits.limiter import Limiter, LocalLimiter
-from stoker_gateway.paths import FORMS, MODELS, POSTED, RESPONSES, response_id
+from stoker_gateway.paths import FORMS, MODELS, POSTED, RESPONSES, SCHEMA, response_id
 from stoker_gateway.picker import credentials, reserving
 from stoker_gateway.picker.answers import REQUEST_ID, Answer, model_answer, models_answer
 from stoker_gateway.picker.body_reader import BodyReader
@@ -161,6 +162,11 @@ class Decider:
                 endpoints = self._directory.endpoints.values()
                 return models_answer((each for each in endpoints if key is None or key.may_use(each.name)), self._cards)
             return model_answer(self._endpoint(unquote(path.removeprefix(f"{MODELS}/")), key), self._cards)
+        if path == SCHEMA:
+            if asked.method not in ("GET", "HEAD"):
+                raise MethodError("this path does not take this HTTP method")
+            self._first_endpoint(key)
+            return None
         if path not in POSTED and response_id(path) is None:
             raise NotFoundError("there is no such path here")
         if asked.method != "POST" and path in POSTED:
@@ -176,6 +182,10 @@ class Decider:
             RequestError: it is refused.
         """
         key = self._key(asked)  # it may have been revoked while the body came
+        if asked.path == SCHEMA:
+            endpoint = self._first_endpoint(key)
+            request, ask = ModelRequest(endpoint.name), Ask(subset=asked.subset)
+            return endpoint.name, await self._route(asked, endpoint, request, ask, key, self._clock())
         if asked.path not in POSTED:
             return await self._to_holder(asked, key)
         began = self._clock()
@@ -206,6 +216,14 @@ class Decider:
                 "model",
                 "model_not_found",
             )
+        return endpoint
+
+    def _first_endpoint(self, key: Key | None) -> Endpoint:
+        """One that stands for all, for what is asked of no model."""
+        endpoints = self._directory.endpoints.values()
+        endpoint = next((each for each in endpoints if key is None or key.may_use(each.name)), None)
+        if endpoint is None:
+            raise NotFoundError("no model is served here")
         return endpoint
 
     async def _to_holder(self, asked: Asked, key: Key | None) -> tuple[str, Route]:
