@@ -11,10 +11,12 @@ import aiohttp
 import pytest
 from aiohttp import web
 
+from stoker_gateway.keys.key import Key, digest_of
+from stoker_gateway.keys.keyring import Keyring
 from stoker_gateway.picker.model_cards import ModelCards
 from stoker_gateway.polling import HttpAsker
 
-from .behind_envoy import directory, gateway
+from .behind_envoy import gateway
 from .picker.proxy import picking
 
 
@@ -102,13 +104,21 @@ def test_paths_that_are_no_api_answer_as_a_server_does() -> None:
 
 def test_the_schema_is_a_servers() -> None:
     async def main() -> None:
-        async with gateway(1) as at, aiohttp.ClientSession() as client:
-            async with client.get(at.url + "/openapi.json") as answer:
-                assert (answer.status, (await answer.json())["server"]) == (200, at.servers[0].name)
-            async with client.post(at.url + "/openapi.json", json={}) as answer:
-                assert answer.status == 405
-            at.files.write(directory())
-            async with client.get(at.url + "/openapi.json") as answer:
-                assert (answer.status, (await answer.json())["error"]["type"]) == (404, "not_found_error")
+        async with (
+            gateway(1) as at,  # whose picker says where all goes
+            aiohttp.ClientSession() as client,
+            client.get(at.url + "/openapi.json") as answer,
+        ):
+            assert (answer.status, (await answer.json())["server"]) == (200, at.servers[0].name)
+        one, two = "10.0.0.1:80", "10.0.0.2:80"
+        keyring = Keyring([Key(name, digest_of(name), (name,)) for name in ("a", "b", "c")])
+        async with picking({"a": [one], "b": [two]}, keyring=keyring) as picker:
+            for name, servers in (("a", [one]), ("b", [two])):
+                headers = {"authorization": f"Bearer {name}"}
+                assert (await picker.proxy.get("/openapi.json", headers=headers)).servers == servers
+                assert (await picker.proxy.post("/openapi.json", {}, headers=headers)).status == 405
+            nothing = await picker.proxy.get("/openapi.json", headers={"authorization": "Bearer c"})
+            assert (nothing.status, nothing.json["error"]["type"]) == (404, "not_found_error")
+            assert (await picker.proxy.get("/openapi.json")).status == 401
 
     asyncio.run(main())
