@@ -14,7 +14,7 @@ from stoker_engine.contract.engine_args import EngineArgs
 from stoker_engine.contract.errors import ArgumentError
 
 #: Arguments that may differ: each node has its own number, and may find the model and reach the head in its own way.
-#: The rest of what is told apart here no rank reads.
+#: No rank reads the others: how much of a prompt a step has, the head's scheduler decides, and offline otherwise.
 _MAY_DIFFER: Final = frozenset(
     {
         "model",
@@ -25,6 +25,8 @@ _MAY_DIFFER: Final = frozenset(
         "node_rank",
         "master_addr",
         "distributed_timeout_seconds",
+        "long_prefill_token_threshold",
+        "max_itl_ms",
     }
 )
 

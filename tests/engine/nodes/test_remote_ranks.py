@@ -445,6 +445,13 @@ def test_nodes_must_have_the_same_arguments(options: dict[str, Any], words: str,
     assert isinstance(error, ArgumentError) and re.search(words, str(error))
 
 
+def test_what_only_the_head_schedules_by_may_differ(nodes: Nodes) -> None:
+    """`LLM` on the head, which is offline, and ``stoker serve --headless`` elsewhere differ in it."""
+    nodes.agent(long_prefill_token_threshold=0)
+    executor = nodes.executor()
+    _run(executor, 2)
+
+
 def test_nodes_must_have_the_same_version_and_model(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
     other = nodes.model.with_name("other")
     other.mkdir()
