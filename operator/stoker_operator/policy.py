@@ -15,7 +15,7 @@ from stoker_operator.api.violation import Refused, Violation
 
 #: What of ``spec.template`` may be used.
 TemplateUse = Literal["Full", "Restricted", "None"]
-#: Who says which user and group pods run as.
+#: Who chooses the user and the group that pods run as.
 PodIds = Literal["Operator", "Cluster"]
 
 
@@ -25,8 +25,8 @@ class Policy(Part):
     Attributes:
         template: what ``spec.template`` may hold. Full: whatever the API server takes. Restricted: what
             `template_policy` lists. None: nothing.
-        pod_ids: who says which user and group pods run as. Operator: the pods say it. Cluster: they leave it to
-            admission, as OpenShift's restricted-v2 wants it.
+        pod_ids: who chooses the user and the group that pods run as. Operator: pods have runAsUser and fsGroup.
+            Cluster: they have neither, and admission sets them, as OpenShift's restricted-v2 does.
         network_policy_from: who may send requests to every endpoint of ``networkPolicy.mode`` Namespace, beside pods of
             its namespace: the operator, Prometheus, a gateway.
         pod_monitors: whether an endpoint whose ``monitoring.podMonitor`` is Auto has one where the cluster has them.

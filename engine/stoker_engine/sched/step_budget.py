@@ -115,7 +115,7 @@ class StepBudget:
             self.prompts = self.tokens
 
     def _in_time(self, most: int, wanted: int, start: int, estimate: Estimate) -> int:
-        """Of at most so many tokens, those that there is time for; for the first who asks, at least a block."""
+        """How many tokens, at most `most`, fit the time that is left; at least a block for the first prompt of the step."""
         block, is_first = self._limits.block, self._seconds is None
         if self._seconds is None:
             alone = estimate.seconds(StepWork(num_decodes=self._num_decodes))
