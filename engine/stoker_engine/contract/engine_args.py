@@ -168,8 +168,8 @@ class EngineArgs:
         self._check_nodes()
 
     def offline(self) -> EngineArgs:
-        """These arguments for a caller that does not stream: unless they bound prompts themselves, prompts get all tokens
-        that decodes leave, and equal runs have equal steps."""
+        """These arguments for a caller that does not stream: unless they bound prompts themselves, prompts get all
+        tokens that decodes leave, and equal runs have equal steps."""
         if self.long_prefill_token_threshold is not None or self.max_itl_ms is not None:
             return self
         return replace(self, long_prefill_token_threshold=0)

@@ -115,7 +115,7 @@ class StepBudget:
             self.prompts = self.tokens
 
     def _in_time(self, most: int, wanted: int, start: int, estimate: Estimate) -> int:
-        """How many tokens, at most `most`, fit the time that is left; at least a block for the first prompt of the step."""
+        """How many tokens, at most `most`, fit the time that is left; the first prompt gets at least a block."""
         block, is_first = self._limits.block, self._seconds is None
         if self._seconds is None:
             alone = estimate.seconds(StepWork(num_decodes=self._num_decodes))
