@@ -5,9 +5,10 @@ A stream is one HTTP request, and ends once it is decided: whatever happens to t
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -26,7 +27,7 @@ from stoker_gateway.limits.limiter import Limiter
 from stoker_gateway.picker.answers import error_answer
 from stoker_gateway.picker.deciding import Asked, Decider
 from stoker_gateway.picker.errors import PickerError, RateLimitError, SaturatedError, TooLargeError, UnavailableError
-from stoker_gateway.picker.exchange import Exchange, Progress, ProtocolError
+from stoker_gateway.picker.exchange import Exchange, Progress, ProtocolError, Route
 from stoker_gateway.picker.metrics import PickerMetrics
 from stoker_gateway.picker.request_limits import RequestLimits
 from stoker_gateway.picking.picker import EndpointPicker
@@ -223,13 +224,29 @@ class Processor(external_processor_pb2_grpc.ExternalProcessorServicer):  # type:
                 continue
             outcome.model, route = await self._decider.decide(asked, exchange.body)
             outcome.word = "routed"
-            try:
-                for response in exchange.route(route):
-                    await context.write(response)
-            except BaseException:
-                self._decider.undo(route)
-                raise
+            responses = exchange.route(route)
+            await self._send_route(route, responses, context)
+            for response in responses:
+                await context.write(response)
             return
+
+    async def _send_route(self, route: Route, responses: Iterator[Any], context: Any) -> None:
+        """Sends the first response, which has the route. If it cannot be sent, what the request reserved is free again.
+
+        A proxy may end its stream as soon as it has read the route, which cancels this even where the response was
+        sent. So only the outcome of the write counts.
+        """
+
+        async def write() -> None:
+            await context.write(next(responses))
+
+        def written(task: asyncio.Task[None]) -> None:
+            if task.cancelled() or task.exception() is not None:
+                self._decider.undo(route)
+
+        writing = asyncio.create_task(write())
+        writing.add_done_callback(written)
+        await asyncio.shield(writing)
 
 
 @dataclass(slots=True)

@@ -8,17 +8,25 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
+import grpc
 import pytest
+from envoy.service.ext_proc.v3 import external_processor_pb2 as ext_proc
+from prometheus_client import CollectorRegistry
 
 from stoker_engine.contract.errors import RequestError
 from stoker_gateway.keys.key import Key, Limits, digest_of
 from stoker_gateway.keys.keyring import Keyring
+from stoker_gateway.limits.limiter import LocalLimiter
+from stoker_gateway.limits.standing import Denial, Grant
+from stoker_gateway.picker.deciding import Decider
+from stoker_gateway.picker.metrics import PickerMetrics
 from stoker_gateway.picker.request import read_request
 from stoker_gateway.picker.request_limits import RequestLimits
+from stoker_gateway.picker.server import Processor
 from stoker_gateway.picking.load import ServerLoad
 
 from ...waiting import until_async
-from .proxy import Outcome, Picking, chat, picking
+from .proxy import Outcome, Picking, chat, directory, head, pickers_of, picking
 
 SERVERS = ("10.0.0.1:80", "10.0.0.2:80")
 CHAT = "/v1/chat/completions"
@@ -118,6 +126,52 @@ def test_a_request_that_is_not_sent_gives_its_tokens_and_its_place_back(how: str
             assert 0 <= int(said.metadata["x-ratelimit-remaining-tokens"]) <= 100
             busy = await post(picker, chat("a", "x", max_tokens=1))
             assert "requests at once: Limit 1, Used 1" in busy.json["error"]["message"]
+
+    asyncio.run(main())
+
+
+class _EndsEarly:
+    """A stream that its proxy ends while the route is being written, which the proxy has read by then or has not."""
+
+    def __init__(self, body: bytes, *, read: bool) -> None:
+        self.messages = [
+            head("POST", CHAT, {"authorization": f"Bearer {TEXT}"}, ends=False),
+            ext_proc.ProcessingRequest(request_body=ext_proc.HttpBody(body=body, end_of_stream=True)),
+        ]
+        self.writing, self.may_end = asyncio.Event(), asyncio.Event()
+        self._was_read = read
+
+    async def read(self) -> Any:
+        return self.messages.pop(0)
+
+    async def write(self, response: Any) -> None:
+        if response.HasField("dynamic_metadata"):
+            self.writing.set()
+            await self.may_end.wait()
+            if not self._was_read:
+                raise grpc.aio.UsageError("the stream has ended")
+
+
+@pytest.mark.parametrize("read", [True, False])
+def test_a_stream_that_ends_while_the_route_is_written_frees_only_what_the_proxy_did_not_read(read: bool) -> None:
+    async def main() -> None:
+        known, limits = directory({"a": SERVERS}), RequestLimits()
+        metrics, limiter = PickerMetrics(CollectorRegistry()), LocalLimiter()
+        key = Key("tenant", digest_of(TEXT), limits=Limits(tokens_per_minute=1000))
+        decider = Decider(
+            known, pickers_of(known, 0), limits, metrics, lambda: 0.0, keyring=Keyring([key]), limiter=limiter
+        )
+        stream = _EndsEarly(json.dumps(chat("a", "x", max_tokens=900)).encode(), read=read)
+        deciding = asyncio.create_task(Processor(decider, limits, metrics).Process(None, stream))
+        await stream.writing.wait()
+        deciding.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await deciding
+        stream.may_end.set()
+        for _ in range(3):
+            await asyncio.sleep(0)
+        assert isinstance(await limiter.reserve(key, 900, 0.0), Denial if read else Grant)
+        await decider.close()
 
     asyncio.run(main())
 
