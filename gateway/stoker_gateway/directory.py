@@ -23,6 +23,8 @@ class Endpoint:
         session_header: the request header, in lower case, whose value keeps a session with one server.
         authorization: what its servers are told in ``Authorization`` where the gateway's own keys are in force; None:
             nothing. A secret.
+        earlier_authorizations: what they were told before, the latest first: servers that read their key when they
+            start want it until they are restarted. Secrets.
         created: when it came to be, as far as clients are told: seconds since 1970.
         refusal: why none of its servers gets requests though it has some, in words for clients; None: they get them.
     """
@@ -34,6 +36,12 @@ class Endpoint:
     authorization: str | None = field(default=None, repr=False)
     created: int = 0
     refusal: str | None = None
+    earlier_authorizations: tuple[str, ...] = field(default=(), repr=False)
+
+    @property
+    def authorizations(self) -> tuple[str, ...]:
+        """All that its servers may want to be told, the current one first."""
+        return () if self.authorization is None else (self.authorization, *self.earlier_authorizations)
 
 
 @dataclass(frozen=True)

@@ -47,6 +47,8 @@ SILENT_S: Final = 3.5
 #: Seconds between two times a server is asked for its models, while it is ready.
 MODELS_S: Final = 30.0
 MODELS_TIMEOUT_S: Final = 1.0
+#: The same, while it does not answer, or not to the key that servers are to want now.
+SOON_S: Final = 3.0
 
 #: Bytes of an answer beyond which nothing is read from it.
 MOST_BYTES: Final = 4 << 20
@@ -159,19 +161,25 @@ class Poller:
         self._hear(Heard(server, load, sent_at, answered))
 
 
+#: Told a server's address, its answer to ``GET /v1/models``, and the ``Authorization`` that it answered to, if any.
+HearModels = Callable[[str, bytes, str], None]
+
+
 class HttpAsker:
     """Asks servers over HTTP, on connections that stay open. To be used inside one event loop, as a context.
 
     Args:
-        hear_models: told now and then what a server that is ready says of its models: its address and the answer.
+        hear_models: told now and then what a server that is ready says of its models; see `HearModels`.
     """
 
-    def __init__(self, hear_models: Callable[[str, bytes], None] | None = None) -> None:
+    def __init__(self, hear_models: HearModels | None = None) -> None:
         self._hear_models = hear_models
-        self._models_at: dict[str, float] = {}
+        #: By server, when it is next asked for its models, and what it was told in ``Authorization`` the last time.
+        self._models_at: dict[str, tuple[float, tuple[str, ...]]] = {}
         self._without_ready: set[str] = set()
-        #: What servers are told in ``Authorization`` where they are asked for their models; replaced as a whole.
-        self.authorizations: Mapping[str, str] = {}
+        #: What servers may want to be told in ``Authorization`` where they are asked for their models, the likeliest
+        #: first; replaced as a whole.
+        self.authorizations: Mapping[str, tuple[str, ...]] = {}
 
     async def __aenter__(self) -> HttpAsker:
         self._session = aiohttp.ClientSession(
@@ -205,16 +213,22 @@ class HttpAsker:
 
     async def _ask_models(self, server: str) -> None:
         now = asyncio.get_running_loop().time()
-        if self._hear_models is None or now - self._models_at.get(server, -math.inf) < MODELS_S:
+        due, told = self._models_at.get(server, (-math.inf, ()))
+        authorizations = self.authorizations.get(server, ("",))
+        if self._hear_models is None or (now < due and told == authorizations):
             return
-        self._models_at[server] = now
-        authorization = self.authorizations.get(server)
-        headers = {"accept": "application/json"} | ({"authorization": authorization} if authorization else {})
+        self._models_at[server] = now + SOON_S, authorizations
         with suppress(TimeoutError):  # how it does is known without
             async with asyncio.timeout(MODELS_TIMEOUT_S):
-                status, body = await self._get(server, "/v1/models", headers)
-                if status == 200:
-                    self._hear_models(server, body)
+                for authorization in authorizations:
+                    headers = {"authorization": authorization} if authorization else {}
+                    status, body = await self._get(server, "/v1/models", {"accept": "application/json"} | headers)
+                    if status == 200:
+                        self._hear_models(server, body, authorization)
+                    if status != 401:
+                        break
+                if status != 401 and authorization == authorizations[0]:
+                    self._models_at[server] = now + MODELS_S, authorizations
 
     async def _get(self, server: str, path: str, headers: Mapping[str, str] | None = None) -> tuple[int, bytes]:
         """The status and the body of an answer; no body if it is too large."""
@@ -268,7 +282,7 @@ class PollerThread:
         hear_models: likewise; see `HttpAsker`.
     """
 
-    def __init__(self, hear: Callable[[Heard], None], hear_models: Callable[[str, bytes], None] | None = None) -> None:
+    def __init__(self, hear: Callable[[Heard], None], hear_models: HearModels | None = None) -> None:
         self._owner = asyncio.get_running_loop()
         self._hear = hear
         self._hear_models = hear_models
@@ -298,13 +312,14 @@ class PollerThread:
             self._loop.call_soon_threadsafe(lambda: self._task is not None and self._task.cancel())
         await asyncio.to_thread(self._thread.join)
 
-    def ask_as(self, authorizations: Mapping[str, str]) -> None:
-        """This is what servers are told in ``Authorization``, by their addresses. May be called by any thread."""
+    def ask_as(self, authorizations: Mapping[str, tuple[str, ...]]) -> None:
+        """This is what servers may want to be told in ``Authorization``, by their addresses, the likeliest first. May
+        be called by any thread."""
         self._asker.authorizations = dict(authorizations)
 
-    def _pass_models_on(self, server: str, answer: bytes) -> None:
+    def _pass_models_on(self, server: str, answer: bytes, authorization: str) -> None:
         assert self._hear_models is not None
-        self._owner.call_soon_threadsafe(self._hear_models, server, answer)
+        self._owner.call_soon_threadsafe(self._hear_models, server, answer, authorization)
 
     def _pass_on(self, heard: Heard) -> None:
         self._owner.call_soon_threadsafe(self._hear, heard)

@@ -49,7 +49,7 @@ class Serving:
         self._watch = ServerWatch()
         self._tell: Callable[[Heard], None] = lambda _: None
         self._ask: Callable[[Iterable[str]], None] = lambda _: None
-        self._ask_as: Callable[[Mapping[str, str]], None] = lambda _: None
+        self._ask_as: Callable[[Mapping[str, tuple[str, ...]]], None] = lambda _: None
         self._left: dict[float, Directory] = {}
         self.directory = self._next = Directory()
         #: By served name.
@@ -58,9 +58,10 @@ class Serving:
     def ask_through(
         self,
         set_servers: Callable[[Iterable[str]], None],
-        ask_as: Callable[[Mapping[str, str]], None] = lambda _: None,
+        ask_as: Callable[[Mapping[str, tuple[str, ...]]], None] = lambda _: None,
     ) -> None:
-        """By this, whoever asks servers is told which there are, and what to tell them in ``Authorization``."""
+        """By this, whoever asks servers is told which there are, and what they may want to be told in
+        ``Authorization``."""
         self._ask, self._ask_as = set_servers, ask_as
         ask_as(_authorizations(self.directory))
         set_servers(_servers(self.directory))
@@ -146,9 +147,9 @@ class Serving:
             self._picker.wake(name)
 
 
-def _authorizations(directory: Directory) -> dict[str, str]:
+def _authorizations(directory: Directory) -> dict[str, tuple[str, ...]]:
     endpoints = directory.endpoints.values()
-    return {server: each.authorization for each in endpoints if each.authorization for server in each.servers}
+    return {server: each.authorizations for each in endpoints if each.authorization for server in each.servers}
 
 
 def _servers(directory: Directory) -> list[str]:

@@ -33,6 +33,9 @@ class Server:
             read, until `last`.
         asked: the heads of the requests that came, but GET, by which it is asked how it does.
         sent: bytes of floods.
+        wants: what ``Authorization`` must say where it is asked for its models, or for an answer, or else that is 401;
+            None: anything.
+        listed: how often it was asked for its models, and answered.
     """
 
     def __init__(self, name: str) -> None:
@@ -44,6 +47,8 @@ class Server:
         self.more = asyncio.Event()
         self.last = False
         self.sent = 0
+        self.wants: str | None = None
+        self.listed = 0
         self.address = ""
         self._server: asyncio.Server | None = None
         self._port = 0
@@ -74,6 +79,12 @@ class Server:
             while True:
                 head = await reader.readuntil(b"\r\n\r\n")
                 asked = not head.startswith(b"GET ")
+                wanted = b"" if self.wants is None else f"authorization: {self.wants}\r\n".lower().encode()
+                if wanted not in head.lower() and (asked or head.startswith(b"GET /v1/models")):
+                    await _body(head, reader)
+                    writer.write(b"HTTP/1.1 401 x\r\ncontent-type: application/json\r\ncontent-length: 2\r\n\r\n{}")
+                    continue
+                self.listed += head.startswith(b"GET /v1/models")
                 if asked:
                     self.asked.append(head)
                     self.news.set()

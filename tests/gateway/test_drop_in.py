@@ -60,11 +60,14 @@ def test_cards_that_make_no_sense_are_left_out(answer: bytes) -> None:
 
 def test_servers_are_asked_for_their_models_with_their_key() -> None:
     asked: list[tuple[str, str | None]] = []
-    heard: list[tuple[str, bytes]] = []
+    heard: list[tuple[str, bytes, str]] = []
+    takes = "Bearer k"
 
     async def answer(request: web.Request) -> web.Response:
         asked.append((request.path, request.headers.get("authorization")))
-        return web.Response(body=_said() if request.path == "/v1/models" else b"")
+        if request.path != "/v1/models":
+            return web.Response()
+        return web.Response(body=_said(), status=200 if request.headers.get("authorization") == takes else 401)
 
     async def main() -> None:
         app = web.Application()
@@ -74,12 +77,16 @@ def test_servers_are_asked_for_their_models_with_their_key() -> None:
         await web.TCPSite(runner, "127.0.0.1", 0).start()
         server = f"127.0.0.1:{runner.addresses[0][1]}"
         async with HttpAsker(lambda *said: heard.append(said)) as asker:
-            asker.authorizations = {server: "Bearer k"}
+            asker.authorizations = {server: ("Bearer k",)}
+            for _ in range(3):
+                assert (await asker(server)).ready
+            assert heard == [(server, _said(), "Bearer k")]  # once in a while
+            asker.authorizations = {server: ("Bearer new", "Bearer k", "Bearer older")}
             for _ in range(3):
                 assert (await asker(server)).ready
         await runner.cleanup()
-        assert heard == [(server, _said())]  # once in a while
-        assert [key for path, key in asked if path == "/v1/models"] == ["Bearer k"]
+        assert heard == [(server, _said(), "Bearer k")] * 2
+        assert [key for path, key in asked if path == "/v1/models"] == ["Bearer k", "Bearer new", "Bearer k"]
         assert {key for path, key in asked if path != "/v1/models"} == {None}
 
     asyncio.run(main())

@@ -5,8 +5,8 @@
 
 A step lasts as long as its tokens take, and every sequence that decodes waits for it: what prompts get beside decodes
 bounds the time between two tokens of a stream (stall-free batching, Agrawal et al., 2024). That is a time, by which
-`step_cost` says how many tokens: as many as fit, at least a block, and in whole blocks of even steps, a quarter of a
-power of two, so that shapes recur. Or it is a number of tokens (``--long-prefill-token-threshold``). Prompts share
+`step_cost` says how many tokens: as many as fit, at least a block, and in even steps, a quarter of a power of two, so
+that shapes recur. Or it is a number of tokens (``--long-prefill-token-threshold``). Prompts share
 their part in line, and keep at least one token of a step from those that decode behind them in line, so none starves.
 
 The stages of a pipeline work on several steps at a time, each of other sequences. Those that decode are dealt among
@@ -129,5 +129,5 @@ class StepBudget:
         if fitting == wanted:
             return wanted
         fits = int(fitting)
-        unit = max(block, (1 << fits.bit_length()) >> 3)
+        unit = max(1, (1 << fits.bit_length()) >> 3)
         return fits // unit * unit

@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from dataclasses import dataclass, replace
+from statistics import median
 from typing import Final
 
 #: Steps that are remembered, of those with tokens of prompts and of those without.
@@ -52,7 +53,8 @@ class Estimate:
     """Seconds of a step and of its parts.
 
     Attributes:
-        error: how far the remembered steps are from it: the root of the mean squared relative error.
+        error: how far the remembered steps are from it: the median relative error. Steps that something held up,
+            however many and however long, do not make all others shorter.
         most_prompt_tokens: for more than these in a step it says nothing.
     """
 
@@ -151,10 +153,10 @@ def _fit(steps: list[tuple[StepWork, float]]) -> Estimate:
     scales = [max(column) or 1.0 for column in zip(*rows, strict=True)]
     rows = [(r[0] / scales[0], r[1] / scales[1], r[2] / scales[2], r[3] / scales[3]) for r in rows]
     values = _least_squares(rows)
-    squared = sum((sum(v * x for v, x in zip(values, row, strict=True)) - 1) ** 2 for row in rows)
+    errors = [abs(sum(v * x for v, x in zip(values, row, strict=True)) - 1) for row in rows]
     fixed, token, pair, decode = (value / scale for value, scale in zip(values, scales, strict=True))
     most = REACH * max(work.num_prompt_tokens for work, _ in steps)
-    return Estimate(fixed, token, pair, decode, math.sqrt(squared / len(rows)), most)
+    return Estimate(fixed, token, pair, decode, median(errors), most)
 
 
 def _least_squares(rows: list[tuple[float, float, float, float]]) -> list[float]:

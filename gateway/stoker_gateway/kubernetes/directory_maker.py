@@ -16,21 +16,22 @@ TLS: Final = "its servers speak TLS, and the gateway does not to servers"
 
 
 def make(
-    endpoints: Iterable[EndpointFacts], slices: Iterable[SliceFacts], credentials: Mapping[Name, str]
+    endpoints: Iterable[EndpointFacts], slices: Iterable[SliceFacts], credentials: Mapping[Name, tuple[str, ...]]
 ) -> Directory:
     """The directory. A served name that several endpoints have belongs to the oldest.
 
     Args:
-        credentials: the key that servers want, by the Secret that has it; without those that cannot be read.
+        credentials: the key that servers want, and then earlier ones, by the Secret that has them; without those that
+            cannot be read.
     """
     servers = _servers(slices)
     made: dict[str, Endpoint] = {}
     for facts in sorted(endpoints, key=lambda each: (each.created, each.namespace, each.name)):
         at = (facts.namespace, facts.name)
-        authorization, refusal = None, None
+        authorizations, refusal = list[str](), None
         if facts.secret is not None:
-            key = credentials.get((facts.namespace, facts.secret))
-            authorization, refusal = (None, NO_CREDENTIAL) if key is None else (f"Bearer {key}", None)
+            authorizations = [f"Bearer {key}" for key in credentials.get((facts.namespace, facts.secret), ())]
+            refusal = None if authorizations else NO_CREDENTIAL
         if facts.speaks_tls:
             refusal = TLS
         for served in facts.served_names:
@@ -40,9 +41,10 @@ def make(
                     cluster_name(served),
                     () if facts.speaks_tls else servers.get(at, ()),
                     facts.session_header,
-                    authorization,
+                    authorizations[0] if authorizations else None,
                     int(facts.created) if math.isfinite(facts.created) else 0,
                     refusal,
+                    tuple(authorizations[1:]),
                 )
     return Directory(made)
 

@@ -36,6 +36,7 @@ from stoker_gateway.picker.model_cards import ModelCards
 from stoker_gateway.picker.request import ModelRequest
 from stoker_gateway.picker.request_limits import RequestLimits
 from stoker_gateway.picker.response_holders import Holder, ResponseHolders
+from stoker_gateway.picker.server_keys import ServerKeys
 from stoker_gateway.picker.waiting_line import RETRY_AFTER_S, WaitingLine
 from stoker_gateway.picking.ask import Ask
 from stoker_gateway.picking.picker import EndpointPicker, Pick, Refusal
@@ -107,6 +108,7 @@ class Decider:
         self._reader = BodyReader()
         self._holders = ResponseHolders()
         self._cards = ModelCards()
+        self._server_keys = ServerKeys()
         self._directory = Directory()
         self._pickers: Mapping[str, EndpointPicker] = {}
         self._lines: dict[str, WaitingLine] = {}
@@ -127,11 +129,14 @@ class Decider:
             if name not in directory.endpoints:
                 self._metrics.forget(name)
         self._directory, self._pickers = directory, dict(pickers)
-        self._cards.keep(server for endpoint in directory.endpoints.values() for server in endpoint.servers)
+        servers = {server for endpoint in directory.endpoints.values() for server in endpoint.servers}
+        self._cards.keep(servers)
+        self._server_keys.keep(servers)
 
-    def say_models(self, server: str, answer: bytes) -> None:
-        """A server's answer to ``GET /v1/models``."""
+    def say_models(self, server: str, answer: bytes, authorization: str = "") -> None:
+        """A server's answer to ``GET /v1/models``, and the ``Authorization`` that it answered to."""
         self._cards.say(server, answer)
+        self._server_keys.takes(server, authorization)
 
     def set_keyring(self, keyring: Keyring | None) -> None:
         """These are all keys there are, for all requests from now on."""
@@ -259,13 +264,19 @@ class Decider:
         known: dict[str, str | int] = {MODEL: endpoint.name, ESTIMATE: request.prompt_tokens}
         if key is None:
             pick = await self._pick(asked, endpoint, ask, key, began)
-            # There may be a keyring by now.
-            swapped = ((), ()) if self._keyring is None else credentials.swapped(endpoint.authorization)
-            return Route(endpoint.cluster, pick.servers, *swapped, known | {PICK: pick.number})
+            known |= {PICK: pick.number}
+            if self._keyring is None:  # there may be one by now
+                return Route(endpoint.cluster, pick.servers, (), (), known)
+            return self._with_key(endpoint, pick, known)
         async with reserving.reserved(self._limiter, key, request, self._clock) as grant:
             pick = await self._pick(asked, endpoint, ask, key, began)
             known |= {PICK: pick.number, KEY: key.id, GRANT: grant.id, **grant.standing.headers()}
-            return Route(endpoint.cluster, pick.servers, *credentials.swapped(endpoint.authorization), known)
+            return self._with_key(endpoint, pick, known)
+
+    def _with_key(self, endpoint: Endpoint, pick: Pick, metadata: dict[str, str | int]) -> Route:
+        """A route of a request that servers are told their own key by, in place of the client's."""
+        servers, authorization = self._server_keys.alike(endpoint, pick.servers)
+        return Route(endpoint.cluster, servers, *credentials.swapped(authorization), metadata)
 
     async def _pick(self, asked: Asked, endpoint: Endpoint, ask: Ask, key: Key | None, began: float) -> Pick:
         line = self._lines[endpoint.name]

@@ -157,9 +157,10 @@ class PickerServer:
         """
         self._decider.answered(model, pick, server)
 
-    def say_models(self, server: str, answer: bytes) -> None:
-        """A server's answer to ``GET /v1/models``: what clients are told of its models."""
-        self._decider.say_models(server, answer)
+    def say_models(self, server: str, answer: bytes, authorization: str = "") -> None:
+        """A server's answer to ``GET /v1/models``, which clients are told of its models; and the ``Authorization`` that
+        it answered to, which it is told from now on."""
+        self._decider.say_models(server, answer, authorization)
 
     def wake(self, model: str) -> None:
         """There is news of a model's servers: some may have room for requests that wait."""

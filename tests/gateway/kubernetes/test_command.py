@@ -31,14 +31,15 @@ class Command:
     def __init__(self, url: str, client: aiohttp.ClientSession, process: asyncio.subprocess.Process) -> None:
         self.url, self.client, self.process = url, client, process
 
-    async def status(self, model: str, key: str = "one") -> int:
+    async def status(self, model: str, key: str = "one", prompt: str = "") -> int:
         """What a request gets."""
-        return (await self.ask(model, key))[0]
+        return (await self.ask(model, key, prompt))[0]
 
-    async def ask(self, model: str, key: str = "one") -> tuple[int, Object]:
+    async def ask(self, model: str, key: str = "one", prompt: str = "") -> tuple[int, Object]:
         """What a request gets, and the body."""
         headers = {"Authorization": f"Bearer {text(key)}"}
-        data = json.dumps({"model": model}).encode()
+        messages = {"messages": [{"role": "user", "content": prompt}]} if prompt else {}
+        data = json.dumps({"model": model, **messages}).encode()
         async with self.client.post(self.url + CHAT, data=data, headers=headers) as answer:
             return answer.status, await answer.json()
 
@@ -89,6 +90,58 @@ async def servers(number: int) -> AsyncIterator[list[Server]]:
     finally:
         for each in made:
             await each.stop()
+
+
+def test_a_key_of_servers_is_rotated_and_no_request_fails(tmp_path: Path) -> None:
+    """One server reads its key when it starts, as vLLM's, and is restarted in the end; the other takes it late."""
+
+    async def run() -> None:
+        api = StandInApi()
+        async with servers(2) as (a, b):
+            a.wants = b.wants = "Bearer k1"
+            api.put(ENDPOINTS, endpoint("a", auth={"apiKeysSecretRef": {"name": "s"}}))
+            api.put(SLICES, slice_of("a", a.address))
+            other = slice_of("a", b.address)
+            other["metadata"]["name"] = "a-y"
+            other["endpoints"][0]["targetRef"] = {"uid": "another pod"}
+            api.put(SLICES, other)
+            api.put("secrets", secret("s", api_key="k1"))
+            api.put(KEYS, key_secret("one"))
+            api.start()
+            async with command(api, tmp_path) as gateway:
+                await until_async(lambda: _is(gateway.status("org/a"), 200))
+                statuses: list[int] = []
+
+                async def until_asked(server: Server, key: str) -> None:
+                    told = f"authorization: Bearer {key}\r\n".encode()
+                    server.asked.clear()
+
+                    async def was_told() -> bool:
+                        statuses.append(await gateway.status("org/a", prompt=str(len(statuses))))
+                        return any(told in head for head in server.asked)
+
+                    await until_async(was_told)
+
+                for server in (a, b):
+                    await until_asked(server, "k1")
+                await until_async(lambda: a.listed and b.listed)
+                asked = api.asked.count(("/api/v1/namespaces/one/secrets/s", False))
+                api.put("secrets", secret("s", api_key="k2"))
+                api.put(ENDPOINTS, api.kinds[ENDPOINTS][("one", "a")] | {"metadata": _next(api, "one", "a")})
+                await until_async(lambda: api.asked.count(("/api/v1/namespaces/one/secrets/s", False)) > asked)
+                for server in (a, b):
+                    await until_asked(server, "k1")
+                assert set(statuses) == {200}, statuses
+                b.wants = "Bearer k2"
+                await until_asked(b, "k2")
+                statuses.clear()
+                for server, key in ((a, "k1"), (b, "k2")):
+                    await until_asked(server, key)
+                assert set(statuses) == {200}, statuses
+                a.wants = "Bearer k2"
+                await until_asked(a, "k2")
+
+    asyncio.run(run())
 
 
 def test_it_follows_the_cluster_and_breaks_nothing_that_is_under_way(tmp_path: Path) -> None:

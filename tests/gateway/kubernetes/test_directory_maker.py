@@ -132,14 +132,16 @@ def test_servers_that_want_a_key_get_it_or_nothing() -> None:
     tls = endpoint("d")
     tls["status"]["url"] = "https://d/v1"
     read = [made for each in [*seen, tls] if (made := facts.read_endpoint(each)) is not None]
-    made = directory_maker.make(read, [], {("one", "s"): "k1"}).endpoints
+    made = directory_maker.make(read, [], {("one", "s"): ("k1", "k0")}).endpoints
     assert (made["org/a"].authorization, made["org/a"].refusal) == ("Bearer k1", None)
     assert made["org/a"].session_header == "x-session"
     assert (made["org/b"].authorization, made["org/b"].refusal) == (None, directory_maker.NO_CREDENTIAL)
     assert (made["org/c"].authorization, made["org/c"].refusal) == (None, None)
     assert made["org/d"].refusal == directory_maker.TLS
     assert made["org/a"].created == 1767225600
-    assert "k1" not in repr(made)
+    assert made["org/a"].authorizations == ("Bearer k1", "Bearer k0")
+    assert made["org/b"].authorizations == made["org/c"].authorizations == ()
+    assert "k1" not in repr(made) and "k0" not in repr(made)
 
 
 @pytest.mark.parametrize(

@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 from envoy.service.ext_proc.v3 import external_processor_pb2 as ext_proc
 
+from stoker_gateway.directory import Endpoint
 from stoker_gateway.keys.key import Key, digest_of
 from stoker_gateway.keys.keyring import Keyring
 from stoker_gateway.picker.request_limits import RequestLimits
+from stoker_gateway.picker.server_keys import ServerKeys
 from stoker_gateway.picking.load import ServerLoad
 
 from .proxy import Outcome, chat, head, picking
@@ -116,6 +118,23 @@ def test_servers_get_their_own_key_and_never_the_gateway_s(
             assert not said.headers and not said.removed
 
     asyncio.run(main())
+
+
+def test_a_server_is_told_the_key_that_it_takes_and_a_request_only_one() -> None:
+    one, two, three = servers = ("10.0.1.1:80", "10.0.1.2:80", "10.0.1.3:80")
+    endpoint = Endpoint("m", "c", servers, authorization="k3", earlier_authorizations=("k2", "k1"))
+    keys = ServerKeys()
+    assert keys.alike(endpoint, servers) == (servers, "k3")  # nothing is known of them
+    keys.takes(one, "k1")
+    keys.takes(two, "k3")
+    keys.takes(three, "k0")  # which is not remembered any more
+    assert keys.alike(endpoint, servers) == ((one,), "k1")
+    assert keys.alike(endpoint, (two, one, three)) == ((two, three), "k3")
+    keys.keep(servers[1:])  # another server has its address now
+    assert keys.alike(endpoint, servers) == (servers, "k3")
+    open_to_all = Endpoint("m", "c", servers)
+    keys.takes(one, "")
+    assert keys.alike(open_to_all, servers) == (servers, None)
 
 
 @pytest.mark.parametrize(
