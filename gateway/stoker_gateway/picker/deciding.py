@@ -136,7 +136,7 @@ class Decider:
     def say_models(self, server: str, answer: bytes, authorization: str = "") -> None:
         """A server's answer to ``GET /v1/models``, and the ``Authorization`` that it answered to."""
         self._cards.say(server, answer)
-        self._server_keys.takes(server, authorization)
+        self._server_keys.takes(server, authorization, self._directory.endpoints.values())
 
     def set_keyring(self, keyring: Keyring | None) -> None:
         """These are all keys there are, for all requests from now on."""

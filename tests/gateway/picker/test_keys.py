@@ -120,13 +120,16 @@ def test_servers_get_their_own_key_and_never_the_gateway_s(
     asyncio.run(main())
 
 
-def test_a_server_is_told_the_key_that_it_takes_and_a_request_only_one() -> None:
+def test_a_server_is_told_the_key_that_it_takes_and_a_request_only_one(caplog: pytest.LogCaptureFixture) -> None:
     one, two, three = servers = ("10.0.1.1:80", "10.0.1.2:80", "10.0.1.3:80")
     endpoint = Endpoint("m", "c", servers, authorization="k3", earlier_authorizations=("k2", "k1"))
     keys = ServerKeys()
     assert keys.alike(endpoint, servers) == (servers, "k3")  # nothing is known of them
-    keys.takes(one, "k1")
-    keys.takes(two, "k3")
+    for _ in range(2):
+        keys.takes(one, "k1", [endpoint])
+        keys.takes(two, "k3", [endpoint])
+    [warning] = caplog.messages
+    assert one in warning and "k1" not in warning and "k3" not in warning
     keys.takes(three, "k0")  # which is not remembered any more
     assert keys.alike(endpoint, servers) == ((one,), "k1")
     assert keys.alike(endpoint, (two, one, three)) == ((two, three), "k3")
