@@ -12,8 +12,8 @@ in transformers' own classes; of any other architecture the shape is not known, 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
-from typing import Any, Final, NamedTuple
+from dataclasses import dataclass, replace
+from typing import Any, Final
 
 from stoker_engine.architectures.config_fields import Fields
 from stoker_engine.architectures.decoder_config import (
@@ -53,7 +53,8 @@ _LIKE: Final = {
 }
 
 
-class _Mixture(NamedTuple):
+@dataclass(frozen=True)
+class _Mixture:
     """By which fields a family states its experts; empty: by none.
 
     Attributes:
@@ -78,7 +79,8 @@ class _Mixture(NamedTuple):
     last: str = ""
 
 
-class _Sizes(NamedTuple):
+@dataclass(frozen=True)
+class _Sizes:
     """What a family's sizes follow from, beside the fields that all state.
 
     Attributes:
