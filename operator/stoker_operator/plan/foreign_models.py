@@ -132,6 +132,13 @@ _CHATGLM: Final = {
 }
 #: Where it keeps those of its encoders.
 _ENCODERS: Final = ("vision_config", "audio_config")
+#: Architectures, and types of encoders, whose encoders have gated MLPs, whatever they say of their activation.
+_GATED_ENCODERS: Final = (
+    "Glm4vForConditionalGeneration",
+    "Glm4vMoeForConditionalGeneration",
+    "Qwen2_5_VLForConditionalGeneration",
+    "pixtral",
+)
 #: Kinds of layers that see a part only → the field that says how much.
 _WINDOWS: Final = {"sliding_attention": "sliding_window", "chunked_attention": "attention_chunk_size"}
 #: Fields of layers that keep something else than keys and values.
@@ -151,7 +158,7 @@ def foreign_config(config: Mapping[str, Any]) -> ModelConfig:
         found = _like(config, _LIKE[named] or _family_of(config, named))
     else:
         found = _by_fields(config, named)
-    return replace(found, encoder_weights=sum(_encoder(config.get(name)) for name in _ENCODERS))
+    return replace(found, encoder_weights=sum(_encoder(config.get(name), named or "") for name in _ENCODERS))
 
 
 def _like(config: Mapping[str, Any], family: str) -> ModelConfig:
@@ -254,8 +261,9 @@ def _is_sparse(c: Fields, mixture: _Mixture, index: int) -> bool:
     return int(first or 0) <= index <= last and (index + 1) % int(every or 1) == 0
 
 
-def _encoder(config: Any) -> int:
-    """How many numbers an encoder has: a transformer's of its layers, by the fields under any of their names."""
+def _encoder(config: Any, named: str) -> int:
+    """How many numbers an encoder has, of a model of the architecture `named`: a transformer's of its layers, by the
+    fields under any of their names."""
     if not isinstance(config, Mapping):
         return 0
     found = Fields(config, {})
@@ -271,7 +279,8 @@ def _encoder(config: Any) -> int:
     inner = first("out_hidden_size" if glm else "intermediate_size", "encoder_ffn_dim") or int(
         hidden * float(found.get("mlp_ratio") or 4)
     )
-    matrices = 3 if found.get("hidden_act") == "silu" else 2  # gated
+    is_gated = found.get("hidden_act") == "silu" or {named, str(found.get("model_type"))} & set(_GATED_ENCODERS)
+    matrices = 3 if is_gated else 2
     blocks = layers * (4 * hidden * hidden + matrices * hidden * inner)
     return max(blocks + (0 if glm else _qwen_ends(found, hidden, first)), 0)
 
