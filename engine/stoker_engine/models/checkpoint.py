@@ -164,9 +164,7 @@ def _folder(path: Path, args: EngineArgs) -> Checkpoint:
     if reason := why_no_decoder(given):
         raise ModelError(f"architecture {', '.join(architectures)} is not supported: {reason}")
     if args.quantization is not None:
-        raise ArgumentError(
-            "--quantization", f"{why_not_quantized(names)}; leave it out"
-        )
+        raise ArgumentError("--quantization", f"{why_not_quantized(names)}; leave it out")
     # Imported when needed: transformers' model classes take seconds.
     from stoker_engine.models.transformers_backend import TransformersLoader
 
