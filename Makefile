@@ -54,7 +54,7 @@ emulator: ## what the tests of Arm's kernels need on other processors: a compile
 test-gpu: setup ## on a machine with a GPU: kernels on the chip, the engine's exactness, where it waits
 	STOKER_ON_CHIP=1 $(BIN)/pytest tests/engine/kernels/triton/interpreted tests/engine/gpu
 
-lint: setup ## ruff, mypy --strict, import-linter, no clocks and sleeps in tests
+lint: setup ## ruff, mypy --strict, import-linter, no clocks, sleeps and short limits in tests
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy

@@ -1,4 +1,4 @@
-"""Finds tests that load can fail: assertions with an upper bound on a clock, and sleeps.
+"""Finds tests that load can fail: assertions with an upper bound on a clock, sleeps, and short limits.
 
 Usage: ``python tests/lint_clocks.py [FILE OR FOLDER ...]`` (default: tests and e2e); exit code 1 if anything was found.
 
@@ -7,6 +7,9 @@ Usage: ``python tests/lint_clocks.py [FILE OR FOLDER ...]`` (default: tests and 
 - A test waits for a condition (tests/waiting.py, e2e/kit/waiting.py), never for a time. ``asyncio.sleep(0)`` only lets
   others run. A sleep that *is* the behaviour under test, such as a server's that answers late, says so on its line:
   ``# sleeps: REASON``.
+- A limit only ends a test that hangs, so none is below a minute: of ``asyncio.timeout`` and ``wait_for``, of ``join``,
+  ``result`` and ``wait``, and whatever is called ``timeout``. One that may be passed, or that is what is tested, says
+  so on its line: ``# limit: REASON``.
 """
 
 from __future__ import annotations
@@ -31,6 +34,14 @@ _COMPUTE = frozenset({"max", "min", "sum", "sorted", "round", "abs", "float", "i
 _NAMES = re.compile(r"(^|_)(elapsed|took)(_|$)")
 _SLEEPS = re.compile(r"^(time|asyncio|anyio|trio)\.sleep$")
 _MARKER = re.compile(r"#.*\bsleeps: \S")
+#: Seconds below which a limit is one that a busy machine passes.
+_SHORT_S = 60
+#: Functions and methods → which of their arguments is a limit in seconds.
+_LIMITS = {
+    "asyncio.timeout": 0, "asyncio.wait_for": 1, ".join": 0, ".result": 0, ".wait": 0, ".settimeout": 0,
+    ".create_connection": 1,
+}  # fmt: skip
+_LIMIT_MARKER = re.compile(r"#.*\blimit: \S")
 
 
 @dataclass(frozen=True)
@@ -57,6 +68,11 @@ def findings(source: str) -> list[Finding]:
         and _SLEEPS.match(_name(call.func, imported))
         and not (call.args and isinstance(call.args[0], ast.Constant) and call.args[0].value == 0)
         and not any(_MARKER.search(line) for line in lines[call.lineno - 1 : call.end_lineno])
+    }
+    found |= {
+        Finding(limit.lineno, "is a short limit: a busy machine passes it; make it 120 s, or mark it `# limit: REASON`")
+        for limit in _short_limits(tree, imported)
+        if not _LIMIT_MARKER.search(lines[limit.lineno - 1])
     }
     functions = [scope for scope in _scopes(tree) if not isinstance(scope, ast.Module)]
     clock_functions = {
@@ -93,7 +109,49 @@ def _name(node: ast.expr, imported: dict[str, str]) -> str:
     return ""
 
 
+def _short_limits(tree: ast.Module, imported: dict[str, str]) -> Iterator[ast.expr]:
+    """Limits of real time that are numbers, or a module's names for numbers."""
+    named = {
+        name: value.value
+        for node in tree.body
+        for target, value in _assigned(node)
+        for name in _targets(target)
+        if isinstance(value, ast.Constant)
+    }
+    for scope in _scopes(tree):
+        if isinstance(scope, ast.Module) or not _is_virtual(scope):
+            polls = {id(node) for loop in _walk(scope) if isinstance(loop, ast.While) for node in ast.walk(loop.test)}
+            for node in (scope, *_walk(scope)):
+                for limit in _limits(node, imported) if id(node) not in polls else ():
+                    value = limit.value if isinstance(limit, ast.Constant) else named.get(getattr(limit, "id", ""))
+                    if isinstance(value, int | float) and 0 < value < _SHORT_S:
+                        yield limit
+
+
+def _limits(node: ast.AST, imported: dict[str, str]) -> Iterator[ast.expr]:
+    """What limits a call in time, or the calls of a function that leave it unsaid."""
+    if isinstance(node, ast.Call):
+        name = _name(node.func, imported)
+        place = _LIMITS.get(name, _LIMITS.get(f".{name.rpartition('.')[2]}"))
+        yield from node.args[place : place + 1] if place is not None else ()
+        yield from (each.value for each in node.keywords if each.arg == "timeout")
+    elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+        given = node.args
+        last = given.args[len(given.args) - len(given.defaults) :]
+        for argument, default in (
+            *zip(last, given.defaults, strict=True),
+            *zip(given.kwonlyargs, given.kw_defaults, strict=True),
+        ):
+            if argument.arg == "timeout" and default is not None:
+                yield default
+
+
 _Scope = ast.Module | ast.FunctionDef | ast.AsyncFunctionDef
+
+
+def _is_virtual(scope: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
+    """Whether the loop's time is virtual in a test."""
+    return any(argument.arg == "virtual_time" for argument in (*scope.args.args, *scope.args.kwonlyargs))
 
 
 def _scopes(tree: ast.Module) -> Iterator[_Scope]:
@@ -135,9 +193,7 @@ class _Clocks:
 
     def __init__(self, scope: _Scope, imported: dict[str, str], functions: Set[str] = frozenset()) -> None:
         self._imported = imported
-        self._virtual = not isinstance(scope, ast.Module) and any(
-            argument.arg == "virtual_time" for argument in (*scope.args.args, *scope.args.kwonlyargs)
-        )
+        self._virtual = not isinstance(scope, ast.Module) and _is_virtual(scope)
         self._names = set(functions)
         assigned = [each for node in _walk(scope) for each in _assigned(node)]
         while True:  # until no further name is found to hold a clock's reading

@@ -30,6 +30,22 @@ WRONG = {
     "an imported sleep": "from time import sleep as nap\nnap(3)",
     "a module's other name": "import asyncio as aio\naio.sleep(1)",
     "a marker without a reason": "time.sleep(1)  # sleeps:",
+    "a limit": "async with asyncio.timeout(5):\n    pass",
+    "a limit of a coroutine": "asyncio.wait_for(run(), 30)",
+    "an imported limit": "from asyncio import timeout\nasync with timeout(2.5):\n    pass",
+    "a limit by its name": "asyncio.wait_for(run(), timeout=30)",
+    "a thread's end": "thread.join(30)",
+    "a future": "submitted.result(10)",
+    "an event": "assert came.wait(30)",
+    "a process": "subprocess.run(argv, timeout=59)",
+    "a queue": "arrived.get(timeout=0.5)",
+    "a constant": "LIMIT = 20\nassert came.wait(LIMIT)",
+    "a typed constant": "LIMIT: Final = 20\nthread.join(timeout=LIMIT)",
+    "a socket": "connection.settimeout(5)",
+    "a connection": "socket.create_connection(address, 10)",
+    "a default": "def until(condition, timeout: float = 30):\n    pass",
+    "a keyword's default": "def until(condition, *, timeout=30):\n    pass",
+    "a limit without a reason": "thread.join(5)  # limit:",
 }
 RIGHT = {
     "a lower bound": "assert time.monotonic() - began >= 5",
@@ -40,6 +56,14 @@ RIGHT = {
     "a marked sleep": "time.sleep(1)  # sleeps: a server that answers late",
     "another sleep": "faults.sleep(1)",
     "a limit of the work": "if time.monotonic() > until:\n    break",
+    "a long limit": "asyncio.wait_for(run(), 120)",
+    "a limit that is passed on": "thread.join(seconds)",
+    "no limit": "thread.join()\ncame.wait()\nqueue.get(timeout=None)",
+    "a look": "thread.join(0)\nqueue.get(timeout=0)",
+    "between two looks": "while not ended.wait(0.2):\n    look()",
+    "a marked limit": "opener.open(url, timeout=2)  # limit: of a look, which is repeated",
+    "a limit of virtual time": "def test(virtual_time):\n    async def main():\n        asyncio.timeout(4)",
+    "words": "', '.join(words)\n' '.join('12')",
 }
 
 

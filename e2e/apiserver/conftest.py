@@ -31,7 +31,7 @@ GROUP, VERSION, PLURAL = "stoker.dev", "v1alpha1", "inferenceendpoints"
 Object = dict[str, Any]
 
 
-def wait_for(look: Callable[[], Any], what: str, timeout: float = 30) -> Any:
+def wait_for(look: Callable[[], Any], what: str, timeout: float = waiting.HANGING_S) -> Any:
     """What `look` returns as soon as that is something; errors of objects that are not there yet do not count."""
 
     def found() -> Any:
@@ -234,7 +234,7 @@ def get(port: int, path: str) -> tuple[int, str]:
     """Status and text of what is answered on a port of this machine; 0 where nothing answers."""
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
-        with opener.open(f"http://127.0.0.1:{port}{path}", timeout=30) as answer:
+        with opener.open(f"http://127.0.0.1:{port}{path}", timeout=120) as answer:
             return answer.status, answer.read().decode()
     except urllib.error.HTTPError as error:
         return error.code, error.read().decode()
@@ -305,7 +305,7 @@ class Operator:
         if self.process is None:
             return 0
         self.process.send_signal(signal.SIGTERM)
-        code = self.process.wait(timeout=30)
+        code = self.process.wait(timeout=120)
         self.process = None
         return code
 

@@ -335,7 +335,8 @@ def test_the_certificate_is_made_and_announced_in_the_end(cast: Cast, configurat
         if not bundle or bundle != (secret.data or {}).get("ca.crt"):
             return False
         trusting = ssl.create_default_context(cadata=base64.b64decode(bundle).decode())
-        with suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=5) as connection:
+        address = ("127.0.0.1", port)
+        with suppress(OSError), socket.create_connection(address, timeout=5) as connection:  # limit: of a repeated look
             trusting.wrap_socket(connection, server_hostname="127.0.0.1").close()
             return True
         return False

@@ -152,6 +152,6 @@ def test_a_kind_that_went_before_it_was_watched(kube: Any, ns: str, monkeypatch:
     watches, ended = OptionalWatches(Settings(namespaces=(ns,))), threading.Event()
     try:
         watches.begin((Watched("Gone", "monitoring.coreos.com", "v1", "gones"),), lambda *_: None, ended.set)
-        assert ended.wait(30)
+        assert ended.wait(120)
     finally:
         watches.stop()

@@ -31,7 +31,7 @@ class Hub:
         class Handler(BaseHTTPRequestHandler):
             def do_GET(handler) -> None:  # noqa: N805 - the names are http.server's
                 self.asked.append(handler.path)
-                self.answers.wait(30)
+                self.answers.wait(120)
                 handler.send_response(200 if handler.path in CONFIGS else 404)
                 handler.end_headers()
                 handler.wfile.write(json.dumps(CONFIGS.get(handler.path, {})).encode())

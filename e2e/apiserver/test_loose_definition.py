@@ -73,7 +73,7 @@ def test_a_thousand_wrong_endpoints_are_reported(loose: ApiServer, tmp_path: Pat
         verdicts = wait_for(lambda: _verdicts(custom), f"all of {len(WRONG)} are reported", 600, every=3)
     finally:
         operator.terminate()
-        operator.wait(timeout=30)
+        operator.wait(timeout=120)
     for number, wrong in enumerate(WRONG):
         status, message = verdicts[f"wrong-{number}"]
         assert status == "False", wrong.name

@@ -163,7 +163,7 @@ def test_an_object_of_another_owner_is_left_alone(kube: Any, ns: str, document: 
         kube.apps.read_namespaced_deployment("demo", ns)
 
     kube.core.delete_namespaced_service("demo", ns)
-    eventually(lambda: ready(kube, ns, "RollingOut"), "the endpoint goes on", timeout=30)
+    eventually(lambda: ready(kube, ns, "RollingOut"), "the endpoint goes on")
 
 
 def test_what_lost_its_owner_is_adopted_and_nulls_arrive(kube: Any, ns: str, document: Any, eventually: Any) -> None:

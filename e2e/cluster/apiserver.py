@@ -187,7 +187,7 @@ networking: {{serviceSubnet: {SERVICE_RANGE}}}
         )
         deadline = time.monotonic() + timeout
         while time.monotonic() < deadline:
-            with contextlib.suppress(OSError), opener.open(url, timeout=2):
+            with contextlib.suppress(OSError), opener.open(url, timeout=2):  # limit: of a look, which is repeated
                 return
             self._check_alive()
             time.sleep(0.05)  # sleeps: between two looks, here too, since benchmarks use this alone

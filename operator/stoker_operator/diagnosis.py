@@ -145,8 +145,7 @@ def _diagnose(pod: Pod, pods: Sequence[Pod], capacity: str) -> Diagnosis | None:
 
 def _as_told(what: str, reason: str, message: str) -> Diagnosis:
     """What has no word here, in the platform's own."""
-    word = reason if _WORD.fullmatch(reason) else "PlatformError"
-    return Diagnosis(word, f"{what}: {message or reason}")
+    return Diagnosis(reason if _WORD.fullmatch(reason) else "PlatformError", f"{what}: {message or reason}")
 
 
 def _of_container(pod: Pod, container: Container) -> Diagnosis | None:

@@ -36,7 +36,7 @@ async def scraped(tmp_path: Path) -> dict[str, set[str]]:
         assert run.process.stderr is not None
         said = b""
         while not (found := re.search(rb"http://\S+/metrics", said)):
-            said += await asyncio.wait_for(run.process.stderr.readline(), 30)
+            said += await asyncio.wait_for(run.process.stderr.readline(), 120)
         samples: dict[str, set[str]] = {IN_CLUSTER: set()}
         while "stoker:gateway_key_requests_total" not in samples:  # Envoy tells of ended requests within a second
             async with client.get(found[0].decode()) as answer:

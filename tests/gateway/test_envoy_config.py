@@ -38,7 +38,7 @@ class Gateway:
         host, _, port = self.url.removeprefix("http://").rpartition(":")
         reader, writer = await asyncio.open_connection(host, int(port))
         writer.write(text)
-        answer = await asyncio.wait_for(reader.read(), 30)
+        answer = await asyncio.wait_for(reader.read(), 120)
         writer.close()
         return answer
 

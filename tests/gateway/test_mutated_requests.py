@@ -134,7 +134,7 @@ def test_mutated_requests_smuggle_nothing_and_harm_nothing(
                     said = b""
                     with suppress(ConnectionError, TimeoutError):  # of those that wait for more of a body: gone
                         writer.write(text)
-                        async with asyncio.timeout(5):
+                        async with asyncio.timeout(5):  # limit: ends what waits for the rest of a body
                             while part := await reader.read(1 << 20):
                                 said += part
                     writer.close()

@@ -95,7 +95,7 @@ def test_the_picker_goes_over_when_envoy_has_read_and_what_is_gone_stays_a_while
             envoy.read()
             assert envoy.servers == {"cluster-a": {"10.0.0.1:80", "10.0.0.2:80"}, "cluster-b": {"10.0.0.3:80"}}
 
-    asyncio.run(asyncio.wait_for(run(), 30))
+    asyncio.run(asyncio.wait_for(run(), 120))
 
 
 @pytest.mark.parametrize("seed", range(4))

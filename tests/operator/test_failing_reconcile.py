@@ -90,7 +90,7 @@ def test_one_that_takes_too_long_is_reported_and_ends_as_ever(world: World, monk
     may_end, reported = threading.Event(), asyncio.Event()
 
     def slow(*arguments: Any) -> Outcome:
-        assert may_end.wait(30)
+        assert may_end.wait(120)
         return reconcile(*arguments)
 
     async def main() -> None:
@@ -105,7 +105,7 @@ def test_one_that_takes_too_long_is_reported_and_ends_as_ever(world: World, monk
         monkeypatch.setattr(operator, "_report", told)
         monkeypatch.setattr(controller_module, "reconcile", slow)
         running = asyncio.create_task(operator._reconcile(KEY))
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(120):
             await reported.wait()
             assert conditions(world)["Stalled"]["reason"] == "ReconcileError"
             assert "for more than 0.01 seconds" in conditions(world)["Ready"]["message"]
@@ -126,8 +126,8 @@ def released() -> Iterator[threading.Event]:
 def test_calls_that_hang_hold_up_no_others(released: threading.Event) -> None:
     async def main() -> None:
         workers, late = WorkerThreads("test", 2, 0.01), asyncio.Semaphore(0)
-        hanging = [asyncio.create_task(workers.call(lambda: released.wait(30), late.release)) for _ in range(5)]
-        async with asyncio.timeout(30):
+        hanging = [asyncio.create_task(workers.call(lambda: released.wait(120), late.release)) for _ in range(5)]
+        async with asyncio.timeout(120):
             for _ in hanging:
                 await late.acquire()
             assert await workers.call(lambda: "answer", lambda: None) == "answer"
@@ -143,11 +143,11 @@ def test_no_more_calls_are_made_at_a_time_than_there_are_slots(released: threadi
 
         def work() -> None:
             begun.release()
-            assert released.wait(30)
+            assert released.wait(120)
 
         calls = [asyncio.create_task(workers.call(work, lambda: None)) for _ in range(4)]
         for _ in range(2):
-            assert await asyncio.to_thread(begun.acquire, timeout=30)
+            assert await asyncio.to_thread(begun.acquire, timeout=120)
         assert not begun.acquire(blocking=False)
         released.set()
         await asyncio.gather(*calls)

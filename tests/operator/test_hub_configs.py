@@ -39,6 +39,8 @@ FILES: dict[str, str | bytes] = {
     ),
     "/org/many/resolve/main/model-1.safetensors": _weights("BF16"),
     "/org/bare/resolve/main/config.json": json.dumps(SPARSE),
+    "/org/dtype/resolve/main/config.json": json.dumps({**SPARSE, "dtype": "float16"}),
+    "/org/method/resolve/main/config.json": json.dumps({**SPARSE, "quantization_config": {"quant_method": "fp8"}}),
     "/org/odd/resolve/main/config.json": json.dumps(SPARSE),
     "/org/odd/resolve/main/hf_quant_config.json": '{"quantization": []}',
     "/org/model/resolve/main/config.json": json.dumps(CONFIG),
@@ -103,20 +105,36 @@ def test_it_answers_at_once_and_tells_when_a_config_has_arrived(hub: Hub) -> Non
     assert len(hub.asked) == 2  # what is there is not asked for again
 
 
+QUANTIZATION, INDEX, WEIGHTS = "hf_quant_config.json", "model.safetensors.index.json", "model.safetensors"
+
+
 @pytest.mark.parametrize(
-    ("name", "beside"),
+    ("name", "beside", "asked"),
     [
-        ("org/sparse", {"quantization_config": MODELOPT, "dtype": "float16"}),
-        ("org/many", {"dtype": "bfloat16"}),
-        ("org/bare", {}),
+        (
+            "org/sparse",
+            {"quantization_config": MODELOPT, "dtype": "float16"},
+            ["config.json", QUANTIZATION, INDEX, WEIGHTS],
+        ),
+        ("org/many", {"dtype": "bfloat16"}, ["config.json", QUANTIZATION, INDEX, "model-1.safetensors"]),
+        ("org/bare", {}, ["config.json", QUANTIZATION, INDEX, WEIGHTS]),
+        ("org/dtype", {"dtype": "float16"}, ["config.json", QUANTIZATION]),
+        ("org/method", {"quantization_config": {"quant_method": "fp8"}}, ["config.json", INDEX, WEIGHTS]),
+        ("org/model", {"dtype": "bfloat16", "quantization_config": {"quant_method": "fp8"}}, ["config.json"]),
     ],
 )
-def test_what_a_config_leaves_to_the_files_beside_it_is_fetched_too(
-    hub: Hub, name: str, beside: dict[str, Any]
+def test_what_a_config_leaves_to_the_files_beside_it_is_fetched_too_and_once(
+    hub: Hub, name: str, beside: dict[str, Any], asked: list[str]
 ) -> None:
     configs = HubConfigs(lambda *_: None, hub.url)
     configs.fetch(Model(name, None))
-    assert configs._known[Model(name, None)].config == {**SPARSE, **beside}
+    expected = {**SPARSE, **beside}
+    assert configs.get(name, None) == expected
+    # One request for each file, and none for what config.json says; the weights' is one for the header alone.
+    assert hub.asked == [f"/{name}/resolve/main/{file}" for file in asked]
+    for user in ("a", "b"):
+        assert configs.get(name, None, Key("default", user)) == expected
+    assert len(hub.asked) == len(asked)
 
 
 @pytest.mark.parametrize("name", ["org/missing", "org/list", "org/text", "org/odd"])

@@ -172,21 +172,6 @@ def read_config(folder: Path) -> dict[str, Any]:
     return complete_config(config, Folder(folder))
 
 
-def refuse_quantized(config: Mapping[str, Any]) -> None:
-    """Refuses a config of quantized weights.
-
-    Raises:
-        ModelError: it is one.
-    """
-    quantized = config.get("quantization_config")
-    if quantized:
-        method = quantized.get("quant_method", "unknown") if isinstance(quantized, dict) else "unknown"
-        raise ModelError(
-            f"the checkpoint is quantized ({method}), and its architecture runs by transformers' own modules, "
-            "which are given no quantized weights here; use the unquantized model"
-        )
-
-
 def _inner_size(layer: LayerConfig) -> int:
     moe = layer.moe
     if moe is None:

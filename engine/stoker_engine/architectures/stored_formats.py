@@ -40,6 +40,10 @@ class GGUFFormat:
         """See `GroupFormat`."""
         return 0
 
+    def matrix_bytes(self, rows: int, inner: int) -> int:
+        """What a matrix of `rows` rows of `inner` numbers takes."""
+        return rows * self.row_bytes(inner)
+
 
 #: A float16 scale and 32 integers of 8 bits.
 Q8_0: Final = GGUFFormat("Q8_0", 32, 34)
@@ -149,13 +153,18 @@ class GroupFormat:
         """What a matrix needs beside its rows: the order of its columns, where that is another, as int32."""
         return 4 * inner if self.in_order_of == "groups" else 0
 
+    def matrix_bytes(self, rows: int, inner: int) -> int:
+        """What a matrix of `rows` rows of `inner` numbers takes."""
+        return rows * self.row_bytes(inner) + self.order_bytes(inner)
+
 
 @dataclass(frozen=True)
 class FileFormat(GroupFormat):
-    """The same as files and other engines hold it, for sums of sizes: rows may share scales.
+    """The same as files and other engines hold it, for sums of sizes: rows may share scales, and what `row_scale` is
+    for each row in our engine is one of the whole matrix.
 
     Attributes:
-        rows: that share each scale; 0: all, whose scales weigh nothing.
+        rows: that share each scale; 0: all.
     """
 
     rows: int = 1
@@ -170,15 +179,15 @@ class FileFormat(GroupFormat):
         """Other engines part rows evenly, or refuse to (`block`)."""
         return 1
 
-    def row_bytes(self, inner: int) -> int:
-        """See `GroupFormat`; a row's part of the scales that it shares."""
-        scales = self.groups(inner) * self.header_bytes // self.rows if self.rows else 0
-        return scales + -(-inner * self.bits // 8)
+    def matrix_bytes(self, rows: int, inner: int) -> int:
+        """See `GroupFormat`; what rows share is counted once."""
+        scales = self.groups(inner) * self.header_bytes * (-(-rows // self.rows) if self.rows else 1)
+        return 4 * self.row_scale + scales + rows * -(-inner * self.bits // 8) + self.order_bytes(inner)
 
     @classmethod
     def of(cls, stored: GroupFormat, rows: int) -> FileFormat:
         """Of a matrix that our engine stores as `stored`."""
-        return cls(stored.code, stored.group, stored.scale, stored.zero, False, stored.in_order_of, rows)
+        return cls(stored.code, stored.group, stored.scale, stored.zero, stored.row_scale, stored.in_order_of, rows)
 
 
 StoredFormat = GGUFFormat | GroupFormat

@@ -12,6 +12,7 @@ import torch
 from stoker_engine.architectures.config_fields import Fields
 from stoker_engine.architectures.model_config import ModelConfig, read_config
 from stoker_engine.architectures.no_decoder import NAME_ONE, NO_ARCHITECTURES, why_no_decoder
+from stoker_engine.architectures.own_modules import own_modules, why_not_quantized
 from stoker_engine.architectures.quantization.read import kv_cache_of, read_quantization
 from stoker_engine.contract.engine_args import EngineArgs
 from stoker_engine.contract.errors import ArgumentError, ModelError, WeightsError
@@ -148,7 +149,8 @@ def _folder(path: Path, args: EngineArgs) -> Checkpoint:
     architectures = Fields(given, {}).items("architectures", str)
     if not architectures:
         raise ModelError(f"{path}/{NO_ARCHITECTURES}; {NAME_ONE}")
-    if any(name in FAMILIES for name in architectures):
+    names = own_modules(given)
+    if not names:
         quantization = read_quantization(given)
         on_load = format_on_load(args.quantization, quantization.method if quantization else None)
         config = ModelConfig.from_dict(given)
@@ -162,10 +164,7 @@ def _folder(path: Path, args: EngineArgs) -> Checkpoint:
     if reason := why_no_decoder(given):
         raise ModelError(f"architecture {', '.join(architectures)} is not supported: {reason}")
     if args.quantization is not None:
-        raise ArgumentError(
-            "--quantization",
-            f"{', '.join(architectures)} runs by transformers' own modules, which are not quantized here; leave it out",
-        )
+        raise ArgumentError("--quantization", f"{why_not_quantized(names)}; leave it out")
     # Imported when needed: transformers' model classes take seconds.
     from stoker_engine.models.transformers_backend import TransformersLoader
 

@@ -40,7 +40,8 @@ from stoker_engine.architectures.decoder_config import (
     MLPConfig,
     NormConfig,
 )
-from stoker_engine.architectures.model_config import ModelConfig, refuse_quantized
+from stoker_engine.architectures.model_config import ModelConfig
+from stoker_engine.architectures.own_modules import refuse_quantized
 from stoker_engine.architectures.rope_config import RopeParameters, read_rope
 from stoker_engine.attention.backend import AttentionBackend, AttentionShape, KVCache
 from stoker_engine.attention.metadata import AttentionMetadata, BlockTables

@@ -254,7 +254,7 @@ def _stored_bytes(matrix: MatrixSize, stored: StoredFormat, held: int, units: in
         rows = rows // units * held
     else:
         inner = inner // units * held
-    return count * (rows * stored.row_bytes(inner) + stored.order_bytes(inner))
+    return count * stored.matrix_bytes(rows, inner)
 
 
 def _attention(attention: AttentionConfig, hidden: int, norm: NormConfig) -> Iterator[WeightSize]:

@@ -12,7 +12,7 @@ in transformers' own classes; of any other architecture the shape is not known, 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from stoker_engine.architectures.config_fields import Fields
@@ -51,22 +51,77 @@ _LIKE: Final = {
     "Qwen3VLMoeForConditionalGeneration": "Qwen3MoeForCausalLM",
     "SmolLM3ForCausalLM": "LlamaForCausalLM",
 }
-#: Architecture → whether its MLPs are gated.
+
+
+@dataclass(frozen=True)
+class _Mixture:
+    """By which fields a family states its experts; empty: by none.
+
+    Attributes:
+        count: how many a layer has.
+        size: the inner size of each.
+        per_token: to how many a token goes.
+        shared: how many more every token goes to.
+        always_shared: so many more every token goes to, which no field says.
+        dense: the inner size of layers that are no mixture.
+        every: each so many-th layer is a mixture.
+        first, last: of the layers that may be.
+    """
+
+    count: str = "num_local_experts"
+    size: str = "intermediate_size"
+    per_token: str = "num_experts_per_tok"
+    shared: str = ""
+    always_shared: int = 0
+    dense: str = "intermediate_size"
+    every: str = ""
+    first: str = ""
+    last: str = ""
+
+
+@dataclass(frozen=True)
+class _Sizes:
+    """What a family's sizes follow from, beside the fields that all state.
+
+    Attributes:
+        gated: whether its MLPs are.
+        mixture: its experts; None: it has none, whatever fields a file has.
+        bias: the field that says whether attention has biases; empty: it never has.
+    """
+
+    gated: bool = True
+    mixture: _Mixture | None = None
+    bias: str = "attention_bias"
+
+
+_LLAMA4: Final = _Sizes(
+    mixture=_Mixture(always_shared=1, dense="intermediate_size_mlp", every="interleave_moe_layer_step")
+)
+_ERNIE_MOE: Final = _Mixture(
+    count="moe_num_experts",
+    size="moe_intermediate_size",
+    per_token="moe_k",
+    shared="moe_num_shared_experts",
+    every="moe_layer_interval",
+    first="moe_layer_start_index",
+    last="moe_layer_end_index",
+)
+#: Architecture → what its sizes follow from.
 _BY_FIELDS: Final = {
-    "ApertusForCausalLM": False,
-    "ArceeForCausalLM": False,
-    "Ernie4_5ForCausalLM": True,
-    "Ernie4_5_MoeForCausalLM": True,
-    "Exaone4ForCausalLM": True,
-    "HunYuanDenseV1ForCausalLM": True,
-    "Llama4ForCausalLM": True,
-    "Llama4ForConditionalGeneration": True,
-    "MiniMaxM2ForCausalLM": True,
-    "NemotronForCausalLM": False,
-    "Olmo3ForCausalLM": True,
-    "PhimoeForCausalLM": True,
-    "PhiMoEForCausalLM": True,
-    "SeedOssForCausalLM": True,
+    "ApertusForCausalLM": _Sizes(gated=False),
+    "ArceeForCausalLM": _Sizes(gated=False),
+    "Ernie4_5ForCausalLM": _Sizes(bias="use_bias"),
+    "Ernie4_5_MoeForCausalLM": _Sizes(mixture=_ERNIE_MOE, bias="use_bias"),
+    "Exaone4ForCausalLM": _Sizes(bias=""),
+    "HunYuanDenseV1ForCausalLM": _Sizes(),
+    "Llama4ForCausalLM": _LLAMA4,
+    "Llama4ForConditionalGeneration": _LLAMA4,
+    "MiniMaxM2ForCausalLM": _Sizes(mixture=_Mixture(), bias=""),
+    "NemotronForCausalLM": _Sizes(gated=False),
+    "Olmo3ForCausalLM": _Sizes(),
+    "PhimoeForCausalLM": _Sizes(mixture=_Mixture()),
+    "PhiMoEForCausalLM": _Sizes(mixture=_Mixture()),
+    "SeedOssForCausalLM": _Sizes(),
 }
 #: How ChatGLM's files call what others have other names for.
 _CHATGLM: Final = {
@@ -77,8 +132,13 @@ _CHATGLM: Final = {
 }
 #: Where it keeps those of its encoders.
 _ENCODERS: Final = ("vision_config", "audio_config")
-#: How a config says how many experts a layer has.
-_EXPERTS: Final = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
+#: Architectures, and types of encoders, whose encoders have gated MLPs, whatever they say of their activation.
+_GATED_ENCODERS: Final = (
+    "Glm4vForConditionalGeneration",
+    "Glm4vMoeForConditionalGeneration",
+    "Qwen2_5_VLForConditionalGeneration",
+    "pixtral",
+)
 #: Kinds of layers that see a part only → the field that says how much.
 _WINDOWS: Final = {"sliding_attention": "sliding_window", "chunked_attention": "attention_chunk_size"}
 #: Fields of layers that keep something else than keys and values.
@@ -98,7 +158,7 @@ def foreign_config(config: Mapping[str, Any]) -> ModelConfig:
         found = _like(config, _LIKE[named] or _family_of(config, named))
     else:
         found = _by_fields(config, named)
-    return replace(found, encoder_weights=sum(_encoder(config.get(name)) for name in _ENCODERS))
+    return replace(found, encoder_weights=sum(_encoder(config.get(name), named or "") for name in _ENCODERS))
 
 
 def _like(config: Mapping[str, Any], family: str) -> ModelConfig:
@@ -130,19 +190,20 @@ def _family_of(config: Mapping[str, Any], named: str) -> str:
 
 def _by_fields(config: Mapping[str, Any], named: str) -> ModelConfig:
     c = Fields(text_of(config), {})
-    gated = _BY_FIELDS[named]
+    sizes = _BY_FIELDS[named]
+    mixture = sizes.mixture
     strange = next((name for name in _NOT_ATTENTION if c.get(name) is not None), None)
     if strange is not None:
         raise ModelError(
             f"architecture {named} with {strange} keeps more than keys and values, which is not known here"
         )
     norm = NormConfig("rms", 1e-6)
-    # Llama 4 says both: the size of its experts as intermediate_size, that of its dense layers as this.
-    dense = MLPConfig(int(c.get("intermediate_size_mlp") or c.integer("intermediate_size")), "silu", gated)
-    moe = _experts(c)
-    kinds = {kind: _attention(c, kind) for kind in set(_kinds(c))}
+    dense = MLPConfig(c.integer(mixture.dense if mixture else "intermediate_size"), "silu", sizes.gated)
+    moe = None if mixture is None else _experts(c, mixture)
+    kinds = {kind: _attention(c, kind, sizes.bias) for kind in set(_kinds(c))}
     layers = tuple(
-        LayerConfig(kinds[kind], dense, moe if _is_sparse(c, index) else None) for index, kind in enumerate(_kinds(c))
+        LayerConfig(kinds[kind], dense, moe if mixture is not None and _is_sparse(c, mixture, index) else None)
+        for index, kind in enumerate(_kinds(c))
     )
     return ModelConfig(
         architecture=named,
@@ -174,39 +235,35 @@ def _kinds(c: Fields) -> list[str]:
     return list(kinds)
 
 
-def _attention(c: Fields, kind: str) -> AttentionConfig:
+def _attention(c: Fields, kind: str, biased: str) -> AttentionConfig:
     heads = c.integer("num_attention_heads")
     kv_heads, size = int(c.get("num_key_value_heads") or heads), int(c.get("head_dim") or 0)
     size = size or c.integer("hidden_size") // heads
     window = c.get(_WINDOWS[kind]) if kind in _WINDOWS else None
-    bias = c.flag("attention_bias")
+    bias = bool(biased) and c.flag(biased)
     seen = None if window is None else int(window)
     return AttentionConfig(heads, kv_heads, size, size**-0.5, sliding_window=seen, qkv_bias=bias, out_bias=bias)
 
 
-def _experts(c: Fields) -> MoEConfig | None:
-    """The mixture, where there is one."""
-    count = next((c.get(name) for name in _EXPERTS if c.get(name)), None)
-    if not count:
-        return None
-    size = int(c.get("moe_intermediate_size") or c.integer("intermediate_size"))
-    # Llama 4 has a shared expert beside the others, and no field that says so.
-    shared = (
-        1 if c.get("intermediate_size_mlp") else int(c.get("n_shared_experts") or c.get("moe_num_shared_experts") or 0)
+def _experts(c: Fields, mixture: _Mixture) -> MoEConfig:
+    """The experts of a layer that is a mixture."""
+    size = c.integer(mixture.size)
+    shared = mixture.always_shared + (c.integer(mixture.shared, least=0) if c.get(mixture.shared) else 0)
+    return MoEConfig(
+        c.integer(mixture.count), int(c.get(mixture.per_token) or 1), size, shared_intermediate_size=shared * size
     )
-    chosen = c.get("num_experts_per_tok") or c.get("moe_k") or 1
-    return MoEConfig(int(count), int(chosen), size, shared_intermediate_size=shared * size)
 
 
-def _is_sparse(c: Fields, index: int) -> bool:
-    """Whether the layer at `index` is a mixture, where there is one."""
-    every = int(c.get("interleave_moe_layer_step") or c.get("moe_layer_interval") or 1)
-    first = int(c.get("first_k_dense_replace") or c.get("moe_layer_start_index") or 0)
-    return index >= first and (index + 1) % every == 0
+def _is_sparse(c: Fields, mixture: _Mixture, index: int) -> bool:
+    """Whether the layer at `index` is a mixture."""
+    every, first, last = (c.get(name) for name in (mixture.every, mixture.first, mixture.last))
+    last = index if last is None or int(last) < 0 else int(last)
+    return int(first or 0) <= index <= last and (index + 1) % int(every or 1) == 0
 
 
-def _encoder(config: Any) -> int:
-    """How many numbers an encoder has: a transformer's of its layers, by the fields under any of their names."""
+def _encoder(config: Any, named: str) -> int:
+    """How many numbers an encoder has, of a model of the architecture `named`: a transformer's of its layers, by the
+    fields under any of their names."""
     if not isinstance(config, Mapping):
         return 0
     found = Fields(config, {})
@@ -222,7 +279,8 @@ def _encoder(config: Any) -> int:
     inner = first("out_hidden_size" if glm else "intermediate_size", "encoder_ffn_dim") or int(
         hidden * float(found.get("mlp_ratio") or 4)
     )
-    matrices = 3 if found.get("hidden_act") == "silu" else 2  # gated
+    is_gated = found.get("hidden_act") == "silu" or {named, str(found.get("model_type"))} & set(_GATED_ENCODERS)
+    matrices = 3 if is_gated else 2
     blocks = layers * (4 * hidden * hidden + matrices * hidden * inner)
     return max(blocks + (0 if glm else _qwen_ends(found, hidden, first)), 0)
 

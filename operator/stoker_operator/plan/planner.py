@@ -7,12 +7,12 @@ the same sums when it starts.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass, replace
 from typing import Any
 
 from stoker_engine.architectures.compute_dtype import compute_dtype
-from stoker_engine.architectures.families.registry import FAMILY_CONFIGS
+from stoker_engine.architectures.own_modules import own_modules
 from stoker_engine.architectures.quantization.on_load import ON_LOAD
 from stoker_engine.architectures.quantization.stated import quantization_method
 from stoker_engine.contract.errors import ModelError
@@ -35,7 +35,16 @@ from stoker_operator.plan.estimate import FOREIGN_MARGIN, MARGIN, Bench, Estimat
 from stoker_operator.plan.model_shapes import Shape, shape_of
 from stoker_operator.plan.options import MIN_CONCURRENCY, Advice, Layout, Option, advise, judge, options
 from stoker_operator.plan.placement import Placement, place
-from stoker_operator.plan.support import mismatched, not_loaded, scales_not_taken, unsupported, warnings
+from stoker_operator.plan.proposals import Proposal, Refusal, changed
+from stoker_operator.plan.support import (
+    mismatched,
+    not_loaded,
+    not_read,
+    other_runtime,
+    scales_not_taken,
+    unsupported,
+    warnings,
+)
 from stoker_operator.plan.unplannable import Unplannable as Unplannable
 
 _MIB = 1024**2
@@ -141,8 +150,11 @@ def study(spec: Spec, catalogue: Catalogue, config: Mapping[str, Any] | None = N
     return _study(spec, catalogue, config, every_way=True)
 
 
-def _study(spec: Spec, catalogue: Catalogue, config: Mapping[str, Any] | None, *, every_way: bool) -> Study:
-    """`study`; where nothing is wrong with what the spec states, other ways are considered only if `every_way`."""
+def _study(
+    spec: Spec, catalogue: Catalogue, config: Mapping[str, Any] | None, *, every_way: bool, is_trial: bool = False
+) -> Study:
+    """`study`; where nothing is wrong with what the spec states, other ways are considered only if `every_way`, and a
+    trial of a proposal (`is_trial`) finds no remedies and no ways but that one."""
     placement = place(spec, catalogue)
     refused: tuple[Violation, ...] = ()
     image = spec.engine.image or ""
@@ -162,7 +174,7 @@ def _study(spec: Spec, catalogue: Catalogue, config: Mapping[str, Any] | None, *
     chosen = judge(layout, placement.sizes)
     automatic = spec.parallelism is not None and spec.parallelism.mode == "Auto"
     ways: tuple[Option, ...] = ()
-    if every_way or chosen.problem or automatic or not chosen.serves:
+    if automatic or (not is_trial and (every_way or chosen.problem or not chosen.serves)):
         ways = options(layout, spec.parallelism.pipeline if spec.parallelism else None)
     advice = advise(layout, ways, spec.replicas)
     if automatic and advice is not None:
@@ -170,23 +182,24 @@ def _study(spec: Spec, catalogue: Catalogue, config: Mapping[str, Any] | None, *
         placement = replace(placement, **chosen.sizes._asdict(), expert=chosen.whole_experts, idle=0)
     if all(way.way != chosen.way for way in ways):
         ways = (chosen, *ways)
-    mismatches = tuple(mismatched(spec, shape)) if isinstance(shape, Shape) else ()
-    against = [
+    against: list[Refusal | Violation] = [
         *devices.unusable(spec, placement),
         *unsupported(spec, catalogue),
-        *(mismatches or not_loaded(spec, method, catalogue)),
+        *_quantization(spec, catalogue, shape, method, config),
         *scales_not_taken(spec, config or {}),
         *_experts(spec, shape),
         *_not_split(spec, catalogue, placement, shape, config or {}),
         *_length(shape, settings, chosen.estimate),
     ]
     if chosen.problem is not None:
-        against.append(remedies.violation(spec, catalogue, layout, chosen, ways, advice))
+        against.append(remedies.refusal(spec, catalogue, layout, chosen, ways, advice))
+    reasons = {each.reason for each in (*refused, *against)}
+    is_possible = None if is_trial else _Trials(spec, catalogue, config, reasons).accept
     told = [
         *remedies.shortfalls(spec, layout, chosen, advice),
         *([remedies.apart(advice)] if automatic and advice is not None and advice.apart else []),
         *devices.warnings(spec, placement),
-        *warnings(spec, method, catalogue),
+        *warnings(spec, method, catalogue, lambda: [] if is_trial else _accepted_by(spec, catalogue, config)),
     ]
     return Study(
         placement,
@@ -196,12 +209,67 @@ def _study(spec: Spec, catalogue: Catalogue, config: Mapping[str, Any] | None, *
         unknown if isinstance(unknown, str) else "",
         _told_length(chosen.estimate, settings),
         refused,
-        tuple(against),
+        tuple(each if isinstance(each, Violation) else each.violation(is_possible) for each in against),
         tuple(told),
         "spec.parallelism.mode" if automatic else "",
         advice,
         bench.wanted_len if bench else 0,
     )
+
+
+@dataclass(frozen=True)
+class _Trials:
+    """Plans of proposals.
+
+    Attributes:
+        spec, catalogue, config: of the plan that they are for.
+        reasons: why that is refused.
+    """
+
+    spec: Spec
+    catalogue: Catalogue
+    config: Mapping[str, Any] | None
+    reasons: Set[str]
+
+    def accept(self, refusal: Refusal, proposal: Proposal) -> bool:
+        """Whether a proposal ends a refusal, and gives cause for no other."""
+        spec = changed(self.spec, proposal.change or {})
+        if spec is None:
+            return False
+        config = self.config if proposal.config is None else proposal.config
+        try:
+            found = _study(spec, self.catalogue, config, every_way=False, is_trial=True)
+        except Refused:
+            return False
+        others = self.reasons - {refusal.reason}
+        return all(
+            each.reason in others and each.field != refusal.field for each in (*found.refused, *found.unplannable)
+        )
+
+
+def _accepted_by(spec: Spec, catalogue: Catalogue, config: Mapping[str, Any] | None) -> list[str]:
+    """The other runtimes that would serve the same without an objection."""
+    trials = _Trials(spec, catalogue, config, frozenset())
+    anything = Refusal("", "", "", tuple, "")
+    others = sorted(set(catalogue.runtimes) - {spec.engine.runtime})
+    return [name for name in others if trials.accept(anything, other_runtime(name))]
+
+
+def _quantization(
+    spec: Spec, catalogue: Catalogue, shape: Shape | str, method: str, config: Mapping[str, Any] | None
+) -> Iterator[Refusal]:
+    """What is wrong with how the model is quantized, or is to be; the first that is."""
+    if isinstance(shape, Shape):
+        if mismatches := tuple(mismatched(spec, shape)):
+            yield from mismatches
+            return
+    elif spec.engine.runtime == "stoker" and _own_modules(config or {}):
+        yield from not_read(spec, config or {}, lambda: _other_runtimes(spec, catalogue, config or {}))
+        return
+    if unloaded := tuple(not_loaded(spec, method, catalogue, config)):
+        yield from unloaded
+    elif spec.engine.runtime == "stoker":
+        yield from not_read(spec, config or {}, lambda: _other_runtimes(spec, catalogue, config or {}))
 
 
 def _layout(spec: Spec, placement: Placement, shape: Shape | str, bench: Bench | None) -> Layout:
@@ -291,50 +359,69 @@ def _files_formats(shape: Shape) -> WeightFormats:
     return ALL_NUMBERS if shape.is_gguf else shape.formats
 
 
-def _experts(spec: Spec, shape: Shape | str) -> Iterator[Violation]:
+def _own_modules(config: Mapping[str, Any]) -> str:
+    """See `own_modules`; empty also of a config that makes no sense."""
+    try:
+        return own_modules(config)
+    except ModelError:
+        return ""  # said where the model's shape is read
+
+
+def _experts(spec: Spec, shape: Shape | str) -> Iterator[Refusal]:
     expert = spec.parallelism.expert if spec.parallelism else None
     if expert is None:
         return
     if isinstance(shape, Shape) and not shape.experts:
-        yield Violation(
+        yield Refusal(
             "spec.parallelism.expert",
             "the model is no mixture of experts",
+            "NotMixtureOfExperts",
+            lambda: [Proposal("remove it", {"parallelism": {"expert": None}})],
             "remove it",
-            reason="NotMixtureOfExperts",
         )
         return
     tensor, _, data = spec.sizes
     if expert > 1 and data > 1 and spec.engine.runtime == "stoker":
         return  # refused with another remedy (`plan.options`)
     if expert != tensor * data:
-        yield Violation(
+        yield Refusal(
             "spec.parallelism.expert",
             f"expert {expert} is not tensor ({tensor}) × data ({data}), over which experts are spread",
-            f"use {tensor * data}, or remove it to split each expert over tensor",
-            reason="ExpertMismatch",
+            "ExpertMismatch",
+            lambda: [
+                Proposal(f"use {tensor * data}", {"parallelism": {"expert": tensor * data}}),
+                Proposal("remove it to split each expert over tensor", {"parallelism": {"expert": None}}),
+            ],
+            "use other sizes",
         )
 
 
 def _not_split(
     spec: Spec, catalogue: Catalogue, placement: Placement, shape: Shape | str, config: Mapping[str, Any]
-) -> Iterator[Violation]:
+) -> Iterator[Refusal]:
     """Several ranks of our engine for an architecture whose shape is not known since it is no family of ours."""
-    sizes, names = placement.sizes, config.get("architectures")
+    sizes = placement.sizes
     if spec.engine.runtime != "stoker" or isinstance(shape, Shape) or sizes.tensor * sizes.pipeline == 1:
         return
-    if not isinstance(names, list) or not names or any(name in FAMILY_CONFIGS for name in map(str, names)):
-        return
-    problem = not_split(", ".join(map(str, names)))
-    whole = [
-        *_unsplit(spec, catalogue, placement, config),
-        *(
-            remedy
-            for runtime in sorted(set(catalogue.runtimes) - {spec.engine.runtime})
-            for remedy in _elsewhere(spec, catalogue, config, runtime)
-        ),
-    ]
-    remedy = ", or ".join(whole) or "use a model of an architecture that is split, or accelerators with more memory"
-    yield Violation("spec.parallelism", problem.message, remedy, reason=problem.reason)
+    names = _own_modules(config)
+    if names:
+        problem = not_split(names)
+        yield Refusal(
+            "spec.parallelism",
+            problem.message,
+            problem.reason,
+            lambda: (
+                *map(Proposal, _unsplit(spec, catalogue, placement, config)),
+                *_other_runtimes(spec, catalogue, config),
+            ),
+            "use a model of an architecture that is split, or accelerators with more memory",
+        )
+
+
+def _other_runtimes(spec: Spec, catalogue: Catalogue, config: Mapping[str, Any]) -> Iterator[Proposal]:
+    """What other runtimes would do with the model, as planned here."""
+    for runtime in sorted(set(catalogue.runtimes) - {spec.engine.runtime}):
+        yield from map(Proposal, _elsewhere(spec, catalogue, config, runtime))
 
 
 def _unsplit(spec: Spec, catalogue: Catalogue, placement: Placement, config: Mapping[str, Any]) -> Iterator[str]:
@@ -363,8 +450,10 @@ def _unsplit(spec: Spec, catalogue: Catalogue, placement: Placement, config: Map
 
 def _elsewhere(spec: Spec, catalogue: Catalogue, config: Mapping[str, Any], runtime: str) -> Iterator[str]:
     """The same with another runtime: as it is, by the sizes that it recommends, or by what it needs."""
-    engine = spec.engine.model_copy(update={"runtime": runtime, "image": None})
-    found = _study(spec.model_copy(update={"engine": engine}), catalogue, config, every_way=False)
+    other = changed(spec, {"engine": {"runtime": runtime, "image": None}})
+    if other is None:
+        return  # it is for other sizes
+    found = _study(other, catalogue, config, every_way=False)
     if found.refused:
         return  # there is none for these accelerators
     if not found.unplannable:
@@ -373,15 +462,20 @@ def _elsewhere(spec: Spec, catalogue: Catalogue, config: Mapping[str, Any], runt
         yield f"with runtime: {runtime}, {found.unplannable[0].remedy}"
 
 
-def _length(shape: Shape | str, settings: EngineSettings, estimate: Estimate | None) -> Iterator[Violation]:
+def _length(shape: Shape | str, settings: EngineSettings, estimate: Estimate | None) -> Iterator[Refusal]:
     wanted = settings.max_model_len
     if isinstance(shape, Shape) and wanted is not None and wanted > shape.config.longest_model_len:
         fits = (estimate.max_model_len if estimate else None) or shape.config.longest_model_len
-        yield Violation(
+        most = min(fits, shape.config.longest_model_len)
+        yield Refusal(
             "spec.engine.maxModelLen",
             f"{wanted:,} is beyond the model's own {shape.config.longest_model_len:,}",
-            f"use at most {min(fits, shape.config.longest_model_len)}, or remove it",
-            reason="MaxModelLenTooLong",
+            "MaxModelLenTooLong",
+            lambda: [
+                Proposal(f"use at most {most}", {"engine": {"maxModelLen": most}}),
+                Proposal("remove it", {"engine": {"maxModelLen": None}}),
+            ],
+            "remove it, and what states it in spec.engine.args",
         )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import Any, Final
 
 from stoker_engine.sizing.memory import GIB
 from stoker_engine.sizing.planned_formats import on_load_formats
@@ -11,16 +12,20 @@ from stoker_engine.sizing.quantized_weights import usual_weights
 from stoker_operator.api.v1alpha1 import Spec
 from stoker_operator.api.v1alpha1.hardware import CPU
 from stoker_operator.api.v1alpha1.parallelism import Sizes
-from stoker_operator.api.violation import Violation
 from stoker_operator.plan.catalogue import Catalogue
 from stoker_operator.plan.estimate import could_hold, needed_bytes
 from stoker_operator.plan.options import Advice, Layout, Option, options, recommended, smallest
+from stoker_operator.plan.proposals import Proposal, Refusal
 from stoker_operator.plan.support import can_quantize
 
+#: A step of a CPU's engine that takes hardly any memory, and still serves.
+_SMALL_STEP: Final = 256
+_FEW_SEQUENCES: Final = 16
 
-def violation(
+
+def refusal(
     spec: Spec, catalogue: Catalogue, layout: Layout, chosen: Option, ways: Sequence[Option], advice: Advice | None
-) -> Violation:
+) -> Refusal:
     """What is wrong with the `chosen` way, and every way out.
 
     Args:
@@ -33,31 +38,41 @@ def violation(
     """
     problem = chosen.problem
     assert problem is not None
-    if problem.reason == "ExpertsNotShared":
-        remedy = f"use data 1 with expert {chosen.sizes.tensor}, and replicas for more copies, or remove it"
-        return Violation("spec.parallelism.expert", problem.message, remedy, reason=problem.reason)
     on_cpu = spec.hardware.accelerator == CPU
-    remedies = []
-    field = "spec.parallelism"
-    if problem.reason == "NotTogether":
+    field, otherwise = "spec.parallelism", "use accelerators with more memory"
+    if problem.reason == "ExpertsNotShared":
+        field, otherwise = (
+            "spec.parallelism.expert",
+            "use other sizes in spec.parallelism, or accelerators with more memory",
+        )
+    elif problem.reason == "NotTogether":
         field = "spec.hardware.count"
     elif problem.reason == "MaxModelLenDoesNotFit":
         field = "spec.engine.maxModelLen"
-        remedies.append(f"lower it to {problem.length}")
     elif advice is None and problem.reason == "DoesNotFit":
         field = "spec.hardware.resources.limits.memory" if on_cpu else "spec.hardware"
-    if advice is not None:
-        remedies.append(_ways(ways, advice))
-    elif _sized_by_hand(layout):
-        remedies.append("give the cache more in spec.engine.args")
-    elif on_cpu and chosen.estimate is None:
-        remedies.append("remove it, and use spec.replicas for more copies")
-    elif on_cpu:
-        remedies += _more_memory(layout, chosen)
-    else:
-        remedies += _smaller_pods(layout) or _other_machines(spec, layout)
-        remedies += _fewer_bits(spec, catalogue, layout)
-    return Violation(field, problem.message, "; or ".join(remedies), reason=problem.reason)
+    if on_cpu and problem.reason != "ExpertsNotShared":
+        otherwise = "give spec.hardware.resources.limits.memory more, or use a smaller model"
+
+    def proposals() -> Iterator[Proposal]:
+        if problem.reason == "ExpertsNotShared":
+            yield from _one_copy(spec, chosen.sizes)
+            return
+        if problem.reason == "MaxModelLenDoesNotFit" and problem.length:
+            yield Proposal(f"lower it to {problem.length}", {"engine": {"maxModelLen": problem.length}})
+        if advice is not None:
+            yield from _ways(ways, advice)
+        elif _sized_by_hand(layout):
+            yield Proposal("give the cache more in spec.engine.args")
+        elif on_cpu and chosen.estimate is None:
+            yield Proposal("remove it, and use spec.replicas for more copies", {"parallelism": None})
+        elif on_cpu:
+            yield from _more_memory(layout, chosen)
+        else:
+            yield from tuple(_smaller_pods(layout)) or _other_machines(spec, layout)
+            yield from _fewer_bits(spec, catalogue, layout)
+
+    return Refusal(field, problem.message, problem.reason, proposals, otherwise, "; or ")
 
 
 def shortfalls(spec: Spec, layout: Layout, chosen: Option, advice: Advice | None) -> Iterator[str]:
@@ -98,12 +113,32 @@ def say(option: Option) -> str:
     return f"tensor {sizes.tensor}{pipeline}, data {sizes.data}{expert}"
 
 
-def _ways(ways: Sequence[Option], advice: Advice) -> str:
+def _shared_by(sizes: Sizes, expert: int = 1, count: int | None = None) -> dict[str, Any]:
+    """The fields that say how accelerators share the work, and how many a pod has where that changes."""
+    stated = {**sizes._asdict(), "expert": expert if expert > 1 else None, "mode": None}
+    hardware = {} if count is None else {"hardware": {"count": count, "nodes": None}}
+    return {**hardware, "parallelism": stated}
+
+
+def _one_copy(spec: Spec, sizes: Sizes) -> Iterator[Proposal]:
+    """Whole experts in pods of one copy, or experts that are split."""
+    alone = sizes._replace(data=1)
+    is_counted = spec.hardware.accelerator != CPU
+    count = f"hardware.count {alone.used}, " if is_counted and spec.hardware.gpus != alone.used else ""
+    if alone.tensor > 1:
+        change = _shared_by(alone, alone.tensor, alone.used if is_counted else None)
+        yield Proposal(f"use {count}data 1 with expert {alone.tensor}, and replicas for more copies", change)
+    yield Proposal("remove it", {"parallelism": {"expert": None}})
+
+
+def _ways(ways: Sequence[Option], advice: Advice) -> Iterator[Proposal]:
+    """The ways that are possible, as each was judged."""
     best = advice.option
     others = [option for option in ways if option.problem is None and option is not best]
     better = f"; better as hardware.count {advice.count}, replicas {advice.replicas}" if advice.apart else ""
-    text = f"use {say(best)} (recommended{better})"
-    return text + "".join(f" or {say(option)}" for option in others)
+    for option in (best, *others):
+        words = say(option) + (f" (recommended{better})" if option is best else "")
+        yield Proposal(f"use {words}", also=words)
 
 
 def _more_room(spec: Spec, layout: Layout, chosen: Option, advice: Advice | None) -> str:
@@ -118,17 +153,18 @@ def _more_room(spec: Spec, layout: Layout, chosen: Option, advice: Advice | None
     return "set spec.engine.maxModelLen to what is needed"
 
 
-def _smaller_pods(layout: Layout) -> list[str]:
+def _smaller_pods(layout: Layout) -> Iterator[Proposal]:
     """Fewer accelerators a pod, where more do not come out even."""
     if not layout.divisible:
-        return []
+        return
     for count in range(layout.count - 1, 0, -1):
         fewer = replace(layout, count=count, nodes=1)
         best = recommended(options(fewer))
         if best is not None or (layout.bench is None and count == layout.most):
             best = best or Option(Sizes(count, 1, 1))
-            return [f"use hardware.count {count} with {say(best)}, and more replicas"]
-    return []
+            change = _shared_by(best.sizes, best.expert, count)
+            yield Proposal(f"use hardware.count {count} with {say(best)}, and more replicas", change)
+            return
 
 
 def _sized_by_hand(layout: Layout) -> bool:
@@ -136,35 +172,41 @@ def _sized_by_hand(layout: Layout) -> bool:
     return numbers is not None and (numbers.kv_cache_memory_bytes is not None or numbers.num_blocks is not None)
 
 
-def _more_memory(layout: Layout, chosen: Option) -> list[str]:
+def _more_memory(layout: Layout, chosen: Option) -> Iterator[Proposal]:
     if layout.bench is None:
-        return []
+        return
     needed = -(-layout.gpus * needed_bytes(layout.bench, layout.sharding(chosen.sizes)) // GIB)
-    return [
-        f"set spec.hardware.resources.limits.memory to {needed}Gi or more",
-        "lower spec.engine.maxNumBatchedTokens or maxNumSeqs",
-        *(["set spec.engine.dtype to bfloat16"] if layout.bench.numbers.element_bytes > 2 else []),
-    ]
+    memory = {"hardware": {"resources": {"limits": {"memory": f"{needed}Gi"}}}}
+    yield Proposal(f"set spec.hardware.resources.limits.memory to {needed}Gi or more", memory)
+    least = {"maxNumBatchedTokens": _SMALL_STEP, "maxNumSeqs": _FEW_SEQUENCES}
+    yield Proposal("lower spec.engine.maxNumBatchedTokens or maxNumSeqs", {"engine": least})
+    if layout.bench.numbers.element_bytes > 2:
+        yield Proposal("set spec.engine.dtype to bfloat16", {"engine": {"dtype": "bfloat16"}})
 
 
-def _other_machines(spec: Spec, layout: Layout) -> list[str]:
+def _other_machines(spec: Spec, layout: Layout) -> Iterator[Proposal]:
     found = smallest(layout)
     if found is None or found.copy_size <= layout.gpus:
-        return ["use accelerators with more memory"]
+        yield Proposal("use accelerators with more memory")
+        return
     sizes = found.sizes
     pipeline = f" × pipeline {sizes.pipeline}" if sizes.pipeline > 1 else ""
-    return [f"use at least {found.copy_size} × {spec.hardware.accelerator} with tensor {sizes.tensor}{pipeline}"]
+    expert = f", expert {found.expert}" if found.expert > 1 else ""
+    yield Proposal(
+        f"use at least {found.copy_size} × {spec.hardware.accelerator} with tensor {sizes.tensor}{pipeline}{expert}",
+        _shared_by(sizes, found.expert, found.copy_size),
+    )
 
 
-def _fewer_bits(spec: Spec, catalogue: Catalogue, layout: Layout) -> list[str]:
+def _fewer_bits(spec: Spec, catalogue: Catalogue, layout: Layout) -> Iterator[Proposal]:
     """fp8 weights, where they would fit on what is there; whichever runtime has them."""
     bench = layout.bench
     if bench is None or bench.shape.method or bench.shape.is_gguf or spec.engine.quantization:
-        return []  # what is quantized, or is to be, is not quantized again
+        return  # what is quantized, or is to be, is not quantized again
     key, runtime = spec.hardware.accelerator, spec.engine.runtime
     runtimes = [each for each in (runtime, *sorted(catalogue.runtimes)) if can_quantize(catalogue, each, key, "fp8")]
     if not runtimes:
-        return []
+        return
     if runtimes[0] == "stoker":
         formats = on_load_formats(bench.shape.config, "fp8")
         smaller = replace(bench, numbers=replace(bench.numbers, quantized=None, formats=formats))
@@ -172,8 +214,11 @@ def _fewer_bits(spec: Spec, catalogue: Catalogue, layout: Layout) -> list[str]:
         smaller = replace(bench, numbers=replace(bench.numbers, quantized=usual_weights("fp8")))
     best = recommended(options(replace(layout, bench=smaller))) if could_hold(smaller, layout.gpus) else None
     if best is None:
-        return []
+        return
     words = "set spec.engine.quantization to fp8"
+    engine: dict[str, Any] = {"quantization": "fp8"}
     if runtimes[0] != runtime:
         words += f" with spec.engine.runtime {runtimes[0]}"
-    return [f"{words}, which fits with {say(best)}"]
+        engine |= {"runtime": runtimes[0], "image": None}
+    change = {**_shared_by(best.sizes, best.expert), "engine": engine}
+    yield Proposal(f"{words}, which fits with {say(best)}", change)

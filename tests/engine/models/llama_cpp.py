@@ -6,7 +6,7 @@ here in its direction, so that reading is tested by undoing it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -102,22 +102,11 @@ def write(
         dequantized: write numbers as float32, but those that are left of them in their type.
         quantize: makes the blocks of a type.
     """
-    config = model.config
-    arch = architecture or ARCHITECTURES[config.model_type]
-    writer = gguf.GGUFWriter(path, arch)
-    for key, value in {**_metadata(model), **(extra or {})}.items():
-        add = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}
-        add[type(value)](f"{arch}.{key}", value)
-    numbers = {name: number for number, name in gguf.MODEL_ARCH_NAMES.items()}
-    names = gguf.get_tensor_name_map(numbers[arch], config.num_hidden_layers)
-    tied = config.tie_word_embeddings
-    for name, tensor in _tensors(model).items():
-        if tied and name in ("lm_head.weight", "embed_out.weight"):
-            continue
-        theirs = names.get_name(name, try_suffixes=(".weight", ".bias"))
-        assert theirs is not None, f"GGUF has no name for {name}"
+    arch = architecture or ARCHITECTURES[model.config.model_type]
+    writer = _begun(model, path, arch, extra)
+    for theirs, tensor in named_tensors(model, arch):
         values = np.ascontiguousarray(tensor.float().numpy())
-        kind = gguf.GGMLQuantizationType.F32 if _is_plain(theirs, values) else stored(theirs)
+        kind = gguf.GGMLQuantizationType.F32 if is_plain(theirs, tensor) else stored(theirs)
         packed = quantize(values, kind)
         if dequantized:
             writer.add_tensor(theirs, gguf.quants.dequantize(packed, kind).reshape(values.shape))
@@ -128,7 +117,6 @@ def write(
             tensor.float().numpy(), kind := stored(name) if tensor.dim() > 1 else gguf.GGMLQuantizationType.F32
         )
         writer.add_tensor(name, packed, raw_dtype=kind)
-    writer.add_token_list([str(token) for token in range(config.vocab_size)])
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -136,9 +124,61 @@ def write(
     return path
 
 
-def _is_plain(name: str, values: np.ndarray[Any, Any]) -> bool:
+def write_header(model: PreTrainedModel, path: Path, stored: dict[str, gguf.GGMLQuantizationType]) -> Path:
+    """Writes a file with a model's metadata, with the names, shapes and types of its tensors, and with a hole in place
+    of the numbers, so that the model may be on the meta device.
+
+    Args:
+        stored: the type of each tensor, by GGUF's name.
+    """
+    arch = ARCHITECTURES[model.config.model_type]
+    writer = _begun(model, path, arch)
+    for name, tensor in named_tensors(model, arch):
+        block, size = gguf.GGML_QUANT_SIZES[stored[name]]
+        packed = (*tensor.shape[:-1], tensor.shape[-1] // block * size)
+        is_blocks = block > 1
+        writer.add_tensor_info(
+            name,
+            packed if is_blocks else tensor.shape,
+            np.dtype(np.uint8 if is_blocks else np.float32),
+            tensor.numel() // block * size,
+            stored[name],
+        )
+    total = sum(info.nbytes + -info.nbytes % 32 for part in writer.tensors for info in part.values())
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_ti_data_to_file()
+    writer.close()
+    with path.open("r+b") as file:
+        file.truncate(path.stat().st_size + 32 + total)
+    return path
+
+
+def named_tensors(model: PreTrainedModel, arch: str) -> Iterator[tuple[str, torch.Tensor]]:
+    """The model's tensors as the converter leaves them, under GGUF's names."""
+    numbers = {name: number for number, name in gguf.MODEL_ARCH_NAMES.items()}
+    names = gguf.get_tensor_name_map(numbers[arch], model.config.num_hidden_layers)
+    for name, tensor in _tensors(model).items():
+        if model.config.tie_word_embeddings and name in ("lm_head.weight", "embed_out.weight"):
+            continue
+        theirs = names.get_name(name, try_suffixes=(".weight", ".bias"))
+        assert theirs is not None, f"GGUF has no name for {name}"
+        yield theirs, tensor
+
+
+def _begun(model: PreTrainedModel, path: Path, arch: str, extra: dict[str, Any] | None = None) -> gguf.GGUFWriter:
+    """A writer with a model's metadata."""
+    writer = gguf.GGUFWriter(path, arch)
+    for key, value in {**_metadata(model), **(extra or {})}.items():
+        add = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}
+        add[type(value)](f"{arch}.{key}", value)
+    writer.add_token_list([str(token) for token in range(model.config.vocab_size)])
+    return writer
+
+
+def is_plain(name: str, values: torch.Tensor) -> bool:
     """Whether llama.cpp leaves that tensor as it is (its ``tensor_allows_quantization``)."""
-    return values.ndim < 2 or "norm" in name or "ffn_gate_inp" in name or name == "position_embd.weight"
+    return values.dim() < 2 or "norm" in name or "ffn_gate_inp" in name or name == "position_embd.weight"
 
 
 def _metadata(model: PreTrainedModel) -> dict[str, Any]:

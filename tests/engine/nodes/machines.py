@@ -90,7 +90,7 @@ class Machine:
         """Ends all its processes."""
         assert self._first.stdin is not None
         self._first.stdin.close()
-        self._first.wait(30)
+        self._first.wait(120)
 
 
 class Machines:

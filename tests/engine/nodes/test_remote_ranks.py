@@ -342,7 +342,7 @@ def test_nonsense_of_who_knows_the_key(nodes: Nodes, caplog: pytest.LogCaptureFi
     head = nodes.head()
     for nonsense in NONSENSE:
         line = Line(socket.create_connection(("127.0.0.1", nodes.port)))
-        line.wait_at_most(30)
+        line.wait_at_most(120)
         greet_head(line, b"")
         line.send_bytes(nonsense.encode())
         with pytest.raises((EOFError, ConnectionResetError)):
@@ -374,7 +374,7 @@ def test_a_node_that_leaves_and_comes_back_while_others_are_awaited(nodes: Nodes
     _until(waits_for("nodes 1, 3"), "who has left is not missed")
     nodes.agent(node_rank=3, **four)
     nodes.agent(node_rank=1, **four)
-    waiting.join(30)
+    waiting.join(120)
     assert words[-2:] == ["", "all: [1, 2, 3]"]
 
 
@@ -415,7 +415,7 @@ def test_an_agent_ends_whatever_it_is_at(nodes: Nodes, monkeypatch: pytest.Monke
 
     monkeypatch.setattr(node_agent, "locate_model", download)
     agent = nodes.agent()
-    assert looks.wait(30)
+    assert looks.wait(120)
     agent.agent.stop("SIGTERM")
     assert agent.end() is None
     never.set()
@@ -505,11 +505,11 @@ def test_nodes_that_do_not_come(nodes: Nodes, caplog: pytest.LogCaptureFixture) 
 def test_a_node_that_comes_while_the_head_goes(nodes: Nodes) -> None:
     """It is hung up on, and not taken in by a head that will never end it."""
     head = nodes.head()
-    line = Line(socket.create_connection(("127.0.0.1", nodes.port), 10))
+    line = Line(socket.create_connection(("127.0.0.1", nodes.port), 120))
     try:
         greet_head(line, b"")
         head.close()
-        line.wait_at_most(10)
+        line.wait_at_most(120)
         with pytest.raises((EOFError, ConnectionError)):
             line.send(node=1, path="", **dataclasses.asdict(hello.Hello.of(nodes.args(node_rank=1), nodes.model)))
             line.receive()

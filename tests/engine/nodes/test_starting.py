@@ -53,7 +53,7 @@ def test_the_head_names_who_has_not_come(start: Start, tiny_llama: Path) -> None
     def health() -> str:
         assert server.poll() is None
         try:
-            answer = httpx.get(f"http://127.0.0.1:{port}/health", timeout=30)
+            answer = httpx.get(f"http://127.0.0.1:{port}/health", timeout=120)
         except httpx.ConnectError:
             return ""
         assert answer.status_code == 503

@@ -46,7 +46,7 @@ from stoker_engine.tokens.content_format import ContentForms
 from stoker_engine.tokens.output_stream import OutputStream
 from stoker_engine.tokens.prompt_tokens import PromptTokens
 
-from ...waiting import until, until_async
+from ...waiting import HANGING_S, until, until_async
 
 CHAT_TEMPLATE = (
     "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}"
@@ -371,11 +371,11 @@ class Serving:
 
     def call(self, function: Callable[..., Any], *args: Any) -> None:
         """Has the event loop call something."""
-        while self._loop is None:
-            threading.Event().wait(0.01)
+        until(lambda: self._loop is not None, "the event loop runs")
+        assert self._loop is not None
         self._loop.call_soon_threadsafe(function, *args)
 
-    def join(self, seconds: float = 30) -> None:
+    def join(self, seconds: float = HANGING_S) -> None:
         """Waits until it has ended."""
         self._thread.join(seconds)
         assert not self._thread.is_alive(), "the server does not end"

@@ -14,7 +14,7 @@ from stoker_engine.server.http_server import bind
 def reached(bound: socket.socket, host: str) -> bool:
     bound.listen()
     try:
-        with socket.create_connection((host, bound.getsockname()[1]), 10):
+        with socket.create_connection((host, bound.getsockname()[1]), 120):
             return True
     except OSError:
         return False

@@ -91,7 +91,7 @@ thinking = pytest.mark.parametrize("url", [{"reasoning_parser": "qwen3"}], indir
 
 @pytest.fixture
 def client(url: str) -> Iterator[Anthropic]:
-    with Anthropic(base_url=url, api_key="none", max_retries=0, timeout=30) as client:
+    with Anthropic(base_url=url, api_key="none", max_retries=0, timeout=120) as client:
         yield client
 
 

@@ -73,7 +73,7 @@ def test_nobody_waits_for_a_restart_that_will_not_be() -> None:
         await kept.wait()
         await Restarts(0).wait()
 
-    asyncio.run(asyncio.wait_for(run(), 30))
+    asyncio.run(asyncio.wait_for(run(), 120))
 
 
 def test_who_waits_goes_on_waiting_where_loading_fails_too() -> None:
@@ -99,7 +99,7 @@ def test_who_waits_goes_on_waiting_where_loading_fails_too() -> None:
         kept.give_up()
         assert not await failing
 
-    asyncio.run(asyncio.wait_for(run(), 30))
+    asyncio.run(asyncio.wait_for(run(), 120))
 
 
 def test_nobody_waits_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,7 +111,7 @@ def test_nobody_waits_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
         with kept.one():
             await kept.wait()  # it takes too long
 
-    asyncio.run(asyncio.wait_for(run(), 30))
+    asyncio.run(asyncio.wait_for(run(), 120))
 
 
 async def _then(work: Awaitable[None], order: itertools.count[int]) -> int:

@@ -83,7 +83,9 @@ def template(body: str) -> str:
 
 
 def text(backend: Backend, template: str, messages: list[dict[str, Any]], wanted: ContentFormat = "auto") -> str:
-    return Tokenizer(backend, {"bos_token": "<s>"}, template).chat_text(messages, chat_template_content_format=wanted)
+    return Tokenizer(backend, {"bos_token": "<s>", "eos_token": "</s>"}, template).chat_text(
+        messages, chat_template_content_format=wanted
+    )
 
 
 def part(text: str) -> dict[str, str]:
@@ -100,6 +102,105 @@ def test_no_text_of_any_role_is_dropped_or_spelled(byte_level: Backend, body: st
         assert written.count(said) == 4
         assert written.count("Na?") == 2 * sum(content is not said and len(content) == 2 for content in contents)
         assert "'type'" not in written and '"type"' not in written
+
+
+#: Whole templates, as models' files have them: an outer loop that asks what the first part is, parts collected in a
+#: namespace, one message only, strings and parts told apart, strict turns.
+IDEFICS_3 = """<|im_start|>{% for message in messages %}{{message['role'] | capitalize}}\
+{% if message['content'][0]['type'] == 'image' %}{{':'}}{% else %}{{': '}}{% endif %}\
+{% for line in message['content'] %}{% if line['type'] == 'text' %}\
+{{line['text']}}{% elif line['type'] == 'image' %}{{ '<image>' }}{% endif %}{% endfor %}<end_of_utterance>
+{% endfor %}{% if add_generation_prompt %}{{ 'Assistant:' }}{% endif %}"""
+VLM2VEC = """{%- if messages | length > 1 -%}
+    {{ raise_exception('Embedding models should only embed one message at a time') }}
+{%- endif -%}
+
+{% set vars = namespace(parts=[], next_image_id=1) %}
+{%- for message in messages -%}
+    {%- for content in message['content'] -%}
+        {%- if content['type'] == 'text' -%}
+            {%- set vars.parts = vars.parts + [content['text']] %}
+        {%- elif content['type'] == 'image' -%}
+            {%- set vars.parts = vars.parts + ['<|image_{i:d}|>'.format(i=vars.next_image_id)] %}
+            {%- set vars.next_image_id = vars.next_image_id + 1 %}
+        {%- endif -%}
+    {%- endfor -%}
+{%- endfor -%}
+{{ vars.parts | join(' ') }}"""
+PIXTRAL = """{%- for message in messages %}
+    {%- if (message['role'] == 'user') != (loop.index0 % 2 == 0) %}
+        {{- raise_exception('conversation roles must alternate user/assistant/user/assistant/...') }}
+    {%- endif %}
+    {%- if message["role"] == "user" %}
+        {{- "[INST]" }}
+        {%- if message["content"] is not string %}
+            {%- for chunk in message["content"] %}
+                {%- if chunk["type"] == "text" %}
+                    {{- chunk["text"] }}
+                {%- elif chunk["type"] == "image" %}
+                    {{- "[IMG]" }}
+                {%- else %}
+                    {{- raise_exception("Unrecognized content type!") }}
+                {%- endif %}
+            {%- endfor %}
+        {%- else %}
+            {{- message["content"] }}
+        {%- endif %}
+        {{- "[/INST]" }}
+    {%- elif message["role"] == "assistant" %}
+        {{- message["content"] + eos_token}}
+    {%- endif %}
+{%- endfor %}"""
+LLAMA_32_VISION = """{%- set image_ns = namespace(has_images=false) %}
+{%- for message in messages %}
+    {%- for content in message['content'] %}
+        {%- if content['type'] == 'image' %}
+            {%- set image_ns.has_images = true %}
+        {%- endif %}
+    {%- endfor %}
+{%- endfor %}
+{%- if messages[0]['role'] == 'system' %}
+    {{- messages[0]['content']|trim }}
+    {%- set messages = messages[1:] %}
+{%- endif %}
+{%- for message in messages %}
+    {{- '<|start_header_id|>' + message['role'] + '<|end_header_id|>\n\n' }}
+        {%- if message['content'] is string %}
+            {{- message['content'] }}
+        {%- else %}
+            {%- for content in message['content'] %}
+                {%- if content['type'] == 'image' %}
+                    {{- '<|image|>' }}
+                {%- elif content['type'] == 'text' %}
+                    {{- content['text'] }}
+                {%- endif %}
+            {%- endfor %}
+        {%- endif %}
+        {{- '<|eot_id|>' }}
+{%- endfor %}"""
+#: Each with the roles of the conversations that it takes.
+WHOLE = {
+    "idefics 3": (IDEFICS_3, ["user", "system user", "user assistant user"]),
+    "vlm2vec": (VLM2VEC, ["user"]),
+    "pixtral": (PIXTRAL, ["user", "user assistant user"]),
+    "llama 3.2 vision": (LLAMA_32_VISION, ["user", "system user", "user assistant user"]),
+}
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_whole_templates_write_all_text_in_every_form(byte_level: Backend, name: str) -> None:
+    given, conversations = WHOLE[name]
+    for conversation in conversations:
+        roles = conversation.split()
+        for forms in itertools.product((0, 1, 2), repeat=len(roles)):
+            texts = [[f"one{index}x", f"two{index}x"][: max(form, 1)] for index, form in enumerate(forms)]
+            messages: list[dict[str, Any]] = [
+                {"role": role, "content": [part(each) for each in said] if form else said[0]}
+                for role, form, said in zip(roles, forms, texts, strict=True)
+            ]
+            written = text(byte_level, given, messages)
+            assert [written.count(each) for said in texts for each in said] == [1] * sum(map(len, texts))
+            assert "'type'" not in written
 
 
 @pytest.mark.parametrize("body", PARTS_ONLY | BOTH)

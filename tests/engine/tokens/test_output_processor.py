@@ -181,7 +181,7 @@ def test_a_request_may_be_forgotten_while_its_text_is_made(
     def interrupting(token_id: int, skip_special_tokens: bool) -> str | None:
         if token_id == 42 and not interrupted.is_set():
             threading.Thread(target=meddle).start()
-            assert interrupted.wait(30), "the event loop waits for text"
+            assert interrupted.wait(120), "the event loop waits for text"
         return token(token_id, skip_special_tokens)
 
     monkeypatch.setattr(tokenizer, "token", interrupting)

@@ -151,7 +151,7 @@ def test_a_thread_that_puts_while_the_loop_takes() -> None:
         came: list[list[OutputDelta]] = [[], [], []]
         chance = random.Random(0)
         while not all(each and each[-1].finish_reason for each in came):
-            for delta in await asyncio.wait_for(stream.take(), 30):
+            for delta in await asyncio.wait_for(stream.take(), 120):
                 came[delta.index].append(delta)
             for _ in range(chance.choice([0, 0, 10])):
                 await asyncio.sleep(0)

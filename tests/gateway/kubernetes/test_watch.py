@@ -38,7 +38,7 @@ def watching(api: StandInApi) -> Iterator[Watch[tuple[str, str]]]:
         stop.set()
         with suppress(Exception):
             api.stop()
-        thread.join(30)
+        thread.join(120)
         assert not thread.is_alive()
 
 

@@ -211,7 +211,41 @@ def test_a_matrix_takes_the_bytes_of_its_tensors(method: str, runtime: str) -> N
     expected = sum(prod(sizes) * bytes_each for sizes, bytes_each in tensors)
     # Our engine gives each row of a block scales of its own: 4 bytes for 128.
     most = 0.035 if (method, runtime) == ("FP8 blocks", "stoker") else 0.01
-    assert OUTPUTS * down.row_bytes(INNER) + down.order_bytes(INNER) == pytest.approx(expected, rel=most)
+    assert down.matrix_bytes(OUTPUTS, INNER) == pytest.approx(expected, rel=most)
+
+
+#: Methods by which files hold a scale for each tensor, and how many bytes of scales each tensor has.
+BY_TENSOR: dict[str, tuple[dict[str, Any], float, int]] = {
+    "ModelOpt FP8": ({"quant_method": "modelopt", "quant_algo": "FP8"}, 1, 4),
+    "ModelOpt NVFP4": ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, 0.5 + 1 / 16, 4),
+    "AutoFP8": ({"quant_method": "fp8", "activation_scheme": "static"}, 1, 4),
+    "FP8 by tensors": (
+        {
+            "quant_method": "compressed-tensors",
+            "format": "float-quantized",
+            "config_groups": {
+                "group_0": {
+                    "targets": ["Linear"],
+                    "weights": {"num_bits": 8, "type": "float", "strategy": "tensor", "scale_dtype": "float32"},
+                }
+            },
+        },
+        1,
+        4,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("inner", [128, 160, 4096])
+@pytest.mark.parametrize("method", BY_TENSOR)
+def test_a_scale_of_a_tensor_is_counted_once(method: str, inner: int) -> None:
+    stated, bytes_each, scale = BY_TENSOR[method]
+    config = {**table()["meta-llama/Meta-Llama-3-8B"], "intermediate_size": inner, "quantization_config": stated}
+    shape = shape_of(ModelSource.parse("hf://org/model"), config, "vllm")
+    assert isinstance(shape, Shape), shape
+    down = shape.formats.stored("layers.0.down")
+    assert down is not None
+    assert down.matrix_bytes(OUTPUTS, inner) == OUTPUTS * inner * bytes_each + scale
 
 
 @pytest.mark.parametrize("runtime", RUNTIMES)

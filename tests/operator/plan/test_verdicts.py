@@ -109,9 +109,9 @@ def test_spread_experts_are_planned(spec: SpecOf) -> None:
     [
         ("nvidia-t4", {"dtype": "bfloat16"}, "dtype", "UnsupportedDtype", "use float32 or float16"),
         ("nvidia-t4", {"kvCacheDtype": "fp8"}, "kvCacheDtype", "UnsupportedKVCacheDtype", "use auto"),
-        ("nvidia-h100-80gb", {"quantization": "bitsandbytes"}, "quantization", "UnsupportedQuantization", "use awq or"),
-        ("amd-mi300x", {"quantization": "gptq_marlin"}, "quantization", "UnsupportedQuantization", "use awq or"),
-        ("nvidia-h100-80gb", {"quantization": "awq"}, "quantization", "QuantizationMismatch", "remove it, name a"),
+        ("nvidia-h100-80gb", {"quantization": "bitsandbytes"}, "quantization", "UnsupportedQuantization", "use fp8 or"),
+        ("amd-mi300x", {"quantization": "gptq_marlin"}, "quantization", "UnsupportedQuantization", "use fp8 or"),
+        ("nvidia-h100-80gb", {"quantization": "awq"}, "quantization", "QuantizationMismatch", "remove it, or name a"),
         ("nvidia-l4", {"maxModelLen": 8193}, "maxModelLen", "MaxModelLenTooLong", "use at most 8192"),
     ],
 )
@@ -128,10 +128,19 @@ def test_a_checkpoint_that_a_runtime_does_not_load_says_what_it_does_and_who_may
     (violation,) = refused(spec("hf://org/model", "cpu", runtime="stoker"), config)
     assert (violation.field, violation.reason) == ("spec.model.source", "UnsupportedQuantization")
     assert violation.message == "the checkpoint is quantized by torchao, which runtime stoker does not load on cpu"
-    assert violation.remedy.startswith("use the unquantized model, or one by awq, auto_awq, ")
-    config["quantization_config"]["quant_method"] = "bitsandbytes"
-    (violation,) = refused(spec("hf://org/model", "nvidia-h100-80gb", 1), config)
-    assert violation.remedy.endswith(", or runtime: stoker")
+    assert violation.remedy.startswith("use the unquantized model, or use one by awq, auto_awq, ")
+    config["quantization_config"] = {"quant_method": "bitsandbytes", "load_in_8bit": True}
+    asked, catalogue = spec("hf://org/model", "nvidia-h100-80gb", 1), Catalogue.load()
+    images = {**catalogue.runtimes, "stoker": {"cuda": "mine:1"}}
+    has_image = catalogue.model_copy(update={"runtimes": images})
+    (violation,) = study(asked, has_image, config).unplannable
+    assert violation.remedy.endswith(", or use runtime: stoker")
+    # Where another runtime has no image, or does not read the file either, it is not named.
+    (violation,) = study(asked, catalogue, config).unplannable
+    assert "runtime: stoker" not in violation.remedy
+    del config["quantization_config"]["load_in_8bit"]
+    (violation,) = study(asked, has_image, config).unplannable
+    assert "runtime: stoker" not in violation.remedy
 
 
 @pytest.mark.parametrize("asked", [None, "int8", "fp8"])

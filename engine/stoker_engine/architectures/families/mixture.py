@@ -95,7 +95,8 @@ def _qwen2(c: Fields) -> DecoderConfig:
     slides = c.flag("use_sliding_window")
     kinds = layer_kinds(c, lambda index: slides and index % 2 == 0 and index < c.integer("max_window_layers", least=0))
     layers = tuple(LayerConfig(windowed(c, heads, kind) if slides else heads, mlp(c)) for kind in kinds)
-    moe = replace(_softmax(c), shared_intermediate_size=c.integer("shared_expert_intermediate_size"), shared_gate=True)
+    moe = _softmax(c, size="moe_intermediate_size")
+    moe = replace(moe, shared_intermediate_size=c.integer("shared_expert_intermediate_size"), shared_gate=True)
     return DecoderConfig(rms_norm(c), sparse(layers, moe, _qwen_sparse(c)))
 
 
@@ -103,7 +104,8 @@ def _qwen3(c: Fields) -> DecoderConfig:
     heads = _rotated(c, qwen3_attention(c))
     if c.flag("use_sliding_window"):
         heads = windowed(c, heads, "sliding_attention")
-    return DecoderConfig(rms_norm(c), sparse(alike(c, heads, mlp(c)), _softmax(c), _qwen_sparse(c)))
+    moe = _softmax(c, size="moe_intermediate_size")
+    return DecoderConfig(rms_norm(c), sparse(alike(c, heads, mlp(c)), moe, _qwen_sparse(c)))
 
 
 def _qwen_sparse(c: Fields) -> Callable[[int], bool]:
@@ -145,13 +147,12 @@ def _part(c: Fields, name: str) -> Fields:
     return Fields(c.object(name), _DBRX_PARTS[name])
 
 
-def _softmax(c: Fields, experts: str = "num_experts") -> MoEConfig:
-    """A mixture with softmax scores; `experts` is the field that counts them."""
-    size = c.optional_integer("moe_intermediate_size") or c.integer("intermediate_size")
+def _softmax(c: Fields, experts: str = "num_experts", size: str = "intermediate_size") -> MoEConfig:
+    """A mixture with softmax scores; `experts` is the field that counts them, `size` that of the inner size of each."""
     return MoEConfig(
         num_experts=c.integer(experts),
         num_experts_per_tok=c.integer("num_experts_per_tok"),
-        intermediate_size=size,
+        intermediate_size=c.integer(size),
         normalize=1.0 if c.flag("norm_topk_prob") else None,
     )
 

@@ -22,7 +22,8 @@ class FP8:
 
     Attributes:
         format: of matrices. Where each tensor or row has a scale, each row has it.
-        rows: that share scales: of a block; 1: a scale is a row's, or all of a tensor's.
+        rows: that share scales: of a block; 1: each row has its own; 0: a tensor has one. Tensors may have others
+            than config.json says, and are read by their own.
         ignored: modules that are stored as numbers.
         activations: how they are quantized, in words; empty: they are not.
     """
@@ -56,7 +57,7 @@ def parse(config: Mapping[str, Any]) -> FP8:
             f"config.json: quantization_config has experts of {str(experts)[:20]} among others of fp8, which is not "
             "computed; take a checkpoint of the model whose experts are fp8"
         )
-    rows, group = (1, 32) if method == "mxfp8" else _block(fields)
+    rows, group = (1, 32) if method == "mxfp8" else _block(fields, 1 if method == "fbgemm_fp8" else 0)
     bytes_only = method == "mxfp8" or (fields.get("scale_fmt") == "ue8m0" and (rows, group) == (1, 32))
     scale: Scale = "e8m0" if bytes_only else "float32"
     ignored = [*fields.items("modules_to_not_convert", str), *fields.items("ignored_layers", str)]
@@ -74,11 +75,11 @@ def parse(config: Mapping[str, Any]) -> FP8:
     )
 
 
-def _block(fields: Fields) -> tuple[int, int]:
-    """Rows and columns of a block; 1 and 0: there are none."""
+def _block(fields: Fields, rows: int) -> tuple[int, int]:
+    """Rows and columns of a block; `rows` and 0: there are none."""
     size = fields.items("weight_block_size", int)
     if not size:
-        return 1, 0
+        return rows, 0
     if len(size) != 2 or min(size) < 1 or max(size) > LARGEST_GROUP or size[1] % 16:
         raise ModelError(
             f"config.json: quantization_config has the weight_block_size {size[:4]}; computed are blocks of any number "

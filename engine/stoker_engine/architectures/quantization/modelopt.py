@@ -18,9 +18,9 @@ from stoker_engine.contract.errors import ModelError
 #: NVFP4: 16 numbers share a scale, and the tensor's numbers one more.
 _NVFP4: Final = GroupFormat("fp4", 16, "fp8_e4m3", row_scale=True)
 
-#: Formats and rows to a scale of the FP8 kinds, by their ``quant_algo``.
+#: Formats and rows to a scale (0: all) of the FP8 kinds, by their ``quant_algo``.
 _FP8: Final = {
-    "FP8": (GroupFormat("fp8_e4m3", 0, "float32"), 1),
+    "FP8": (GroupFormat("fp8_e4m3", 0, "float32"), 0),
     "FP8_PER_CHANNEL_PER_TOKEN": (GroupFormat("fp8_e4m3", 0, "float32"), 1),
     "FP8_PB_WO": (GroupFormat("fp8_e4m3", 128, "float32"), 128),
     "MXFP8": (GroupFormat("fp8_e4m3", 32, "e8m0"), 1),

@@ -78,7 +78,7 @@ def _matrix(name: str, config: FP8, parts: dict[str, str], scale: str, tensors: 
     format = replace(config.format, code=_CODES[tensors.dtype(weight)], scale=scale_of(tensors, scale)).for_rows(inner)
     stored = [size for size in tensors.shape(scale) if size != 1]
     rows = config.rows
-    blocks = [*stack, -(-outputs // rows), format.groups(inner)]
+    blocks = [*stack, -(-outputs // (rows or outputs)), format.groups(inner)]
     if stored != [size for size in blocks if size != 1]:
         # Some modules of a checkpoint in blocks may have a scale for all of their numbers, or for each row.
         format = replace(format, group=0)

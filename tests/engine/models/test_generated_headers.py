@@ -1,0 +1,123 @@
+"""Generated GGUF headers: families × types of blocks, mixed as llama.cpp mixes them. The weights, and the keys and
+values, that follow from a header are counted independently: by the gguf library, and by transformers' config."""
+
+from __future__ import annotations
+
+import importlib.util
+import random
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Final
+
+import pytest
+import torch
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedModel
+
+from stoker_engine.architectures.stored_formats import GGUF_FORMATS
+from stoker_engine.kernels.native.library import native_library
+from stoker_engine.models.decoder_loader import DecoderLoader
+from stoker_engine.models.gguf import GGUFFile
+from stoker_engine.sizing.weight_sizes import weight_bytes
+
+
+def _beside(name: str) -> ModuleType:
+    """A module in this folder, which is no package."""
+    spec = importlib.util.spec_from_file_location(name, Path(__file__).parent / f"{name}.py")
+    assert spec is not None and spec.loader is not None
+    module = sys.modules.setdefault(name, importlib.util.module_from_spec(spec))
+    spec.loader.exec_module(module)
+    return module
+
+
+llama_cpp = _beside("llama_cpp")
+MODELS: Final[dict[str, tuple[str, dict[str, Any]]]] = _beside("gguf_models").MODELS
+
+#: Types of rows of any 256 numbers, and those that llama.cpp takes where rows are no multiple of that.
+LARGE: Final = ("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS", "IQ2_XS")
+SMALL: Final = ("Q4_0", "Q5_0", "Q8_0", "IQ4_NL", "MXFP4")
+#: The tiny models' sizes → drawn ones.
+WIDER: Final = {
+    "hidden_size": 512, "n_embd": 512, "d_model": 512, "intermediate_size": 1280, "moe_intermediate_size": 256,
+    "shared_expert_intermediate_size": 512, "kv_lora_rank": 256, "q_lora_rank": 256, "qk_nope_head_dim": 64,
+    "qk_rope_head_dim": 32, "v_head_dim": 64, "head_dim": 128,
+}  # fmt: skip
+#: Families whose heads are always tied to the embedding, or never.
+ALWAYS: Final = ("dbrx", "gemma", "gemma2", "gemma3_text", "cohere", "cohere2")
+
+
+class Generated:
+    """A header that a seed draws."""
+
+    def __init__(self, seed: int) -> None:
+        self._draw = draw = random.Random(seed)
+        kind, options = MODELS[draw.choice(list(MODELS))]
+        scale = draw.choice([1, 2])
+        sizes = {name: WIDER.get(name, value) for name, value in options.items()}
+        for name in ("hidden_size", "n_embd", "d_model", "intermediate_size"):
+            if name in sizes:
+                sizes[name] *= scale
+        if "ffn_config" in sizes:
+            sizes["ffn_config"] = {**sizes["ffn_config"], "ffn_hidden_size": 512}
+        tied = draw.random() < 0.5
+        if kind not in ALWAYS:
+            sizes["tie_word_embeddings"] = tied
+        ends = {"bos_token_id": 0, "eos_token_id": 1, "pad_token_id": None}
+        with torch.device("meta"):
+            self.model: PreTrainedModel = AutoModelForCausalLM.from_config(
+                CONFIG_MAPPING[kind](**{"vocab_size": 512 * draw.randint(1, 8), **ends, **sizes})
+            )
+        self.most, self.some = draw.choice(LARGE + SMALL), draw.choice(LARGE + SMALL)
+        named = llama_cpp.named_tensors(self.model, llama_cpp.ARCHITECTURES[kind])
+        self.tensors: dict[str, torch.Tensor] = dict(named)
+        self.types = {name: self._type(name, tensor) for name, tensor in self.tensors.items()}
+
+    def _type(self, name: str, tensor: torch.Tensor) -> GGMLQuantizationType:
+        """As llama.cpp: one type for most matrices, another for some, and numbers where rows are no whole blocks."""
+        if llama_cpp.is_plain(name, tensor):
+            return GGMLQuantizationType.F32
+        wanted = self.some if "down" in name or name.startswith(("output.", "token_embd.")) else self.most
+        for kind in (wanted, self._draw.choice(SMALL), "F16"):
+            if tensor.shape[-1] % GGML_QUANT_SIZES[GGMLQuantizationType[kind]][0] == 0:
+                return GGMLQuantizationType[kind]
+        raise AssertionError(name)
+
+    def counted(self) -> float:
+        """Bytes of the weights in bfloat16, where blocks of the types that have kernels stay."""
+        total = 0
+        for name, tensor in self.tensors.items():
+            kind = self.types[name]
+            block, size = GGML_QUANT_SIZES[kind]
+            # Latent attention computes with it transposed.
+            stays = kind.name in GGUF_FORMATS and block > 1 and "attn_k_b" not in name
+            total += tensor.numel() // block * size if stays else 2 * tensor.numel()
+        return total
+
+
+def cached(config: Any) -> int:
+    """Numbers of keys and values that a token keeps in all layers."""
+    if getattr(config, "kv_lora_rank", None):
+        return int(config.num_hidden_layers * (config.kv_lora_rank + config.qk_rope_head_dim))
+    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    if config.model_type == "falcon":
+        heads = config.num_kv_heads if config.new_decoder_architecture else 1
+    if config.model_type == "dbrx":
+        heads = config.attn_config.kv_n_heads
+    size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    return int(2 * config.num_hidden_layers * heads * size)
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_sizes_are_those_of_the_tensors(seed: int, tmp_path: Path) -> None:
+    if native_library(torch.device("cpu"), torch.bfloat16) is None:
+        pytest.skip("no kernels for blocks on this machine")
+    generated = Generated(seed)
+    file = GGUFFile(llama_cpp.write_header(generated.model, tmp_path / "model.gguf", generated.types))
+    config = file.config()
+    formats = DecoderLoader(file.spelling(), file).weight_formats(config, torch.bfloat16, torch.device("cpu"))
+    about = (generated.model.config.model_type, generated.most, generated.some)
+    assert sum(layer.attention.cache.numbers_per_token for layer in config.layers) == cached(generated.model.config), (
+        about
+    )
+    assert weight_bytes(config, 2, formats=formats) == pytest.approx(generated.counted(), rel=0.01), about

@@ -1,0 +1,188 @@
+"""Whatever is refused, what is named as a way out is accepted: drawn models, machines and wishes, and every remedy that
+can be read back, tried."""
+
+from __future__ import annotations
+
+import copy
+import random
+import re
+from collections.abc import Iterator
+from typing import Any, Final
+
+import pytest
+
+from stoker_operator.api.manifest import parse
+from stoker_operator.api.violation import Refused, Violation
+from stoker_operator.plan.catalogue import Catalogue
+from stoker_operator.plan.model_shapes import table
+from stoker_operator.plan.planner import Study, study
+
+from .conftest import document
+
+#: Both runtimes have an image for all accelerators, so that each can be the other's remedy.
+CATALOGUE: Final = Catalogue.load().model_copy(
+    update={"runtimes": {name: dict.fromkeys(("cuda", "rocm", "cpu"), f"{name}:1") for name in ("stoker", "vllm")}}
+)
+MODELS: Final = (
+    "meta-llama/Meta-Llama-3-8B-Instruct", "meta-llama/Llama-3.1-70B-Instruct", "meta-llama/Llama-3.1-405B-Instruct",
+    "Qwen/Qwen2.5-0.5B-Instruct", "Qwen/Qwen2.5-7B-Instruct", "Qwen/Qwen2.5-72B-Instruct-AWQ", "Qwen/Qwen3-8B-FP8",
+    "Qwen/Qwen3-30B-A3B", "Qwen/Qwen3-30B-A3B-FP8", "Qwen/Qwen3-235B-A22B-FP8", "deepseek-ai/DeepSeek-V3",
+    "mistralai/Mixtral-8x7B-Instruct-v0.1", "openai/gpt-oss-20b", "openai/gpt-oss-120b", "MiniMaxAI/MiniMax-M2",
+    "openai-community/gpt2", "org/unknown", "org/exaone",
+)  # fmt: skip
+CONFIGS: Final[dict[str, dict[str, Any]]] = {
+    "org/exaone": {
+        **{name: value for name, value in table()["Qwen/Qwen3-8B"].items() if name != "quantization_config"},
+        "architectures": ["Exaone4ForCausalLM"],
+    },
+}
+QUANTIZED: Final[tuple[dict[str, Any] | None, ...]] = (
+    None,
+    None,
+    {"quant_method": "fp8", "weight_block_size": [128, 128]},
+    {"quant_method": "bitsandbytes", "load_in_8bit": True},
+    {"quant_method": "torchao"},
+    {"quant_method": "modelopt", "quant_algo": "W4A8_AWQ"},
+)
+ACCELERATORS: Final = (
+    ("cpu", 1), ("nvidia-t4", 4), ("nvidia-l4", 8), ("nvidia-a100-80gb", 8), ("nvidia-h100-80gb", 8), ("amd-mi300x", 8)
+)  # fmt: skip
+SIZES: Final = (
+    r"tensor (?P<tensor>\d+)(?:(?: ×|,) pipeline (?P<pipeline>\d+))?"
+    r"(?:, data (?P<data>\d+))?(?:, expert (?P<expert>\d+))?"
+)
+
+
+def drawn(seed: int) -> tuple[dict[str, Any], dict[str, Any] | None]:
+    """A manifest, and the config.json of its model, where it has one."""
+    draw = random.Random(seed)
+    name = draw.choice(MODELS)
+    config = CONFIGS.get(name)
+    stated = draw.choice(QUANTIZED)
+    if stated and (known := config or table().get(name)) and not known.get("quantization_config"):
+        config = {**known, "quantization_config": stated}
+    accelerator, most = draw.choice(ACCELERATORS)
+    count = draw.choice([size for size in (1, 2, 3, 4, 8) if size <= most])
+    sizes: dict[str, int] = {}
+    ranks = draw.choice([1, 2, 4]) if accelerator == "cpu" else count
+    if draw.random() < 0.6:
+        tensor = draw.choice([size for size in range(1, ranks + 1) if ranks % size == 0])
+        pipeline = draw.choice([1, 1, 1, ranks // tensor])
+        sizes = {"tensor": tensor, "pipeline": pipeline, "data": ranks // tensor // pipeline}
+        if draw.random() < 0.6:
+            sizes["expert"] = draw.choice([1, 2, tensor, tensor * sizes["data"]])
+    engine: dict[str, Any] = {"runtime": draw.choice(["stoker", "vllm"])}
+    for field, values in {
+        "dtype": ["float32", "float16", "bfloat16"],
+        "kvCacheDtype": ["fp8", "fp8_e5m2", "int8_per_token_head"],
+        "quantization": ["fp8", "awq", "bitsandbytes", "int8", "gptq_marlin"],
+        "maxModelLen": [512, 8192, 131072, 400_000],
+    }.items():
+        if draw.random() < 0.25:
+            engine[field] = draw.choice(values)
+    limits = {"resources": {"limits": {"memory": draw.choice(["2Gi", "24Gi", "120Gi"])}}}
+    hardware = limits if accelerator == "cpu" else {"count": count}
+    return document(f"hf://{name}", accelerator, hardware=hardware, parallelism=sizes or None, **engine), config
+
+
+def merged(manifest: dict[str, Any], field: str, value: Any) -> dict[str, Any]:
+    """A manifest with one field of its spec changed; None removes it."""
+    made = copy.deepcopy(manifest)
+    *path, last = field.removeprefix("spec.").split(".")
+    inside = made["spec"]
+    for step in path:
+        inside = inside.setdefault(step, {})
+    inside.pop(last, None)
+    if value is not None:
+        inside[last] = value
+    return made
+
+
+def shared(manifest: dict[str, Any], sizes: dict[str, str | None], count: int | None = None) -> dict[str, Any]:
+    made = merged(manifest, "parallelism", {name: int(size) for name, size in sizes.items() if size})
+    return made if count is None else merged(made, "hardware.count", count)
+
+
+def tried(manifest: dict[str, Any], violation: Violation) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Each way out that a remedy names, with the manifest that it makes of this one."""
+    text, field = violation.remedy, violation.field
+    for found in re.finditer(rf"(?:use |or |with ){SIZES}(?: \(recommended(?P<better>[^)]*)\))?", text):
+        before = text[: found.start("tensor")]
+        if before.endswith(("which fits with tensor ", "data 1 with tensor ")) or "runtime: " in before:
+            continue  # with more than sizes
+        if count := re.search(r"use hardware\.count (\d+) with tensor $", before):
+            yield "smaller pods", shared(manifest, sizes_of(found), int(count[1]))
+        elif count := re.search(r"use at least (\d+) × \S+ with tensor $", before):
+            yield "larger machines", shared(manifest, sizes_of(found), int(count[1]))
+        else:
+            yield "sizes", shared(manifest, sizes_of(found))
+            if better := re.search(r"hardware\.count (\d+), replicas (\d+)", found["better"] or ""):
+                apart = {name: None if name == "data" else size for name, size in sizes_of(found).items()}
+                yield "pods of one copy", merged(shared(manifest, apart, int(better[1])), "replicas", int(better[2]))
+    if "with runtime: " not in text and (
+        found := re.search(rf"quantization to fp8(?: with spec\.engine\.runtime (\w+))?, which fits with {SIZES}", text)
+    ):
+        made = merged(shared(manifest, sizes_of(found)), "engine.quantization", "fp8")
+        yield "fp8", merged(made, "engine.runtime", found[1]) if found[1] else made
+    if found := re.search(r"use (?:hardware\.count (\d+), )?data 1 with expert (\d+)", text):
+        stated = manifest["spec"]["parallelism"]
+        alone = {**stated, "tensor": found[2], "data": 1, "expert": found[2]}
+        yield "one copy", shared(manifest, alone, int(found[1]) if found[1] else None)
+    if found := re.search(r"(?:lower it to|use at most) (\d+)", text):
+        yield "a length", merged(manifest, "engine.maxModelLen", int(found[1]))
+    if found := re.search(r"limits\.memory to (\d+Gi)", text):
+        yield "memory", merged(manifest, "hardware.resources.limits.memory", found[1])
+    if "set spec.engine.dtype to bfloat16" in text:
+        yield "bfloat16", merged(manifest, "engine.dtype", "bfloat16")
+    if violation.reason == "ExpertMismatch" and (found := re.match(r"use (\d+)", text)):
+        yield "experts", merged(manifest, field, int(found[1]))
+    if re.search(r"(?:^|, or |; or )remove it", text):
+        yield "without", merged(manifest, field, None)
+    if found := re.search(r"(?:^|, or )use runtime: (\w+)$", text):
+        yield "a runtime", merged(manifest, "engine.runtime", found[1])
+    if field.startswith("spec.engine.") and (found := re.match(r"use ([a-z]\w*(?: or [a-z]\w*)*)(?:$|, or )", text)):
+        for value in found[1].split(" or "):
+            yield "a value", merged(manifest, field, value)
+    if found := re.search(r"quantizes when it loads, ([\w ]+)$", text):
+        for value in found[1].split(" or "):
+            yield "on load", merged(manifest, field, value)
+
+
+def sizes_of(found: re.Match[str]) -> dict[str, str | None]:
+    return {name: found[name] for name in ("tensor", "pipeline", "data", "expert")}
+
+
+def refusals(manifest: dict[str, Any], config: dict[str, Any] | None) -> tuple[Violation, ...]:
+    found: Study = study(parse(manifest).spec, CATALOGUE, config)
+    return (*found.refused, *found.unplannable)
+
+
+def named(seed: int) -> set[str]:
+    """Tries the remedies of what a seed draws; their kinds."""
+    manifest, config = drawn(seed)
+    try:
+        against = refusals(manifest, config)
+    except Refused:
+        return set()  # a rule of the API, which is no plan
+    reasons, kinds = {each.reason for each in against}, set()
+    for violation in against:
+        assert violation.remedy
+        for kind, change in tried(manifest, violation):
+            kinds.add(kind)
+            left = {each.reason for each in refusals(change, config)}
+            assert left <= reasons - {violation.reason}, (str(violation), kind, change["spec"], left)
+    return kinds
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_remedies_are_accepted(seed: int) -> None:
+    named(seed)
+
+
+@pytest.mark.slow
+def test_many_remedies_of_every_kind_are_accepted() -> None:
+    kinds = set().union(*map(named, range(60, 500)))
+    assert kinds >= {
+        "sizes", "pods of one copy", "smaller pods", "larger machines", "fp8", "one copy", "a length", "memory",
+        "experts", "without", "a runtime", "a value", "on load",
+    }  # fmt: skip
