@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from kubernetes import client
 
-from .conftest import GROUP, PLURAL, SYSTEM
+from .conftest import GROUP, PLURAL, SYSTEM, Operator
 from .test_chart import CHART
 
 CONFIGURATIONS = "/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations"
@@ -94,3 +96,53 @@ def test_a_release_may_move_to_another_namespace(kube: Any, run_helm: Helm, ns: 
     finally:
         owner = {name: value for name, value in before.items() if name.startswith("meta.helm.sh/")}
         kube.extensions.patch_custom_resource_definition(f"{PLURAL}.{GROUP}", {"metadata": {"annotations": owner}})
+
+
+def test_one_of_two_operators_serves_an_endpoint(
+    kube: Any, ns: str, document: Any, eventually: Any, sleeping_operator: Operator, tmp_path: Path
+) -> None:
+    """The Deployment of the first one is to be seen, though here no pod of it runs; then it is not."""
+    sleeping_operator.stop()
+
+    def operator(name: str) -> Operator:
+        policy = tmp_path / f"{name}.yaml"  # as by the charts, of which each lets in the pods of its own release
+        policy.write_text(json.dumps({"networkPolicyFrom": [{"podSelector": {"matchLabels": {"release": name}}}]}))
+        lease = ("--leader-elect", f"--lease-name={name}", f"--operator-namespace={ns}")
+        options = (f"--namespace={ns}", f"--policy={policy}", "--resync-seconds=1")
+        return Operator(kube.kubeconfig, tmp_path / name, *options, *lease)
+
+    def serving() -> str:
+        return str(kube.deployment(ns, "demo")["metadata"]["annotations"].get("stoker.dev/operator"))
+
+    labels = {"app.kubernetes.io/name": "stoker-operator"}
+    container = {"name": "operator", "image": "none"}
+    pods = {"metadata": {"labels": labels}, "spec": {"containers": [container]}}
+    spec = {"selector": {"matchLabels": labels}, "template": pods}
+    kube.apps.create_namespaced_deployment(ns, {"metadata": {"name": "first", "labels": labels}, "spec": spec})
+    with operator("first") as first:
+        kube.create(ns, document())
+        eventually(lambda: serving() == f"{ns}/first", "the first one serves it")
+        with operator("second") as second:
+            eventually(lambda: "left to the operator" in second.log.read_text(), "the second one says so")
+            quiet(kube, ns, second, eventually)
+            kube.create(ns, document("raced"))  # seen by both at once
+            quiet(kube, ns, second, eventually)
+            assert serving() == f"{ns}/first"
+            first.stop()
+            kube.apps.delete_namespaced_deployment("first", ns)
+            eventually(lambda: serving() == f"{ns}/second", "the second one takes over")
+            quiet(kube, ns, second, eventually)
+
+
+def quiet(kube: Any, ns: str, operator: Operator, eventually: Any) -> None:
+    """Waits until nothing of an endpoint is written any more, however often an operator looks."""
+
+    def written() -> dict[str, int]:
+        return {kind: count for kind, count in kube.writes(ns).items() if kind not in ("leases", "replicasets", "pods")}
+
+    def rests() -> bool:
+        before, looks = written(), operator.reconciles()
+        eventually(lambda: operator.reconciles() >= looks + 3, "it has looked")
+        return written() == before
+
+    eventually(rests, "nothing is written")
