@@ -5,14 +5,17 @@ annotation of the endpoint's Deployment. Another operator that finds this name l
 the named one is there: the Deployment of an operator has the name of its Lease. Where that cannot be seen, as in a
 namespace that is not ours to read, writes tell: a name that replaces ours is that of an operator that works. So after
 one write of each the writing ends, whatever the operators see of each other.
+
+An endpoint that is refused has no Deployment. Its status is left as another writer has it, for a while, where that has
+replaced the same one of ours several times.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
-from typing import Final
+from collections.abc import Callable, Mapping
+from typing import Any, Final
 
 from stoker_operator.facts import Key, Object
 from stoker_operator.kube import Kube, KubeError
@@ -22,6 +25,9 @@ from stoker_operator.manifests.owner import OPERATOR, operator_of
 _LABEL: Final = ("app.kubernetes.io/name", "stoker-operator")
 #: An operator's Deployment is not looked at again sooner, in seconds.
 _APART: Final = 5.0
+#: The same status is written so many times in so many seconds, whoever replaces it.
+_STATUS_WRITES: Final = 3
+_STATUS_SECONDS: Final = 600.0
 
 logger = logging.getLogger(__name__)
 
@@ -42,6 +48,7 @@ class OtherOperators:
         self._served: set[Key] = set()  # where our name was
         self._yielded: dict[Key, str] = {}  # to whom
         self._there: dict[str, tuple[float, bool]] = {}
+        self._statuses: dict[Key, tuple[Any, int, float]] = {}  # what was written, how often, since when
 
     def serving(self, key: Key, live: Object | None) -> str:
         """The other operator that serves an endpoint; empty where this one does.
@@ -77,10 +84,32 @@ class OtherOperators:
         if live is not None and operator_of(live) == self.own:
             self._served.add(key)
 
+    def replaces(self, key: Key, status: Mapping[str, Any]) -> bool:
+        """Whether another writer has replaced the status that is about to be written, again and again."""
+        said, times, since = self._statuses.get(key, (None, 0, 0.0))
+        if said != _without_times(status) or times < _STATUS_WRITES or self._clock() - since > _STATUS_SECONDS:
+            return False
+        if times == _STATUS_WRITES:
+            self._statuses[key] = (said, times + 1, since)
+            logger.warning(
+                "another writer replaces the status, perhaps an operator of another release that looks after this "
+                "namespace too; it is left so for a while. Give each release namespaces of its own (watchNamespaces)",
+                extra=key.reference,
+            )
+        return True
+
+    def wrote_status(self, key: Key, status: Mapping[str, Any]) -> None:
+        """The status has been written, since it was another one."""
+        said, times, since = self._statuses.get(key, (None, 0, 0.0))
+        now, same = self._clock(), _without_times(status)
+        again = said == same and now - since <= _STATUS_SECONDS
+        self._statuses[key] = (same, times + 1, since) if again else (same, 1, now)
+
     def forget(self, key: Key) -> None:
         """The endpoint is gone."""
         self._served.discard(key)
         self._yielded.pop(key, None)
+        self._statuses.pop(key, None)
 
     def _is_there(self, operator: str) -> bool:
         """Whether the Deployment of an operator is seen that is to have pods."""
@@ -103,3 +132,8 @@ class OtherOperators:
         )
         self._there[operator] = (self._clock() + _APART, there)
         return there
+
+
+def _without_times(status: Mapping[str, Any]) -> dict[str, Any]:
+    conditions = ({**each, "lastTransitionTime": ""} for each in status.get("conditions") or ())
+    return {**status, "conditions": list(conditions)}

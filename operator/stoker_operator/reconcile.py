@@ -120,7 +120,12 @@ def reconcile(cluster: Cluster, knowledge: Knowledge, key: Key, now: datetime) -
     }
     seen = Seen(applied.live, applied.refusal, workloads, knowledge.route)
     told = status(endpoint, decision, seen, now)
-    if not cluster.writer.apply_status(endpoint, told, now):
+    if operators and told != endpoint.status and operators.replaces(key, told):
+        return Outcome.YIELDED
+    unchanged = cluster.writer.apply_status(endpoint, told, now)
+    if operators and told != endpoint.status:
+        operators.wrote_status(key, told)
+    if not unchanged:
         return Outcome.CHANGED
     if applied.refusal:
         return Outcome.REFUSED

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from collections.abc import Callable
 from typing import Any
@@ -15,6 +16,7 @@ from stoker_operator.kube import KubeError
 from stoker_operator.manifests.gateway_access import NAME
 from stoker_operator.manifests.owner import OPERATOR, operator_of
 from stoker_operator.other_operators import OtherOperators
+from stoker_operator.policy import Policy
 from stoker_operator.reconcile import Cluster, Outcome, reconcile
 from stoker_operator.settings import GatewaySettings
 
@@ -196,6 +198,42 @@ def test_what_the_gateway_may_read_is_granted_by_one_of_them(world: World) -> No
     assert granted("b", ("keys",)) == granted("b", ()) == (Outcome.YIELDED, [])
     world.kube.operators.clear()
     assert granted("b", ()) == (Outcome.GONE, ["delete RoleBinding", "delete Role"])
+
+
+def test_operators_that_refuse_an_endpoint_differently_rest(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    spec = {**world.document["spec"], "template": {"spec": {"hostNetwork": True}}}
+    world.kube.seen({**world.document, "metadata": {**world.document["metadata"], "uid": "u"}, "spec": spec})
+    pair = {"Restricted": Operator(world, "a"), "None": Operator(world, "b")}
+    knowledge = world.knowledge
+
+    def written(rounds: int) -> int:
+        count = 0
+        for _ in range(rounds):
+            for template, operator in pair.items():
+                world.knowledge = dataclasses.replace(knowledge, policy=Policy(template=template))
+                operator.now -= 60
+                count += len([each for each in operator.reconcile()[1] if each.startswith("apply")])
+        return count
+
+    assert 2 <= written(6) <= 7
+    assert written(6) == 0
+    assert len([each for each in caplog.records if "replaces the status" in each.message]) == 1
+    pair["Restricted"].now += 601
+    assert written(1) == 1, "the other one may be gone"
+
+
+def test_a_status_that_could_not_be_written_does_not_count(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    operator = Operator(world, "a")
+
+    def fails(*_: Any, **__: Any) -> Any:
+        raise KubeError(503, "busy")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(world.kube, "apply", fails)
+        for _ in range(9):
+            with pytest.raises(KubeError):
+                operator.reconcile()
+    assert operator.reconcile()[1][-2:] == ["apply InferenceEndpoint/status", "create Event RollingOut"]
 
 
 def test_an_endpoint_that_is_gone_is_forgotten(world: World) -> None:
