@@ -163,7 +163,7 @@ def test_values_left_empty_are_empty_or_refused_by_their_name(helm: str) -> None
     needed += [
         path for path in all_paths if path[-1] in ("template", "failurePolicy", "certificate", "kind", "podMonitor")
     ]
-    needed += [("gateway", "listen"), ("logLevel",), ("logFormat",)]
+    needed += [("logLevel",), ("logFormat",)]
     optional = ("monitoring", "alerts"), ("monitoring", "dashboards")  # None is the same as not enabled
     needed = [path for path in needed if path[:2] not in optional]
     said = refusal(helm, CHART, emptied(needed, on=True))
