@@ -232,6 +232,25 @@ def test_all_pods_have_what_is_for_all_of_them(helm: str) -> None:
         assert own or container["resources"]["limits"] == {"cpu": "1", "memory": "1Gi"}
 
 
+def test_a_quota_takes_all_pods_that_have_the_resources_of_the_values(
+    kube: Any, helm: str, ns: str, eventually: Any
+) -> None:
+    hard = {"limits.cpu": "9", "limits.memory": "9Gi", "requests.cpu": "9", "requests.memory": "9Gi"}
+    kube.core.create_namespaced_resource_quota(ns, {"metadata": {"name": "all"}, "spec": {"hard": hard}})
+    eventually(lambda: kube.core.read_namespaced_resource_quota("all", ns).status.hard, "the quota counts")
+    resources = {"limits": {"cpu": "1", "memory": "1Gi"}, "requests": {"cpu": "1", "memory": "1Gi"}}
+    values = {"endpoints": {"demo": {"spec": {}}}, "gateway": {"enabled": True, "resources": resources}}
+    documents = parsed(render(helm, CHART, "stoker", ns, {**values, "resources": resources}))
+    for each in documents:
+        if each["kind"] == "ServiceAccount":
+            kube.core.create_namespaced_service_account(ns, each)
+    pods = pods_of(documents)
+    assert len(pods) == 4
+    for (_, name), pod in pods.items():
+        metadata = {**pod["metadata"], "name": name}
+        kube.core.create_namespaced_pod(ns, {"metadata": metadata, "spec": pod["spec"]}, dry_run="All")
+
+
 def test_volumes_reach_the_operator_and_the_gateway(helm: str) -> None:
     def more(name: str) -> Values:
         return {
