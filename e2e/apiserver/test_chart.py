@@ -189,6 +189,10 @@ def test_its_arguments_are_the_commands(helm: str) -> None:
         assert container["args"][0] == "operator"
         settings, _ = parse(container["args"][1:])
         assert settings.lease == LeaseSettings("default", "stoker")
+        # By these, operators of other releases find out whether this one is there.
+        metadata = only(documents, "Deployment")["metadata"]
+        assert (metadata["namespace"], metadata["name"]) == (settings.lease.namespace, settings.lease.name)
+        assert metadata["labels"]["app.kubernetes.io/name"] == "stoker-operator"
         if settings.webhook is None:
             assert not [each for each in documents if each["kind"] in ("ValidatingWebhookConfiguration", "Secret")]
             continue

@@ -18,7 +18,7 @@ from stoker_operator.api.v1alpha1 import API_VERSION, KIND
 from stoker_operator.drift import differs
 from stoker_operator.facts import Child, Endpoint, Key, Object
 from stoker_operator.kube import Kube, KubeError
-from stoker_operator.manifests.owner import INSTANCE, made_of
+from stoker_operator.manifests.owner import INSTANCE, made_of, operator_of
 from stoker_operator.store import Store
 
 MANAGER: Final = "stoker"
@@ -137,8 +137,8 @@ class Writer:
         return bool(answer["metadata"]["generation"] == endpoint.generation)
 
     def _apply_on(self, wanted: Object, live: Object | None) -> Object:
-        """Applies what was decided on seeing `live`: not where another writer, who saw a newer spec, has written
-        since: a replica that leads after us, while our request was under way.
+        """Applies what was decided on seeing `live`: not where another writer has written since: a replica that leads
+        after us and saw a newer spec, while our request was under way, or another operator.
 
         Raises:
             KubeError, NotLeading: as `apply`.
@@ -161,7 +161,7 @@ class Writer:
                 if found is None:
                     raise
                 self._store.put(found)
-                if made_of(found) != made_of(live):
+                if (made_of(found), operator_of(found)) != (made_of(live), operator_of(live)):
                     raise
                 seen = found  # it is its status that has changed, say
         raise KubeError(409, f"{wanted['kind']} {wanted['metadata']['name']} changes faster than it can be written")

@@ -44,9 +44,9 @@ def chart_policy(values: Mapping[str, Any], release: str, namespace: str) -> Pol
     return Policy.of(
         {
             "template": known["policy"]["template"],
-            "podIds": known["policy"]["podIds"],
+            "podIds": known["policy"]["podIds"] or "Operator",
             "podMonitors": known["monitoring"]["kind"] == "PodMonitor",
-            "podMonitorLabels": known["monitoring"]["endpointLabels"],
+            "podMonitorLabels": known["monitoring"]["endpointLabels"] or {},
             "networkPolicyFrom": [operator, *(peers["prometheus"] or ()), *(peers["gateway"] or ())],
         },
         "values",

@@ -39,6 +39,7 @@ from stoker_operator.kube import Kube, KubeError
 from stoker_operator.manifests.owner import INSTANCE, Owner
 from stoker_operator.manifests.storage import shrinking_problem
 from stoker_operator.metrics import Metrics
+from stoker_operator.other_operators import OtherOperators
 from stoker_operator.own_thread import WorkerThreads
 from stoker_operator.plan.capacity import capacity
 from stoker_operator.plan.catalogue import Catalogue
@@ -112,6 +113,8 @@ class Controller:
         self._watched: set[Watched] = set()
         self._kube = kube
         self._holders = Holders(kube)
+        lease = settings.lease
+        self._operators = OtherOperators(kube, f"{lease.namespace}/{lease.name}" if lease else "")
         self._listing = asyncio.Lock()
         self._doubt = asyncio.Event()
         self._working: int | None = None  # the lead in which tasks are woken: all has been listed in it
@@ -163,7 +166,7 @@ class Controller:
         began, epoch = time.monotonic(), self._process.epoch()
         writer = Writer(self._kube, self._store, lambda: epoch is not None and self._process.epoch() == epoch)
         facts = self._engines.reported, self._copies.copies
-        cluster = Cluster(self._kube, self._store, writer, self._holders.now, *facts)
+        cluster = Cluster(self._kube, self._store, writer, self._holders.now, *facts, self._operators)
         work = functools.partial(reconcile, cluster, self._knowledge(key), key, datetime.now(UTC))
         try:
             outcome = await self._workers.call(work, lambda: self._report_late(cluster, key))
@@ -183,6 +186,7 @@ class Controller:
             self._engines.forget(key)
             self._copies.forget(key)
             self._configs.forget(key)
+            self._operators.forget(key)
         return outcome
 
     def _report_late(self, cluster: Cluster, key: Key) -> None:
@@ -210,7 +214,11 @@ class Controller:
             return Outcome.GONE
         writer = Writer(self._kube, self._store, lambda: epoch is not None and self._process.epoch() == epoch)
         secrets = self._routes.secrets(key.namespace)
-        return await asyncio.to_thread(grant, self._kube, self._store, writer, key.namespace, secrets, gateway)
+        work = functools.partial(grant, self._kube, self._store, writer, key.namespace, secrets, gateway)
+        outcome = await asyncio.to_thread(work, self._operators)
+        if outcome is Outcome.GONE:
+            self._operators.forget(key)
+        return outcome
 
     async def _relist(self) -> None:
         """Lists everything now and then, and looks at every endpoint for which that found something new."""

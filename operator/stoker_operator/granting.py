@@ -15,6 +15,7 @@ from stoker_operator.facts import Child, Key, Object
 from stoker_operator.kube import Kube
 from stoker_operator.manifests.gateway_access import NAME, gateway_access
 from stoker_operator.manifests.owner import MANAGED_BY
+from stoker_operator.other_operators import OtherOperators
 from stoker_operator.reconcile import Outcome
 from stoker_operator.settings import GatewaySettings
 from stoker_operator.store import Store
@@ -32,7 +33,13 @@ def namespaces(store: Store) -> set[str]:
 
 
 def grant(
-    kube: Kube, store: Store, writer: Writer, namespace: str, secrets: Sequence[str], gateway: GatewaySettings
+    kube: Kube,
+    store: Store,
+    writer: Writer,
+    namespace: str,
+    secrets: Sequence[str],
+    gateway: GatewaySettings,
+    operators: OtherOperators | None = None,
 ) -> Outcome:
     """Makes it so that the gateway may read these Secrets of the namespace, and no others.
 
@@ -40,7 +47,7 @@ def grant(
         KubeError: the API server could not be reached, or could not answer.
         NotLeading: another replica writes now.
     """
-    wanted = gateway_access(namespace, secrets, gateway)
+    wanted = gateway_access(namespace, secrets, gateway, operators.own if operators else "")
     live = {Child(kind): found for kind in KINDS if (found := store.get(kind, namespace, NAME)) is not None}
     for child in (Child.of(each) for each in wanted):
         if child not in live and (unknown := kube.get(child.kind, namespace, NAME)) is not None:
@@ -55,8 +62,12 @@ def grant(
             extra=Key(namespace, "").reference,
         )
         return Outcome.REFUSED
+    if operators and operators.serving(Key(namespace, ""), live.get(Child("RoleBinding"))):
+        return Outcome.YIELDED
     unwanted = [child for child in reversed(live) if child not in {Child.of(each) for each in wanted}]
     applied = writer.apply(wanted, live, unwanted)
+    if operators:
+        operators.saw(Key(namespace, ""), applied.live.get(Child("RoleBinding")))
     if applied.refusal:
         logger.warning("the gateway's access: %s", applied.refusal, extra=Key(namespace, "").reference)
         return Outcome.REFUSED

@@ -23,6 +23,7 @@ from stoker_operator.judge import Judgement, Knowledge, judge
 from stoker_operator.kube import Kube
 from stoker_operator.manifests.owner import Owner
 from stoker_operator.manifests.storage import named_claims
+from stoker_operator.other_operators import OtherOperators
 from stoker_operator.pinning import engine, image, is_behind
 from stoker_operator.plan.capacity import Holder, capacity
 from stoker_operator.status import Seen, SeenWorkload, failed, reported_workload, status, told_args
@@ -37,7 +38,8 @@ class Outcome(Enum):
 
     GONE: there is no such endpoint. CHANGED: its spec has changed meanwhile. SETTLED: everything is as wanted. MOVING:
     pods are not there yet, or something is in the way that may pass. HELD: pods are not made before something that is
-    known in a moment. REFUSED: the API server takes something else than what is wanted.
+    known in a moment. REFUSED: the API server takes something else than what is wanted. YIELDED: another operator
+    serves it.
     """
 
     GONE = "gone"
@@ -46,6 +48,7 @@ class Outcome(Enum):
     MOVING = "moving"
     HELD = "held"
     REFUSED = "refused"
+    YIELDED = "yielded"
 
 
 #: Flags of engines that are several processes; other engines than ours have a command beside them.
@@ -64,6 +67,7 @@ class Cluster:
         reported: what an engine reports, where it did; by endpoint, workload, pod and the URL of its metrics.
         copies: which copies serve, by pod, where several processes compute; by endpoint, workload, and the URLs of the
             pods' metrics.
+        operators: this operator's name, and which others serve endpoints; None: no operator has a name.
     """
 
     kube: Kube
@@ -72,6 +76,7 @@ class Cluster:
     holders: Callable[[], Sequence[Holder]] = tuple
     reported: Callable[[Key, str, str, str], Reported | None] = lambda _key, _workload, _pod, _url: None
     copies: Callable[[Key, str, Mapping[str, str]], Mapping[str, Copies]] = lambda _key, _workload, _urls: {}
+    operators: OtherOperators | None = None
 
 
 def reconcile(cluster: Cluster, knowledge: Knowledge, key: Key, now: datetime) -> Outcome:
@@ -86,10 +91,13 @@ def reconcile(cluster: Cluster, knowledge: Knowledge, key: Key, now: datetime) -
         endpoint = observe.asked_endpoint(cluster.kube, key)
     if endpoint is None or endpoint.deleting:  # its objects go with it, by their owner references
         return Outcome.GONE
-    owner = Owner(key.name, key.namespace, endpoint.uid)
+    operators = cluster.operators
+    owner = Owner(key.name, key.namespace, endpoint.uid, operator=operators.own if operators else "")
     judgement = judge(owner, endpoint.document, knowledge)
     wanted = {Child.of(each) for each in judgement.objects}
     live = observe.children(cluster.store, owner, wanted)
+    if operators and operators.serving(key, live.get(Child("Deployment"))):
+        return Outcome.YIELDED
     modes: Mapping[str, tuple[str, ...]] = {}
     if not is_held(endpoint, judgement, live, MANAGER):
         live |= observe.unlabelled(cluster.kube, owner, wanted - live.keys())
@@ -99,6 +107,8 @@ def reconcile(cluster: Cluster, knowledge: Knowledge, key: Key, now: datetime) -
     # Only the API server has the schema of a pod template. A dry run there comes before anything is written.
     check = "Deployment" if judgement.parsed and judgement.parsed.spec.template.spec else ""
     applied = cluster.writer.apply(decision.objects, live, decision.unwanted, check=check)
+    if operators:
+        operators.saw(key, applied.live.get(Child("Deployment")))
     if check and applied.refused and applied.refused.kind == check:
         problem = f"the API server refuses the pods it makes: {applied.refusal}"
         decision = refuse(decision, Violation("spec.template", problem, "correct it", reason="InvalidTemplate"))
@@ -110,7 +120,12 @@ def reconcile(cluster: Cluster, knowledge: Knowledge, key: Key, now: datetime) -
     }
     seen = Seen(applied.live, applied.refusal, workloads, knowledge.route)
     told = status(endpoint, decision, seen, now)
-    if not cluster.writer.apply_status(endpoint, told, now):
+    if operators and told != endpoint.status and operators.replaces(key, told):
+        return Outcome.YIELDED
+    unchanged = cluster.writer.apply_status(endpoint, told, now)
+    if operators and told != endpoint.status:
+        operators.wrote_status(key, told)
+    if not unchanged:
         return Outcome.CHANGED
     if applied.refusal:
         return Outcome.REFUSED

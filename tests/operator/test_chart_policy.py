@@ -42,6 +42,11 @@ def test_values_change_it(tmp_path: Path, capsys: Any) -> None:
     assert other == peer
 
 
+def test_values_left_empty_are_as_in_the_chart() -> None:
+    empty = {"policy": {"podIds": None}, "monitoring": {"endpointLabels": None}, "networkPolicy": {"gateway": None}}
+    assert chart_policy(empty, "r", "ns") == chart_policy({}, "r", "ns")
+
+
 @pytest.mark.parametrize("content", ["[1]", "a: [", "networkPolicy: 3", "policy: {template: Most}"])
 def test_values_that_are_none(content: str, tmp_path: Path, capsys: Any) -> None:
     file = tmp_path / "values.yaml"

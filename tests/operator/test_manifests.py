@@ -299,7 +299,7 @@ def test_the_service_reaches_the_pods(endpoint: Any) -> None:
         endpoint,
         "Service",
         networkPolicy={"mode": "Open"},
-        service={"port": 80, "type": "NodePort", "annotations": {"a": "b"}},
+        service={"port": 80, "type": "NodePort", "annotations": {"a": "b"}, "labels": {"pool": "public"}},
     )
     deployment = rendered(endpoint, "Deployment")
     labels = deployment["spec"]["template"]["metadata"]["labels"]
@@ -309,6 +309,8 @@ def test_the_service_reaches_the_pods(endpoint: Any) -> None:
     assert service["spec"]["ports"][0]["targetPort"] == ports[0]["name"]
     assert (service["spec"]["type"], service["spec"]["ports"][0]["port"]) == ("NodePort", 80)
     assert service["metadata"]["annotations"] == {"a": "b"}
+    assert service["metadata"]["labels"] == {"pool": "public", **rendered(endpoint, "Service")["metadata"]["labels"]}
+    assert service["spec"]["selector"] == rendered(endpoint, "Service")["spec"]["selector"]
 
 
 def test_a_claim_is_mounted_where_the_engine_looks(endpoint: Any) -> None:

@@ -9,27 +9,82 @@
 
 {{- define "stoker.selector" -}}
 app.kubernetes.io/name: stoker-operator
-app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/instance: {{ .Release.Name | quote }}
 {{- end }}
 
 {{- define "stoker.labels" -}}
 {{ include "stoker.selector" . }}
 app.kubernetes.io/component: operator
-app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+{{ include "stoker.releaseLabels" . }}
+{{- end }}
+
+{{- /* Versions may carry build metadata (0.1.0+abc), which neither labels nor image tags take. */ -}}
+{{- define "stoker.releaseLabels" -}}
+app.kubernetes.io/version: {{ .Chart.AppVersion | replace "+" "_" | trunc 63 | trimAll "-_." | quote }}
 app.kubernetes.io/managed-by: {{ .Release.Service }}
-helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | trunc 63 | trimAll "-_." | quote }}
+{{- end }}
+
+{{- /* Maps as one; a key of a later map replaces an earlier one's. */ -}}
+{{- define "stoker.merged" -}}
+{{- $all := dict }}
+{{- range . }}{{ $all = mergeOverwrite $all (deepCopy (. | default dict)) }}{{ end }}
+{{- with $all }}{{ toYaml . }}{{ end }}
+{{- end }}
+
+{{- /* The name of a Service or Job, which has 63 characters at most: a longer one is cut and told from others by a hash.
+Arguments: what it belongs to, and its own suffix. */ -}}
+{{- define "stoker.shortName" -}}
+{{- $owner := index . 0 }}
+{{- $suffix := index . 1 }}
+{{- if gt (len (print $owner $suffix)) 63 }}
+{{- $owner = printf "%s-%s" (trunc (int (sub 54 (len $suffix))) $owner | trimSuffix "-") (sha256sum $owner | trunc 8) }}
+{{- end }}
+{{- print $owner $suffix }}
+{{- end }}
+
+{{- /* Where the pods of the chart run, in the same way for all. */ -}}
+{{- define "stoker.scheduling" -}}
+{{- with .Values.nodeSelector }}
+nodeSelector: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .Values.tolerations }}
+tolerations: {{- toYaml . | nindent 0 }}
+{{- end }}
+{{- with .Values.priorityClassName }}
+priorityClassName: {{ . | quote }}
+{{- end }}
+{{- end }}
+
+{{- /* How pods of one kind are spread. Arguments: the root, and the template of their selector. */ -}}
+{{- define "stoker.spread" -}}
+{{- $root := index . 0 }}
+{{- $selector := dict "matchLabels" (include (index . 1) $root | fromYaml) }}
+{{- $usual := dict "topologyKey" "kubernetes.io/hostname" "maxSkew" 1 "whenUnsatisfiable" "ScheduleAnyway" }}
+{{- range $root.Values.topologySpreadConstraints | default (list $usual) }}
+{{ list (merge (dict "labelSelector" $selector) .) | toYaml }}
+{{- end }}
 {{- end }}
 
 {{- /* An image with the registry before it, where it names none: its first part is no host. */ -}}
 {{- define "stoker.image" -}}
 {{- $first := splitList "/" .image | first -}}
 {{- $named := and (contains "/" .image) (or (contains "." $first) (contains ":" $first) (eq $first "localhost")) -}}
-{{- if and .root.Values.images.registry (not $named) }}{{ .root.Values.images.registry }}/{{ end }}{{ .image -}}
+{{- $registry := (.root.Values.images).registry -}}
+{{- if and $registry (not $named) }}{{ $registry }}/{{ end }}{{ .image -}}
+{{- end }}
+
+{{- define "stoker.tag" -}}
+{{ (.Values.images).tag | default (.Chart.AppVersion | replace "+" "_") }}
 {{- end }}
 
 {{- define "stoker.operatorImage" -}}
-{{- $tag := .Values.images.tag | default .Chart.AppVersion -}}
-{{ include "stoker.image" (dict "root" . "image" (.Values.images.operator | default (printf "stoker/operator:%s" $tag))) }}
+{{- $default := printf "stoker/operator:%s" (include "stoker.tag" .) -}}
+{{ include "stoker.image" (dict "root" . "image" ((.Values.images).operator | default $default)) }}
+{{- end }}
+
+{{- define "stoker.gatewayPeers" -}}
+{{ include "stoker.shortName" (list (include "stoker.gateway" .) "-peers") }}
 {{- end }}
 
 {{- /* The gateway: its objects' name, its labels, its image, and where clients of the cluster reach it. */ -}}
@@ -39,24 +94,22 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 
 {{- define "stoker.gatewaySelector" -}}
 app.kubernetes.io/name: stoker-gateway
-app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/instance: {{ .Release.Name | quote }}
 {{- end }}
 
 {{- define "stoker.gatewayLabels" -}}
 {{ include "stoker.gatewaySelector" . }}
 app.kubernetes.io/component: gateway
-app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
-app.kubernetes.io/managed-by: {{ .Release.Service }}
-helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
+{{ include "stoker.releaseLabels" . }}
 {{- end }}
 
 {{- define "stoker.gatewayImage" -}}
-{{- $tag := .Values.images.tag | default .Chart.AppVersion -}}
-{{ include "stoker.image" (dict "root" . "image" (.Values.images.gateway | default (printf "stoker/gateway:%s" $tag))) }}
+{{- $default := printf "stoker/gateway:%s" (include "stoker.tag" .) -}}
+{{ include "stoker.image" (dict "root" . "image" ((.Values.images).gateway | default $default)) }}
 {{- end }}
 
 {{- define "stoker.gatewayPort" -}}
-{{ .Values.gateway.service.port | default (ternary 443 80 .Values.gateway.tls.enabled) }}
+{{ (.Values.gateway.service).port | default (ternary 443 80 .Values.gateway.tls.enabled) }}
 {{- end }}
 
 {{- define "stoker.gatewayURL" -}}
@@ -69,19 +122,20 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- /* What is laid over the operator's built-in catalogue. */ -}}
 {{- define "stoker.catalogue" -}}
 {{- $images := dict -}}
-{{- range $kind, $image := .Values.images.engine }}{{ if $image }}{{ $_ := set $images $kind $image }}{{ end }}{{ end -}}
-{{- $runtimes := deepCopy .Values.catalogue.runtimes -}}
+{{- range $kind, $image := (.Values.images).engine }}{{ if $image }}{{ $_ := set $images $kind $image }}{{ end }}{{ end -}}
+{{- $catalogue := .Values.catalogue | default dict -}}
+{{- $runtimes := deepCopy ($catalogue.runtimes | default dict) -}}
 {{- $stoker := get $runtimes "stoker" | default dict -}}
 {{- range $kind, $image := $stoker }}{{ if hasKey $images $kind }}
 {{- fail (printf "images.engine.%s and catalogue.runtimes.stoker.%s both name an image; set one of them" $kind $kind) }}
 {{- end }}{{ end -}}
-{{- $default := dict "cpu" (printf "stoker/engine-cpu:%s" (.Values.images.tag | default .Chart.AppVersion)) -}}
+{{- $default := dict "cpu" (printf "stoker/engine-cpu:%s" (include "stoker.tag" .)) -}}
 {{- $_ := set $runtimes "stoker" (merge dict $images $stoker $default) -}}
-accelerators: {{ toJson .Values.catalogue.accelerators }}
-supports: {{ toJson .Values.catalogue.supports }}
-releases: {{ toJson .Values.catalogue.releases }}
+accelerators: {{ $catalogue.accelerators | default dict | toJson }}
+supports: {{ $catalogue.supports | default dict | toJson }}
+releases: {{ $catalogue.releases | default dict | toJson }}
 runtimes: {{ toJson $runtimes }}
-{{- with .Values.images.registry }}
+{{- with (.Values.images).registry }}
 registry: {{ . | quote }}
 {{- end }}
 {{- end }}
@@ -91,9 +145,9 @@ registry: {{ . | quote }}
 {{- $namespace := dict "matchLabels" (dict "kubernetes.io/metadata.name" .Release.Namespace) -}}
 {{- $operator := dict "namespaceSelector" $namespace "podSelector" (dict "matchLabels" (include "stoker.selector" . | fromYaml)) -}}
 template: {{ .Values.policy.template | quote }}
-podIds: {{ .Values.policy.podIds | quote }}
+podIds: {{ .Values.policy.podIds | default "Operator" | quote }}
 podMonitors: {{ eq .Values.monitoring.kind "PodMonitor" }}
-podMonitorLabels: {{ .Values.monitoring.endpointLabels | toJson }}
+podMonitorLabels: {{ .Values.monitoring.endpointLabels | default dict | toJson }}
 {{- $others := concat (.Values.networkPolicy.prometheus | default list) (.Values.networkPolicy.gateway | default list) }}
 networkPolicyFrom: {{ prepend $others $operator | toJson }}
 {{- end }}
@@ -102,6 +156,17 @@ networkPolicyFrom: {{ prepend $others $operator | toJson }}
 {{- define "stoker.monitored" -}}
 {{- $known := .Capabilities.APIVersions.Has (printf "monitoring.coreos.com/v1/%s" .Values.monitoring.kind) -}}
 {{- if or (eq .Values.monitoring.podMonitor "Enabled") (and (eq .Values.monitoring.podMonitor "Auto") $known) }}yes{{ end -}}
+{{- end }}
+
+{{- /* Pods that run but once: those of `helm test`, and of the Job that applies the endpoints of the values. */ -}}
+{{- define "stoker.testLabels" -}}
+app.kubernetes.io/name: stoker-test
+app.kubernetes.io/instance: {{ .Release.Name | quote }}
+{{- end }}
+
+{{- define "stoker.endpointsLabels" -}}
+app.kubernetes.io/name: stoker-endpoints
+app.kubernetes.io/instance: {{ .Release.Name | quote }}
 {{- end }}
 
 {{- /* Annotations of what `helm test` makes. */ -}}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from stoker_operator.api.v1alpha1 import Spec
-from stoker_operator.manifests.owner import Manifest, Owner
+from stoker_operator.manifests.owner import OPERATOR, Manifest, Owner
 from stoker_operator.manifests.pod_template import pod_template
 from stoker_operator.plan.planner import Plan
 from stoker_operator.policy import PERMISSIVE, Policy
@@ -15,10 +15,13 @@ def deployment(owner: Owner, spec: Spec, plan: Plan, policy: Policy = PERMISSIVE
     Raises:
         Refused: as `pod_template`.
     """
+    metadata = owner.metadata()
+    if owner.operator:
+        metadata["annotations"] = {OPERATOR: owner.operator}
     return {
         "apiVersion": "apps/v1",
         "kind": "Deployment",
-        "metadata": owner.metadata(),
+        "metadata": metadata,
         "spec": {
             "replicas": spec.replicas,
             "selector": {"matchLabels": owner.selector()},

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from stoker_operator.manifests.owner import MANAGED_BY, Manifest
+from stoker_operator.manifests.owner import MANAGED_BY, OPERATOR, Manifest
 from stoker_operator.settings import GatewaySettings
 
 #: The name of the Role and of its RoleBinding. The operator may write no other.
@@ -13,11 +13,15 @@ NAME: Final = "stoker-gateway"
 _GROUP: Final = "rbac.authorization.k8s.io"
 
 
-def gateway_access(namespace: str, secrets: Sequence[str], gateway: GatewaySettings) -> tuple[Manifest, ...]:
-    """The Role that names exactly these Secrets, and who has it; nothing where there are none."""
+def gateway_access(
+    namespace: str, secrets: Sequence[str], gateway: GatewaySettings, operator: str = ""
+) -> tuple[Manifest, ...]:
+    """The Role that names exactly these Secrets, and who has it, made by `operator`; nothing where there are none."""
     if not secrets:
         return ()
-    metadata = {"name": NAME, "namespace": namespace, "labels": dict(MANAGED_BY)}
+    metadata: Manifest = {"name": NAME, "namespace": namespace, "labels": dict(MANAGED_BY)}
+    if operator:
+        metadata["annotations"] = {OPERATOR: operator}
     rule = {"apiGroups": [""], "resources": ["secrets"], "resourceNames": list(secrets), "verbs": ["get"]}
     subject = {"kind": "ServiceAccount", "name": gateway.service_account, "namespace": gateway.namespace}
     return (

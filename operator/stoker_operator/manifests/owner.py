@@ -16,6 +16,8 @@ MANAGED_BY: Final = {"app.kubernetes.io/managed-by": "stoker"}
 INSTANCE: Final = "app.kubernetes.io/instance"
 #: The annotation that says which generation of the endpoint an object was made of.
 GENERATION: Final = "stoker.dev/generation"
+#: The annotation that names the operator that made an object.
+OPERATOR: Final = "stoker.dev/operator"
 
 
 @dataclass(frozen=True)
@@ -28,12 +30,14 @@ class Owner:
         uid: which object of that name it is; None for a manifest that no API server has seen yet, whose
             objects can be shown but not tied to anything.
         workload: the set of like pods that the objects are for.
+        operator: which operator makes them, as NAMESPACE/NAME of its Lease; empty for one that has none.
     """
 
     name: str
     namespace: str | None = None
     uid: str | None = None
     workload: str = MAIN
+    operator: str = ""
 
     def of(self, workload: str) -> Owner:
         """The owner of another workload's objects."""
@@ -74,6 +78,11 @@ class Owner:
                 }
             ]
         return metadata
+
+
+def operator_of(live: Mapping[str, Any]) -> str:
+    """The operator that made an object in the cluster; empty where it does not say."""
+    return str((live["metadata"].get("annotations") or {}).get(OPERATOR, ""))
 
 
 def made_of(live: Mapping[str, Any]) -> int:

@@ -11,6 +11,7 @@ from stoker_operator.runtimes.registry import RUNTIMES
 def service(owner: Owner, spec: Spec) -> Manifest:
     """The endpoint's Service."""
     metadata = owner.metadata()
+    metadata["labels"] = {**(spec.service.labels or {}), **metadata["labels"]}
     if spec.service.annotations:
         metadata["annotations"] = dict(spec.service.annotations)
     return {

@@ -190,7 +190,8 @@ RIGHT: dict[str, Spec] = {
         replicas=0, storage=claim("ReadWriteOncePod"), rollout={"maxSurge": "0%", "maxUnavailable": "100%"}
     ),
     "service": spec(
-        service={"type": "LoadBalancer", "port": 80, "annotations": {"a": "b"}}, networkPolicy={"mode": "Open"}
+        service={"type": "LoadBalancer", "port": 80, "labels": {"pool": "a"}, "annotations": {"a": "b"}},
+        networkPolicy={"mode": "Open"},
     ),
     "a node's port for the namespace's own policies": spec(
         service={"type": "NodePort"}, networkPolicy={"mode": "None"}
@@ -488,6 +489,12 @@ RULE_BREAKERS = (
         spec(template={"metadata": {"labels": {"app.kubernetes.io/instance": "x"}}}),
         "spec.template.metadata.labels",
         "one of these labels is what the operator finds the pods by; use labels other than app.kubernetes.io/name",
+    ),
+    Wrong(
+        "a label of ours on the Service",
+        spec(service={"labels": {"app.kubernetes.io/managed-by": "x"}}),
+        "spec.service.labels",
+        "one of these labels is what the operator finds the Service by; use labels other than app.kubernetes.io/name",
     ),
     Wrong(
         "a load balancer for those inside",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Final
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, WrapValidator, model_validator
 from pydantic.alias_generators import to_camel
@@ -73,6 +73,24 @@ Labels = Annotated[
     Field(max_length=64),
 ]
 Annotations = Annotated[dict[str, Annotated[str, Field(max_length=4096)]], Field(max_length=64)]
+#: Labels by which the objects of an endpoint are found; they are not the user's to set.
+OWN_LABELS: Final = (
+    "app.kubernetes.io/name",
+    "app.kubernetes.io/instance",
+    "app.kubernetes.io/managed-by",
+    "stoker.dev/workload",
+)
+
+
+def without_own_labels(what: str) -> Rule:
+    """The rule of a part whose `labels` are added to those by which the operator finds `what`."""
+    return Rule(
+        field="labels",
+        holds=lambda it: not any(label in (it.labels or {}) for label in OWN_LABELS),
+        cel=f"!has(self.labels) || !{list(OWN_LABELS)}.exists(label, label in self.labels)",
+        message=f"one of these labels is what the operator finds {what} by",
+        remedy=f"use labels other than {', '.join(OWN_LABELS)}",
+    )
 
 
 #: Marks a field that no pod shows: changing it replaces none. (In ``Annotated``.)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Final, Literal
+from typing import Annotated, ClassVar, Final, Literal
 
 from pydantic import Field
 
-from stoker_operator.api.v1alpha1.base import Annotations, Part
+from stoker_operator.api.v1alpha1.base import Annotations, Labels, Part, without_own_labels
 
 DEFAULT_PORT: Final = 8000
 
@@ -18,5 +18,10 @@ class Service(Part):
     """Who reaches it: the cluster, the nodes' addresses, or an address of its own. Absent: ClusterIP."""
     port: Annotated[int, Field(ge=1, le=65535)] | None = None
     """Port of the Service. Absent: 8000."""
+    labels: Labels | None = None
+    """More labels of the Service, such as those by which a load balancer's address pool or policy selects it. Those by
+    which the operator finds it cannot be set."""
     annotations: Annotations | None = None
     """Annotations of the Service, such as those that configure a load balancer."""
+
+    RULES: ClassVar = (without_own_labels("the Service"),)

@@ -6,18 +6,10 @@ from typing import Annotated, Any, ClassVar, Final
 
 from pydantic import Field
 
-from stoker_operator.api.rule import Rule
-from stoker_operator.api.v1alpha1.base import Annotations, Labels, Part
+from stoker_operator.api.v1alpha1.base import Annotations, Labels, Part, without_own_labels
 
 #: The container of a pod template that is merged onto the engine's.
 ENGINE_CONTAINER: Final = "engine"
-#: Labels by which the pods of an endpoint are found; they are not the user's to set.
-OWN_LABELS: Final = (
-    "app.kubernetes.io/name",
-    "app.kubernetes.io/instance",
-    "app.kubernetes.io/managed-by",
-    "stoker.dev/workload",
-)
 
 
 class PodTemplateMetadata(Part):
@@ -28,15 +20,7 @@ class PodTemplateMetadata(Part):
     annotations: Annotations | None = None
     """Annotations of the pods."""
 
-    RULES: ClassVar = (
-        Rule(
-            field="labels",
-            holds=lambda it: not any(label in (it.labels or {}) for label in OWN_LABELS),
-            cel=f"!has(self.labels) || !{list(OWN_LABELS)}.exists(label, label in self.labels)",
-            message="one of these labels is what the operator finds the pods by",
-            remedy=f"use labels other than {', '.join(OWN_LABELS)}",
-        ),
-    )
+    RULES: ClassVar = (without_own_labels("the pods"),)
 
 
 class PodTemplate(Part):
