@@ -122,11 +122,12 @@ async def _server(name: str) -> web.AppRunner:
 
 
 @pytest.fixture(scope="module", params=["BUFFERED", "FULL_DUPLEX_STREAMED"])
-def envoy(request: pytest.FixtureRequest, behind: Behind) -> Iterator[httpx.Client]:
-    folder = behind.folder / request.param
-    folder.mkdir()
+def envoy(
+    request: pytest.FixtureRequest, behind: Behind, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[httpx.Client]:
+    folder = tmp_path_factory.mktemp("envoy")  # another one each time: in a drawn order the two ways take turns
     config, ports = folder / "envoy.json", folder / "addresses"
-    config.write_text(json.dumps(_config(behind.directory, folder.parent / "picker.sock", request.param)))
+    config.write_text(json.dumps(_config(behind.directory, behind.folder / "picker.sock", request.param)))
     binary = envoy_binary()
     process = subprocess.Popen(
         [binary, "-c", config, "--concurrency", "1", "--disable-hot-restart", "--log-level", "error",
