@@ -32,7 +32,7 @@ from stoker_operator.plan import devices, remedies
 from stoker_operator.plan.catalogue import Catalogue
 from stoker_operator.plan.engine_settings import EngineSettings, engine_settings
 from stoker_operator.plan.estimate import FOREIGN_MARGIN, MARGIN, Bench, Estimate
-from stoker_operator.plan.model_shapes import Shape, shape_of
+from stoker_operator.plan.model_shapes import Shape, shape_of, table
 from stoker_operator.plan.options import MIN_CONCURRENCY, Advice, Layout, Option, advise, judge, options
 from stoker_operator.plan.placement import Placement, place
 from stoker_operator.plan.proposals import Proposal, Refusal, changed
@@ -259,6 +259,8 @@ def _quantization(
     spec: Spec, catalogue: Catalogue, shape: Shape | str, method: str, config: Mapping[str, Any] | None
 ) -> Iterator[Refusal]:
     """What is wrong with how the model is quantized, or is to be; the first that is."""
+    if config is None:  # it is known all the same of well-known models
+        config = table().get(ModelSource.parse(spec.model.source).name)
     if isinstance(shape, Shape):
         if mismatches := tuple(mismatched(spec, shape)):
             yield from mismatches

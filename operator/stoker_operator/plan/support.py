@@ -168,9 +168,20 @@ def not_read(
             "spec.model.source",
             why,
             "UnsupportedQuantization",
-            lambda: (*(unquantized(config) if names else [Proposal(remedy)]), *elsewhere()),
+            lambda: (*_instead(config, remedy), *elsewhere()),
             "use another model",
         )
+
+
+def _instead(config: Mapping[str, Any], remedy: str) -> Iterator[Proposal]:
+    """The engine's remedy, planned where it is the model that is not quantized."""
+    if UNQUANTIZED_ONE not in remedy:
+        yield Proposal(remedy)
+        return
+    yield from unquantized(config)
+    if "--quantization" in remedy:
+        words = f"{UNQUANTIZED_ONE} with spec.engine.quantization int8"
+        yield Proposal(words, {"engine": {"quantization": "int8"}}, config=without_quantization(config))
 
 
 def _unread(config: Mapping[str, Any]) -> str:

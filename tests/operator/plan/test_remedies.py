@@ -167,6 +167,11 @@ def named(seed: int) -> set[str]:
     reasons, kinds = {each.reason for each in against}, set()
     for violation in against:
         assert violation.remedy
+        known = config or table().get(manifest["spec"]["model"]["source"].removeprefix("hf://"))
+        if "use the unquantized model" in violation.remedy and known:
+            kinds.add("numbers")
+            plain = {name: value for name, value in known.items() if name != "quantization_config"}
+            assert {each.reason for each in refusals(manifest, plain)} <= reasons - {violation.reason}, str(violation)
         for kind, change in tried(manifest, violation):
             kinds.add(kind)
             left = {each.reason for each in refusals(change, config)}
@@ -184,5 +189,5 @@ def test_many_remedies_of_every_kind_are_accepted() -> None:
     kinds = set().union(*map(named, range(60, 500)))
     assert kinds >= {
         "sizes", "pods of one copy", "smaller pods", "larger machines", "fp8", "one copy", "a length", "memory",
-        "experts", "without", "a runtime", "a value", "on load",
+        "experts", "without", "a runtime", "a value", "on load", "numbers",
     }  # fmt: skip
