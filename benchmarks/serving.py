@@ -4,8 +4,9 @@
 
 streams    `--clients` stream 128 tokens in, 128 out at once, three times: processor time of the server's process and of
            its engine's, and their memory
-gaps       one stream decodes while prompts of `--prompt` tokens come one after another, with `BOUNDS` in turn: the time
-           between two of its tokens, beside that of a stream alone, and the time that the prompts take
+gaps       one stream decodes while prompts of `--prompt` tokens come one after another: the time between two of its
+           tokens, beside that of a stream alone, and the time that the prompts take. Servers with each of `BOUNDS` run
+           side by side and are measured in turns, since machines change their speed by the minute
 
 The client shares the processor with the server, and parses nothing but the beginnings of events: the model's tokens
 must have texts, for one without is not an event.
@@ -25,10 +26,11 @@ import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+from statistics import median
 from typing import Final
 
 from gateway_ttft import percentile, table
@@ -37,6 +39,8 @@ from machine import Machine
 KV_CACHE_BYTES: Final = 1 << 30
 START_S: Final = 120
 BOUNDS: Final = ("", "--long-prefill-token-threshold=256", "--long-prefill-token-threshold=0")
+#: How often gaps are measured with each bound.
+TURNS: Final = 5
 TICKS: Final = os.sysconf("SC_CLK_TCK")
 
 
@@ -104,7 +108,7 @@ def serve(model: str, *flags: str) -> Iterator[Server]:
     words = ["serve", model, f"--port={port}", "--served-model-name=m", "--no-enable-prefix-caching"]
     words += [f"--kv-cache-memory-bytes={KV_CACHE_BYTES}", "--uvicorn-log-level=warning", *flags]
     started = time.perf_counter()
-    log = Path(tempfile.gettempdir()) / "stoker-serving.log"
+    log = Path(tempfile.gettempdir()) / f"stoker-serving-{port}.log"
     command = [sys.executable, "-m", "stoker", *words]
     with log.open("w") as output, subprocess.Popen(command, stderr=output, start_new_session=True) as process:
         try:
@@ -181,6 +185,24 @@ async def gaps(server: Server, long: int, rng: random.Random) -> tuple[list[floa
     return [later - earlier for earlier, later in pairwise(alone)], beside, whole
 
 
+async def gaps_in_turns(model: str, long: int, rng: random.Random) -> list[list[str]]:
+    """By bound, a row of a table: of each figure the median of `TURNS`."""
+    turns: list[list[list[float]]] = [[] for _ in BOUNDS]
+    with ExitStack() as stack:
+        servers = [stack.enter_context(serve(model, *bound.split())) for bound in BOUNDS]
+        for _ in range(TURNS):
+            for server, figures in zip(servers, turns, strict=True):
+                alone, beside, whole = await gaps(server, long, rng)
+                step, late = percentile(alone, 0.5), percentile(beside, 0.99)
+                figures.append([step, percentile(alone, 0.99), percentile(beside, 0.5), late, late / step])
+                figures[-1] += [len(beside), percentile(whole, 0.5)]
+    rows = []
+    for figures in turns:
+        *times, ratio, count, whole_s = (median(each) for each in zip(*figures, strict=True))
+        rows.append([*(f"{each * 1e3:.1f}" for each in times), f"{ratio:.1f}", f"{count:.0f}", f"{whole_s:.2f}"])
+    return rows
+
+
 def main() -> None:
     """Measures, prints, and writes where asked."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -199,16 +221,13 @@ def main() -> None:
         f"{options.clients} streams, 128 in, 128 out; ready after {ready:.1f} s; KV cache {KV_CACHE_BYTES >> 20} MiB"
     )
     parts.append(f"{title}; MiB are of anonymous memory\n\n{table([head, *rows])}")
-    rows = []
-    for bound in BOUNDS:
-        with serve(options.model, *bound.split()) as server:
-            alone, beside, prompts = asyncio.run(gaps(server, options.prompt, rng))
-        step = percentile(alone, 0.5)
-        measured = [step, percentile(alone, 0.99), percentile(beside, 0.5), percentile(beside, 0.99)]
-        rows.append([bound or "none", *(f"{each * 1e3:.1f}" for each in measured), f"{measured[-1] / step:.1f}"])
-        rows[-1] += [str(len(beside)), f"{percentile(prompts, 0.5):.2f}"]
+    rows = [
+        [bound or "none", *row]
+        for bound, row in zip(BOUNDS, asyncio.run(gaps_in_turns(options.model, options.prompt, rng)), strict=True)
+    ]
     head = ["flag", "alone, p50", "p99", "beside, p50", "p99", "÷ alone, p50", "gaps beside", "prompt, s"]
-    parts.append(f"One stream beside prompts of {options.prompt:,} tokens, ms\n\n{table([head, *rows])}")
+    title = f"One stream beside prompts of {options.prompt:,} tokens, ms; medians of {TURNS} turns"
+    parts.append(f"{title}\n\n{table([head, *rows])}")
     text = "\n\n".join(parts) + "\n"
     print(text)
     if options.output:
