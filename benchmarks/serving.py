@@ -40,7 +40,9 @@ KV_CACHE_BYTES: Final = 1 << 30
 START_S: Final = 120
 BOUNDS: Final = ("", "--long-prefill-token-threshold=256", "--long-prefill-token-threshold=0")
 #: How often gaps are measured with each bound.
-TURNS: Final = 5
+TURNS: Final = 3
+#: So many prompts are read one after another beside a stream.
+PROMPTS: Final = 8
 TICKS: Final = os.sysconf("SC_CLK_TCK")
 
 
@@ -166,17 +168,22 @@ async def gaps(server: Server, long: int, rng: random.Random) -> tuple[list[floa
     """Seconds between a stream's tokens, alone and while prompts of `long` tokens are read; and those that each of them
     took to its first token."""
     alone = await one(server, prompt(rng, 16), 400)
-    decoding = asyncio.create_task(one(server, prompt(rng, 16), 400))
+    times: list[float] = []
+
+    async def decode() -> None:
+        async for at in server.stream(prompt(rng, 16), 2000):
+            times.append(at)
+
+    decoding = asyncio.create_task(decode())
     await asyncio.sleep(0.3)
     reading: list[tuple[float, float]] = []
-    whole: list[float] = []
-    while not decoding.done():
+    for _ in range(PROMPTS):
         began = time.perf_counter()
         await one(server, prompt(rng, long), 1)
-        reading.append((began, time.perf_counter()))  # to its end, or beyond the stream's
-        if not decoding.done() or not whole:
-            whole.append(reading[-1][1] - began)
-    times = await decoding
+        reading.append((began, time.perf_counter()))
+    assert not decoding.done(), "the stream ended before the prompts did"
+    decoding.cancel()
+    whole = [ended - began for began, ended in reading]
     beside = [
         later - earlier
         for earlier, later in pairwise(times)
