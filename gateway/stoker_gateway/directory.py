@@ -40,8 +40,8 @@ class Endpoint:
 
     @property
     def authorizations(self) -> tuple[str, ...]:
-        """All that its servers may want to be told, the current one first."""
-        return () if self.authorization is None else (self.authorization, *self.earlier_authorizations)
+        """All that its servers may want to be told, the current one first; empty text: nothing."""
+        return (self.authorization or "", *self.earlier_authorizations)
 
 
 @dataclass(frozen=True)

@@ -177,9 +177,16 @@ class HttpAsker:
         #: By server, when it is next asked for its models, and what it was told in ``Authorization`` the last time.
         self._models_at: dict[str, tuple[float, tuple[str, ...]]] = {}
         self._without_ready: set[str] = set()
-        #: What servers may want to be told in ``Authorization`` where they are asked for their models, the likeliest
-        #: first; replaced as a whole.
-        self.authorizations: Mapping[str, tuple[str, ...]] = {}
+        #: By server, the number of the ``Authorization`` to begin with, where there was no time for all of them.
+        self._first: dict[str, int] = {}
+        self._authorizations: Mapping[str, tuple[str, ...]] = {}
+
+    def ask_as(self, authorizations: Mapping[str, tuple[str, ...]]) -> None:
+        """This is what servers may want to be told in ``Authorization`` where they are asked for their models, the
+        likeliest first. A server that was not among them is asked at once. May be called by any thread."""
+        self._authorizations = dict(authorizations)
+        for gone in set(self._models_at) - authorizations.keys():
+            self._models_at.pop(gone, None)
 
     async def __aenter__(self) -> HttpAsker:
         self._session = aiohttp.ClientSession(
@@ -214,21 +221,25 @@ class HttpAsker:
     async def _ask_models(self, server: str) -> None:
         now = asyncio.get_running_loop().time()
         due, told = self._models_at.get(server, (-math.inf, ()))
-        authorizations = self.authorizations.get(server, ("",))
+        authorizations = self._authorizations.get(server, ("",))
         if self._hear_models is None or (now < due and told == authorizations):
             return
         self._models_at[server] = now + SOON_S, authorizations
-        with suppress(TimeoutError):  # how it does is known without
+        first = number = self._first.pop(server, 0) % len(authorizations)
+        try:
             async with asyncio.timeout(MODELS_TIMEOUT_S):
-                for authorization in authorizations:
+                for number in (*range(first, len(authorizations)), *range(first)):
+                    authorization = authorizations[number]
                     headers = {"authorization": authorization} if authorization else {}
                     status, body = await self._get(server, "/v1/models", {"accept": "application/json"} | headers)
                     if status == 200:
                         self._hear_models(server, body, authorization)
-                    if status != 401:
+                    if status not in (401, 403):
                         break
-                if status != 401 and authorization == authorizations[0]:
+                if number == 0 or len(authorizations) == 1:
                     self._models_at[server] = now + MODELS_S, authorizations
+        except TimeoutError:  # how it does is known without
+            self._first[server] = number + (number == first)
 
     async def _get(self, server: str, path: str, headers: Mapping[str, str] | None = None) -> tuple[int, bytes]:
         """The status and the body of an answer; no body if it is too large."""
@@ -313,9 +324,8 @@ class PollerThread:
         await asyncio.to_thread(self._thread.join)
 
     def ask_as(self, authorizations: Mapping[str, tuple[str, ...]]) -> None:
-        """This is what servers may want to be told in ``Authorization``, by their addresses, the likeliest first. May
-        be called by any thread."""
-        self._asker.authorizations = dict(authorizations)
+        """What servers may want to be told in ``Authorization``, by their addresses; see `HttpAsker`."""
+        self._asker.ask_as(authorizations)
 
     def _pass_models_on(self, server: str, answer: bytes, authorization: str) -> None:
         assert self._hear_models is not None

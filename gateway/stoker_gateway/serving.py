@@ -148,8 +148,11 @@ class Serving:
 
 
 def _authorizations(directory: Directory) -> dict[str, tuple[str, ...]]:
-    endpoints = directory.endpoints.values()
-    return {server: each.authorizations for each in endpoints if each.authorization for server in each.servers}
+    told: dict[str, dict[str, None]] = {}
+    for endpoint in directory.endpoints.values():
+        for server in endpoint.servers:
+            told.setdefault(server, {}).update(dict.fromkeys(endpoint.authorizations))
+    return {server: tuple(each) for server, each in told.items()}
 
 
 def _servers(directory: Directory) -> list[str]:

@@ -77,17 +77,47 @@ def test_servers_are_asked_for_their_models_with_their_key() -> None:
         await web.TCPSite(runner, "127.0.0.1", 0).start()
         server = f"127.0.0.1:{runner.addresses[0][1]}"
         async with HttpAsker(lambda *said: heard.append(said)) as asker:
-            asker.authorizations = {server: ("Bearer k",)}
+            asker.ask_as({server: ("Bearer k",)})
             for _ in range(3):
                 assert (await asker(server)).ready
             assert heard == [(server, _said(), "Bearer k")]  # once in a while
-            asker.authorizations = {server: ("Bearer new", "Bearer k", "Bearer older")}
+            asker.ask_as({server: ("Bearer new", "Bearer k", "Bearer older")})
             for _ in range(3):
                 assert (await asker(server)).ready
         await runner.cleanup()
         assert heard == [(server, _said(), "Bearer k")] * 2
         assert [key for path, key in asked if path == "/v1/models"] == ["Bearer k", "Bearer new", "Bearer k"]
         assert {key for path, key in asked if path != "/v1/models"} == {None}
+
+    asyncio.run(main())
+
+
+def test_the_key_that_a_slow_server_takes_is_found_in_the_end() -> None:
+    heard: list[str] = []
+    slow = 0.4  # of a second for all keys
+
+    async def answer(request: web.Request) -> web.Response:
+        if request.path != "/v1/models":
+            return web.Response()
+        await asyncio.sleep(slow)  # sleeps: the server is slow
+        return web.Response(body=_said(), status=200 if request.headers.get("authorization") == "k1" else 403)
+
+    async def main() -> None:
+        app = web.Application()
+        app.router.add_get("/{path:.*}", answer)
+        runner = web.AppRunner(app, access_log=None)
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        server = f"127.0.0.1:{runner.addresses[0][1]}"
+        async with HttpAsker(lambda *said: heard.append(said[2])) as asker:
+            for _ in range(4):
+                asker.ask_as({server: ("k4", "k3", "k2", "k1")})
+                assert (await asker(server)).ready
+                asker.ask_as({})  # it has left, so it is asked again at once
+                if heard:
+                    break
+        await runner.cleanup()
+        assert heard == ["k1"]
 
     asyncio.run(main())
 

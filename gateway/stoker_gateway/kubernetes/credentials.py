@@ -3,9 +3,6 @@ since the gateway may read no others. They are read again now and then, and when
 
 A Secret that is not there, or may not be read, has no key: its endpoints' requests are refused, and never sent without.
 While the API server does not answer, the last key stays.
-
-A few earlier keys are remembered while the Secret has a key: a server that reads its key when it starts, as vLLM's,
-wants the one of that time until it is restarted.
 """
 
 from __future__ import annotations
@@ -29,8 +26,6 @@ logger = logging.getLogger(__name__)
 PERIOD_S: Final = 30.0
 #: Seconds until one that has no key is read again: at first, then doubled up to the period.
 _FIRST_WAIT_S: Final = 1.0
-#: How many earlier keys of a Secret are remembered.
-_EARLIER: Final = 3
 #: The entry that all runtimes read.
 _ENTRY: Final = "api-key"
 
@@ -43,7 +38,6 @@ class _Secret:
         stamp: for which state of its endpoints it was read.
         due: when it is to be read, by the clock.
         key: None while it has none, or may not be read.
-        earlier: the keys that it had before, the latest first.
         failures: in a row.
         complaint: what was said of it.
     """
@@ -51,7 +45,6 @@ class _Secret:
     stamp: object
     due: float
     key: str | None = None
-    earlier: tuple[str, ...] = ()
     failures: int = 0
     complaint: str = ""
 
@@ -89,12 +82,10 @@ class Credentials:
                     known.stamp, known.due, known.failures = stamp, self._clock(), 0
             self._news.notify()
 
-    def keys(self) -> dict[Name, tuple[str, ...]]:
-        """The keys that are known: of each Secret that has one its own, and then its earlier ones, the latest first."""
+    def keys(self) -> dict[Name, str]:
+        """The keys that are known."""
         with self._news:
-            return {
-                name: (secret.key, *secret.earlier) for name, secret in self._secrets.items() if secret.key is not None
-            }
+            return {name: secret.key for name, secret in self._secrets.items() if secret.key is not None}
 
     def stop(self) -> None:
         """Has `run` end."""
@@ -132,8 +123,7 @@ class Credentials:
                 return
             before = secret.key
             if not keep:
-                known = [each for each in (before, *secret.earlier) if each is not None and each != key]
-                secret.key, secret.earlier = key, tuple(known[:_EARLIER])
+                secret.key = key
             if trouble:
                 wait_s = min(PERIOD_S, _FIRST_WAIT_S * 2.0 ** min(secret.failures, 10))
                 secret.due, secret.failures = min(secret.due, self._clock() + wait_s), secret.failures + 1

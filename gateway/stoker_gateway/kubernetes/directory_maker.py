@@ -8,6 +8,7 @@ from typing import Final
 
 from stoker_gateway.directory import Directory, Endpoint, cluster_name
 from stoker_gateway.kubernetes.facts import EndpointFacts, SliceFacts
+from stoker_gateway.kubernetes.told_keys import ToldKeys
 from stoker_gateway.kubernetes.watch import Name
 
 #: Why an endpoint's requests are refused, in words for clients: they say nothing of whose it is.
@@ -16,22 +17,22 @@ TLS: Final = "its servers speak TLS, and the gateway does not to servers"
 
 
 def make(
-    endpoints: Iterable[EndpointFacts], slices: Iterable[SliceFacts], credentials: Mapping[Name, tuple[str, ...]]
+    endpoints: Iterable[EndpointFacts], slices: Iterable[SliceFacts], credentials: Mapping[Name, str], told: ToldKeys
 ) -> Directory:
     """The directory. A served name that several endpoints have belongs to the oldest.
 
     Args:
-        credentials: the key that servers want, and then earlier ones, by the Secret that has them; without those that
-            cannot be read.
+        credentials: the key that servers want, by the Secret that has it; without those that cannot be read.
+        told: the keys of earlier directories.
     """
     servers = _servers(slices)
     made: dict[str, Endpoint] = {}
     for facts in sorted(endpoints, key=lambda each: (each.created, each.namespace, each.name)):
         at = (facts.namespace, facts.name)
-        authorizations, refusal = list[str](), None
-        if facts.secret is not None:
-            authorizations = [f"Bearer {key}" for key in credentials.get((facts.namespace, facts.secret), ())]
-            refusal = None if authorizations else NO_CREDENTIAL
+        key = None if facts.secret is None else credentials.get((facts.namespace, facts.secret))
+        keys = told.tell(at, facts.secret, key)
+        authorizations = [None if each is None else f"Bearer {each}" for each in keys]
+        refusal = None if authorizations else NO_CREDENTIAL
         if facts.speaks_tls:
             refusal = TLS
         for served in facts.served_names:
@@ -44,7 +45,7 @@ def make(
                     authorizations[0] if authorizations else None,
                     int(facts.created) if math.isfinite(facts.created) else 0,
                     refusal,
-                    tuple(authorizations[1:]),
+                    tuple(each or "" for each in authorizations[1:]),
                 )
     return Directory(made)
 

@@ -108,7 +108,7 @@ class Decider:
         self._reader = BodyReader()
         self._holders = ResponseHolders()
         self._cards = ModelCards()
-        self._server_keys = ServerKeys()
+        self._server_keys = ServerKeys(clock)
         self._directory = Directory()
         self._pickers: Mapping[str, EndpointPicker] = {}
         self._lines: dict[str, WaitingLine] = {}
@@ -205,6 +205,12 @@ class Decider:
         """The proxy did not hear of this route, so the request ends here."""
         if isinstance(grant := route.metadata.get(GRANT), str):
             self._limiter.settle(grant, 0, self._clock())
+
+    def doubt(self, route: Route) -> None:
+        """Nobody knows whether the proxy has heard of this route: its tokens count as used, and its request as ended,
+        since its end may never be told."""
+        if isinstance(grant := route.metadata.get(GRANT), str):
+            self._limiter.settle(grant, None, self._clock())
 
     def too_large(self) -> RequestError:
         """Why a body is refused."""

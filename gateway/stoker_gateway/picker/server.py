@@ -234,20 +234,27 @@ class Processor(external_processor_pb2_grpc.ExternalProcessorServicer):  # type:
     async def _send_route(self, route: Route, responses: Iterator[Any], context: Any) -> None:
         """Sends the first response, which has the route. If it cannot be sent, what the request reserved is free again.
 
-        A proxy may end its stream as soon as it has read the route, which cancels this even where the response was
-        sent. So only the outcome of the write counts.
+        A proxy ends its stream, which cancels this, when its client leaves, and as soon as it has read the route. So
+        if the response was sent nevertheless, nobody knows whether the proxy has read it.
         """
 
         async def write() -> None:
             await context.write(next(responses))
 
-        def written(task: asyncio.Task[None]) -> None:
+        def end(task: asyncio.Task[None]) -> None:
             if task.cancelled() or task.exception() is not None:
                 self._decider.undo(route)
+            elif cancelled:
+                self._decider.doubt(route)
 
+        cancelled = False
         writing = asyncio.create_task(write())
-        writing.add_done_callback(written)
-        await asyncio.shield(writing)
+        writing.add_done_callback(end)
+        try:
+            await asyncio.shield(writing)
+        except asyncio.CancelledError:
+            cancelled = True
+            raise
 
 
 @dataclass(slots=True)

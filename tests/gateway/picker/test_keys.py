@@ -123,7 +123,8 @@ def test_servers_get_their_own_key_and_never_the_gateway_s(
 def test_a_server_is_told_the_key_that_it_takes_and_a_request_only_one(caplog: pytest.LogCaptureFixture) -> None:
     one, two, three = servers = ("10.0.1.1:80", "10.0.1.2:80", "10.0.1.3:80")
     endpoint = Endpoint("m", "c", servers, authorization="k3", earlier_authorizations=("k2", "k1"))
-    keys = ServerKeys()
+    now = 0.0
+    keys = ServerKeys(lambda: now)
     assert keys.alike(endpoint, servers) == (servers, "k3")  # nothing is known of them
     for _ in range(2):
         keys.takes(one, "k1", [endpoint])
@@ -133,7 +134,12 @@ def test_a_server_is_told_the_key_that_it_takes_and_a_request_only_one(caplog: p
     keys.takes(three, "k0")  # which is not remembered any more
     assert keys.alike(endpoint, servers) == ((one,), "k1")
     assert keys.alike(endpoint, (two, one, three)) == ((two, three), "k3")
-    keys.keep(servers[1:])  # another server has its address now
+    keys.keep(servers[1:])
+    keys.keep(servers)  # it is back
+    assert keys.alike(endpoint, servers) == ((one,), "k1")
+    keys.keep(servers[1:])
+    now = 301.0
+    keys.keep(servers[1:])  # another server has its address by now
     assert keys.alike(endpoint, servers) == (servers, "k3")
     open_to_all = Endpoint("m", "c", servers)
     keys.takes(one, "")
