@@ -18,7 +18,7 @@ from .test_chart import CHART, only_named
 from .test_chart_objects import FOREIGN, check
 
 Values = dict[str, Any]
-#: What the chart makes anew at each render, unless the values name it.
+#: What the chart generates again at each render, unless the values name it.
 NAMED_SECRETS = {"tls": {"secretName": "mine"}, "peers": {"secretName": "mine.too"}}
 LONGEST = "a-release-whose-name-has-as-many-letters-as-helm-take"  # 53
 BUILD = "0.1.0-rc.1+sha." + "0123456789abcdef" * 4

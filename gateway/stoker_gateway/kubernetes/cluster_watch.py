@@ -22,7 +22,7 @@ from stoker_gateway.keys.manifests import LABEL
 from stoker_gateway.kubernetes import directory_maker, facts
 from stoker_gateway.kubernetes.api import Api
 from stoker_gateway.kubernetes.credentials import Credentials
-from stoker_gateway.kubernetes.told_keys import ToldKeys
+from stoker_gateway.kubernetes.key_history import KeyHistory
 from stoker_gateway.kubernetes.watch import Kind, Name, Watch
 
 #: Seconds between two times that changes are told, at least.
@@ -59,7 +59,7 @@ class ClusterWatch:
         self._slices = Watch(api, _SLICES, facts.read_slice, self._changed)
         self._secrets = Watch(api, secrets, facts.read_key, self._changed)
         self._credentials = Credentials(api, self._changed)
-        self._told = ToldKeys()
+        self._history = KeyHistory()
         self._key_watch = KeyWatch(f"namespace {namespace}")
         watches = self._endpoints, self._slices, self._secrets
         works: list[Callable[[], None]] = [lambda each=each: each.run(self._stop) for each in watches]  # type: ignore[misc]
@@ -117,8 +117,8 @@ class ClusterWatch:
                 name = (each.namespace, each.secret)
                 wanted[name] = wanted.get(name, frozenset()) | {(each.name, each.generation)}
         self._credentials.want(wanted)
-        self._told.keep((each.namespace, each.name) for each in endpoints)
-        return directory_maker.make(endpoints, self._slices.items().values(), self._credentials.keys(), self._told)
+        self._history.keep((each.namespace, each.name) for each in endpoints)
+        return directory_maker.make(endpoints, self._slices.items().values(), self._credentials.keys(), self._history)
 
     def _changed(self) -> None:
         with contextlib.suppress(RuntimeError):  # the loop has ended

@@ -8,7 +8,7 @@ from typing import Final
 
 from stoker_gateway.directory import Directory, Endpoint, cluster_name
 from stoker_gateway.kubernetes.facts import EndpointFacts, SliceFacts
-from stoker_gateway.kubernetes.told_keys import ToldKeys
+from stoker_gateway.kubernetes.key_history import KeyHistory
 from stoker_gateway.kubernetes.watch import Name
 
 #: Why an endpoint's requests are refused, in words for clients: they say nothing of whose it is.
@@ -17,20 +17,23 @@ TLS: Final = "its servers speak TLS, and the gateway does not to servers"
 
 
 def make(
-    endpoints: Iterable[EndpointFacts], slices: Iterable[SliceFacts], credentials: Mapping[Name, str], told: ToldKeys
+    endpoints: Iterable[EndpointFacts],
+    slices: Iterable[SliceFacts],
+    credentials: Mapping[Name, str],
+    history: KeyHistory,
 ) -> Directory:
     """The directory. A served name that several endpoints have belongs to the oldest.
 
     Args:
         credentials: the key that servers want, by the Secret that has it; without those that cannot be read.
-        told: the keys of earlier directories.
+        history: the keys of earlier directories.
     """
     servers = _servers(slices)
     made: dict[str, Endpoint] = {}
     for facts in sorted(endpoints, key=lambda each: (each.created, each.namespace, each.name)):
         at = (facts.namespace, facts.name)
         key = None if facts.secret is None else credentials.get((facts.namespace, facts.secret))
-        keys = told.tell(at, facts.secret, key)
+        keys = history.update(at, facts.secret, key)
         authorizations = [None if each is None else f"Bearer {each}" for each in keys]
         refusal = None if authorizations else NO_CREDENTIAL
         if facts.speaks_tls:

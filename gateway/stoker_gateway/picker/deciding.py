@@ -206,9 +206,9 @@ class Decider:
         if isinstance(grant := route.metadata.get(GRANT), str):
             self._limiter.settle(grant, 0, self._clock())
 
-    def doubt(self, route: Route) -> None:
-        """Nobody knows whether the proxy has heard of this route: its tokens count as used, and its request as ended,
-        since its end may never be told."""
+    def count_as_used(self, route: Route) -> None:
+        """It is unknown whether the proxy has read this route: its tokens count as used, and its request as ended,
+        since its end may never be reported."""
         if isinstance(grant := route.metadata.get(GRANT), str):
             self._limiter.settle(grant, None, self._clock())
 

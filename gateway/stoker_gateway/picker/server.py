@@ -235,7 +235,7 @@ class Processor(external_processor_pb2_grpc.ExternalProcessorServicer):  # type:
         """Sends the first response, which has the route. If it cannot be sent, what the request reserved is free again.
 
         A proxy ends its stream, which cancels this, when its client leaves, and as soon as it has read the route. So
-        if the response was sent nevertheless, nobody knows whether the proxy has read it.
+        if the response was sent nevertheless, it is unknown whether the proxy has read it.
         """
 
         async def write() -> None:
@@ -245,7 +245,7 @@ class Processor(external_processor_pb2_grpc.ExternalProcessorServicer):  # type:
             if task.cancelled() or task.exception() is not None:
                 self._decider.undo(route)
             elif cancelled:
-                self._decider.doubt(route)
+                self._decider.count_as_used(route)
 
         cancelled = False
         writing = asyncio.create_task(write())

@@ -36,7 +36,7 @@ class ServerKeys:
         self._taken[server] = authorization
         for endpoint in endpoints:
             current = endpoint.authorizations[0]
-            if server not in endpoint.servers or authorization not in endpoint.earlier_authorizations:
+            if authorization not in endpoint.earlier_authorizations or server not in endpoint.servers:
                 continue
             if self._warned.get(server) != current:
                 self._warned[server] = current

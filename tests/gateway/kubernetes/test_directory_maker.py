@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from stoker_gateway.kubernetes import directory_maker, facts
 from stoker_gateway.kubernetes.credentials import first_key
-from stoker_gateway.kubernetes.told_keys import ToldKeys
+from stoker_gateway.kubernetes.key_history import KeyHistory
 
 from .stand_in_api import endpoint, secret, slice_of
 
@@ -42,9 +42,9 @@ def test_no_object_is_too_odd(data: st.DataObject) -> None:
         changed = _replaced(whole, path, data.draw(_JSON))
         made = read(changed)
         if isinstance(made, facts.EndpointFacts):
-            directory_maker.make([made], [], {}, ToldKeys())
+            directory_maker.make([made], [], {}, KeyHistory())
         if isinstance(made, facts.SliceFacts):
-            directory_maker.make([], [made], {}, ToldKeys())
+            directory_maker.make([], [made], {}, KeyHistory())
 
 
 def _replaced(seen: Any, path: tuple[Any, ...], value: Any) -> Any:
@@ -75,7 +75,7 @@ def test_a_name_belongs_to_the_oldest_in_whatever_order_endpoints_come(seed: int
     read = [made for each in seen if (made := facts.read_endpoint(each)) is not None]
     assert len(read) == len(seen)
     rng.shuffle(read)
-    directory = directory_maker.make(read, filter(None, map(facts.read_slice, slices)), {}, ToldKeys())
+    directory = directory_maker.make(read, filter(None, map(facts.read_slice, slices)), {}, KeyHistory())
     for name in names:
         claims = [
             (each["metadata"]["creationTimestamp"], each["metadata"]["namespace"], each["metadata"]["name"])
@@ -112,7 +112,7 @@ def test_pods_count_once_and_only_those_that_take_requests() -> None:
             each["targetRef"] = {"kind": "Pod", "uid": pod}
     read = facts.read_endpoint(endpoint("a"))
     assert read is not None
-    directory = directory_maker.make([read], filter(None, map(facts.read_slice, every)), {}, ToldKeys())
+    directory = directory_maker.make([read], filter(None, map(facts.read_slice, every)), {}, KeyHistory())
     assert directory.endpoints["org/a"].servers == ("10.0.0.1:80", "10.0.0.4:80", "[fd00::2]:80")
 
 
@@ -133,9 +133,9 @@ def test_servers_that_want_a_key_get_it_or_nothing() -> None:
     tls = endpoint("d")
     tls["status"]["url"] = "https://d/v1"
     read = [made for each in [*seen, tls] if (made := facts.read_endpoint(each)) is not None]
-    told = ToldKeys()
-    directory_maker.make(read, [], {("one", "s"): "k0"}, told)
-    made = directory_maker.make(read, [], {("one", "s"): "k1"}, told).endpoints
+    history = KeyHistory()
+    directory_maker.make(read, [], {("one", "s"): "k0"}, history)
+    made = directory_maker.make(read, [], {("one", "s"): "k1"}, history).endpoints
     assert (made["org/a"].authorization, made["org/a"].refusal) == ("Bearer k1", None)
     assert made["org/a"].session_header == "x-session"
     assert (made["org/b"].authorization, made["org/b"].refusal) == (None, directory_maker.NO_CREDENTIAL)
@@ -147,21 +147,21 @@ def test_servers_that_want_a_key_get_it_or_nothing() -> None:
     assert "k1" not in repr(made) and "k0" not in repr(made)
 
 
-def test_keys_that_were_told_are_an_endpoint_s_own_and_few() -> None:
-    told, one = ToldKeys(), ("one", "a")
-    assert told.tell(one, "s", None) == ()
-    assert told.tell(one, "s", "k1") == ("k1",)
-    assert told.tell(("two", "a"), "s", None) == ()  # another one's
-    assert told.tell(one, "s-2", None) == ("k1",)  # a new Secret, which may not be read yet
-    assert told.tell(one, "s", None) == ()  # it is gone
-    assert told.tell(one, "s-2", "k2") == ("k2", "k1")
-    assert told.tell(one, None, None) == (None, "k2", "k1")
-    assert told.tell(one, "s", "k1") == ("k1", None, "k2")
+def test_earlier_keys_are_an_endpoint_s_own_and_few() -> None:
+    history, one = KeyHistory(), ("one", "a")
+    assert history.update(one, "s", None) == ()
+    assert history.update(one, "s", "k1") == ("k1",)
+    assert history.update(("two", "a"), "s", None) == ()  # another one's
+    assert history.update(one, "s-2", None) == ("k1",)  # a new Secret, which may not be read yet
+    assert history.update(one, "s", None) == ()  # it is gone
+    assert history.update(one, "s-2", "k2") == ("k2", "k1")
+    assert history.update(one, None, None) == (None, "k2", "k1")
+    assert history.update(one, "s", "k1") == ("k1", None, "k2")
     for number in range(3, 9):
-        told.tell(one, "s", f"k{number}")
-    assert told.tell(one, "s", "k8") == ("k8", "k7", "k6", "k5")
-    told.keep([("two", "a")])
-    assert told.tell(one, "s", None) == ()
+        history.update(one, "s", f"k{number}")
+    assert history.update(one, "s", "k8") == ("k8", "k7", "k6", "k5")
+    history.keep([("two", "a")])
+    assert history.update(one, "s", None) == ()
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,5 @@
-"""Which keys the servers of each endpoint have been told, since some want an earlier one: a server that reads its key
-when it starts, as vLLM's, wants the one of that time until it is restarted."""
+"""The latest keys of each endpoint, since some servers expect an earlier one: a server that reads its key when it
+starts, as vLLM's, expects the one of that time until it is restarted."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ EARLIER: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
-class _Told:
+class _Known:
     """Of one endpoint.
 
     Attributes:
@@ -26,28 +26,28 @@ class _Told:
     keys: tuple[str | None, ...]
 
 
-class ToldKeys:
-    """The latest keys of each endpoint. They are an endpoint's: no other one's servers are ever told them."""
+class KeyHistory:
+    """The latest keys of each endpoint. They belong to it: no other endpoint's servers are ever sent them."""
 
     def __init__(self) -> None:
-        self._told: dict[Name, _Told] = {}
+        self._known: dict[Name, _Known] = {}
 
-    def tell(self, endpoint: Name, secret: str | None, key: str | None) -> tuple[str | None, ...]:
-        """What the servers of an endpoint may want to be told, the latest first; nothing: they get no requests.
+    def update(self, endpoint: Name, secret: str | None, key: str | None) -> tuple[str | None, ...]:
+        """The keys that servers of an endpoint may expect, the latest first; none at all: they get no requests.
 
         Args:
             secret: the Secret that the endpoint names; None: its servers want no key.
             key: what is known of it. While nothing is, and the endpoint named another one before, that one's key
                 stays in force: it takes a moment until a Secret may be read.
         """
-        before = self._told.get(endpoint)
+        before = self._known.get(endpoint)
         if secret is not None and key is None:
             return () if before is None or before.secret == secret else before.keys
         earlier = [each for each in before.keys if each != key] if before else []
-        self._told[endpoint] = _Told(secret, (key, *earlier[:EARLIER]))
-        return self._told[endpoint].keys
+        self._known[endpoint] = _Known(secret, (key, *earlier[:EARLIER]))
+        return self._known[endpoint].keys
 
     def keep(self, endpoints: Iterable[Name]) -> None:
         """These are all endpoints there are."""
-        for gone in self._told.keys() - set(endpoints):
-            del self._told[gone]
+        for gone in self._known.keys() - set(endpoints):
+            del self._known[gone]
