@@ -14,6 +14,7 @@ import yaml
 from stoker_gateway.keys import manifests
 from stoker_gateway.keys.key import Key, digest_of
 
+from .. import golden
 from ..operator.test_dashboards import CHART, expressions
 from .behind_envoy import CHAT
 from .test_gateway import command
@@ -44,6 +45,7 @@ async def scraped(tmp_path: Path) -> dict[str, set[str]]:
             for name, labels in re.findall(r"^([a-z][\w:]*)(\{.*\})? ", text, re.MULTILINE):  # as Prometheus reads them
                 samples.setdefault(name, set()).update(re.findall(r"(\w+)=\"", labels))
         assert f"# TYPE {WAITING} histogram" in text
+        golden.check("gateway-metrics.txt", golden.series(text, ("stoker:",)))
         return {f"{WAITING}_bucket": {"le", "model"}, **samples}
 
 

@@ -11,6 +11,7 @@ from starlette.testclient import TestClient
 
 from stoker_engine.contract.errors import EngineDeadError, RequestError
 
+from ... import golden
 from .conftest import FakeEngine
 
 CHAT = {"messages": [{"role": "user", "content": "hi"}]}
@@ -137,3 +138,18 @@ def test_the_schema_documents_errors_as_they_are(client: TestClient) -> None:
     responses = schema["paths"]["/v1/completions"]["post"]["responses"]
     assert "422" not in responses
     assert responses["4XX"]["content"]["application/json"]["schema"] == {"$ref": "#/components/schemas/ErrorResponse"}
+
+
+def test_golden_openapi(client: TestClient) -> None:
+    """Paths, operation ids, fields and their bounds; the prose may change."""
+
+    def without_prose(node: Any) -> Any:
+        if isinstance(node, list):
+            return [without_prose(each) for each in node]
+        if not isinstance(node, dict):
+            return node
+        prose = {name for name in ("description", "title", "summary") if isinstance(node.get(name), str)}
+        return {name: without_prose(value) for name, value in node.items() if name not in prose}
+
+    schema = without_prose(client.get("/openapi.json").json())
+    golden.check("openapi.json", json.dumps(schema, indent=1, sort_keys=True) + "\n")

@@ -15,6 +15,8 @@ from stoker_engine.core.step_report import FinishedRequest, FirstToken, Schedule
 from stoker_engine.metrics import EngineMetrics, process_registry
 from stoker_engine.sizing.cache_groups import CacheGroup
 
+from ... import golden
+
 #: vLLM 0.32's names and types, of all that applies here.
 VLLM = {
     "vllm:cache_config_info": "gauge",
@@ -286,3 +288,17 @@ def test_each_copy_shows_its_own_cache_and_that_of_whoever_takes_its_place(regis
     assert stored == {"0": "", "1": "int8"}
     metrics.on_loaded_again(infos[1], 1)
     assert blocks() == {"0": "77", "1": "50"}
+
+
+def test_golden_metrics(registry: CollectorRegistry) -> None:
+    """Every series of an engine with two copies, after a request of each end."""
+    metrics = EngineMetrics(registry, "tiny", EngineArgs("tiny", data_parallel_size=2), [INFO] * 2)
+    for copy in range(2):
+        metrics.look_up(copy, lambda: True)
+        metrics.on_step(StepReport(4, 4, 1, SchedulerStats(1, 1, 0.5, 100, 40, 1), copy=copy))
+    for reason in FinishReason:
+        facts = finished(reason, queue=1.0, prefill=1.0, decode=1.0)
+        metrics.on_step(replace(facts, stats=SchedulerStats(1, 1, 0.5, 100, 40, 1)))
+    metrics.on_rejected("max_num_queued_reqs")
+    metrics.on_restart(1)
+    golden.check("engine-metrics.txt", golden.series(generate_latest(registry).decode(), ("vllm:", "stoker:")))

@@ -1,0 +1,82 @@
+"""The names that leave a process, as golden files: commands with their flags, variables, labels, headers, metrics."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stoker import main as dispatcher
+
+from . import golden
+
+ROOT = Path(__file__).parents[1]
+SOURCES = ("cli", "engine", "gateway", "operator", "charts", "images", "crds")
+PATTERNS = {
+    "environment variables": r"\bSTOKER_[A-Z_]*[A-Z]",
+    "labels and annotations": r"\bstoker\.dev/[A-Za-z0-9.-]*[A-Za-z0-9]",
+    "headers": r"(?i)\bx-stoker-[a-z-]*[a-z]",
+    "metrics": r"\b(?:stoker|vllm):[a-z_]*[a-z]",
+}
+#: Commands that choose among parsers by their first word.
+KINDS = {"bench": [["serve"], ["throughput"], ["latency"]]}
+
+
+class _ParserFound(Exception):  # noqa: N818 - carries a parser out of a command, and is no error
+    pass
+
+
+def _flags(parser: argparse.ArgumentParser, command: str) -> list[str]:
+    """Each option and argument, independent of how this version of Python prints them."""
+    lines = [f"$ {command}"]
+    below = []
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            below += [(name, each) for name, each in action.choices.items()]
+            continue
+        facts: dict[str, Any] = {
+            "takes": action.nargs,
+            "choices": sorted(map(str, action.choices)) if action.choices else None,
+            "default": action.default if isinstance(action.default, str | int | float | bool) else None,
+            "required": action.required or None,
+        }
+        shown = {name: value for name, value in facts.items() if value is not None}
+        lines.append(f"    {' '.join(action.option_strings) or action.dest} {json.dumps(shown)}")
+        lines.append(f"        {' '.join((action.help or '').split())}")
+    for name, each in below:
+        lines += ["", *_flags(each, f"{command} {name}")]
+    return lines
+
+
+def test_golden_commands(monkeypatch: pytest.MonkeyPatch) -> None:
+    def found(parser: argparse.ArgumentParser, *_: Any, **__: Any) -> None:
+        raise _ParserFound(parser)
+
+    monkeypatch.setattr(argparse.ArgumentParser, "parse_known_args", found)
+    commands = {entry.name: entry for entry in entry_points(group=dispatcher.GROUP)}
+    text = [dispatcher.usage(commands), ""]
+    for name, entry in sorted(commands.items()):
+        for kind in KINDS.get(name, [[]]):
+            with pytest.raises(_ParserFound) as caught:
+                entry.load()(kind)
+            text += [*_flags(caught.value.args[0], " ".join(["stoker", name, *kind])), ""]
+    golden.check("commands.txt", "\n".join(text))
+
+
+def test_golden_names() -> None:
+    files = [path for folder in SOURCES for path in sorted((ROOT / folder).rglob("*")) if path.is_file()]
+    texts = []
+    for path in files:
+        if path.suffix in {".pyc", ".so", ".o"} or "__pycache__" in path.parts:
+            continue
+        texts.append(path.read_text(errors="ignore"))
+    lines = []
+    for title, pattern in PATTERNS.items():
+        names = sorted({name for text in texts for name in re.findall(pattern, text)})
+        lines += [title, *(f"    {name}" for name in names), ""]
+    golden.check("names.txt", "\n".join(lines))
