@@ -7,7 +7,7 @@ the same sums when it starts.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -28,14 +28,16 @@ from stoker_operator.api.quantity import amount
 from stoker_operator.api.v1alpha1 import Spec
 from stoker_operator.api.v1alpha1.hardware import CPU
 from stoker_operator.api.violation import Refused, Violation
-from stoker_operator.plan import devices, remedies
+from stoker_operator.plan import devices, remedies, ways_out
 from stoker_operator.plan.catalogue import Catalogue
 from stoker_operator.plan.engine_settings import EngineSettings, engine_settings
 from stoker_operator.plan.estimate import FOREIGN_MARGIN, MARGIN, Bench, Estimate
 from stoker_operator.plan.model_shapes import Shape, shape_of, table
-from stoker_operator.plan.options import MIN_CONCURRENCY, Advice, Layout, Option, advise, judge, options
+from stoker_operator.plan.options import MIN_CONCURRENCY, Layout, Option, advise, judge, options
 from stoker_operator.plan.placement import Placement, place
 from stoker_operator.plan.proposals import Proposal, Refusal, changed
+from stoker_operator.plan.study import Plan as Plan
+from stoker_operator.plan.study import Study as Study
 from stoker_operator.plan.support import (
     mismatched,
     not_loaded,
@@ -50,63 +52,6 @@ from stoker_operator.plan.unplannable import Unplannable as Unplannable
 _MIB = 1024**2
 #: More than any machine has; a limit may say more.
 _MOST_MEMORY = 1 << 60
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What is decided about the pods of an endpoint.
-
-    Attributes:
-        placement: what each runs on.
-        image: the container image each runs.
-        estimate: what will be in an accelerator's memory; None where the model's shape is not known.
-        unknown: why it is not known.
-        max_model_len: the longest sequence, as the engine is given it; None leaves it to the engine.
-        warnings: sentences for the spec's author on what is planned: a length that was cut, what the
-            runtime's release does not do yet.
-        chosen_by: which field of the spec left the sizes to the planner; empty: none did.
-    """
-
-    placement: Placement
-    image: str
-    estimate: Estimate | None = None
-    unknown: str = ""
-    max_model_len: int | None = None
-    warnings: tuple[str, ...] = ()
-    chosen_by: str = ""
-
-
-@dataclass(frozen=True)
-class Study:
-    """All that was considered on the way to a plan.
-
-    Attributes:
-        placement: what the spec states.
-        image: the container image; empty where there is none.
-        chosen: the verdict on what the spec states.
-        options: the ways that use all accelerators, the one in the spec among them.
-        unknown: why the model's shape is not known; empty where it is.
-        max_model_len: what the engine is to be given.
-        refused: what the catalogue does not allow.
-        unplannable: why model and accelerators do not go together so.
-        warnings, chosen_by: as in `Plan`.
-        advice: what is recommended; None where nothing is possible, or nothing is known of the model, or where it was
-            not looked for.
-        wanted_len: the length that is to be served; 0 where it is not known.
-    """
-
-    placement: Placement
-    image: str
-    chosen: Option
-    options: tuple[Option, ...]
-    unknown: str
-    max_model_len: int | None
-    refused: tuple[Violation, ...]
-    unplannable: tuple[Violation, ...]
-    warnings: tuple[str, ...]
-    chosen_by: str = ""
-    advice: Advice | None = None
-    wanted_len: int = 0
 
 
 def plan(spec: Spec, catalogue: Catalogue, config: Mapping[str, Any] | None = None) -> Plan:
@@ -124,8 +69,8 @@ def plan(spec: Spec, catalogue: Catalogue, config: Mapping[str, Any] | None = No
     found = _study(spec, catalogue, config, every_way=False)
     if found.refused:
         raise Refused(*found.refused)
-    nodes = spec.hardware.pods_per_replica
-    unplannable = found.unplannable + (_spans_nodes(spec) if nodes > 1 else ())
+    trial = _trial(catalogue, config)
+    unplannable = found.unplannable + tuple(ways_out.of_nodes(spec, trial))
     if unplannable:
         raise Unplannable(*unplannable)
     return Plan(
@@ -150,11 +95,46 @@ def study(spec: Spec, catalogue: Catalogue, config: Mapping[str, Any] | None = N
     return _study(spec, catalogue, config, every_way=True)
 
 
+def planned_ways_out(
+    manifest: Any,
+    against: Sequence[Violation],
+    catalogue: Catalogue,
+    config_of: Callable[[Spec], Mapping[str, Any] | None],
+) -> tuple[Violation, ...]:
+    """The objections of the API's rules to a manifest, with sizes that were planned in place of those that a rule alone
+    allows; as they are where the model's shape is not known.
+
+    Args:
+        manifest: the InferenceEndpoint, which may be none.
+        against: the objections to it.
+        catalogue: what is known of accelerators and runtimes.
+        config_of: the config.json of a spec's model, where there is one; it may raise `Refused`.
+    """
+    spec = ways_out.read_with_wrong_sizes(manifest, against)
+    if spec is None:
+        return tuple(against)
+    try:
+        config = config_of(spec)
+    except Refused:
+        return tuple(against)
+    return ways_out.of_sizes(spec, against, _trial(catalogue, config), lambda even: study(even, catalogue, config))
+
+
+def _trial(catalogue: Catalogue, config: Mapping[str, Any] | None) -> ways_out.Trial:
+    def trial(spec: Spec, every_way: bool) -> Study | None:
+        try:
+            return _study(spec, catalogue, config, every_way=every_way, is_trial=True)
+        except Refused:
+            return None
+
+    return trial
+
+
 def _study(
     spec: Spec, catalogue: Catalogue, config: Mapping[str, Any] | None, *, every_way: bool, is_trial: bool = False
 ) -> Study:
-    """`study`; where nothing is wrong with what the spec states, other ways are considered only if `every_way`, and a
-    trial of a proposal (`is_trial`) finds no remedies and no ways but that one."""
+    """`study`; where nothing is wrong with what the spec states, other ways are considered only if `every_way`. A trial
+    of a proposal (`is_trial`) finds no remedies, and no ways but that one unless `every_way`."""
     placement = place(spec, catalogue)
     refused: tuple[Violation, ...] = ()
     image = spec.engine.image or ""
@@ -174,7 +154,7 @@ def _study(
     chosen = judge(layout, placement.sizes)
     automatic = spec.parallelism is not None and spec.parallelism.mode == "Auto"
     ways: tuple[Option, ...] = ()
-    if automatic or (not is_trial and (every_way or chosen.problem or not chosen.serves)):
+    if automatic or every_way or (not is_trial and (chosen.problem or not chosen.serves)):
         ways = options(layout, spec.parallelism.pipeline if spec.parallelism else None)
     advice = advise(layout, ways, spec.replicas)
     if automatic and advice is not None:
@@ -485,15 +465,3 @@ def _told_length(estimate: Estimate | None, settings: EngineSettings) -> int | N
     if settings.max_model_len is not None:
         return settings.max_model_len
     return None if estimate is None or settings.chooses_length else estimate.max_model_len
-
-
-def _spans_nodes(spec: Spec) -> tuple[Violation, ...]:
-    return (
-        Violation(
-            "spec.hardware.nodes",
-            f"a replica of {spec.hardware.pods_per_replica} pods cannot be run yet with runtime {spec.engine.runtime}: "
-            "`stoker plan` computes it, and nothing connects its pods",
-            "use nodes 1, with accelerators of more memory, a higher count, or quantized weights",
-            reason="NotSupported",
-        ),
-    )
