@@ -36,6 +36,7 @@ from stoker_operator.plan.model_shapes import Shape, shape_of, table
 from stoker_operator.plan.options import MIN_CONCURRENCY, Layout, Option, advise, judge, options
 from stoker_operator.plan.placement import Placement, place
 from stoker_operator.plan.proposals import Proposal, Refusal, changed
+from stoker_operator.plan.start_refusals import refused_at_start
 from stoker_operator.plan.study import Plan as Plan
 from stoker_operator.plan.study import Study as Study
 from stoker_operator.plan.support import (
@@ -162,13 +163,17 @@ def _study(
         placement = replace(placement, **chosen.sizes._asdict(), expert=chosen.whole_experts, idle=0)
     if all(way.way != chosen.way for way in ways):
         ways = (chosen, *ways)
+    stated = config or {}
     against: list[Refusal | Violation] = [
         *devices.unusable(spec, placement),
         *unsupported(spec, catalogue),
         *_quantization(spec, catalogue, shape, method, config),
-        *scales_not_taken(spec, config or {}),
+        *scales_not_taken(spec, stated),
+        *refused_at_start(
+            spec, shape, config or {}, lambda: _other_runtimes(spec, catalogue, config or {}, known=True)
+        ),
         *_experts(spec, shape),
-        *_not_split(spec, catalogue, placement, shape, config or {}),
+        *_not_split(spec, catalogue, placement, shape, stated),
         *_length(shape, settings, chosen.estimate),
     ]
     if chosen.problem is not None:
@@ -400,10 +405,12 @@ def _not_split(
         )
 
 
-def _other_runtimes(spec: Spec, catalogue: Catalogue, config: Mapping[str, Any]) -> Iterator[Proposal]:
-    """What other runtimes would do with the model, as planned here."""
+def _other_runtimes(
+    spec: Spec, catalogue: Catalogue, config: Mapping[str, Any], *, known: bool = False
+) -> Iterator[Proposal]:
+    """What other runtimes would do with the model, as planned here; with `known`, those that its shape is known for."""
     for runtime in sorted(set(catalogue.runtimes) - {spec.engine.runtime}):
-        yield from map(Proposal, _elsewhere(spec, catalogue, config, runtime))
+        yield from map(Proposal, _elsewhere(spec, catalogue, config, runtime, known))
 
 
 def _unsplit(spec: Spec, catalogue: Catalogue, placement: Placement, config: Mapping[str, Any]) -> Iterator[str]:
@@ -430,13 +437,13 @@ def _unsplit(spec: Spec, catalogue: Catalogue, placement: Placement, config: Map
         yield remedy
 
 
-def _elsewhere(spec: Spec, catalogue: Catalogue, config: Mapping[str, Any], runtime: str) -> Iterator[str]:
+def _elsewhere(spec: Spec, catalogue: Catalogue, config: Mapping[str, Any], runtime: str, known: bool) -> Iterator[str]:
     """The same with another runtime: as it is, by the sizes that it recommends, or by what it needs."""
     other = changed(spec, {"engine": {"runtime": runtime, "image": None}})
     if other is None:
         return  # it is for other sizes
     found = _study(other, catalogue, config, every_way=False)
-    if found.refused:
+    if found.refused or (known and found.unknown):
         return  # there is none for these accelerators
     if not found.unplannable:
         yield f"use runtime: {runtime}"
