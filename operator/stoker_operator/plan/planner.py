@@ -32,7 +32,7 @@ from stoker_operator.plan import devices, remedies, ways_out
 from stoker_operator.plan.catalogue import Catalogue
 from stoker_operator.plan.engine_settings import EngineSettings, engine_settings
 from stoker_operator.plan.estimate import FOREIGN_MARGIN, MARGIN, Bench, Estimate
-from stoker_operator.plan.model_shapes import Shape, shape_of, table
+from stoker_operator.plan.model_shapes import Shape, Shapes, shape_of, table
 from stoker_operator.plan.options import MIN_CONCURRENCY, Layout, Option, advise, judge, options
 from stoker_operator.plan.placement import Placement, place
 from stoker_operator.plan.proposals import Proposal, Refusal, changed
@@ -67,10 +67,11 @@ def plan(spec: Spec, catalogue: Catalogue, config: Mapping[str, Any] | None = No
         Unplannable: the model cannot run so.
         Refused: the catalogue does not allow it.
     """
-    found = _study(spec, catalogue, config, every_way=False)
+    shapes = Shapes()
+    found = _study(spec, catalogue, config, shapes, every_way=False)
     if found.refused:
         raise Refused(*found.refused)
-    trial = _trial(catalogue, config)
+    trial = _trial(catalogue, config, shapes)
     unplannable = found.unplannable + tuple(ways_out.of_nodes(spec, trial))
     if unplannable:
         raise Unplannable(*unplannable)
@@ -93,7 +94,7 @@ def study(spec: Spec, catalogue: Catalogue, config: Mapping[str, Any] | None = N
         Unplannable: this is no model that an engine of this kind serves.
         Refused: there is no such runtime or accelerator.
     """
-    return _study(spec, catalogue, config, every_way=True)
+    return _study(spec, catalogue, config, Shapes(), every_way=True)
 
 
 def planned_ways_out(
@@ -118,13 +119,18 @@ def planned_ways_out(
         config = config_of(spec)
     except Refused:
         return tuple(against)
-    return ways_out.of_sizes(spec, against, _trial(catalogue, config), lambda even: study(even, catalogue, config))
+    shapes = Shapes()
+
+    def judged(even: Spec) -> Study:
+        return _study(even, catalogue, config, shapes, every_way=False)
+
+    return ways_out.of_sizes(spec, against, _trial(catalogue, config, shapes), judged)
 
 
-def _trial(catalogue: Catalogue, config: Mapping[str, Any] | None) -> ways_out.Trial:
+def _trial(catalogue: Catalogue, config: Mapping[str, Any] | None, shapes: Shapes) -> ways_out.Trial:
     def trial(spec: Spec, every_way: bool) -> Study | None:
         try:
-            return _study(spec, catalogue, config, every_way=every_way, is_trial=True)
+            return _study(spec, catalogue, config, shapes, every_way=every_way, is_trial=True)
         except Refused:
             return None
 
@@ -132,7 +138,13 @@ def _trial(catalogue: Catalogue, config: Mapping[str, Any] | None) -> ways_out.T
 
 
 def _study(
-    spec: Spec, catalogue: Catalogue, config: Mapping[str, Any] | None, *, every_way: bool, is_trial: bool = False
+    spec: Spec,
+    catalogue: Catalogue,
+    config: Mapping[str, Any] | None,
+    shapes: Shapes,
+    *,
+    every_way: bool,
+    is_trial: bool = False,
 ) -> Study:
     """`study`; where nothing is wrong with what the spec states, other ways are considered only if `every_way`. A trial
     of a proposal (`is_trial`) finds no remedies, and no ways but that one unless `every_way`."""
@@ -144,7 +156,7 @@ def _study(
             image = catalogue.image(spec.engine.runtime, spec.hardware.accelerator)
         except Refused as no_image:
             refused = no_image.violations
-    shape = shape_of(ModelSource.parse(spec.model.source), config, spec.engine.runtime)
+    shape = shapes.of(ModelSource.parse(spec.model.source), config, spec.engine.runtime)
     memory = _memory_bytes(spec, placement)
     settings = engine_settings(spec, memory, spec.hardware.accelerator)
     unknown, bench = shape, None
@@ -179,12 +191,12 @@ def _study(
     if chosen.problem is not None:
         against.append(remedies.refusal(spec, catalogue, layout, chosen, ways, advice))
     reasons = {each.reason for each in (*refused, *against)}
-    is_possible = None if is_trial else _Trials(spec, catalogue, config, reasons).accept
+    is_possible = None if is_trial else _Trials(spec, catalogue, config, shapes, reasons).accept
     told = [
         *remedies.shortfalls(spec, layout, chosen, advice),
         *([remedies.apart(advice)] if automatic and advice is not None and advice.apart else []),
         *devices.warnings(spec, placement),
-        *warnings(spec, method, catalogue, lambda: [] if is_trial else _accepted_by(spec, catalogue, config)),
+        *warnings(spec, method, catalogue, lambda: [] if is_trial else _accepted_by(spec, catalogue, config, shapes)),
     ]
     return Study(
         placement,
@@ -207,13 +219,14 @@ class _Trials:
     """Plans of proposals.
 
     Attributes:
-        spec, catalogue, config: of the plan that they are for.
+        spec, catalogue, config, shapes: of the plan that they are for.
         reasons: why that is refused.
     """
 
     spec: Spec
     catalogue: Catalogue
     config: Mapping[str, Any] | None
+    shapes: Shapes
     reasons: Set[str]
 
     def accept(self, refusal: Refusal, proposal: Proposal) -> bool:
@@ -223,7 +236,7 @@ class _Trials:
             return False
         config = self.config if proposal.config is None else proposal.config
         try:
-            found = _study(spec, self.catalogue, config, every_way=False, is_trial=True)
+            found = _study(spec, self.catalogue, config, self.shapes, every_way=False, is_trial=True)
         except Refused:
             return False
         others = self.reasons - {refusal.reason}
@@ -232,9 +245,9 @@ class _Trials:
         )
 
 
-def _accepted_by(spec: Spec, catalogue: Catalogue, config: Mapping[str, Any] | None) -> list[str]:
+def _accepted_by(spec: Spec, catalogue: Catalogue, config: Mapping[str, Any] | None, shapes: Shapes) -> list[str]:
     """The other runtimes that would serve the same without an objection."""
-    trials = _Trials(spec, catalogue, config, frozenset())
+    trials = _Trials(spec, catalogue, config, shapes, frozenset())
     anything = Refusal("", "", "", tuple, "")
     others = sorted(set(catalogue.runtimes) - {spec.engine.runtime})
     return [name for name in others if trials.accept(anything, other_runtime(name))]
@@ -308,6 +321,10 @@ def _bench(
     dtype = compute_dtype(engine.dtype, shape.config.dtype or "bfloat16", quantized=is_quantized, on_cpu=on_cpu)
     if not ours and engine.dtype in (None, "auto") and element_bytes(dtype) > 2:
         dtype = "bfloat16"  # vLLM loads float32 checkpoints in 16 bits, unless ``--dtype`` is another
+    try:
+        formats = _formats(engine.quantization, shape, dtype, on_cpu) if ours else _files_formats(shape)
+    except ModelError as error:
+        return str(error), None
     numbers = Numbers(
         element_bytes=element_bytes(dtype),
         kv=kv_format(engine.kv_cache_dtype or "auto", dtype),
@@ -317,7 +334,7 @@ def _bench(
         quantized=quantized,
         kv_cache_memory_bytes=settings.kv_cache_memory_bytes,
         num_blocks=settings.num_blocks,
-        formats=_formats(engine.quantization, shape, dtype, on_cpu) if ours else _files_formats(shape),
+        formats=formats,
         fused=ours and not on_cpu,
     )
     sharers = placement.sizes.used if on_cpu else 1
@@ -442,7 +459,7 @@ def _elsewhere(spec: Spec, catalogue: Catalogue, config: Mapping[str, Any], runt
     other = changed(spec, {"engine": {"runtime": runtime, "image": None}})
     if other is None:
         return  # it is for other sizes
-    found = _study(other, catalogue, config, every_way=False)
+    found = _study(other, catalogue, config, Shapes(), every_way=False)
     if found.refused or (known and found.unknown):
         return  # there is none for these accelerators
     if not found.unplannable:

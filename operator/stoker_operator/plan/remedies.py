@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
+from stoker_engine.contract.errors import ModelError
 from stoker_engine.sizing.memory import GIB
 from stoker_engine.sizing.planned_formats import on_load_formats
 from stoker_engine.sizing.quantized_weights import usual_weights
@@ -158,6 +159,8 @@ def _smaller_pods(layout: Layout) -> Iterator[Proposal]:
     if not layout.divisible:
         return
     for count in range(layout.count - 1, 0, -1):
+        if layout.bench is not None and not could_hold(layout.bench, count):
+            return
         fewer = replace(layout, count=count, nodes=1)
         best = recommended(options(fewer))
         if best is not None or (layout.bench is None and count == layout.most):
@@ -208,7 +211,10 @@ def _fewer_bits(spec: Spec, catalogue: Catalogue, layout: Layout) -> Iterator[Pr
     if not runtimes:
         return
     if runtimes[0] == "stoker":
-        formats = on_load_formats(bench.shape.config, "fp8")
+        try:
+            formats = on_load_formats(bench.shape.config, "fp8")
+        except ModelError:
+            return  # more experts than a model has
         smaller = replace(bench, numbers=replace(bench.numbers, quantized=None, formats=formats))
     else:
         smaller = replace(bench, numbers=replace(bench.numbers, quantized=usual_weights("fp8")))
