@@ -351,7 +351,10 @@ class TransformersLoader:
                 raise ModelError(_unknown(name, given.get("model_type"), remote))
             config = CONFIG_MAPPING[given["model_type"]].from_dict(read_json_object(folder / "config.json"))
             return cls(folder, config, model_class(config, name), False)
-        config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=True)
+        try:
+            config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=True)
+        except OSError as error:  # such as for a byte-order mark, which the model's own class would have to read over
+            raise ModelError(f"transformers cannot read {folder / 'config.json'}: {error}") from error
         model = get_class_from_dynamic_module(remote, folder, local_files_only=True)
         check_class(model, config)
         return cls(folder, config, model, True)

@@ -258,6 +258,11 @@ def test_a_byte_order_mark_is_no_part_of_the_config(tmp_path: Path) -> None:
     file = tmp_path / "config.json"
     file.write_bytes(codecs.BOM_UTF8 + file.read_bytes())
     assert _load(tmp_path).config.architecture == "SmolLM3ForCausalLM"
+    config = json.loads(file.read_text(encoding="utf-8-sig"))
+    config |= {"auto_map": {"AutoModelForCausalLM": "own.OwnForCausalLM"}}
+    file.write_text(json.dumps(config), encoding="utf-8-sig")
+    with pytest.raises(ModelError, match=r"transformers cannot read .*config\.json"):
+        find_checkpoint(EngineArgs(model=str(tmp_path), trust_remote_code=True))
 
 
 def test_batch_invariance_is_refused(tmp_path: Path) -> None:
