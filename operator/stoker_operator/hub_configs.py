@@ -17,7 +17,6 @@ the log.
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import queue
@@ -33,6 +32,7 @@ from typing import Any, BinaryIO, Final, NamedTuple, cast
 
 from stoker_engine.architectures.checkpoint_files import complete_config, read_header
 from stoker_engine.contract.errors import ModelError
+from stoker_engine.contract.json_file import json_object
 from stoker_operator.facts import Key
 
 logger = logging.getLogger(__name__)
@@ -269,7 +269,8 @@ class _HubFiles:
 
         Raises:
             OSError: there was no answer; HTTPError: another answer.
-            ValueError: it is no JSON object.
+            ValueError: it is larger.
+            ModelError: it is no JSON object.
         """
         body = b""
         with self._open(name) as response:
@@ -278,13 +279,7 @@ class _HubFiles:
                 body += part
                 if len(body) > most:
                     raise ValueError(f"{name} is larger than {most} bytes")
-        try:
-            found = json.loads(body)
-        except (ValueError, RecursionError):
-            raise ValueError(f"{name} is no JSON") from None
-        if not isinstance(found, dict):
-            raise ValueError(f"{name} holds no object")
-        return found
+        return json_object(body, name)
 
     def _open(self, name: str) -> Any:
         request = urllib.request.Request(f"{self._url}/{name}", headers={"User-Agent": "stoker-operator"})

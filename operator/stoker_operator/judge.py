@@ -12,13 +12,13 @@ from typing import Any
 
 from stoker_engine.contract.sources import ModelSource
 from stoker_operator.api.manifest import parse
-from stoker_operator.api.v1alpha1 import InferenceEndpoint
+from stoker_operator.api.v1alpha1 import InferenceEndpoint, Spec
 from stoker_operator.api.violation import Refused, Violation
 from stoker_operator.facts import Object
 from stoker_operator.manifests.children import children
 from stoker_operator.manifests.owner import Manifest, Owner
 from stoker_operator.plan.catalogue import Catalogue
-from stoker_operator.plan.planner import Plan, Unplannable, plan
+from stoker_operator.plan.planner import Plan, Unplannable, plan, planned_ways_out
 from stoker_operator.policy import PERMISSIVE, Policy
 from stoker_operator.routing import Route
 from stoker_operator.template_policy import forbidden
@@ -79,16 +79,15 @@ def judge(owner: Owner, document: Object, knowledge: Knowledge, before: Object |
     try:
         parsed = parse(document, before)
     except Refused as refused:
-        return Judgement(refused=refused.violations)
+        against = refused.violations
+        return Judgement(
+            refused=planned_ways_out(document, against, knowledge.catalogue, lambda spec: _config(spec, knowledge))
+        )
     spec = parsed.spec
     if against := forbidden(spec.template, knowledge.policy.template):
         return Judgement(parsed, refused=against)
-    source = ModelSource.parse(spec.model.source)
-    config, awaited = None, None
-    if source.scheme == "hf":
-        model = (source.name, spec.model.revision)
-        config = knowledge.configs(*model)
-        awaited = model if config is None and knowledge.pending(*model) else None
+    config, model = _config(spec, knowledge), _hub_model(spec)
+    awaited = model if model and config is None and knowledge.pending(*model) else None
     try:
         planned = plan(spec, knowledge.catalogue, config)
     except Unplannable as refused:
@@ -102,3 +101,15 @@ def judge(owner: Owner, document: Object, knowledge: Knowledge, before: Object |
     except Refused as refused:
         return Judgement(parsed, planned, refused=refused.violations)
     return Judgement(parsed, planned, objects, awaited=awaited)
+
+
+def _hub_model(spec: Spec) -> tuple[str, str | None] | None:
+    """Hub id and revision of a spec's model; None: it is from elsewhere."""
+    source = ModelSource.parse(spec.model.source)
+    return (source.name, spec.model.revision) if source.scheme == "hf" else None
+
+
+def _config(spec: Spec, knowledge: Knowledge) -> Mapping[str, Any] | None:
+    """The config.json of a spec's model, where it has been fetched."""
+    model = _hub_model(spec)
+    return knowledge.configs(*model) if model else None

@@ -45,6 +45,7 @@ FILES: dict[str, str | bytes] = {
     "/org/odd/resolve/main/hf_quant_config.json": '{"quantization": []}',
     "/org/model/resolve/main/config.json": json.dumps(CONFIG),
     "/org/model/resolve/a%2Fb/config.json": json.dumps({**CONFIG, "hidden_size": 16}),
+    "/org/marked/resolve/main/config.json": "\ufeff" + json.dumps(CONFIG),
     "/org/list/resolve/main/config.json": "[]",
     "/org/text/resolve/main/config.json": "<html>",
 }
@@ -270,3 +271,9 @@ def _asks(configs: HubConfigs, model: Model) -> bool:
     waits = configs._known[model].waiting
     configs._known[model].waiting = False
     return waits
+
+
+def test_a_byte_order_mark_is_no_part_of_a_file(hub: Hub) -> None:
+    configs = HubConfigs(lambda _model, _users: None, hub.url)
+    configs.fetch(Model("org/marked", None))
+    assert configs.get("org/marked", None) == CONFIG

@@ -33,13 +33,13 @@ def refusal(document: Any, before: Any = None) -> list[str]:
     [
         (
             {"hardware": {"accelerator": "nvidia-a10g", "count": 4}, "parallelism": {"tensor": 2, "data": 4}},
-            "spec.parallelism: tensor (2) × data (4) needs 8 GPUs, 4 available; use tensor 4, data 1 or tensor 2, "
-            "data 2 or tensor 1, data 4, or set hardware.count to 8",
+            "spec.parallelism: tensor (2) × data (4) needs 8 GPUs, 4 available; tensor × data must be 4 (4 × 1, "
+            "2 × 2 or 1 × 4), or hardware.count 8",
         ),
         (
             {"hardware": {"accelerator": "nvidia-a10g", "count": 4}, "parallelism": {"tensor": 3, "data": 1}},
-            "spec.parallelism: tensor (3) × data (1) uses 3 of 4 GPUs, 1 would be idle; use tensor 4, data 1 or "
-            "tensor 2, data 2 or tensor 1, data 4, or set hardware.allowIdle to true",
+            "spec.parallelism: tensor (3) × data (1) uses 3 of 4 GPUs, 1 would be idle; tensor × data must be 4 "
+            "(4 × 1, 2 × 2 or 1 × 4), or hardware.allowIdle true",
         ),
         (
             {"engine": {"kvCacheDtype": "int3"}},

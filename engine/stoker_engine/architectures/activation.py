@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 
 @dataclass(frozen=True)
@@ -20,3 +21,15 @@ class ClampedSwiGLU:
 
 #: By transformers' name, or one that has numbers of its own.
 Activation = str | ClampedSwiGLU
+
+#: Those that are computed, by transformers' names.
+ACTIVATIONS: Final = (
+    "gelu", "gelu_fast", "gelu_new", "gelu_pytorch_tanh", "quick_gelu", "relu", "relu2", "silu", "swish",
+)  # fmt: skip
+
+
+def why_not_computed(act: Activation) -> str:
+    """Why an MLP with that activation is refused; empty: it is computed, or has numbers of its own."""
+    if not isinstance(act, str) or act in ACTIVATIONS:
+        return ""
+    return f"activation {act!r} is not supported; supported are {', '.join(ACTIVATIONS)}"

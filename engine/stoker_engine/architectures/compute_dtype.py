@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from stoker_engine.contract.names import DTYPES
+
 
 def compute_dtype(asked: str | None, stored: str, *, quantized: bool, on_cpu: bool) -> str:
     """The dtype of activations, and of weights that are not quantized.
@@ -19,3 +21,10 @@ def compute_dtype(asked: str | None, stored: str, *, quantized: bool, on_cpu: bo
         return asked
     stored = stored.removeprefix("torch.")
     return "bfloat16" if stored == "float16" and quantized and on_cpu else stored
+
+
+def why_not_computed(dtype: str) -> str:
+    """Why a checkpoint of that `compute_dtype` is refused; empty: it is computed."""
+    if dtype in DTYPES and dtype != "auto":
+        return ""
+    return f"the checkpoint's dtype is {dtype}; choose --dtype float32, bfloat16 or float16"

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import math
 import re
 import types
 import typing
@@ -31,14 +32,23 @@ def flag(
     positional: bool = False,
     group: str | None = None,
     short: str | None = None,
+    infinite: bool = False,
 ) -> Any:
     """Declares a dataclass field that is also a command-line flag.
 
     Args:
         group: begins a group of the help, which the fields after it belong to.
         short: another spelling that is understood, ``-tp``; `to_argv` does not write it.
+        infinite: whether a float may be ``inf``.
     """
-    metadata = {"help": help, "choices": tuple(choices), "positional": positional, "group": group, "short": short}
+    metadata = {
+        "help": help,
+        "choices": tuple(choices),
+        "positional": positional,
+        "group": group,
+        "short": short,
+        "infinite": infinite,
+    }
     if positional:
         return dataclasses.field(metadata=metadata)
     return dataclasses.field(default=default, metadata=metadata)
@@ -58,6 +68,25 @@ def human_int(text: str) -> int:
     if value != int(value):
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number")
     return int(value)
+
+
+def number(text: str) -> float:
+    """``0.5``, ``5``, ``1e-3``: finite; what is too large for a float is infinite."""
+    value = number_or_infinity(text)
+    if math.isinf(value):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a finite number")
+    return value
+
+
+def number_or_infinity(text: str) -> float:
+    """`number`, or ``inf``."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if math.isnan(value):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number")
+    return value
 
 
 class Parser(argparse.ArgumentParser):
@@ -93,7 +122,8 @@ def add_arguments(parser: argparse.ArgumentParser, cls: type[Any], title: str) -
         if kind is bool:
             group.add_argument(flag_name(field.name), action=argparse.BooleanOptionalAction, **options)
             continue
-        options["type"] = human_int if kind is int else kind
+        numbers = {int: human_int, float: number_or_infinity if meta.get("infinite") else number}
+        options["type"] = numbers.get(kind, kind)
         if not meta["choices"]:
             options["metavar"] = field.name.rsplit("_", 1)[-1].upper()
         if many:

@@ -136,7 +136,7 @@ class EngineArgs:
             )
         if self.max_itl_ms is not None:
             if not 0 < self.max_itl_ms < math.inf:
-                raise ArgumentError("--max-itl-ms", f"must be above 0, got {self.max_itl_ms:g}")
+                raise ArgumentError("--max-itl-ms", f"must be finite and above 0, got {self.max_itl_ms:g}")
             if not self.enable_chunked_prefill:
                 raise ArgumentError(
                     "--max-itl-ms",

@@ -191,9 +191,11 @@ class FrontendArgs:
             "shutdown_timeout",
         ):
             if not 0 <= getattr(self, name) < float("inf"):
-                raise ArgumentError(argv.flag_name(name), f"must be 0 or more seconds, got {getattr(self, name)}")
-        if not self.step_timeout > 0:
-            raise ArgumentError("--step-timeout", f"must be above 0 seconds, got {self.step_timeout}")
+                raise ArgumentError(
+                    argv.flag_name(name), f"must be 0 or more seconds, and finite, got {getattr(self, name)}"
+                )
+        if not 0 < self.step_timeout < float("inf"):
+            raise ArgumentError("--step-timeout", f"must be above 0 seconds, and finite, got {self.step_timeout}")
         if not all(key and key == key.strip() and key.isprintable() for key in self.api_key):
             raise ArgumentError(
                 "--api-key", "a key must not be empty, nor hold spaces at its ends or control characters"

@@ -6,8 +6,7 @@ from typing import NamedTuple
 
 import torch
 
-from stoker_engine.architectures.compute_dtype import compute_dtype
-from stoker_engine.contract import names
+from stoker_engine.architectures.compute_dtype import compute_dtype, why_not_computed
 from stoker_engine.contract.engine_args import EngineArgs
 from stoker_engine.contract.errors import ModelError
 from stoker_engine.models.checkpoint import Checkpoint
@@ -47,7 +46,7 @@ def resolve_dtype(args: EngineArgs, checkpoint: Checkpoint, device: torch.device
     # It does not depend on the dtype which matrices of a folder are quantized.
     quantized = own == "float16" and bool(checkpoint.weight_formats(torch.float16, device).names)
     name = compute_dtype(args.dtype, own, quantized=quantized, on_cpu=device.type == "cpu")
-    if name not in names.DTYPES:
-        raise ModelError(f"the checkpoint's dtype is {name}; choose --dtype float32, bfloat16 or float16")
+    if why := why_not_computed(name):
+        raise ModelError(why)
     dtype: torch.dtype = getattr(torch, name)
     return dtype

@@ -8,7 +8,7 @@ from typing import Final
 import torch
 from torch.nn import functional
 
-from stoker_engine.architectures.activation import Activation, ClampedSwiGLU
+from stoker_engine.architectures.activation import Activation, ClampedSwiGLU, why_not_computed
 from stoker_engine.contract.errors import ModelError
 from stoker_engine.kernels.bundle import Operation
 
@@ -42,8 +42,10 @@ def activation(act: Activation) -> Operation:
     Raises:
         ModelError: it is not known, or a gate's.
     """
-    if not isinstance(act, str) or act not in _ACTIVATIONS:
-        raise ModelError(f"activation {act!r} is not supported; supported are {', '.join(_ACTIVATIONS)}")
+    if why := why_not_computed(act):
+        raise ModelError(why)
+    if not isinstance(act, str):
+        raise ModelError(f"activation {act!r} is a gate's")
     return _ACTIVATIONS[act]
 
 

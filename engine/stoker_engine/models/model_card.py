@@ -32,11 +32,11 @@ class ModelCard:
 def card_of_folder(folder: Path) -> ModelCard:
     """The card of a Hugging Face folder; a broken one says nothing."""
     readme = folder / "README.md"
-    matter, text = _front_matter(readme.read_text(errors="replace")) if readme.is_file() else ({}, "")
+    matter, text = _front_matter(readme.read_text("utf-8-sig", errors="replace")) if readme.is_file() else ({}, "")
     licence = _joined(matter.get("license_name") or matter.get("license"), matter.get("license_link"))
     if licence is None:
         for path in (folder / name for name in _LICENCE_FILES):
-            if path.is_file() and (line := _first_line(path.read_text(errors="replace"))):
+            if path.is_file() and (line := _first_line(path.read_text("utf-8-sig", errors="replace"))):
                 licence = f"{line} ({path.name})"
                 break
     heading = _first_line("\n".join(line for line in text.split("\n") if line.startswith("# ")))

@@ -46,6 +46,7 @@ from stoker_engine.architectures.rope_config import RopeParameters, read_rope
 from stoker_engine.attention.backend import AttentionBackend, AttentionShape, KVCache
 from stoker_engine.attention.metadata import AttentionMetadata, BlockTables
 from stoker_engine.contract.errors import ModelError, WeightsError
+from stoker_engine.contract.json_file import read_json_object
 from stoker_engine.layers.build import Build
 from stoker_engine.models.kv_scales import LayerScales, is_kv_scale, kv_scales
 from stoker_engine.models.load_progress import LoadProgress, OnProgress
@@ -348,9 +349,12 @@ class TransformersLoader:
         if remote is None or not trust_remote_code:
             if given.get("model_type") not in CONFIG_MAPPING:
                 raise ModelError(_unknown(name, given.get("model_type"), remote))
-            config = AutoConfig.from_pretrained(folder, local_files_only=True)
+            config = CONFIG_MAPPING[given["model_type"]].from_dict(read_json_object(folder / "config.json"))
             return cls(folder, config, model_class(config, name), False)
-        config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=True)
+        try:
+            config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=True)
+        except OSError as error:  # such as for a byte-order mark, which the model's own class would have to read over
+            raise ModelError(f"transformers cannot read {folder / 'config.json'}: {error}") from error
         model = get_class_from_dynamic_module(remote, folder, local_files_only=True)
         check_class(model, config)
         return cls(folder, config, model, True)

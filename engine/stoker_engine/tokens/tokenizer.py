@@ -7,6 +7,7 @@ transformers' own class for the model differ, the file holds.
 
 from __future__ import annotations
 
+import codecs
 import dataclasses
 import functools
 import json
@@ -100,7 +101,7 @@ class Tokenizer(Vocabulary):
         folder = files.folder
         config = {**read_json(folder / "special_tokens_map.json"), **read_json(folder / "tokenizer_config.json")}
         try:
-            backend = files.backend or tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+            backend = files.backend or _backend(folder / "tokenizer.json")
             named, special = _complete(backend, config)
         except Exception as error:  # the library raises plain Exception
             raise ModelError(f"cannot load the tokenizer in {folder}: {error}") from error
@@ -202,11 +203,19 @@ def read_chat_template(argument: str | None) -> str | None:
     if argument is None or "{" in argument or "\n" in argument:
         return argument
     try:
-        return Path(argument).read_text(encoding="utf-8")
+        return Path(argument).read_text(encoding="utf-8-sig")
     except OSError as error:
         raise ArgumentError("--chat-template", f"cannot read {argument}: {error.strerror}") from error
     except ValueError as error:
         raise ArgumentError("--chat-template", f"{argument[:200]!r} is no text file in UTF-8: {error}") from error
+
+
+def _backend(file: Path) -> tokenizers.Tokenizer:
+    """What a tokenizer.json holds; the library reads no byte-order mark."""
+    with file.open("rb") as opened:
+        if opened.read(len(codecs.BOM_UTF8)) == codecs.BOM_UTF8:
+            return tokenizers.Tokenizer.from_buffer(opened.read())
+    return tokenizers.Tokenizer.from_file(str(file))
 
 
 def _state(decoder: Any) -> Mapping[str, Any] | None:
@@ -262,6 +271,6 @@ def _own_templates(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
 
 def _text(file: Path) -> str:
     try:
-        return file.read_text(encoding="utf-8")
+        return file.read_text(encoding="utf-8-sig")
     except (OSError, ValueError) as error:
         raise ModelError(f"cannot read {file}: {error}") from error

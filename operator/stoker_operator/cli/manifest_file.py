@@ -6,10 +6,14 @@ import argparse
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
-from stoker_operator.api.manifest import read
+from stoker_operator.api.manifest import documents, parse
 from stoker_operator.api.v1alpha1 import InferenceEndpoint
 from stoker_operator.api.violation import Refused, Violation
+from stoker_operator.cli.local_config import local_config
+from stoker_operator.plan.catalogue import Catalogue
+from stoker_operator.plan.planner import planned_ways_out
 
 
 def add_arguments(parser: argparse.ArgumentParser, *, required: bool = True) -> None:
@@ -30,22 +34,34 @@ def read_text(filename: str) -> str:
         raise Refused(Violation(filename, f"it cannot be read: {error}")) from None
 
 
-def load(filename: str) -> list[InferenceEndpoint]:
+def load(filename: str, catalogue: Catalogue) -> list[InferenceEndpoint]:
     """The endpoints in the file.
 
     Raises:
         Refused: it cannot be read, or something in it is wrong.
     """
-    return read(read_text(filename))
+    return [parse_planned(document, catalogue) for document in documents(read_text(filename))]
 
 
-def load_one(filename: str) -> InferenceEndpoint:
+def parse_planned(document: Any, catalogue: Catalogue) -> InferenceEndpoint:
+    """`parse`, of which the remedies for wrong sizes are planned.
+
+    Raises:
+        Refused: it breaks the schema, or a rule.
+    """
+    try:
+        return parse(document)
+    except Refused as refused:
+        raise Refused(*planned_ways_out(document, refused.violations, catalogue, local_config)) from None
+
+
+def load_one(filename: str, catalogue: Catalogue) -> InferenceEndpoint:
     """The one endpoint in the file.
 
     Raises:
         Refused: as `load`, or there are several.
     """
-    endpoints = load(filename)
+    endpoints = load(filename, catalogue)
     if len(endpoints) > 1:
         names = ", ".join(endpoint.metadata.name for endpoint in endpoints)
         raise Refused(Violation(filename, f"it holds several endpoints ({names})", "put one in a file"))

@@ -20,7 +20,7 @@ from stoker_operator.api.v1alpha1 import Spec
 from stoker_operator.api.violation import Refused, Violation
 from stoker_operator.cli import plan_cluster, yaml_text
 from stoker_operator.cli.local_config import local_config
-from stoker_operator.cli.manifest_file import add_arguments, read_text
+from stoker_operator.cli.manifest_file import add_arguments, parse_planned, read_text
 from stoker_operator.cli.plan_answer import Answer, document, table
 from stoker_operator.cli.plan_flags import add_flags, document_of, flags_given
 from stoker_operator.manifests.children import children
@@ -68,7 +68,7 @@ def consider(options: argparse.Namespace) -> Answer:
     except Refused as refused:
         return Answer(None, None, False, refused.violations)
     try:
-        spec = parse(asked).spec
+        spec = parse_planned(asked, catalogue).spec
     except Refused as refused:
         return _without_sizes(asked, catalogue, refused.violations)
     try:

@@ -53,7 +53,7 @@ def main(argv: list[str]) -> int:
         )
         objects = [
             each
-            for endpoint in load(options.filename)
+            for endpoint in load(options.filename, catalogue)
             for each in render(endpoint, catalogue, options.pod_monitors, policy)
         ]
         print(yaml_text.dump_all(objects), end="")

@@ -60,8 +60,8 @@ def main(argv: list[str]) -> int:
     options = parser.parse_args(argv)
 
     def run() -> int:
-        endpoint = load_one(options.filename)
-        launch = prepare(endpoint, Catalogue.load(options.catalogue), options, os.environ)
+        catalogue = Catalogue.load(options.catalogue)
+        launch = prepare(load_one(options.filename, catalogue), catalogue, options, os.environ)
         if launch.unused:
             print(f"Not used on one machine: {', '.join(launch.unused)}", flush=True)
         for warning in launch.warnings:

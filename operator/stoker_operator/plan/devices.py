@@ -9,16 +9,20 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Final
 
 from stoker_operator.api.quantity import amount
 from stoker_operator.api.v1alpha1 import Spec
 from stoker_operator.api.v1alpha1.hardware import CPU
 from stoker_operator.api.violation import Violation
 from stoker_operator.plan.placement import Placement
+from stoker_operator.plan.proposals import Proposal, Refusal
+
+#: The usual shapes of slices of one host, by their chips.
+_SHAPES: Final = {1: "1x1", 4: "2x2", 8: "2x4"}
 
 
-def unusable(spec: Spec, placement: Placement) -> Iterator[Violation]:
+def unusable(spec: Spec, placement: Placement) -> Iterator[Violation | Refusal]:
     """Why no node would take pods with these requests for accelerators."""
     label = placement.accelerator.topology_label
     if label is None:
@@ -34,12 +38,24 @@ def unusable(spec: Spec, placement: Placement) -> Iterator[Violation]:
             reason="TopologyMissing",
         )
     elif all(_chips(value) != chips for value in found):
-        yield Violation(
+        yield Refusal(
             field,
             f"topology {' or '.join(found)} has not the {chips} chips of a replica",
-            "set spec.hardware.count to the chips of a node, and nodes to the nodes of the slice",
-            reason="TopologyMismatch",
+            "TopologyMismatch",
+            lambda: _matching(spec, label, chips, found),
+            f"use a node pool whose slices have {chips} chips, and select its topology",
         )
+
+
+def _matching(spec: Spec, label: str, chips: int, selected: list[str]) -> Iterator[Proposal]:
+    """All chips of the slice that is selected, or a slice of as many chips as there are."""
+    unsized = {} if spec.parallelism is None else {"parallelism": None}
+    for count in dict.fromkeys(filter(None, map(_chips, selected))):
+        also = " and remove spec.parallelism" if unsized else ""
+        change = {"hardware": {"count": count, "nodes": None}, **unsized}
+        yield Proposal(f"set spec.hardware.count to {count}{also}", change)
+    if label in _part(spec.template.spec, "nodeSelector") and (shape := _SHAPES.get(chips)):
+        yield Proposal(f"select topology {shape}", {"template": {"spec": {"nodeSelector": {label: shape}}}})
 
 
 def warnings(spec: Spec, placement: Placement) -> Iterator[str]:
@@ -90,5 +106,5 @@ def _chips(topology: str) -> int:
 
 
 def _shape(chips: int) -> str:
-    """The usual shape of so many chips on one host."""
-    return {1: ": 1x1", 4: ": 2x2", 8: ": 2x4"}.get(chips, "")
+    """The usual shape of so many chips on one host, to be added to a sentence."""
+    return f": {_SHAPES[chips]}" if chips in _SHAPES else ""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Final, NamedTuple
 
 from stoker_engine.sizing.cache_groups import blocks_per_sequence
@@ -85,6 +86,14 @@ class Bench:
         config = self.shape.config
         return min(self.settings.max_model_len or config.default_model_len, config.longest_model_len)
 
+    @cached_property
+    def weights(self) -> int:
+        """Bytes of all weights together."""
+        numbers = self.numbers
+        return weight_bytes(
+            self.shape.config, numbers.element_bytes, quantized=numbers.quantized, formats=numbers.formats
+        )
+
 
 class Problem(NamedTuple):
     """Why a copy cannot run so.
@@ -142,11 +151,7 @@ def could_hold(bench: Bench, devices: int) -> bool:
     no."""
     if bench.memory_bytes is None:
         return True
-    numbers = bench.numbers
-    weights = weight_bytes(
-        bench.shape.config, numbers.element_bytes, quantized=numbers.quantized, formats=numbers.formats
-    )
-    return weights <= devices * bench.memory_bytes * bench.settings.utilization
+    return bench.weights <= devices * bench.memory_bytes * bench.settings.utilization
 
 
 def needed_bytes(bench: Bench, sharding: Sharding = ONE_DEVICE) -> int:

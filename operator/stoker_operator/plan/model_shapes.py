@@ -31,8 +31,8 @@ from stoker_operator.api.violation import Violation
 from stoker_operator.plan.foreign_models import foreign_config
 from stoker_operator.plan.unplannable import Unplannable
 
-#: More layers, and more heads, than a model has.
-_MOST: Final = 10_000
+#: More layers, and more heads, than a model has. Each way is summed over all layers, and there are hundreds of ways.
+_MOST: Final = {"num_hidden_layers": 1_000, "num_attention_heads": 10_000, "num_key_value_heads": 10_000}
 TABLE: Final = Path(__file__).with_name("models.yaml")
 
 
@@ -92,6 +92,21 @@ def shape_of(source: ModelSource, config: Mapping[str, Any] | None, runtime: str
         return f"its config.json makes no sense: {type(error).__name__}: {error}"
 
 
+class Shapes:
+    """The shapes that one plan and its trials ask for, each read once: to match the names of all experts of a
+    quantized model takes longer than all that is computed with them."""
+
+    def __init__(self) -> None:
+        self._found: dict[tuple[ModelSource, int, str], tuple[Mapping[str, Any] | None, Shape | str]] = {}
+
+    def of(self, source: ModelSource, config: Mapping[str, Any] | None, runtime: str) -> Shape | str:
+        """`shape_of`."""
+        key = (source, id(config), runtime)
+        if key not in self._found:
+            self._found[key] = (config, shape_of(source, config, runtime))  # kept, so that its id stays its own
+        return self._found[key][1]
+
+
 @lru_cache(maxsize=256)
 def _known(name: str, runtime: str) -> Shape | str | None:
     """The shape of a model of the table; why the runtime's is not known, or None where it is not in the table."""
@@ -149,9 +164,9 @@ def _bounded(fields: Fields) -> None:
     Raises:
         ValueError: naming the field.
     """
-    for name in ("num_hidden_layers", "num_attention_heads", "num_key_value_heads"):
+    for name, most in _MOST.items():
         value = fields.get(name)
-        if value is not None and not 0 < int(value) <= _MOST:
+        if value is not None and not 0 < int(value) <= most:
             raise ValueError(f"{name} is {value!r}")
 
 

@@ -7,7 +7,7 @@ the same sums when it starts.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -28,14 +28,17 @@ from stoker_operator.api.quantity import amount
 from stoker_operator.api.v1alpha1 import Spec
 from stoker_operator.api.v1alpha1.hardware import CPU
 from stoker_operator.api.violation import Refused, Violation
-from stoker_operator.plan import devices, remedies
+from stoker_operator.plan import devices, remedies, ways_out
 from stoker_operator.plan.catalogue import Catalogue
 from stoker_operator.plan.engine_settings import EngineSettings, engine_settings
 from stoker_operator.plan.estimate import FOREIGN_MARGIN, MARGIN, Bench, Estimate
-from stoker_operator.plan.model_shapes import Shape, shape_of, table
-from stoker_operator.plan.options import MIN_CONCURRENCY, Advice, Layout, Option, advise, judge, options
+from stoker_operator.plan.model_shapes import Shape, Shapes, shape_of, table
+from stoker_operator.plan.options import MIN_CONCURRENCY, Layout, Option, advise, judge, options
 from stoker_operator.plan.placement import Placement, place
 from stoker_operator.plan.proposals import Proposal, Refusal, changed
+from stoker_operator.plan.start_refusals import refused_at_start
+from stoker_operator.plan.study import Plan as Plan
+from stoker_operator.plan.study import Study as Study
 from stoker_operator.plan.support import (
     mismatched,
     not_loaded,
@@ -52,63 +55,6 @@ _MIB = 1024**2
 _MOST_MEMORY = 1 << 60
 
 
-@dataclass(frozen=True)
-class Plan:
-    """What is decided about the pods of an endpoint.
-
-    Attributes:
-        placement: what each runs on.
-        image: the container image each runs.
-        estimate: what will be in an accelerator's memory; None where the model's shape is not known.
-        unknown: why it is not known.
-        max_model_len: the longest sequence, as the engine is given it; None leaves it to the engine.
-        warnings: sentences for the spec's author on what is planned: a length that was cut, what the
-            runtime's release does not do yet.
-        chosen_by: which field of the spec left the sizes to the planner; empty: none did.
-    """
-
-    placement: Placement
-    image: str
-    estimate: Estimate | None = None
-    unknown: str = ""
-    max_model_len: int | None = None
-    warnings: tuple[str, ...] = ()
-    chosen_by: str = ""
-
-
-@dataclass(frozen=True)
-class Study:
-    """All that was considered on the way to a plan.
-
-    Attributes:
-        placement: what the spec states.
-        image: the container image; empty where there is none.
-        chosen: the verdict on what the spec states.
-        options: the ways that use all accelerators, the one in the spec among them.
-        unknown: why the model's shape is not known; empty where it is.
-        max_model_len: what the engine is to be given.
-        refused: what the catalogue does not allow.
-        unplannable: why model and accelerators do not go together so.
-        warnings, chosen_by: as in `Plan`.
-        advice: what is recommended; None where nothing is possible, or nothing is known of the model, or where it was
-            not looked for.
-        wanted_len: the length that is to be served; 0 where it is not known.
-    """
-
-    placement: Placement
-    image: str
-    chosen: Option
-    options: tuple[Option, ...]
-    unknown: str
-    max_model_len: int | None
-    refused: tuple[Violation, ...]
-    unplannable: tuple[Violation, ...]
-    warnings: tuple[str, ...]
-    chosen_by: str = ""
-    advice: Advice | None = None
-    wanted_len: int = 0
-
-
 def plan(spec: Spec, catalogue: Catalogue, config: Mapping[str, Any] | None = None) -> Plan:
     """Plans the pods of `spec`.
 
@@ -121,11 +67,12 @@ def plan(spec: Spec, catalogue: Catalogue, config: Mapping[str, Any] | None = No
         Unplannable: the model cannot run so.
         Refused: the catalogue does not allow it.
     """
-    found = _study(spec, catalogue, config, every_way=False)
+    shapes = Shapes()
+    found = _study(spec, catalogue, config, shapes, every_way=False)
     if found.refused:
         raise Refused(*found.refused)
-    nodes = spec.hardware.pods_per_replica
-    unplannable = found.unplannable + (_spans_nodes(spec) if nodes > 1 else ())
+    trial = _trial(catalogue, config, shapes)
+    unplannable = found.unplannable + tuple(ways_out.of_nodes(spec, trial))
     if unplannable:
         raise Unplannable(*unplannable)
     return Plan(
@@ -147,14 +94,60 @@ def study(spec: Spec, catalogue: Catalogue, config: Mapping[str, Any] | None = N
         Unplannable: this is no model that an engine of this kind serves.
         Refused: there is no such runtime or accelerator.
     """
-    return _study(spec, catalogue, config, every_way=True)
+    return _study(spec, catalogue, config, Shapes(), every_way=True)
+
+
+def planned_ways_out(
+    manifest: Any,
+    against: Sequence[Violation],
+    catalogue: Catalogue,
+    config_of: Callable[[Spec], Mapping[str, Any] | None],
+) -> tuple[Violation, ...]:
+    """The objections of the API's rules to a manifest, with sizes that were planned in place of those that a rule alone
+    allows; as they are where the model's shape is not known.
+
+    Args:
+        manifest: the InferenceEndpoint, which may be none.
+        against: the objections to it.
+        catalogue: what is known of accelerators and runtimes.
+        config_of: the config.json of a spec's model, where there is one; it may raise `Refused`.
+    """
+    spec = ways_out.read_with_wrong_sizes(manifest, against)
+    if spec is None:
+        return tuple(against)
+    try:
+        config = config_of(spec)
+    except Refused:
+        return tuple(against)
+    shapes = Shapes()
+
+    def judged(even: Spec) -> Study:
+        return _study(even, catalogue, config, shapes, every_way=False)
+
+    return ways_out.of_sizes(spec, against, _trial(catalogue, config, shapes), judged)
+
+
+def _trial(catalogue: Catalogue, config: Mapping[str, Any] | None, shapes: Shapes) -> ways_out.Trial:
+    def trial(spec: Spec, every_way: bool) -> Study | None:
+        try:
+            return _study(spec, catalogue, config, shapes, every_way=every_way, is_trial=True)
+        except Refused:
+            return None
+
+    return trial
 
 
 def _study(
-    spec: Spec, catalogue: Catalogue, config: Mapping[str, Any] | None, *, every_way: bool, is_trial: bool = False
+    spec: Spec,
+    catalogue: Catalogue,
+    config: Mapping[str, Any] | None,
+    shapes: Shapes,
+    *,
+    every_way: bool,
+    is_trial: bool = False,
 ) -> Study:
-    """`study`; where nothing is wrong with what the spec states, other ways are considered only if `every_way`, and a
-    trial of a proposal (`is_trial`) finds no remedies and no ways but that one."""
+    """`study`; where nothing is wrong with what the spec states, other ways are considered only if `every_way`. A trial
+    of a proposal (`is_trial`) finds no remedies, and no ways but that one unless `every_way`."""
     placement = place(spec, catalogue)
     refused: tuple[Violation, ...] = ()
     image = spec.engine.image or ""
@@ -163,7 +156,7 @@ def _study(
             image = catalogue.image(spec.engine.runtime, spec.hardware.accelerator)
         except Refused as no_image:
             refused = no_image.violations
-    shape = shape_of(ModelSource.parse(spec.model.source), config, spec.engine.runtime)
+    shape = shapes.of(ModelSource.parse(spec.model.source), config, spec.engine.runtime)
     memory = _memory_bytes(spec, placement)
     settings = engine_settings(spec, memory, spec.hardware.accelerator)
     unknown, bench = shape, None
@@ -174,7 +167,7 @@ def _study(
     chosen = judge(layout, placement.sizes)
     automatic = spec.parallelism is not None and spec.parallelism.mode == "Auto"
     ways: tuple[Option, ...] = ()
-    if automatic or (not is_trial and (every_way or chosen.problem or not chosen.serves)):
+    if automatic or every_way or (not is_trial and (chosen.problem or not chosen.serves)):
         ways = options(layout, spec.parallelism.pipeline if spec.parallelism else None)
     advice = advise(layout, ways, spec.replicas)
     if automatic and advice is not None:
@@ -182,24 +175,28 @@ def _study(
         placement = replace(placement, **chosen.sizes._asdict(), expert=chosen.whole_experts, idle=0)
     if all(way.way != chosen.way for way in ways):
         ways = (chosen, *ways)
+    stated = config or {}
     against: list[Refusal | Violation] = [
         *devices.unusable(spec, placement),
         *unsupported(spec, catalogue),
         *_quantization(spec, catalogue, shape, method, config),
-        *scales_not_taken(spec, config or {}),
+        *scales_not_taken(spec, stated),
+        *refused_at_start(
+            spec, shape, config or {}, lambda: _other_runtimes(spec, catalogue, config or {}, known=True)
+        ),
         *_experts(spec, shape),
-        *_not_split(spec, catalogue, placement, shape, config or {}),
+        *_not_split(spec, catalogue, placement, shape, stated),
         *_length(shape, settings, chosen.estimate),
     ]
     if chosen.problem is not None:
         against.append(remedies.refusal(spec, catalogue, layout, chosen, ways, advice))
     reasons = {each.reason for each in (*refused, *against)}
-    is_possible = None if is_trial else _Trials(spec, catalogue, config, reasons).accept
+    is_possible = None if is_trial else _Trials(spec, catalogue, config, shapes, reasons).accept
     told = [
         *remedies.shortfalls(spec, layout, chosen, advice),
         *([remedies.apart(advice)] if automatic and advice is not None and advice.apart else []),
         *devices.warnings(spec, placement),
-        *warnings(spec, method, catalogue, lambda: [] if is_trial else _accepted_by(spec, catalogue, config)),
+        *warnings(spec, method, catalogue, lambda: [] if is_trial else _accepted_by(spec, catalogue, config, shapes)),
     ]
     return Study(
         placement,
@@ -222,13 +219,14 @@ class _Trials:
     """Plans of proposals.
 
     Attributes:
-        spec, catalogue, config: of the plan that they are for.
+        spec, catalogue, config, shapes: of the plan that they are for.
         reasons: why that is refused.
     """
 
     spec: Spec
     catalogue: Catalogue
     config: Mapping[str, Any] | None
+    shapes: Shapes
     reasons: Set[str]
 
     def accept(self, refusal: Refusal, proposal: Proposal) -> bool:
@@ -238,7 +236,7 @@ class _Trials:
             return False
         config = self.config if proposal.config is None else proposal.config
         try:
-            found = _study(spec, self.catalogue, config, every_way=False, is_trial=True)
+            found = _study(spec, self.catalogue, config, self.shapes, every_way=False, is_trial=True)
         except Refused:
             return False
         others = self.reasons - {refusal.reason}
@@ -247,9 +245,9 @@ class _Trials:
         )
 
 
-def _accepted_by(spec: Spec, catalogue: Catalogue, config: Mapping[str, Any] | None) -> list[str]:
+def _accepted_by(spec: Spec, catalogue: Catalogue, config: Mapping[str, Any] | None, shapes: Shapes) -> list[str]:
     """The other runtimes that would serve the same without an objection."""
-    trials = _Trials(spec, catalogue, config, frozenset())
+    trials = _Trials(spec, catalogue, config, shapes, frozenset())
     anything = Refusal("", "", "", tuple, "")
     others = sorted(set(catalogue.runtimes) - {spec.engine.runtime})
     return [name for name in others if trials.accept(anything, other_runtime(name))]
@@ -323,6 +321,10 @@ def _bench(
     dtype = compute_dtype(engine.dtype, shape.config.dtype or "bfloat16", quantized=is_quantized, on_cpu=on_cpu)
     if not ours and engine.dtype in (None, "auto") and element_bytes(dtype) > 2:
         dtype = "bfloat16"  # vLLM loads float32 checkpoints in 16 bits, unless ``--dtype`` is another
+    try:
+        formats = _formats(engine.quantization, shape, dtype, on_cpu) if ours else _files_formats(shape)
+    except ModelError as error:
+        return str(error), None
     numbers = Numbers(
         element_bytes=element_bytes(dtype),
         kv=kv_format(engine.kv_cache_dtype or "auto", dtype),
@@ -332,7 +334,7 @@ def _bench(
         quantized=quantized,
         kv_cache_memory_bytes=settings.kv_cache_memory_bytes,
         num_blocks=settings.num_blocks,
-        formats=_formats(engine.quantization, shape, dtype, on_cpu) if ours else _files_formats(shape),
+        formats=formats,
         fused=ours and not on_cpu,
     )
     sharers = placement.sizes.used if on_cpu else 1
@@ -420,10 +422,12 @@ def _not_split(
         )
 
 
-def _other_runtimes(spec: Spec, catalogue: Catalogue, config: Mapping[str, Any]) -> Iterator[Proposal]:
-    """What other runtimes would do with the model, as planned here."""
+def _other_runtimes(
+    spec: Spec, catalogue: Catalogue, config: Mapping[str, Any], *, known: bool = False
+) -> Iterator[Proposal]:
+    """What other runtimes would do with the model, as planned here; with `known`, those that its shape is known for."""
     for runtime in sorted(set(catalogue.runtimes) - {spec.engine.runtime}):
-        yield from map(Proposal, _elsewhere(spec, catalogue, config, runtime))
+        yield from map(Proposal, _elsewhere(spec, catalogue, config, runtime, known))
 
 
 def _unsplit(spec: Spec, catalogue: Catalogue, placement: Placement, config: Mapping[str, Any]) -> Iterator[str]:
@@ -450,13 +454,13 @@ def _unsplit(spec: Spec, catalogue: Catalogue, placement: Placement, config: Map
         yield remedy
 
 
-def _elsewhere(spec: Spec, catalogue: Catalogue, config: Mapping[str, Any], runtime: str) -> Iterator[str]:
+def _elsewhere(spec: Spec, catalogue: Catalogue, config: Mapping[str, Any], runtime: str, known: bool) -> Iterator[str]:
     """The same with another runtime: as it is, by the sizes that it recommends, or by what it needs."""
     other = changed(spec, {"engine": {"runtime": runtime, "image": None}})
     if other is None:
         return  # it is for other sizes
-    found = _study(other, catalogue, config, every_way=False)
-    if found.refused:
+    found = _study(other, catalogue, config, Shapes(), every_way=False)
+    if found.refused or (known and found.unknown):
         return  # there is none for these accelerators
     if not found.unplannable:
         yield f"use runtime: {runtime}"
@@ -485,15 +489,3 @@ def _told_length(estimate: Estimate | None, settings: EngineSettings) -> int | N
     if settings.max_model_len is not None:
         return settings.max_model_len
     return None if estimate is None or settings.chooses_length else estimate.max_model_len
-
-
-def _spans_nodes(spec: Spec) -> tuple[Violation, ...]:
-    return (
-        Violation(
-            "spec.hardware.nodes",
-            f"a replica of {spec.hardware.pods_per_replica} pods cannot be run yet with runtime {spec.engine.runtime}: "
-            "`stoker plan` computes it, and nothing connects its pods",
-            "use nodes 1, with accelerators of more memory, a higher count, or quantized weights",
-            reason="NotSupported",
-        ),
-    )

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
+from stoker_engine.contract.errors import ModelError
 from stoker_engine.sizing.memory import GIB
 from stoker_engine.sizing.planned_formats import on_load_formats
 from stoker_engine.sizing.quantized_weights import usual_weights
@@ -61,7 +62,7 @@ def refusal(
         if problem.reason == "MaxModelLenDoesNotFit" and problem.length:
             yield Proposal(f"lower it to {problem.length}", {"engine": {"maxModelLen": problem.length}})
         if advice is not None:
-            yield from _ways(ways, advice)
+            yield from (replace(each, change=None) for each in possible_ways(ways, advice))  # each was judged
         elif _sized_by_hand(layout):
             yield Proposal("give the cache more in spec.engine.args")
         elif on_cpu and chosen.estimate is None:
@@ -113,11 +114,21 @@ def say(option: Option) -> str:
     return f"tensor {sizes.tensor}{pipeline}, data {sizes.data}{expert}"
 
 
-def _shared_by(sizes: Sizes, expert: int = 1, count: int | None = None) -> dict[str, Any]:
+def shared_by(sizes: Sizes, expert: int = 1, count: int | None = None) -> dict[str, Any]:
     """The fields that say how accelerators share the work, and how many a pod has where that changes."""
     stated = {**sizes._asdict(), "expert": expert if expert > 1 else None, "mode": None}
     hardware = {} if count is None else {"hardware": {"count": count, "nodes": None}}
     return {**hardware, "parallelism": stated}
+
+
+def possible_ways(ways: Sequence[Option], advice: Advice) -> Iterator[Proposal]:
+    """The ways that are possible, as each was judged; the one that is recommended first."""
+    best = advice.option
+    others = [option for option in ways if option.problem is None and option is not best]
+    better = f"; better as hardware.count {advice.count}, replicas {advice.replicas}" if advice.apart else ""
+    for option in (best, *others):
+        words = say(option) + (f" (recommended{better})" if option is best else "")
+        yield Proposal(f"use {words}", shared_by(option.sizes, option.expert), also=words)
 
 
 def _one_copy(spec: Spec, sizes: Sizes) -> Iterator[Proposal]:
@@ -126,19 +137,9 @@ def _one_copy(spec: Spec, sizes: Sizes) -> Iterator[Proposal]:
     is_counted = spec.hardware.accelerator != CPU
     count = f"hardware.count {alone.used}, " if is_counted and spec.hardware.gpus != alone.used else ""
     if alone.tensor > 1:
-        change = _shared_by(alone, alone.tensor, alone.used if is_counted else None)
+        change = shared_by(alone, alone.tensor, alone.used if is_counted else None)
         yield Proposal(f"use {count}data 1 with expert {alone.tensor}, and replicas for more copies", change)
     yield Proposal("remove it", {"parallelism": {"expert": None}})
-
-
-def _ways(ways: Sequence[Option], advice: Advice) -> Iterator[Proposal]:
-    """The ways that are possible, as each was judged."""
-    best = advice.option
-    others = [option for option in ways if option.problem is None and option is not best]
-    better = f"; better as hardware.count {advice.count}, replicas {advice.replicas}" if advice.apart else ""
-    for option in (best, *others):
-        words = say(option) + (f" (recommended{better})" if option is best else "")
-        yield Proposal(f"use {words}", also=words)
 
 
 def _more_room(spec: Spec, layout: Layout, chosen: Option, advice: Advice | None) -> str:
@@ -158,11 +159,13 @@ def _smaller_pods(layout: Layout) -> Iterator[Proposal]:
     if not layout.divisible:
         return
     for count in range(layout.count - 1, 0, -1):
+        if layout.bench is not None and not could_hold(layout.bench, count):
+            return
         fewer = replace(layout, count=count, nodes=1)
         best = recommended(options(fewer))
         if best is not None or (layout.bench is None and count == layout.most):
             best = best or Option(Sizes(count, 1, 1))
-            change = _shared_by(best.sizes, best.expert, count)
+            change = shared_by(best.sizes, best.expert, count)
             yield Proposal(f"use hardware.count {count} with {say(best)}, and more replicas", change)
             return
 
@@ -194,7 +197,7 @@ def _other_machines(spec: Spec, layout: Layout) -> Iterator[Proposal]:
     expert = f", expert {found.expert}" if found.expert > 1 else ""
     yield Proposal(
         f"use at least {found.copy_size} × {spec.hardware.accelerator} with tensor {sizes.tensor}{pipeline}{expert}",
-        _shared_by(sizes, found.expert, found.copy_size),
+        shared_by(sizes, found.expert, found.copy_size),
     )
 
 
@@ -208,7 +211,10 @@ def _fewer_bits(spec: Spec, catalogue: Catalogue, layout: Layout) -> Iterator[Pr
     if not runtimes:
         return
     if runtimes[0] == "stoker":
-        formats = on_load_formats(bench.shape.config, "fp8")
+        try:
+            formats = on_load_formats(bench.shape.config, "fp8")
+        except ModelError:
+            return  # more experts than a model has
         smaller = replace(bench, numbers=replace(bench.numbers, quantized=None, formats=formats))
     else:
         smaller = replace(bench, numbers=replace(bench.numbers, quantized=usual_weights("fp8")))
@@ -220,5 +226,5 @@ def _fewer_bits(spec: Spec, catalogue: Catalogue, layout: Layout) -> Iterator[Pr
     if runtimes[0] != runtime:
         words += f" with spec.engine.runtime {runtimes[0]}"
         engine |= {"runtime": runtimes[0], "image": None}
-    change = {**_shared_by(best.sizes, best.expert), "engine": engine}
+    change = {**shared_by(best.sizes, best.expert), "engine": engine}
     yield Proposal(f"{words}, which fits with {say(best)}", change)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import json
 from itertools import product
 from pathlib import Path
@@ -67,3 +68,17 @@ def test_the_dtype_is_that_of_most_numbers_of_the_first_file(
 def test_a_file_without_a_header_says_nothing(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").write_bytes(content)
     assert _write(tmp_path, CONFIG) == CONFIG
+
+
+def test_a_byte_order_mark_is_no_part_of_a_file(tmp_path: Path) -> None:
+    files = {
+        "generation_config": {"eos_token_id": [7, 9]},
+        "hf_quant_config": MODELOPT,
+        "model.safetensors.index": _index(embed="b.safetensors"),
+    }
+    save_file({"embed": torch.zeros(4, 8, dtype=torch.float16)}, tmp_path / "b.safetensors")
+    plain = _write(tmp_path, CONFIG, **files)
+    assert plain["eos_token_id"] == [7, 9] and plain["dtype"] == "float16" and plain["quantization_config"] == MODELOPT
+    for file in tmp_path.glob("*.json"):
+        file.write_bytes(codecs.BOM_UTF8 + file.read_bytes())
+        assert read_config(tmp_path) == plain, file.name

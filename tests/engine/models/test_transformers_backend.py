@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import json
 import random
 import shutil
@@ -250,6 +251,18 @@ def test_what_transformers_knows_is_run_without_the_code_that_comes_along(tmp_pa
     config |= {"architectures": ["PhiMoEForCausalLM"], "auto_map": auto_map}  # as the hub has Phi-3.5-MoE
     (tmp_path / "config.json").write_text(json.dumps(config))
     assert _load(tmp_path).config.architecture == "PhimoeForCausalLM"
+
+
+def test_a_byte_order_mark_is_no_part_of_the_config(tmp_path: Path) -> None:
+    _tiny("smollm3", {}).save_pretrained(tmp_path)
+    file = tmp_path / "config.json"
+    file.write_bytes(codecs.BOM_UTF8 + file.read_bytes())
+    assert _load(tmp_path).config.architecture == "SmolLM3ForCausalLM"
+    config = json.loads(file.read_text(encoding="utf-8-sig"))
+    config |= {"auto_map": {"AutoModelForCausalLM": "own.OwnForCausalLM"}}
+    file.write_text(json.dumps(config), encoding="utf-8-sig")
+    with pytest.raises(ModelError, match=r"transformers cannot read .*config\.json"):
+        find_checkpoint(EngineArgs(model=str(tmp_path), trust_remote_code=True))
 
 
 def test_batch_invariance_is_refused(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import json
 import subprocess
 import sys
@@ -85,6 +86,25 @@ def test_chat_templates_are_found_where_transformers_finds_them(folder: Path) ->
     assert Tokenizer.load(folder, str(folder / "mine.jinja")).chat_template == "mine"
     with pytest.raises(ArgumentError, match="--chat-template"):
         Tokenizer.load(folder, "/no/such/file")
+
+
+def test_a_byte_order_mark_is_no_part_of_a_file(folder: Path) -> None:
+    write_config(folder, bos_token="<s>")
+    (folder / "special_tokens_map.json").write_text(json.dumps({"eos_token": "</s>"}))
+    (folder / "chat_template.json").write_text(json.dumps({"chat_template": "own"}))
+    (folder / "mine.jinja").write_text("mine")
+
+    def loaded(template: str | None = None) -> list[object]:
+        found = Tokenizer.load(folder, template)
+        return [found.encode("some text"), found.special_tokens, found.chat_template]
+
+    plain = [loaded(), loaded(str(folder / "mine.jinja"))]
+    assert plain[0][2] == "own"
+    for file in sorted(folder.glob("*.j*")):
+        file.write_bytes(codecs.BOM_UTF8 + file.read_bytes())
+        assert [loaded(), loaded(str(folder / "mine.jinja"))] == plain, file.name
+    (folder / "chat_template.jinja").write_bytes(codecs.BOM_UTF8 + b"file")
+    assert Tokenizer.load(folder).chat_template == "file"
 
 
 def test_a_folder_without_a_tokenizer_says_so(tmp_path: Path) -> None:

@@ -231,7 +231,7 @@ RIGHT: dict[str, Spec] = {
     "routing": spec(routing={"gateway": "Enabled", "sessionHeader": "X-Session-Id"}),
 }
 
-_FOUR = "use tensor 4, data 1 or tensor 2, data 2 or tensor 1, data 4"
+_FOUR = "tensor × data must be 4 (4 × 1, 2 × 2 or 1 × 4)"
 _ONE_POD = "this claim is for one pod, and there may be two; use access mode ReadWriteMany, or replicas 1 with rollout"
 
 #: Specs that break a rule, one or more for each.
@@ -240,26 +240,26 @@ RULE_BREAKERS = (
         "too many",
         spec(hardware=GPUS, parallelism={"tensor": 2, "data": 4}),
         "spec.parallelism",
-        f"tensor (2) × data (4) needs 8 GPUs, 4 available; {_FOUR}, or set hardware.count to 8",
+        f"tensor (2) × data (4) needs 8 GPUs, 4 available; {_FOUR}, or hardware.count 8",
     ),
     Wrong(
         "too many with a pipeline",
         spec(hardware=GPUS, parallelism={"tensor": 2, "data": 2, "pipeline": 2}),
         "spec.parallelism",
-        "tensor (2) × data (2) × pipeline (2) needs 8 GPUs, 4 available; use tensor 2, data 1 or tensor 1, data 2, or "
-        "set hardware.count to 8",
+        "tensor (2) × data (2) × pipeline (2) needs 8 GPUs, 4 available; tensor × data must be 2 (2 × 1 or 1 × 2), or "
+        "hardware.count 8",
     ),
     Wrong(
         "too few",
         spec(hardware=GPUS, parallelism={"tensor": 3, "data": 1}),
         "spec.parallelism",
-        f"tensor (3) × data (1) uses 3 of 4 GPUs, 1 would be idle; {_FOUR}, or set hardware.allowIdle to true",
+        f"tensor (3) × data (1) uses 3 of 4 GPUs, 1 would be idle; {_FOUR}, or hardware.allowIdle true",
     ),
     Wrong(
         "too few by far",
         spec(hardware=GPUS, parallelism={"tensor": 1, "data": 1}),
         "spec.parallelism",
-        f"tensor (1) × data (1) uses 1 of 4 GPUs, 3 would be idle; {_FOUR}, or set hardware.allowIdle to true",
+        f"tensor (1) × data (1) uses 1 of 4 GPUs, 3 would be idle; {_FOUR}, or hardware.allowIdle true",
     ),
     Wrong(
         "too few, explicitly not to be idle",
@@ -277,7 +277,7 @@ RULE_BREAKERS = (
         "tensor given, the rest does not come out even",
         spec(hardware={**GPUS, "count": 8}, parallelism={"tensor": 3}),
         "spec.parallelism",
-        "tensor (3) × data (2) uses 6 of 8 GPUs, 2 would be idle; use tensor 8, data 1 or",
+        "tensor (3) × data (2) uses 6 of 8 GPUs, 2 would be idle; tensor × data must be 8 (8 × 1, 4 × 2",
     ),
     Wrong(
         "data given, the rest does not come out even",
@@ -289,38 +289,38 @@ RULE_BREAKERS = (
         "data given, more than there are",
         spec(hardware=GPUS, parallelism={"data": 8}),
         "spec.parallelism",
-        f"tensor (1) × data (8) needs 8 GPUs, 4 available; {_FOUR}, or set hardware.count to 8",
+        f"tensor (1) × data (8) needs 8 GPUs, 4 available; {_FOUR}, or hardware.count 8",
     ),
     Wrong(
         "a pipeline that does not come out even",
         spec(hardware=GPUS, parallelism={"pipeline": 3}),
         "spec.parallelism",
-        "tensor (1) × data (1) × pipeline (3) uses 3 of 4 GPUs, 1 would be idle; use pipeline 1 or 2 or 4, or set",
+        "tensor (1) × data (1) × pipeline (3) uses 3 of 4 GPUs, 1 would be idle; pipeline must divide 4 (1, 2 or 4)",
     ),
     Wrong(
         "more than any node has",
         spec(hardware={"accelerator": "nvidia-l4"}, parallelism={"tensor": 128, "data": 128, "pipeline": 128}),
         "spec.parallelism",
-        "tensor (128) × data (128) × pipeline (128) needs 2097152 GPUs, 1 available; use pipeline 1",
+        "tensor (128) × data (128) × pipeline (128) needs 2097152 GPUs, 1 available; pipeline must divide 1 (1)",
     ),
     Wrong(
         "two nodes, wrongly",
         spec(hardware={**GPUS, "nodes": 2}, parallelism={"tensor": 4, "data": 4}),
         "spec.parallelism",
-        "tensor (4) × data (4) needs 16 GPUs, 8 available; use a tensor of at most 4, with tensor × data 8",
+        "tensor (4) × data (4) needs 16 GPUs, 8 available; tensor must be at most 4, and tensor × data 8",
     ),
     Wrong(
         "two nodes, a stage each, wrongly",
         spec(hardware={**GPUS, "nodes": 2}, parallelism={"tensor": 2, "data": 1, "pipeline": 2}),
         "spec.parallelism",
-        "tensor (2) × data (1) × pipeline (2) uses 4 of 8 GPUs, 4 would be idle; use a tensor of at most 4, with "
-        "tensor × data 4, or set hardware.allowIdle to true",
+        "tensor (2) × data (1) × pipeline (2) uses 4 of 8 GPUs, 4 would be idle; tensor must be at most 4, and "
+        "tensor × data 4, or hardware.allowIdle true",
     ),
     Wrong(
         "tensor beyond a node",
         spec(hardware={**GPUS, "nodes": 2}),
         "spec.parallelism",
-        "tensor is more than the accelerators of a node; set tensor to at most hardware.count, and pipeline or data",
+        "tensor is more than the accelerators of a node; tensor must be at most hardware.count, and pipeline or data",
     ),
     Wrong(
         "too many nodes",

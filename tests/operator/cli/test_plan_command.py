@@ -125,7 +125,8 @@ def test_sizes_that_do_not_come_out_even_are_shown_with_those_that_do(answer: An
         {
             "field": "spec.parallelism",
             "message": "tensor (2) × data (3) needs 6 GPUs, 4 available",
-            "remedy": "use tensor 4, data 1 or tensor 2, data 2 or tensor 1, data 4, or set hardware.count to 6",
+            "remedy": "use tensor 1, data 4 (recommended; better as hardware.count 1, replicas 4) or tensor 4, data 1 "
+            "or tensor 2, data 2, or set hardware.count to 6",
         }
     ]
     assert [way["verdict"] for way in found["options"]] == ["possible", "possible", "recommended"]

@@ -119,7 +119,7 @@ def test_the_environment_is_passed_on(run: Any, monkeypatch: Any) -> None:
         (
             {"hardware": {"accelerator": "nvidia-l4", "count": 4}, "parallelism": {"tensor": 2, "data": 4}},
             [],
-            "spec.parallelism: tensor (2) × data (4) needs 8 GPUs, 4 available; use tensor 4, data 1",
+            "spec.parallelism: tensor (2) × data (4) needs 8 GPUs, 4 available; use tensor 1, data 4",
         ),
     ],
 )

@@ -14,13 +14,14 @@ from stoker_operator.api.manifest import parse
 from stoker_operator.api.violation import Refused
 from stoker_operator.plan.catalogue import Catalogue
 from stoker_operator.plan.model_shapes import table
-from stoker_operator.plan.planner import plan, study
+from stoker_operator.plan.planner import plan, planned_ways_out, study
 
 from ...work import work
 from .conftest import LLAMA_405B, document
 
-#: Steps: far from a second of them.
-MOST_WORK = 1_000_000
+#: Steps, of which a second has more than ten million. To read a quantized mixture of 200 layers takes two million, as
+#: each expert's name is matched; each way adds some thousands.
+MOST_WORK = 3_000_000
 CONFIGS = [dict(config) for name, config in table().items() if "/" in name]
 JUNK = st.one_of(
     st.none(),
@@ -68,6 +69,7 @@ def test_a_config_that_says_nothing_but_its_architecture_has_an_answer(architect
     "change",
     [
         {"num_hidden_layers": 10**9},
+        {"num_hidden_layers": 1001},
         {"num_attention_heads": 10**9},
         {"num_hidden_layers": -1},
         {"hidden_size": 0},
@@ -93,3 +95,38 @@ def test_a_verdict_is_there_before_an_admission_gives_up() -> None:
             plan(spec, Catalogue.load())
 
     assert work(refused) < MOST_WORK
+
+
+@pytest.mark.parametrize(
+    ("model", "accelerator", "runtime"),
+    [
+        ("deepseek-ai/DeepSeek-V3", "nvidia-h100-80gb", "stoker"),
+        ("meta-llama/Llama-3.1-405B-Instruct", "nvidia-l4", "vllm"),
+        ("Qwen/Qwen3-30B-A3B", "nvidia-l4", "stoker"),
+    ],
+)
+def test_a_deep_model_on_many_gpus_is_bounded_work(model: str, accelerator: str, runtime: str) -> None:
+    """By sizes that the model cannot be split by, or that a rule refuses: all ways are tried, and ways out."""
+    config = {name: value for name, value in table()[model].items() if name != "layer_types"}
+    config["num_hidden_layers"] = 200
+    for sizes in (None, {"tensor": 48, "data": 1}):
+        manifest = document("hf://org/m", accelerator, 64, parallelism=sizes, runtime=runtime, image="mine:1")
+
+        def answered(manifest: dict[str, Any] = manifest, config: dict[str, Any] = config) -> None:
+            try:
+                plan(parse(manifest).spec, Catalogue.load(), config)
+            except Refused as refused:
+                assert planned_ways_out(manifest, refused.violations, Catalogue.load(), lambda _: config)
+
+        assert work(answered) < 2 * MOST_WORK
+
+
+def test_a_mixture_of_more_experts_than_a_model_has_is_no_failure() -> None:
+    config = {**table()["Qwen/Qwen3-30B-A3B"], "num_experts": 256, "num_hidden_layers": 1000}
+    for quantization in (None, "fp8"):
+        engine = {"runtime": "stoker", "image": "mine:1"} | ({"quantization": quantization} if quantization else {})
+        for count in (1, 8, 64):
+            try:
+                plan(parse(document("hf://org/m", "nvidia-h100-80gb", count, **engine)).spec, Catalogue.load(), config)
+            except Refused as refused:
+                assert all(violation.field.startswith("spec.") for violation in refused.violations)

@@ -7,21 +7,26 @@ import copy
 import random
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any, Final
 
 import pytest
 
 from stoker_operator.api.manifest import parse
 from stoker_operator.api.violation import Refused, Violation
+from stoker_operator.judge import Configs, Knowledge, judge
+from stoker_operator.manifests.owner import Owner
 from stoker_operator.plan.catalogue import Catalogue
 from stoker_operator.plan.model_shapes import table
-from stoker_operator.plan.planner import Study, study
+from stoker_operator.plan.planner import Study, plan, planned_ways_out, study
 
 from .conftest import document
 
 #: Both runtimes have an image for all accelerators, so that each can be the other's remedy.
 CATALOGUE: Final = Catalogue.load().model_copy(
-    update={"runtimes": {name: dict.fromkeys(("cuda", "rocm", "cpu"), f"{name}:1") for name in ("stoker", "vllm")}}
+    update={
+        "runtimes": {name: dict.fromkeys(("cuda", "rocm", "cpu", "tpu"), f"{name}:1") for name in ("stoker", "vllm")}
+    }
 )
 MODELS: Final = (
     "meta-llama/Meta-Llama-3-8B-Instruct", "meta-llama/Llama-3.1-70B-Instruct", "meta-llama/Llama-3.1-405B-Instruct",
@@ -191,3 +196,122 @@ def test_many_remedies_of_every_kind_are_accepted() -> None:
         "sizes", "pods of one copy", "smaller pods", "larger machines", "fp8", "one copy", "a length", "memory",
         "experts", "without", "a runtime", "a value", "on load", "numbers",
     }  # fmt: skip
+
+
+TOPOLOGY: Final = "cloud.google.com/gke-tpu-topology"
+
+
+def drawn_uneven(seed: int) -> tuple[dict[str, Any], dict[str, Any] | None]:
+    """A manifest whose sizes rarely come to what it has, on one pod or several, or that selects some slice."""
+    draw = random.Random(seed)
+    manifest, config = drawn(seed)
+    made = merged(merged(manifest, "hardware.resources", None), "hardware.accelerator", "nvidia-h100-80gb")
+    if draw.random() < 0.2:
+        made = merged(made, "hardware.accelerator", "google-tpu-v6e")
+        made["spec"]["template"] = {"spec": {"nodeSelector": {TOPOLOGY: draw.choice(["1x1", "2x2", "2x4", "4x4"])}}}
+    made = merged(made, "hardware.count", draw.choice([1, 2, 3, 4, 6, 8]))
+    if draw.random() < 0.2:
+        made = merged(made, "hardware.nodes", draw.choice([2, 3]))
+    stated = [name for name in ("tensor", "data", "pipeline", "expert") if draw.random() < 0.5]
+    sizes = {name: draw.choice([1, 2, 3, 4, 6, 8]) for name in stated}
+    return merged(made, "parallelism", sizes or None), config
+
+
+def planned(manifest: dict[str, Any], config: dict[str, Any] | None) -> tuple[Violation, ...]:
+    """All that is said against a manifest, as an admission would."""
+    try:
+        plan(parse(manifest).spec, CATALOGUE, config)
+    except Refused as refused:
+        return planned_ways_out(manifest, refused.violations, CATALOGUE, lambda _: config)
+    return ()
+
+
+def of_sizes(violations: tuple[Violation, ...], kind: str) -> list[str]:
+    """Those among them that other sizes, counts or lengths would end; sizes of one count end none about its slice."""
+    reasons = ("MaxModelLenDoesNotFit", "DoesNotFit")
+    fields = ("spec.parallelism", "spec.hardware", *(() if kind == "sizes" else ("spec.template",)))
+    return [str(each) for each in violations if each.field.startswith(fields) or each.reason in reasons]
+
+
+def named_by_rules(seed: int) -> set[str]:
+    """Tries what is named instead of sizes that the manifest's own rules refuse; its kinds."""
+    manifest, config = drawn_uneven(seed)
+    kinds = set()
+    for violation in planned(manifest, config):
+        remedy, start = violation.remedy, manifest
+        assert remedy
+        if violation.reason not in ("Invalid", "NotSupported", "TopologyMismatch") or " must " in remedy:
+            kinds.add("words of the rule")
+            continue
+        if found := re.match(rf"none that uses all \d+ is possible; with {SIZES}: [^;]*", remedy):
+            kinds.add("none")
+            remedy, start = remedy[found.end() :], merged(shared(manifest, sizes_of(found)), "hardware.nodes", None)
+            start = merged(start, "hardware.nodes", manifest["spec"]["hardware"].get("nodes"))
+        changes = list(tried(start, replace(violation, remedy=remedy)))
+        if found := re.search(r"set (?:spec\.)?hardware\.count to (\d+)( and remove spec\.parallelism)?", remedy):
+            count = merged(merged(start, "hardware.count", int(found[1])), "hardware.nodes", None)
+            changes.append(("a count", merged(count, "parallelism", None) if found[2] else count))
+        if "set hardware.allowIdle to true" in remedy:
+            changes.append(("idle", merged(start, "hardware.allowIdle", True)))
+        if found := re.search(r"select topology (\w+)", remedy):
+            selected = copy.deepcopy(start)
+            selected["spec"]["template"]["spec"]["nodeSelector"][TOPOLOGY] = found[1]
+            changes.append(("a topology", selected))
+        if found := re.match(rf"use nodes 1 with (?:hardware\.count (\d+) and )?{SIZES}(?P<fp8>, and set)?", remedy):
+            count = int(found[1]) if found[1] else None
+            alone = merged(shared(start, sizes_of(found), count), "hardware.nodes", None)
+            changes = [("one pod", merged(alone, "engine.quantization", "fp8") if found["fp8"] else alone)]
+        if found := re.match(r"use nodes 1 with (?:hardware\.count (\d+) and )?no spec\.parallelism", remedy):
+            alone = merged(merged(start, "parallelism", None), "hardware.nodes", None)
+            changes = [("one pod", merged(alone, "hardware.count", int(found[1])) if found[1] else alone)]
+        for kind, change in changes:
+            kinds.add(kind)
+            left = of_sizes(planned(change, config), "sizes" if "none" in kinds else kind)
+            others = [each for each in left if violation.reason == "TopologyMismatch" and "topology" not in each]
+            assert left == others, (str(violation), kind, change["spec"], left)
+    return kinds
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_remedies_of_the_manifests_rules_are_accepted(seed: int) -> None:
+    named_by_rules(seed)
+
+
+@pytest.mark.slow
+def test_many_remedies_of_the_manifests_rules_are_accepted() -> None:
+    kinds = set().union(*map(named_by_rules, range(60, 500)))
+    assert kinds >= {
+        "sizes", "pods of one copy", "idle", "a count", "one pod", "a topology", "none", "words of the rule",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("count", "sizes", "remedy"),
+    [
+        (6, {"tensor": 4, "data": 1}, "use tensor 1, data 6 (recommended; better as hardware.count 1, replicas 6) or "
+         "tensor 2, data 3, or set hardware.allowIdle to true"),
+        (2, {"data": 2, "pipeline": 3}, "use tensor 1, data 2 (recommended; better as hardware.count 1, replicas 2) or "
+         "tensor 2, data 1, or set hardware.count to 6"),
+    ],
+)  # fmt: skip
+def test_sizes_that_the_model_cannot_be_split_by_are_not_named(count: int, sizes: dict[str, int], remedy: str) -> None:
+    manifest = document("hf://meta-llama/Meta-Llama-3-8B", "nvidia-h100-80gb", count, parallelism=sizes)
+    (violation,) = planned(manifest, None)
+    assert violation.remedy == remedy
+    (unknown,) = planned(merged(manifest, "model.source", "hf://org/unknown"), None)
+    assert "use " not in unknown.remedy and " must " in unknown.remedy
+
+
+def test_admission_names_sizes_by_the_config_that_is_there() -> None:
+    """The webhook judges by what is in memory: sizes are planned where the model's config.json is."""
+    manifest = document(
+        "hf://org/exaone", "nvidia-h100-80gb", 6, parallelism={"tensor": 4, "data": 1}, runtime="stoker"
+    )
+
+    def remedy(configs: Configs) -> str:
+        (violation,) = judge(Owner("demo"), manifest, Knowledge(CATALOGUE, configs)).violations
+        return violation.remedy
+
+    assert remedy(lambda _name, _revision: None).startswith("tensor × data must be 6 (")
+    llama = table()["meta-llama/Meta-Llama-3-8B"]
+    assert remedy(lambda _name, _revision: llama).startswith("use tensor 1, data 6 (recommended")

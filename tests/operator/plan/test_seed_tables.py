@@ -15,7 +15,7 @@ from stoker_operator.api.v1alpha1 import Spec
 from stoker_operator.api.violation import Refused
 from stoker_operator.plan.catalogue import Catalogue
 from stoker_operator.plan.options import recommended
-from stoker_operator.plan.planner import Study, Unplannable, plan
+from stoker_operator.plan.planner import Study, Unplannable, plan, planned_ways_out
 
 from .conftest import LLAMA_8B, LLAMA_70B, LLAMA_405B, MISTRAL_7B, document
 
@@ -152,9 +152,10 @@ def test_70b_on_8_gpus_is_two_copies_of_four(studied: Studied) -> None:
     ],
 )
 def test_sizes_that_do_not_come_out_even(parallelism: dict[str, int], message: str, remedies: list[str]) -> None:
+    manifest = document(MISTRAL_7B, "nvidia-a10g", 4, parallelism=parallelism)
     with pytest.raises(Refused) as refused:
-        parse(document(MISTRAL_7B, "nvidia-a10g", 4, parallelism=parallelism))
-    (violation,) = refused.value.violations
+        parse(manifest)
+    (violation,) = planned_ways_out(manifest, refused.value.violations, Catalogue.load(), lambda _: None)
     assert violation.field == "spec.parallelism"
     assert violation.message == message
     for remedy in remedies:

@@ -40,7 +40,7 @@ class BenchServeArgs:
     base_url: str = flag("the server's address", "http://127.0.0.1:8000")
     model: str | None = flag("the model's name in requests; default: the server's first", None)
     tokenizer: str | None = flag("folder, GGUF file, demo://NAME or hub id of the tokenizer; default: --model", None)
-    request_rate: float = flag("requests a second; inf sends all at once", float("inf"))
+    request_rate: float = flag("requests a second; inf sends all at once", float("inf"), infinite=True)
     burstiness: float = flag("1: Poisson arrivals; below 1: in bursts; above 1: more evenly", 1.0)
     max_concurrency: int | None = flag("most requests in flight; default: no limit", None)
     num_warmups: int = flag("requests sent before, one by one, that do not count", 1)
@@ -54,8 +54,10 @@ class BenchServeArgs:
     def __post_init__(self) -> None:
         if not self.request_rate > 0:
             raise ArgumentError("--request-rate", f"must be above 0, got {self.request_rate}")
-        if not self.burstiness > 0:
-            raise ArgumentError("--burstiness", f"must be above 0, got {self.burstiness}")
+        if not 0 < self.burstiness < float("inf"):
+            raise ArgumentError("--burstiness", f"must be finite and above 0, got {self.burstiness}")
+        if not 0 <= self.temperature < float("inf"):
+            raise ArgumentError("--temperature", f"must be finite and at least 0, got {self.temperature}")
         unknown = set(self.percentile_metrics.split(",")) - set(_METRICS)
         if unknown:
             raise ArgumentError("--percentile-metrics", f"{', '.join(unknown)}: there is {', '.join(_METRICS)}")

@@ -3,11 +3,14 @@
 Accelerator cpu is not counted: its ranks share a pod's processors and memory, and what is absent is 1.
 
 What is absent follows from what is there (`resolve`), and what does not come out even is refused with the sizes that
-would. The same arithmetic stands here in Python and in CEL; ``self`` is a workload.
+would. Nothing is known of the model here, so the words state the rule and promise nothing; `plan.ways_out` replaces
+them by sizes that were planned, where the model's shape is known. The same arithmetic stands here in Python and in
+CEL; ``self`` is a workload.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Annotated, ClassVar, Final, Literal, NamedTuple
 
 from pydantic import Field
@@ -90,14 +93,19 @@ def options(gpus: int) -> list[tuple[int, int]]:
     return [(tensor, gpus // tensor) for tensor in range(gpus, 0, -1) if gpus % tensor == 0]
 
 
-def remedy(gpus: int) -> str:
-    """The `options`, to choose from."""
-    return "use " + " or ".join(f"tensor {tensor}, data {data}" for tensor, data in options(gpus))
+def sizes_that_fill(gpus: int) -> str:
+    """The rule for tensor and data of `gpus` accelerators, with the sizes that obey it."""
+    return f"tensor × data must be {gpus} ({_any_of(f'{tensor} × {data}' for tensor, data in options(gpus))})"
 
 
-def pipelines(gpus: int) -> str:
-    """The pipeline sizes that divide `gpus`, to choose from."""
-    return "use pipeline " + " or ".join(str(size) for size in range(1, gpus + 1) if gpus % size == 0)
+def pipelines_that_fill(gpus: int) -> str:
+    """The rule for the pipeline of `gpus` accelerators, with the sizes that obey it."""
+    return f"pipeline must divide {gpus} ({_any_of(str(size) for size in range(1, gpus + 1) if gpus % size == 0)})"
+
+
+def _any_of(sizes: Iterable[str]) -> str:
+    *most, last = sizes
+    return f"{', '.join(most)} or {last}" if most else last
 
 
 def fills_the_replica(workload: Workload) -> bool:
@@ -110,7 +118,7 @@ def fills_the_replica(workload: Workload) -> bool:
 
 
 def explain(workload: Workload) -> tuple[str, str]:
-    """What is wrong with the product, and what would be right."""
+    """What is wrong with the product, and what the rule allows."""
     hardware, sizes = workload.hardware, workload.sizes
     gpus, used = hardware.gpus, sizes.used
     given = workload.parallelism
@@ -119,17 +127,17 @@ def explain(workload: Workload) -> tuple[str, str]:
         product += f" × pipeline ({sizes.pipeline})"
     left = gpus // sizes.pipeline
     if gpus % sizes.pipeline:
-        choice = pipelines(gpus)
+        choice = pipelines_that_fill(gpus)
     elif hardware.pods_per_replica > 1:
-        choice = f"use a tensor of at most {hardware.accelerators}, with tensor × data {left}"
+        choice = f"tensor must be at most {hardware.accelerators}, and tensor × data {left}"
     else:
-        choice = remedy(left)
+        choice = sizes_that_fill(left)
     if used < gpus:
         idle = gpus - used
         problem = f"{product} uses {used} of {gpus} GPUs, {idle} would be idle"
-        return problem, f"{choice}, or set hardware.allowIdle to true"
+        return problem, f"{choice}, or hardware.allowIdle true"
     if hardware.pods_per_replica == 1 and used <= MAX_COUNT:
-        choice += f", or set hardware.count to {used}"
+        choice += f", or hardware.count {used}"
     return f"{product} needs {used} GPUs, {gpus} available", choice
 
 
@@ -169,14 +177,14 @@ _PROBLEM = (
     " : 'needs %d GPUs, %d available'.format([s[0] * s[1] * s[2], s[3]]))"
 )
 _CHOICE = (
-    f"(s[3] % s[1] != 0 ? { {gpus: pipelines(gpus) for gpus in range(1, MAX_GPUS + 1)} }[s[3]]"
-    f" : {_NODES} > 1 ? 'use a tensor of at most %d, with tensor × data %d'.format([{_COUNT}, s[3] / s[1]])"
-    f" : { {gpus: remedy(gpus) for gpus in range(1, MAX_COUNT + 1)} }[s[3] / s[1]])"
+    f"(s[3] % s[1] != 0 ? { {gpus: pipelines_that_fill(gpus) for gpus in range(1, MAX_GPUS + 1)} }[s[3]]"
+    f" : {_NODES} > 1 ? 'tensor must be at most %d, and tensor × data %d'.format([{_COUNT}, s[3] / s[1]])"
+    f" : { {gpus: sizes_that_fill(gpus) for gpus in range(1, MAX_COUNT + 1)} }[s[3] / s[1]])"
 )
 _MORE = (
-    "(s[0] * s[1] * s[2] < s[3] ? ', or set hardware.allowIdle to true'"
+    "(s[0] * s[1] * s[2] < s[3] ? ', or hardware.allowIdle true'"
     f" : {_NODES} == 1 && s[0] * s[1] * s[2] <= {MAX_COUNT}"
-    " ? ', or set hardware.count to %d'.format([s[0] * s[1] * s[2]]) : '')"
+    " ? ', or hardware.count %d'.format([s[0] * s[1] * s[2]]) : '')"
 )
 _EXPLAIN = f"{_SIZES}.map(s, '%s %s; %s%s'.format([{_PRODUCT}, {_PROBLEM}, {_CHOICE}, {_MORE}]))[0]"
 
@@ -206,7 +214,7 @@ RULES = (
         ),
         cel=_SPANS_NO_NODE,
         message="tensor is more than the accelerators of a node",
-        remedy="set tensor to at most hardware.count, and pipeline or data to what is left",
+        remedy="tensor must be at most hardware.count, and pipeline or data what is left",
     ),
     Rule(
         field="parallelism",

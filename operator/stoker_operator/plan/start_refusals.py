@@ -1,0 +1,70 @@
+"""What our engine refuses at its start of a config.json, in its words, before there is a pod: an option that the family
+lacks, an activation or a dtype that is not computed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+from stoker_engine.architectures import activation, compute_dtype
+from stoker_engine.architectures.families.registry import FAMILY_CONFIGS
+from stoker_engine.architectures.model_config import ModelConfig
+from stoker_engine.architectures.quantization.stated import without_quantization
+from stoker_engine.contract.errors import ModelError
+from stoker_operator.api.v1alpha1 import Spec
+from stoker_operator.api.v1alpha1.hardware import CPU
+from stoker_operator.plan.model_shapes import Shape
+from stoker_operator.plan.proposals import Proposal, Refusal
+
+
+def refused_at_start(
+    spec: Spec, shape: Shape | str, config: Mapping[str, Any], elsewhere: Callable[[], Iterable[Proposal]]
+) -> Iterator[Refusal]:
+    """The objections of our engine to a model of a family that it has.
+
+    Args:
+        spec: the endpoint's.
+        shape: the model's, or why it is not known.
+        config: the model's config.json; empty where it is not known.
+        elsewhere: makes the proposals of other runtimes.
+    """
+    if spec.engine.runtime != "stoker":
+        return
+    why = _option(config) if isinstance(shape, str) else _activation(shape)
+    if why:
+        yield Refusal("spec.model.source", why, "NotSupported", elsewhere, "use another model")
+    if isinstance(shape, Shape) and (why := _dtype(spec, shape)):
+        asked = ("bfloat16", "float16", "float32")
+        yield Refusal(
+            "spec.engine.dtype",
+            why.partition("; ")[0],
+            "UnsupportedDtype",
+            lambda: [Proposal(f"use {name}", {"engine": {"dtype": name}}, also=name) for name in asked],
+            "use another model",
+        )
+
+
+def _option(config: Mapping[str, Any]) -> str:
+    """Why a family's config is not read; empty: it is, or it is no family's, or nonsense."""
+    names = config.get("architectures")
+    if not isinstance(names, list) or all(name not in FAMILY_CONFIGS for name in names if isinstance(name, str)):
+        return ""
+    try:
+        ModelConfig.from_dict(without_quantization(config))
+    except ModelError as error:
+        return str(error)
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
+        pass  # said where the model's shape is read
+    return ""
+
+
+def _activation(shape: Shape) -> str:
+    reasons = (activation.why_not_computed(layer.mlp.act) for layer in shape.config.layers)
+    return next(filter(None, reasons), "")
+
+
+def _dtype(spec: Spec, shape: Shape) -> str:
+    quantized, on_cpu = bool(shape.method or spec.engine.quantization), spec.hardware.accelerator == CPU
+    stored = shape.config.dtype or "bfloat16"
+    found = compute_dtype.compute_dtype(spec.engine.dtype, stored, quantized=quantized, on_cpu=on_cpu)
+    return compute_dtype.why_not_computed(found)

@@ -1,0 +1,176 @@
+"""The ways out of sizes that a rule of the manifest refuses, and of pods that nothing connects: each is planned first.
+
+The rules of the API know no model. They state what tensor × pipeline × data must be, and sizes that are right by that
+may be wrong for the model: its heads, its layers, its memory. Where the model's shape is known, what is named here in
+their place was planned.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Final
+
+from pydantic import ValidationError
+
+from stoker_operator.api.v1alpha1 import InferenceEndpoint, Spec
+from stoker_operator.api.v1alpha1.hardware import MAX_COUNT
+from stoker_operator.api.v1alpha1.parallelism import explain
+from stoker_operator.api.violation import Refused, Violation
+from stoker_operator.plan.options import NODE_COUNTS
+from stoker_operator.plan.proposals import Proposal, Refusal, changed
+from stoker_operator.plan.remedies import possible_ways, say, shared_by
+from stoker_operator.plan.study import Study
+
+#: Plans a spec without remedies, and considers every way where that is true; None: the catalogue lacks something.
+Trial = Callable[[Spec, bool], Study | None]
+
+#: What is said where no pod of these accelerators is known to do.
+_NO_POD: Final = "use nodes 1, with accelerators of more memory, or a smaller model"
+_FIELD: Final = "spec.parallelism"
+#: What sizes and counts can change about a verdict; objections to other fields stay whatever they are.
+_OF_SIZES: Final = (_FIELD, "spec.hardware")
+
+
+def read_with_wrong_sizes(manifest: Any, against: Sequence[Violation]) -> Spec | None:
+    """The spec of a manifest with objections, if they include that to what its sizes multiply to."""
+    if not isinstance(manifest, Mapping) or all(each.field != _FIELD for each in against):
+        return None
+    try:
+        spec = InferenceEndpoint.model_validate(dict(manifest)).spec
+    except ValidationError:
+        return None
+    return spec if _broken(spec) in against else None
+
+
+def of_sizes(
+    spec: Spec, against: Sequence[Violation], trial: Trial, study: Callable[[Spec], Study]
+) -> tuple[Violation, ...]:
+    """The objections to a spec whose sizes do not multiply to its accelerators, with ways out that were planned.
+
+    Args:
+        spec: the endpoint's.
+        against: all objections to it.
+        trial: plans a spec without remedies.
+        study: plans a spec, with remedies.
+    """
+    broken = instead = _broken(spec)
+    for even in _even(spec):
+        found = trial(even, True)
+        if found is None or found.unknown:
+            return tuple(against)
+        planned = _with_remedies(spec, broken, found, trial)
+        if planned.remedy:
+            return tuple(planned if each == broken else each for each in against)
+        if spec.hardware.pods_per_replica > 1:
+            return tuple(replace(each, remedy=_NO_POD) if each == broken else each for each in against)
+        try:
+            objections = study(even)
+        except Refused:
+            return tuple(against)
+        due = [each for each in objections.unplannable if (each.field, each.reason) not in _kept(found)]
+        if due:
+            stated = f"none that uses all {spec.hardware.gpus} is possible; with {say(found.chosen)}"
+            instead = replace(broken, remedy=f"{stated}: {due[0].sentence}")
+    return tuple(instead if each == broken else each for each in against)
+
+
+def of_nodes(spec: Spec, trial: Trial) -> Iterator[Violation]:
+    """The objection to replicas of several pods, which nothing connects yet."""
+    if spec.hardware.pods_per_replica == 1:
+        return
+    proposal = next(_one_pod(spec, trial), None)
+    yield Violation(
+        "spec.hardware.nodes",
+        f"a replica of {spec.hardware.pods_per_replica} pods cannot be run yet with runtime {spec.engine.runtime}: "
+        "`stoker plan` computes it, and nothing connects its pods",
+        proposal.text if proposal else _NO_POD,
+        reason="NotSupported",
+    )
+
+
+def _broken(spec: Spec) -> Violation:
+    return Violation(_FIELD, *explain(spec))
+
+
+def _even(spec: Spec) -> Iterator[Spec]:
+    """The spec with sizes that use all accelerators: by its own pipeline if that divides them, then without."""
+    hardware = spec.hardware
+    stated = spec.parallelism.pipeline if spec.parallelism else None
+    for pipeline in dict.fromkeys((stated, None)):
+        each, uneven = divmod(hardware.gpus, pipeline or 1)
+        if uneven:
+            continue
+        tensor = max(size for size in range(1, hardware.accelerators + 1) if each % size == 0)
+        sizes = {"tensor": tensor, "pipeline": pipeline, "data": each // tensor, "expert": None}
+        even = changed(spec, {"parallelism": sizes})
+        if even is not None:
+            yield even
+
+
+def _with_remedies(spec: Spec, broken: Violation, found: Study, trial: Trial) -> Violation:
+    """The objection, with the ways out of it that are possible."""
+    kept = _kept(found)
+    refusal = Refusal(_FIELD, broken.message, broken.reason, lambda: _proposals(spec, found, trial), "")
+    return refusal.violation(lambda _, proposal: _accepts(spec, proposal, trial, kept))
+
+
+def _proposals(spec: Spec, found: Study, trial: Trial) -> Iterator[Proposal]:
+    """Other sizes, of `found`; or what makes those of the spec right."""
+    hardware, used = spec.hardware, spec.sizes.used
+    if hardware.pods_per_replica > 1:
+        yield from _one_pod(spec, trial)
+        return
+    if found.advice is not None:
+        yield from possible_ways(found.options, found.advice)
+    if used < hardware.gpus:
+        yield Proposal("set hardware.allowIdle to true", {"hardware": {"allowIdle": True}})
+    elif used <= MAX_COUNT:
+        yield Proposal(f"set hardware.count to {used}", {"hardware": {"count": used}})
+
+
+def _one_pod(spec: Spec, trial: Trial) -> Iterator[Proposal]:
+    """The smallest pod that does what several were to do, on the same accelerators."""
+    here = spec.hardware.accelerators
+    counts = (here, *(count for count in NODE_COUNTS if count > here))
+    fewer_bits = {"engine": {"quantization": "fp8"}}
+    for count, engine in (*((count, {}) for count in counts), (here, fewer_bits)):
+        removed = dict.fromkeys(("tensor", "pipeline", "data", "expert"))
+        change: dict[str, Any] = {"hardware": {"nodes": None, "count": count}, "parallelism": removed, **engine}
+        alone = changed(spec, change)
+        found = trial(alone, True) if alone is not None else None
+        if found is None or (found.advice is None and not found.unknown):
+            continue
+        more = f"hardware.count {count} and " if count != here else ""
+        if found.advice is None:
+            text, change = f"use nodes 1 with {more}no spec.parallelism", {**change, "parallelism": None}
+        else:
+            option = found.advice.option
+            text = f"use nodes 1 with {more}{say(option)}"
+            change = {**shared_by(option.sizes, option.expert, count), **engine}
+        proposal = Proposal(text + (", and set spec.engine.quantization to fp8" if engine else ""), change)
+        if _accepts(spec, proposal, trial, _kept(found)):
+            yield proposal
+            return
+
+
+def _accepts(spec: Spec, proposal: Proposal, trial: Trial, kept: frozenset[tuple[str, str]]) -> bool:
+    """Whether a proposal leaves no objections but those that are `kept`, which are to other fields; another count must
+    suit the template as well, which selects a slice of so many chips."""
+    change = proposal.change or {}
+    if "hardware" in change:
+        kept = frozenset((field, reason) for field, reason in kept if not field.startswith("spec.template"))
+    changed_spec = changed(spec, change)
+    if changed_spec is None or changed_spec.hardware.pods_per_replica > 1:
+        return False
+    found = trial(changed_spec, False)
+    return found is not None and all((each.field, each.reason) in kept for each in (*found.refused, *found.unplannable))
+
+
+def _kept(found: Study) -> frozenset[tuple[str, str]]:
+    """Fields and reasons of objections that no sizes change."""
+    problem = found.chosen.problem.reason if found.chosen.problem else ""
+    every = (*found.refused, *found.unplannable)
+    return frozenset(
+        (each.field, each.reason) for each in every if not each.field.startswith(_OF_SIZES) and each.reason != problem
+    )
