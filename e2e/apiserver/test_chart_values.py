@@ -324,7 +324,7 @@ def test_services_have_names_that_every_cluster_takes(helm: str, release: str) -
     (peers,) = (word.partition("=")[2] for word in args if word.startswith("--peer-service="))
     assert url.removeprefix("https://").removesuffix(".ns.svc") in services
     assert peers.removesuffix(".ns.svc:8082") in services
-    (tls,) = (each for each in documents if each["kind"] == "Secret" and each["type"] == "kubernetes.io/tls")
+    (tls,) = (each for each in documents if each["metadata"]["name"].endswith("-gateway-tls"))
     certificate = x509.load_pem_x509_certificate(base64.b64decode(tls["data"]["tls.crt"]))
     names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     assert url.removeprefix("https://") in names.get_values_for_type(x509.DNSName)
