@@ -75,7 +75,8 @@ def test_pods_behind_an_object_with_clocks_that_differ() -> None:
 
 
 def test_versions_of_objects() -> None:
-    data, labels = {"f:data": {"f:api-key": {}}, "f:type": {}}, {"f:metadata": {"f:labels": {}}}
+    data: Any = {"f:data": {"f:api-key": {}}, "f:type": {}}
+    labels: Any = {"f:metadata": {"f:labels": {}}}
     metadata: Any = {
         "creationTimestamp": written(0),
         "managedFields": [
