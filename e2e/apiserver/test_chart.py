@@ -76,6 +76,24 @@ def test_the_operator_may_do_what_it_does_and_no_more(helm: str) -> None:
     assert not [each for each in without if each["kind"] == "ClusterRole" and each["metadata"]["name"] in users]
 
 
+@pytest.mark.parametrize(
+    ("values", "kind"), [((), "ClusterRole"), (("watchNamespaces={a,b}",), "Role")], ids=["everywhere", "namespaces"]
+)
+def test_secrets_are_readable_where_that_is_chosen(helm: str, values: tuple[str, ...], kind: str) -> None:
+    def roles(documents: list[dict[str, Any]]) -> list[set[str]]:
+        found = [each for each in documents if (each["kind"], each["metadata"]["name"]) == (kind, "stoker")]
+        return [granted(each["rules"]) for each in found]
+
+    usual, chosen = template(helm, *values), template(helm, *values, "rbac.readReferencedObjects=true")
+    for before, after in zip(roles(usual), roles(chosen), strict=True):
+        assert after - before == {"secrets get", "configmaps get"}
+        assert before < after
+    flags = [
+        set(only(each, "Deployment")["spec"]["template"]["spec"]["containers"][0]["args"]) for each in (usual, chosen)
+    ]
+    assert flags[1] - flags[0] == {"--check-referenced-objects"}
+
+
 def test_the_operators_pods_are_closed_but_for_its_webhook_and_prometheus(helm: str) -> None:
     policy = only(template(helm), "NetworkPolicy")["spec"]
     pods = only(template(helm), "Deployment")["spec"]

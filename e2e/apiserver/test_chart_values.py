@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import random
+import re
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -13,8 +15,11 @@ from typing import Any
 
 import pytest
 import yaml
+from cryptography import x509
 
-from .test_chart import CHART, only_named
+from stoker_operator.manifests.variables import expand
+
+from .test_chart import CHART, only, only_named
 from .test_chart_objects import FOREIGN, check
 
 Values = dict[str, Any]
@@ -106,8 +111,14 @@ def drawn(rng: random.Random, namespace: str) -> Values:
     values |= rng.choice([{}, volumes])
     if not values.get("watchNamespaces"):
         gateway = {
-            "service": rng.choice([None, {"type": "NodePort", "annotations": None}]),
-            "replicas": rng.choice([1, 2]),
+            "service": rng.choice(
+                [
+                    None,
+                    {"type": "NodePort", "annotations": None},
+                    {"type": "LoadBalancer", "loadBalancerClass": "example.com/a", "labels": {"pool": "a"}},
+                ]
+            ),
+            "replicas": rng.choice([1, 2, None]),
             "url": rng.choice([None, "https://models.example.com"]),
             "podLabels": rng.choice([None, {"a": "gateway"}]),
             "podAnnotations": rng.choice([None, {"a.example.com/b": "gateway"}]),
@@ -124,7 +135,7 @@ def test_drawn_values_make_valid_objects_and_the_same_ones_each_time(
 ) -> None:
     rng = random.Random(20)
     charts = (CHART, built(tmp_path, BUILD))
-    releases = [LONGEST, "1e3", "stoker", *(f"r{number}" for number in range(17))]
+    releases = [LONGEST, "1e3", "2024", "stoker", *(f"r{number}" for number in range(16))]
     cases = [(rng.choice(charts), release, ns, drawn(rng, ns)) for release in releases]
     with ThreadPoolExecutor(2) as pool:
         texts, again = (list(pool.map(lambda case: render(helm, *case), cases)) for _ in range(2))
@@ -164,7 +175,8 @@ def test_values_left_empty_are_empty_or_refused_by_their_name(helm: str) -> None
         path for path in all_paths if path[-1] in ("template", "failurePolicy", "certificate", "kind", "podMonitor")
     ]
     needed += [("logLevel",), ("logFormat",)]
-    optional = ("monitoring", "alerts"), ("monitoring", "dashboards")  # None is the same as not enabled
+    # None is the same as not enabled
+    optional = ("monitoring", "alerts"), ("monitoring", "dashboards"), ("rbac", "readReferencedObjects")
     needed = [path for path in needed if path[:2] not in optional]
     said = refusal(helm, CHART, emptied(needed, on=True))
     assert "values don't meet the specifications of the schema" in said
@@ -291,6 +303,126 @@ def test_names_of_long_releases_fit_and_differ(helm: str) -> None:
         (peers,) = (word for word in pods["containers"][0]["args"] if word.startswith("--peer-service="))
         assert ("Service", peers.partition("=")[2].partition(".")[0]) in names[release]
     assert len({name for found in names.values() for name in found}) == 18
+
+
+@pytest.mark.parametrize("release", ["2024", "my.rel", "1.2.3", "0", f"9.{'a' * 43}.{'b' * 7}", LONGEST, "stoker", "a"])
+def test_services_have_names_that_every_cluster_takes(helm: str, release: str) -> None:
+    monitoring = {"podMonitor": "Enabled", "kind": "ServiceMonitor"}
+    webhook = {"certificate": "cert-manager"}
+    values = {"gateway": {"enabled": True}, "monitoring": monitoring, "webhook": webhook}
+    documents = parsed(render(helm, CHART, release, "ns", values))
+    services = [each["metadata"]["name"] for each in documents if each["kind"] == "Service"]
+    assert len(set(services)) == 5
+    for name in services:
+        assert re.fullmatch("[a-z]([-a-z0-9]{0,61}[a-z0-9])?", name), name
+    # What leads to a Service names it so.
+    (hook,) = only(documents, "ValidatingWebhookConfiguration")["webhooks"]
+    assert hook["clientConfig"]["service"]["name"] in services
+    assert only(documents, "Certificate")["spec"]["dnsNames"] == [f"{hook['clientConfig']['service']['name']}.ns.svc"]
+    args = [word for pod in pods_of(documents).values() for word in pod["spec"]["containers"][0]["args"]]
+    (url,) = (word.partition("=")[2] for word in args if word.startswith("--gateway-url="))
+    (peers,) = (word.partition("=")[2] for word in args if word.startswith("--peer-service="))
+    assert url.removeprefix("https://").removesuffix(".ns.svc") in services
+    assert peers.removesuffix(".ns.svc:8082") in services
+    (tls,) = (each for each in documents if each["metadata"]["name"].endswith("-gateway-tls"))
+    certificate = x509.load_pem_x509_certificate(base64.b64decode(tls["data"]["tls.crt"]))
+    names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    assert url.removeprefix("https://") in names.get_values_for_type(x509.DNSName)
+    others = [each["metadata"]["name"] for each in documents if each["kind"] != "Service"]
+    name = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
+    assert all(name.fullmatch(each) for each in others)
+    if release in ("2024", "a"):  # what was valid keeps its name
+        assert {f"{release}-stoker", f"{release}-stoker-gateway", f"{release}-stoker-webhook"} <= set(others)
+
+
+def test_null_removes_an_endpoint_of_another_values_file(helm: str, tmp_path: Path) -> None:
+    (tmp_path / "base.yaml").write_text(json.dumps({"endpoints": {"a": {"spec": {"x": 1}}, "b": {"spec": {"x": 2}}}}))
+    base = f"--values={tmp_path / 'base.yaml'}"
+
+    def applied(overlay: Values) -> Any:
+        command = [helm, "template", "stoker", CHART, base, "--values=-"]
+        rendered = subprocess.run(command, input=json.dumps(overlay), capture_output=True, text=True, check=True).stdout
+        jobs = [each for each in parsed(rendered) if each["kind"] == "Job"]
+        words = [job["spec"]["template"]["spec"]["containers"][0]["args"][1] for job in jobs]
+        return [each["metadata"]["name"] for word in words for each in json.loads(word)]
+
+    assert applied({}) == ["a", "b"]
+    assert applied({"endpoints": {"a": None}}) == ["b"]
+    assert applied({"endpoints": {"a": None, "b": None}}) == []
+
+
+def test_manifests_reach_the_job_word_for_word(helm: str) -> None:
+    env = [
+        {"name": "A", "value": "$(HOME) $$(HOME) $$ $ $x"},
+        {"name": "B", "value": 'ä "\\ <&> \n\t \u2028 {{ .Values }}'},
+    ]
+    spec = {"engine": {"env": env}}
+    documents = parsed(render(helm, CHART, "stoker", "default", {"endpoints": {"a": {"spec": spec}}}))
+    job = pods_of(documents)["Job", "stoker-endpoints"]
+    _, word = (expand(each, {"HOME": "/root"}) for each in job["spec"]["containers"][0]["args"])
+    assert [each["spec"] for each in json.loads(word)] == [spec]
+
+
+def test_replicas_left_empty_are_the_default(helm: str) -> None:
+    given = {"replicas": None, "gateway": {"enabled": True, "replicas": None, **NAMED_SECRETS}}
+    usual = {"gateway": {"enabled": True, **NAMED_SECRETS}}
+    rendered = render(helm, CHART, "stoker", "default", given)
+    assert rendered == render(helm, CHART, "stoker", "default", usual)
+    assert [each["spec"]["replicas"] for each in parsed(rendered) if each["kind"] == "Deployment"] == [2, 2]
+
+
+def test_the_gateways_service_is_as_the_values_say(helm: str) -> None:
+    service = {"type": "LoadBalancer", "loadBalancerClass": "example.com/lb", "labels": {"pool": "a"}}
+    values = {"gateway": {"enabled": True, "service": service}}
+    live = only_named(parsed(render(helm, CHART, "stoker", "default", values)), "Service", "stoker-gateway")
+    assert (live["spec"]["type"], live["spec"]["loadBalancerClass"]) == ("LoadBalancer", "example.com/lb")
+    assert live["metadata"]["labels"].items() >= {"pool": "a", "app.kubernetes.io/name": "stoker-gateway"}.items()
+    service["type"] = "NodePort"
+    said = refusal(helm, CHART, values)
+    assert "set gateway.service.type to LoadBalancer, or remove loadBalancerClass" in said
+
+
+@pytest.mark.parametrize(
+    "registry", ["https://r.example.com", "http://r.example.com/a", "oci://r.example.com", "r/", "/r"]
+)
+def test_a_registry_is_no_url(helm: str, registry: str) -> None:
+    said = refusal(helm, CHART, {"images": {"registry": registry}})
+    assert "'/images/registry': value must be 'HOST[:PORT][/PATH], without https:// and without a slash" in said
+
+
+def test_labels_and_annotations_that_no_cluster_takes_are_refused_by_their_field(helm: str) -> None:
+    keys = ["", "a b", "-a", "a/", "/a", "a/b/c", "A.example.com/a", "a..b/c", "a" * 64, "ä"]
+    labels = [*(({key: "a"}) for key in keys), {"a": "b c"}, {"a": "-"}, {"a": "b" * 64}]
+    paths = ["podLabels", "gateway/podLabels", "gateway/service/labels", "nodeSelector", "monitoring/labels",
+             "monitoring/endpointLabels", "monitoring/alerts/labels", "monitoring/dashboards/labels"]  # fmt: skip
+    rng = random.Random(5)
+    cases = [(path, rng.choice(labels)) for path in paths] + [(rng.choice(paths), each) for each in labels]
+    for path in (
+        "podAnnotations",
+        "gateway/podAnnotations",
+        "gateway/service/annotations",
+        "serviceAccount/annotations",
+    ):
+        cases.append((path, {rng.choice([key for key in keys if key != "A.example.com/a"]): "a"}))
+    cases += [
+        ("gateway/service/labels", {"app.kubernetes.io/name": "a"}),
+        ("podLabels", {"app.kubernetes.io/name": "a"}),
+    ]
+    with ThreadPoolExecutor(2) as pool:
+        for (path, _), said in zip(
+            cases, pool.map(lambda case: refusal(helm, CHART, nested(*case)), cases), strict=True
+        ):
+            assert f"at '/{path}" in said
+    fine = {"a.b-c.example.com/x_Y.z-0": "b_C.d-0", "0": "", "a" * 63: "b" * 63}
+    values: Values = {"podAnnotations": {"Example.com/a": "any ä $"}, "gateway": {"service": {"labels": fine}}}
+    render(helm, CHART, "stoker", "default", {**values, "podLabels": fine, "nodeSelector": fine})
+
+
+def nested(path: str, part: Values) -> Values:
+    """`part` at a path with slashes."""
+    for name in reversed(path.split("/")):
+        part = {name: part}
+    return part
 
 
 def gateway_of(documents: list[Any]) -> str:

@@ -32,7 +32,7 @@ def container(documents: list[dict[str, Any]]) -> dict[str, Any]:
 def test_there_is_none_unless_asked_for(helm: str) -> None:
     assert not [each for each in template(helm) if "gateway" in each["metadata"]["name"]]
     there = [each for each in template(helm, ON) if "gateway" in each["metadata"]["name"]]
-    assert len(there) == 12
+    assert len(there) == 13
 
 
 def test_its_flags_are_the_commands(helm: str) -> None:
@@ -119,6 +119,43 @@ def test_an_upgrade_keeps_token_and_certificate(helm: str, kube: Any, ns: str) -
     try:
         made = put("install")
         assert put("upgrade") == made
+    finally:
+        subprocess.run([helm, "uninstall", "gw", f"--namespace={ns}"], env=environment, stdout=subprocess.DEVNULL)
+
+
+def test_the_certificate_follows_the_url_and_clients_trust_it_still(helm: str, kube: Any, ns: str) -> None:
+    environment = {**os.environ, "KUBECONFIG": str(kube.kubeconfig)}
+
+    def put(word: str, url: str) -> dict[str, bytes]:
+        values = f"{ON},crds.install=false,rbac.aggregate=false,webhook.enabled=false,gateway.url={url}"
+        command = [helm, word, "gw", CHART, f"--namespace={ns}", "--set", values]
+        subprocess.run(command, env=environment, check=True, stdout=subprocess.DEVNULL)
+        data = kube.core.read_namespaced_secret("gw-stoker-gateway-tls", ns).data
+        return {name: base64.b64decode(value) for name, value in data.items()}
+
+    def names(data: dict[str, bytes]) -> set[str]:
+        Certificate(data["tls.crt"], data["tls.key"]).check(datetime.now(UTC))
+        leaf, authority = (x509.load_pem_x509_certificate(data[name]) for name in ("tls.crt", "ca.crt"))
+        leaf.verify_directly_issued_by(authority)
+        found = leaf.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+        return {*found.get_values_for_type(x509.DNSName), *map(str, found.get_values_for_type(x509.IPAddress))}
+
+    try:
+        first = put("install", "")
+        own = names(first)
+        later = put("upgrade", "https://models.example.com")
+        assert names(later) == own | {"models.example.com"}
+        assert put("upgrade", "https://models.example.com:8443") == later  # the same name
+        last = put("upgrade", "https://[fd00::1]")
+        assert names(last) == own | {"fd00::1"}
+        assert {each["ca.crt"] for each in (first, later, last)} == {first["ca.crt"]}
+        # One that an earlier chart made does not say what it is for, and its authority's key was not kept.
+        kube.core.delete_namespaced_secret("gw-stoker-gateway-authority", ns)
+        earlier = {"metadata": {"annotations": {"stoker.dev/certificate-for": None}}}
+        kube.core.patch_namespaced_secret("gw-stoker-gateway-tls", ns, earlier)
+        assert put("upgrade", "https://other.example.com") == last
+        kube.core.delete_namespaced_secret("gw-stoker-gateway-tls", ns)
+        assert names(put("upgrade", "https://other.example.com")) == own | {"other.example.com"}
     finally:
         subprocess.run([helm, "uninstall", "gw", f"--namespace={ns}"], env=environment, stdout=subprocess.DEVNULL)
 

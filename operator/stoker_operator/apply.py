@@ -111,10 +111,12 @@ class Writer:
             self._delete(now.pop(child))
         return Applied(now, "; ".join(refusals.values()), next(iter(refusals), None))
 
-    def apply_status(self, endpoint: Endpoint, status: Mapping[str, Any], now: datetime) -> bool:
+    def apply_status(
+        self, endpoint: Endpoint, status: Mapping[str, Any], now: datetime, notices: Iterable[str] = ()
+    ) -> bool:
         """Applies the endpoint's status where it differs, and emits an Event where a condition changed that people
-        watch. Returns whether the endpoint still is as it was looked at. A change that came just before is in the
-        answer, and wakes nothing again when the watch delivers it.
+        watch, or its message got one of these notices. Returns whether the endpoint still is as it was looked at. A
+        change that came just before is in the answer, and wakes nothing again when the watch delivers it.
 
         Raises:
             KubeError, NotLeading: as `apply`.
@@ -131,7 +133,8 @@ class Writer:
                 raise
             return True
         before, ready = _ready(endpoint.status), _ready(status)
-        if ready and (ready["status"], ready["reason"]) != (before.get("status"), before.get("reason")):
+        is_new = any(notice not in before.get("message", "") for notice in notices)
+        if ready and ((ready["status"], ready["reason"]) != (before.get("status"), before.get("reason")) or is_new):
             _log(body, f"Ready is {ready['status']} ({ready['reason']}): {ready['message']}")
             self._tell(endpoint, ready, now)
         return bool(answer["metadata"]["generation"] == endpoint.generation)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import functools
 import logging
 import time
@@ -39,6 +40,7 @@ from stoker_operator.kube import Kube, KubeError
 from stoker_operator.manifests.owner import INSTANCE, Owner
 from stoker_operator.manifests.storage import shrinking_problem
 from stoker_operator.metrics import Metrics
+from stoker_operator.object_versions import ObjectVersions
 from stoker_operator.other_operators import OtherOperators
 from stoker_operator.own_thread import WorkerThreads
 from stoker_operator.plan.capacity import capacity
@@ -115,6 +117,7 @@ class Controller:
         self._holders = Holders(kube)
         lease = settings.lease
         self._operators = OtherOperators(kube, f"{lease.namespace}/{lease.name}" if lease else "")
+        self._versions = ObjectVersions(kube, settings.resync_seconds) if settings.check_referenced_objects else None
         self._listing = asyncio.Lock()
         self._doubt = asyncio.Event()
         self._working: int | None = None  # the lead in which tasks are woken: all has been listed in it
@@ -167,6 +170,8 @@ class Controller:
         writer = Writer(self._kube, self._store, lambda: epoch is not None and self._process.epoch() == epoch)
         facts = self._engines.reported, self._copies.copies
         cluster = Cluster(self._kube, self._store, writer, self._holders.now, *facts, self._operators)
+        if self._versions:
+            cluster = dataclasses.replace(cluster, version=self._versions.get)
         work = functools.partial(reconcile, cluster, self._knowledge(key), key, datetime.now(UTC))
         try:
             outcome = await self._workers.call(work, lambda: self._report_late(cluster, key))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any, Final, NamedTuple
 
 from stoker_engine.contract.copy_state import CopyState
@@ -114,6 +115,7 @@ class Container:
         name: its name.
         ready: it does what it is for, or has ended as an init container should.
         running: its process runs now.
+        started: when that was started, as its node writes it; empty where it does not run.
         waiting: why it does not run, as Kubernetes puts it: reason and message.
         exit_code: of its last end; None if it never ended.
         exit_reason: Kubernetes' word for that end.
@@ -123,6 +125,7 @@ class Container:
     name: str
     ready: bool = False
     running: bool = False
+    started: str = ""
     waiting: tuple[str, str] = ("", "")
     exit_code: int | None = None
     exit_reason: str = ""
@@ -200,6 +203,24 @@ class Reported:
     kv_blocks: int
     kv_cache_dtype: str = ""
     weights: str = ""
+
+
+class OlderObject(NamedTuple):
+    """A Secret or ConfigMap of which pods run with an earlier state.
+
+    Attributes:
+        field: where the spec names it.
+        kind: Secret or ConfigMap.
+        name: its name.
+        changed: when it got the data it has.
+        pods: the names of those pods.
+    """
+
+    field: str
+    kind: str
+    name: str
+    changed: datetime
+    pods: tuple[str, ...]
 
 
 class Copies(NamedTuple):

@@ -22,6 +22,7 @@ Object = dict[str, Any]
 
 _COLLECTIONS = {
     KIND: (f"apis/{API_VERSION}", PLURAL),
+    "ConfigMap": ("api/v1", "configmaps"),
     "Deployment": ("apis/apps/v1", "deployments"),
     "Event": ("api/v1", "events"),
     "Lease": ("apis/coordination.k8s.io/v1", "leases"),
@@ -39,6 +40,8 @@ _COLLECTIONS = {
     "ServiceAccount": ("api/v1", "serviceaccounts"),
     "ValidatingWebhookConfiguration": ("apis/admissionregistration.k8s.io/v1", "validatingwebhookconfigurations"),
 }
+#: What an object's metadata is requested as, without anything else of it.
+_METADATA = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
 #: Objects of one answer to a list; more are requested page by page.
 _PAGE = 500
 
@@ -123,6 +126,22 @@ class Kube:
             if error.status == 404:
                 return None
             raise
+
+    def metadata(self, kind: str, namespace: str, name: str) -> Object | None:
+        """The metadata of an object of which nothing else is to be sent, or None. Annotations are left out: kubectl
+        repeats an object's content in one.
+
+        Raises:
+            KubeError: the API server could not be reached, or could not answer.
+        """
+        try:
+            answer = self._request("GET", _path(kind, namespace, name), accept=_METADATA)
+        except KubeError as error:
+            if error.status == 404:
+                return None
+            raise
+        found: Object = answer["metadata"]
+        return {field: value for field, value in found.items() if field != "annotations"}
 
     def list(
         self, kind: str, namespace: str = "", labels: Mapping[str, str] | None = None, fields: str = ""
@@ -211,12 +230,13 @@ class Kube:
         query: dict[str, str] | None = None,
         body: Object | Sequence[Object] | None = None,
         content_type: str = "application/json",
+        accept: str = "application/json",
     ) -> Object:
         request = self._api.param_serialize(
             method,
             path,
             query_params=list((query or {}).items()),
-            header_params={"Accept": "application/json", "Content-Type": content_type},
+            header_params={"Accept": accept, "Content-Type": content_type},
             body=body,
             auth_settings=["BearerToken"],
         )

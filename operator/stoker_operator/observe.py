@@ -238,6 +238,7 @@ def _container(seen: Object) -> Container:
         name=seen["name"],
         ready=bool(seen.get("ready")),
         running="running" in state,
+        started=(state.get("running") or {}).get("startedAt") or "",
         waiting=(waiting.get("reason", ""), waiting.get("message", "")),
         exit_code=end.get("exitCode"),
         exit_reason=end.get("reason", ""),

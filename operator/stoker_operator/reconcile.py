@@ -18,7 +18,7 @@ from stoker_operator.apply import MANAGER, Writer
 from stoker_operator.decide import Decision, decide, is_held, is_ours, refuse
 from stoker_operator.diagnosis import Diagnosis, diagnose
 from stoker_operator.engine_facts import metrics_url
-from stoker_operator.facts import Child, Copies, Endpoint, Key, Pod, Reported, Rollout
+from stoker_operator.facts import Child, Copies, Endpoint, Key, OlderObject, Pod, Reported, Rollout
 from stoker_operator.judge import Judgement, Knowledge, judge
 from stoker_operator.kube import Kube
 from stoker_operator.manifests.owner import Owner
@@ -26,7 +26,8 @@ from stoker_operator.manifests.storage import named_claims
 from stoker_operator.other_operators import OtherOperators
 from stoker_operator.pinning import engine, image, is_behind
 from stoker_operator.plan.capacity import Holder, capacity
-from stoker_operator.status import Seen, SeenWorkload, failed, reported_workload, status, told_args
+from stoker_operator.referenced_objects import Reference, Version, older, references
+from stoker_operator.status import Seen, SeenWorkload, failed, older_objects, reported_workload, status, told_args
 from stoker_operator.store import Store
 
 #: How long requests go to the engine of an endpoint that has become ready, while it has not reported its blocks.
@@ -68,6 +69,7 @@ class Cluster:
         copies: which copies serve, by pod, where several processes compute; by endpoint, workload, and the URLs of the
             pods' metrics.
         operators: this operator's name, and which others serve endpoints; None: no operator has a name.
+        version: when a Secret or ConfigMap got its data, by its namespace; None where nothing is known of it.
     """
 
     kube: Kube
@@ -77,6 +79,7 @@ class Cluster:
     reported: Callable[[Key, str, str, str], Reported | None] = lambda _key, _workload, _pod, _url: None
     copies: Callable[[Key, str, Mapping[str, str]], Mapping[str, Copies]] = lambda _key, _workload, _urls: {}
     operators: OtherOperators | None = None
+    version: Callable[[str, Reference], Version | None] = lambda _namespace, _reference: None
 
 
 def reconcile(cluster: Cluster, knowledge: Knowledge, key: Key, now: datetime) -> Outcome:
@@ -122,7 +125,7 @@ def reconcile(cluster: Cluster, knowledge: Knowledge, key: Key, now: datetime) -
     told = status(endpoint, decision, seen, now)
     if operators and told != endpoint.status and operators.replaces(key, told):
         return Outcome.YIELDED
-    unchanged = cluster.writer.apply_status(endpoint, told, now)
+    unchanged = cluster.writer.apply_status(endpoint, told, now, older_objects(decision, seen))
     if operators and told != endpoint.status:
         operators.wrote_status(key, told)
     if not unchanged:
@@ -165,7 +168,18 @@ def _workload(
     reported = _reported(cluster, decision, endpoint, name, pods, moving=not rollout.complete)
     silent = reported is None and any(pod.ready for pod in pods)
     copies = cluster.copies(endpoint.key, name, _with_ranks(decision, name, pods))
-    return SeenWorkload(rollout, trouble, reported, silent, copies)
+    return SeenWorkload(rollout, trouble, reported, silent, copies, _older(cluster, decision, endpoint, rollout, pods))
+
+
+def _older(
+    cluster: Cluster, decision: Decision, endpoint: Endpoint, rollout: Rollout, pods: tuple[Pod, ...]
+) -> tuple[OlderObject, ...]:
+    """Objects that the spec names of which its pods run with an earlier state. While pods are replaced, some are about
+    to go, and nothing is to be done."""
+    parsed = decision.judgement.parsed
+    if parsed is None or not decision.objects or not rollout.complete:
+        return ()
+    return older(references(parsed.spec), lambda each: cluster.version(endpoint.key.namespace, each), pods)
 
 
 def _with_ranks(decision: Decision, workload: str, pods: tuple[Pod, ...]) -> dict[str, str]:

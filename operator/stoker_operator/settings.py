@@ -65,6 +65,8 @@ class Settings:
         reconcile_seconds: a reconcile that takes longer is reported in the endpoint's status, and holds up no other.
         policy: a file that states what is permitted to endpoints, and what is added to their objects.
         catalogue: a file that extends and overrides the built-in accelerator catalogue.
+        check_referenced_objects: whether status says that pods run with earlier Secrets and ConfigMaps, of which the
+            operator must then be permitted to read the metadata.
         health_address: where ``/healthz``, ``/readyz`` and ``/metrics`` answer, as HOST:PORT; without HOST at
             every address of IPv6 and IPv4.
         lease: how replicas agree on the one that writes; None: there is one replica.
@@ -79,6 +81,7 @@ class Settings:
     reconcile_seconds: float = 60
     catalogue: Path | None = None
     policy: Path | None = None
+    check_referenced_objects: bool = False
     health_address: str = ":8080"
     lease: LeaseSettings | None = None
     webhook: WebhookSettings | None = None

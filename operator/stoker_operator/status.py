@@ -23,7 +23,7 @@ from stoker_engine.contract.copy_state import CopyState
 from stoker_operator.api.v1alpha1.status import MOST_COPY_STATES
 from stoker_operator.decide import Decision, is_ours
 from stoker_operator.diagnosis import Diagnosis, quota_exceeded
-from stoker_operator.facts import MAIN, Child, Copies, Endpoint, Object, Reported, Rollout
+from stoker_operator.facts import MAIN, Child, Copies, Endpoint, Object, OlderObject, Reported, Rollout
 from stoker_operator.manifests.service import url
 from stoker_operator.pinning import engine, image
 from stoker_operator.plan.planner import Plan
@@ -36,7 +36,7 @@ _MESSAGE: Final = 2048
 _HELD: Final = "pods of the newest spec are made as soon as the model's config.json has been fetched, or does not come"
 #: Ways to reach the API that are listed.
 _ADDRESSES: Final = 16
-#: Pods that are named which lack a copy.
+#: Pods that are named, of those that lack a copy or run with an earlier object.
 _PODS: Final = 3
 #: Of each of them, copies of which it is told why.
 _COPIES: Final = 2
@@ -64,6 +64,7 @@ class SeenWorkload:
         reported: what its engine reports, where it has.
         silent: a pod is ready, and its engine has not reported.
         copies: of the model, by pod, where several processes compute.
+        older: Secrets and ConfigMaps of which pods run with an earlier state.
     """
 
     rollout: Rollout
@@ -71,6 +72,7 @@ class SeenWorkload:
     reported: Reported | None = None
     silent: bool = False
     copies: Mapping[str, Copies] = field(default_factory=dict)
+    older: tuple[OlderObject, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -414,7 +416,8 @@ def _ready(decision: Decision, seen: Seen, trouble: Diagnosis | None) -> Verdict
     if rollout is not None and seen.complete and decision.objects and not seen.refusal:
         if rollout.desired == 0:
             return Verdict("True", "ScaledToZero", "spec.replicas is 0")
-        return Verdict("True", "Ready", f"{rollout.available} of {rollout.desired} pods serve the newest spec")
+        serving = f"{rollout.available} of {rollout.desired} pods serve the newest spec"
+        return Verdict("True", "Ready", "; ".join((serving, *older_objects(decision, seen))))
     if trouble:
         return Verdict("False", trouble.reason, trouble.message)
     if decision.held:
@@ -422,6 +425,23 @@ def _ready(decision: Decision, seen: Seen, trouble: Diagnosis | None) -> Verdict
     if rollout is None:
         return Verdict("False", "RollingOut", "the Deployment does not exist yet")
     return Verdict("False", "RollingOut", _progress(seen.unfinished or rollout) + _waited_for(seen))
+
+
+def older_objects(decision: Decision, seen: Seen) -> list[str]:
+    """What is said of Secrets and ConfigMaps of which pods run with an earlier state: one sentence each, and what
+    renews them."""
+    owner, said = decision.owner, []
+    for name, workload in seen.workloads.items():
+        restart = f"kubectl rollout restart deployment/{owner.of(name).object_name} --namespace {owner.namespace}"
+        for each in workload.older:
+            what = f"{each.kind} {each.name} ({each.field}) as it was before {each.changed:%Y-%m-%dT%H:%M:%SZ}"
+            said.append(f"{_named(each.pods)} with {what}: {restart} renews them")
+    return said
+
+
+def _named(pods: tuple[str, ...]) -> str:
+    more = f" and {len(pods) - _PODS} more" if len(pods) > _PODS else ""
+    return f"pod{'s' if len(pods) > 1 else ''} {', '.join(pods[:_PODS])}{more} run{'' if len(pods) > 1 else 's'}"
 
 
 def _progress(rollout: Rollout) -> str:

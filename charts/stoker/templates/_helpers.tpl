@@ -1,10 +1,14 @@
 {{- define "stoker.name" -}}
-{{- if contains "stoker" .Release.Name }}{{ .Release.Name | trunc 54 | trimSuffix "-" }}{{ else }}{{ printf "%s-stoker" (.Release.Name | trunc 46 | trimSuffix "-") }}{{ end -}}
+{{- if contains "stoker" .Release.Name }}{{ .Release.Name | trunc 54 | trimSuffix "-" | trimSuffix "." }}{{ else }}{{ printf "%s-stoker" (.Release.Name | trunc 46 | trimSuffix "-" | trimSuffix ".") }}{{ end -}}
 {{- end }}
 
-{{- /* The webhook's Service, and the Secret with its certificate. */ -}}
+{{- /* The Secret with the webhook's certificate; and the webhook's Service. */ -}}
 {{- define "stoker.webhook" -}}
 {{ include "stoker.name" . }}-webhook
+{{- end }}
+
+{{- define "stoker.webhookService" -}}
+{{ include "stoker.serviceName" (list (include "stoker.name" .) "-webhook") }}
 {{- end }}
 
 {{- define "stoker.selector" -}}
@@ -43,6 +47,13 @@ Arguments: what it belongs to, and its own suffix. */ -}}
 {{- print $owner $suffix }}
 {{- end }}
 
+{{- /* The name of a Service, which begins with a letter and has no dot, as a release's may. Arguments as above. */ -}}
+{{- define "stoker.serviceName" -}}
+{{- $owner := index . 0 | replace "." "-" }}
+{{- if not (regexMatch "^[a-z]" $owner) }}{{ $owner = print "s-" $owner }}{{ end }}
+{{- include "stoker.shortName" (list $owner (index . 1)) }}
+{{- end }}
+
 {{- /* Where the pods of the chart run, in the same way for all. */ -}}
 {{- define "stoker.scheduling" -}}
 {{- with .Values.nodeSelector }}
@@ -54,6 +65,15 @@ tolerations: {{- toYaml . | nindent 0 }}
 {{- with .Values.priorityClassName }}
 priorityClassName: {{ . | quote }}
 {{- end }}
+{{- end }}
+
+{{- /* Pods of the operator, and of the gateway. */ -}}
+{{- define "stoker.replicas" -}}
+{{ .Values.replicas | default 2 }}
+{{- end }}
+
+{{- define "stoker.gatewayReplicas" -}}
+{{ .Values.gateway.replicas | default 2 }}
 {{- end }}
 
 {{- /* How pods of one kind are spread. Arguments: the root, and the template of their selector. */ -}}
@@ -84,12 +104,16 @@ priorityClassName: {{ . | quote }}
 {{- end }}
 
 {{- define "stoker.gatewayPeers" -}}
-{{ include "stoker.shortName" (list (include "stoker.gateway" .) "-peers") }}
+{{ include "stoker.serviceName" (list (include "stoker.gateway" .) "-peers") }}
 {{- end }}
 
 {{- /* The gateway: its objects' name, its labels, its image, and where clients of the cluster reach it. */ -}}
 {{- define "stoker.gateway" -}}
 {{ include "stoker.name" . }}-gateway
+{{- end }}
+
+{{- define "stoker.gatewayService" -}}
+{{ include "stoker.serviceName" (list (include "stoker.gateway" .) "") }}
 {{- end }}
 
 {{- define "stoker.gatewaySelector" -}}
@@ -115,7 +139,7 @@ app.kubernetes.io/component: gateway
 {{- define "stoker.gatewayURL" -}}
 {{- $port := include "stoker.gatewayPort" . -}}
 {{- $usual := ternary "443" "80" .Values.gateway.tls.enabled -}}
-{{- $at := printf "%s.%s.svc%s" (include "stoker.gateway" .) .Release.Namespace (ternary "" (printf ":%s" $port) (eq $port $usual)) -}}
+{{- $at := printf "%s.%s.svc%s" (include "stoker.gatewayService" .) .Release.Namespace (ternary "" (printf ":%s" $port) (eq $port $usual)) -}}
 {{ .Values.gateway.url | default (printf "%s://%s" (ternary "https" "http" .Values.gateway.tls.enabled) $at) | trimSuffix "/" }}
 {{- end }}
 

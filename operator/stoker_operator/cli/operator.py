@@ -90,6 +90,7 @@ def parse(argv: list[str]) -> tuple[Settings, Logging]:
         resync_seconds=options.resync_seconds,
         catalogue=options.catalogue,
         policy=options.policy,
+        check_referenced_objects=options.check_referenced_objects,
         health_address=options.health_address,
         lease=LeaseSettings(namespace, options.lease_name) if options.leader_elect else None,
         webhook=_webhook(parser, options, namespace),
@@ -165,6 +166,12 @@ def _parser() -> argparse.ArgumentParser:
         default=defaults.resync_seconds,
         metavar="SECONDS",
         help="how often every endpoint is looked at, whatever happened (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--check-referenced-objects",
+        action="store_true",
+        help="say in endpoints' status which pods run with an earlier Secret or ConfigMap than there is; needs the "
+        "right to get both (default: not)",
     )
     parser.add_argument(
         "--health-address",

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,6 +51,27 @@ def claim(*modes: str, **more: Any) -> Spec:
     template = {"spec": {"accessModes": list(modes), "resources": {"requests": {"storage": "1Gi"}}, **more}}
     return {"cache": {"volumeClaimTemplate": template}}
 
+
+def labelled_claim(metadata: Any) -> Spec:
+    """A cache on a claim with labels and annotations."""
+    cache = claim("ReadWriteMany")
+    cache["cache"]["volumeClaimTemplate"]["metadata"] = metadata
+    return cache
+
+
+#: What has labels and annotations: its name, its path, and a spec in which it has such a field.
+METADATA: tuple[tuple[str, str, Callable[[str, Any], Spec]], ...] = (
+    ("the pods", "spec.template.metadata", lambda field, given: spec(template={"metadata": {field: given}})),
+    ("the Service", "spec.service", lambda field, given: spec(service={field: given})),
+    (
+        "the claim",
+        "spec.storage.cache.volumeClaimTemplate.metadata",
+        lambda field, given: spec(storage=labelled_claim({field: given})),
+    ),
+)
+#: Keys that there cannot be: a label's and an annotation's for each of them.
+WRONG_KEYS = (("a b", "a/b/c"), ("a" * 64, f"{'a' * 254}/b"), ("B.example.com/a", "-a"))
+WRONG_KEY = "Kubernetes takes no such key; use NAME or PREFIX/NAME, where NAME has at most 63 letters, digits, "
 
 COMPARES_WITH_NOTHING = {"key": "a", "operator": "In"}
 
@@ -190,7 +211,12 @@ RIGHT: dict[str, Spec] = {
         replicas=0, storage=claim("ReadWriteOncePod"), rollout={"maxSurge": "0%", "maxUnavailable": "100%"}
     ),
     "service": spec(
-        service={"type": "LoadBalancer", "port": 80, "labels": {"pool": "a"}, "annotations": {"a": "b"}},
+        service={
+            "type": "LoadBalancer",
+            "port": 80,
+            "labels": {"pool": "a", "a.b-c.example.com/D_e.f-0": "", "g" * 63: "h" * 63, f"{'i' * 253}/j": "k"},
+            "annotations": {"a": "b", "Example.com/c": "d"},
+        },
         networkPolicy={"mode": "Open"},
     ),
     "a node's port for the namespace's own policies": spec(
@@ -495,6 +521,35 @@ RULE_BREAKERS = (
         spec(service={"labels": {"app.kubernetes.io/managed-by": "x"}}),
         "spec.service.labels",
         "one of these labels is what the operator finds the Service by; use labels other than app.kubernetes.io/name",
+    ),
+    Wrong(
+        "a label of ours on the claim",
+        spec(storage=labelled_claim({"labels": {"a": "b", "stoker.dev/workload": "x"}})),
+        "spec.storage.cache.volumeClaimTemplate.metadata.labels",
+        "one of these labels is what the operator finds the claim by; use labels other than app.kubernetes.io/name",
+    ),
+    *(
+        Wrong(f"{field} {key[:20]!r} of {name}", make(field, {"fine": "a", key: "a"}), f"{path}.{field}", WRONG_KEY)
+        for (name, path, make), keys in zip(METADATA, WRONG_KEYS, strict=True)
+        for field, key in zip(("labels", "annotations"), keys, strict=True)
+    ),
+    Wrong(
+        "a selector by a label that there cannot be",
+        spec(networkPolicy={"from": [{"podSelector": {"matchLabels": {"a b": "c"}}}]}),
+        "spec.networkPolicy.from[0].podSelector.matchLabels",
+        WRONG_KEY,
+    ),
+    Wrong(
+        "a selector of namespaces by a label that there cannot be",
+        spec(networkPolicy={"from": [{"namespaceSelector": {"matchLabels": {"A.b/c": "c"}}}]}),
+        "spec.networkPolicy.from[0].namespaceSelector.matchLabels",
+        WRONG_KEY,
+    ),
+    Wrong(
+        "a selector of volumes by a label that there cannot be",
+        spec(storage=claim("ReadWriteMany", selector={"matchLabels": {"a/": "c"}})),
+        "spec.storage.cache.volumeClaimTemplate.spec.selector.matchLabels",
+        WRONG_KEY,
     ),
     Wrong(
         "a load balancer for those inside",

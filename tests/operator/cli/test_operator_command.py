@@ -52,6 +52,11 @@ def test_as_the_chart_says_it() -> None:
     assert logging.format == "json"
 
 
+def test_referenced_objects_are_checked_where_that_is_asked_for() -> None:
+    assert not parse([])[0].check_referenced_objects
+    assert parse(["--check-referenced-objects"])[0].check_referenced_objects
+
+
 def test_with_a_gateway() -> None:
     settings, _ = parse([*GATEWAY])
     assert settings.gateway == GatewaySettings("https://[2001:db8::1]:8443", "stoker-system", "stoker-gateway")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any, ClassVar, Final
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, WrapValidator, model_validator
@@ -68,10 +70,8 @@ IntOrPercent = Annotated[
     WrapValidator(_say_share),
     Field(json_schema_extra={"x-kubernetes-int-or-string": True}),
 ]
-Labels = Annotated[
-    dict[str, Annotated[str, Field(max_length=63, pattern=r"^(([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9])?$")]],
-    Field(max_length=64),
-]
+LabelValue = Annotated[str, Field(max_length=63, pattern=r"^(([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9])?$")]
+Labels = Annotated[dict[str, LabelValue], Field(max_length=64)]
 Annotations = Annotated[dict[str, Annotated[str, Field(max_length=4096)]], Field(max_length=64)]
 #: Labels by which the objects of an endpoint are found; they are not the user's to set.
 OWN_LABELS: Final = (
@@ -80,6 +80,11 @@ OWN_LABELS: Final = (
     "app.kubernetes.io/managed-by",
     "stoker.dev/workload",
 )
+
+
+def _key(letters: str) -> str:
+    label = f"[{letters}]([-{letters}]*[{letters}])?"
+    return rf"^({label}(\.{label})*/)?[A-Za-z0-9]([-A-Za-z0-9_.]{{0,61}}[A-Za-z0-9])?$"
 
 
 def without_own_labels(what: str) -> Rule:
@@ -92,6 +97,35 @@ def without_own_labels(what: str) -> Rule:
         remedy=f"use labels other than {', '.join(OWN_LABELS)}",
     )
 
+
+#: A key of labels as Kubernetes takes it, but for the length of what is before the slash. Of annotations, that may have
+#: capitals.
+LABEL_KEY: Final = _key("a-z0-9")
+ANNOTATION_KEY: Final = _key("A-Za-z0-9")
+_PREFIX: Final = 253
+_KEY_REMEDY: Final = (
+    "use NAME or PREFIX/NAME, where NAME has at most 63 letters, digits, '-', '_' and '.', begins and ends with a "
+    "letter or digit, and PREFIX is a domain"
+)
+
+
+def right_keys(field: str, pattern: str, keys_of: Callable[[Any], Mapping[str, str] | None]) -> Rule:
+    """The rule of a part of which `field` has labels or annotations, whose keys match `pattern`. A structural schema
+    bounds the values of a map and not its keys."""
+    return Rule(
+        field=field,
+        holds=lambda it: all(re.fullmatch(pattern, key) and key.find("/") <= _PREFIX for key in keys_of(it) or ()),
+        cel=f"!has(self.{field}) || self.{field}.all(key, key.matches(r'{pattern}') && key.indexOf('/') <= {_PREFIX})",
+        message="Kubernetes takes no such key",
+        remedy=_KEY_REMEDY,
+    )
+
+
+#: The rules of a part with `labels` and `annotations`.
+METADATA_KEYS: Final = (
+    right_keys("labels", LABEL_KEY, lambda it: it.labels),
+    right_keys("annotations", ANNOTATION_KEY, lambda it: it.annotations),
+)
 
 #: Marks a field that no pod shows: changing it replaces none. (In ``Annotated``.)
 NOT_IN_PODS = object()

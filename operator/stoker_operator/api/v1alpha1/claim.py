@@ -7,7 +7,17 @@ from typing import Annotated, Any, ClassVar, Final, Literal
 from pydantic import Field
 
 from stoker_operator.api.rule import ChangeRule, Rule
-from stoker_operator.api.v1alpha1.base import NOT_IN_PODS, Annotations, EachOnce, Labels, ObjectName, Part, Quantity
+from stoker_operator.api.v1alpha1.base import (
+    METADATA_KEYS,
+    NOT_IN_PODS,
+    Annotations,
+    EachOnce,
+    Labels,
+    ObjectName,
+    Part,
+    Quantity,
+    without_own_labels,
+)
 from stoker_operator.api.v1alpha1.label_selector import LabelSelector
 
 AccessMode = Literal["ReadWriteOnce", "ReadWriteOncePod", "ReadWriteMany"]
@@ -124,9 +134,11 @@ class ClaimMetadata(Part):
     """Labels and annotations of the claim."""
 
     labels: Labels | None = None
-    """Labels of the claim."""
+    """Labels of the claim. Those by which the operator finds it cannot be set."""
     annotations: Annotations | None = None
     """Annotations of the claim."""
+
+    RULES: ClassVar = (without_own_labels("the claim"), *METADATA_KEYS)
 
 
 class VolumeClaimTemplate(Part):

@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar, Final, Literal
 
 from pydantic import Field
 
-from stoker_operator.api.v1alpha1.base import Annotations, Labels, Part, without_own_labels
+from stoker_operator.api.v1alpha1.base import METADATA_KEYS, Annotations, Labels, Part, without_own_labels
 
 DEFAULT_PORT: Final = 8000
 
@@ -24,4 +24,4 @@ class Service(Part):
     annotations: Annotations | None = None
     """Annotations of the Service, such as those that configure a load balancer."""
 
-    RULES: ClassVar = (without_own_labels("the Service"),)
+    RULES: ClassVar = (without_own_labels("the Service"), *METADATA_KEYS)

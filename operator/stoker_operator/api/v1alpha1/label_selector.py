@@ -7,17 +7,17 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 
 from stoker_operator.api.rule import Rule
-from stoker_operator.api.v1alpha1.base import Labels, Part
+from stoker_operator.api.v1alpha1.base import LABEL_KEY, Labels, LabelValue, Part, right_keys
 
 
 class SelectorRequirement(Part):
     """What a label must be, as in meta/v1."""
 
-    key: Annotated[str, Field(min_length=1, max_length=317)]
+    key: Annotated[str, Field(min_length=1, max_length=317, pattern=LABEL_KEY)]
     """The label."""
     operator: Literal["In", "NotIn", "Exists", "DoesNotExist"]
     """How it relates to the values."""
-    values: Annotated[list[Annotated[str, Field(max_length=63)]], Field(max_length=64)] | None = None
+    values: Annotated[list[LabelValue], Field(max_length=64)] | None = None
     """The values; none for Exists and DoesNotExist."""
 
     RULES: ClassVar = (
@@ -38,3 +38,5 @@ class LabelSelector(Part):
     """Labels and their values."""
     match_expressions: Annotated[list[SelectorRequirement], Field(max_length=64)] | None = None
     """What labels must be."""
+
+    RULES: ClassVar = (right_keys("matchLabels", LABEL_KEY, lambda it: it.match_labels),)

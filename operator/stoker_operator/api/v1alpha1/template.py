@@ -6,7 +6,7 @@ from typing import Annotated, Any, ClassVar, Final
 
 from pydantic import Field
 
-from stoker_operator.api.v1alpha1.base import Annotations, Labels, Part, without_own_labels
+from stoker_operator.api.v1alpha1.base import METADATA_KEYS, Annotations, Labels, Part, without_own_labels
 
 #: The container of a pod template that is merged onto the engine's.
 ENGINE_CONTAINER: Final = "engine"
@@ -20,7 +20,7 @@ class PodTemplateMetadata(Part):
     annotations: Annotations | None = None
     """Annotations of the pods."""
 
-    RULES: ClassVar = (without_own_labels("the pods"),)
+    RULES: ClassVar = (without_own_labels("the pods"), *METADATA_KEYS)
 
 
 class PodTemplate(Part):

@@ -1,0 +1,98 @@
+"""What status says of pods that run with an earlier Secret than there is, against the real API server."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+from kubernetes import client, config
+
+from stoker_operator.kube import Kube
+
+from .conftest import SYSTEM, Operator
+
+SPEC = {
+    "model": {"source": "file:///models/a"},
+    "engine": {"runtime": "vllm", "image": "x"},
+    "auth": {"apiKeysSecretRef": {"name": "keys"}},
+}
+
+
+def permit(kube: Any, ns: str) -> None:
+    """What the chart grants in a namespace with rbac.readReferencedObjects."""
+    rbac = client.RbacAuthorizationV1Api(kube.api)
+    metadata = {"name": "referenced-objects"}
+    rule = {"apiGroups": [""], "resources": ["secrets", "configmaps"], "verbs": ["get"]}
+    rbac.create_namespaced_role(ns, {"metadata": metadata, "rules": [rule]})
+    reference = {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": metadata["name"]}
+    subject = {"kind": "ServiceAccount", "name": "stoker", "namespace": SYSTEM}
+    rbac.create_namespaced_role_binding(ns, {"metadata": metadata, "roleRef": reference, "subjects": [subject]})
+
+
+def serve(kube: Any, ns: str, started: str) -> None:
+    """Reports of all pods that they serve, since then."""
+    engine = {"name": "engine", "image": "x", "imageID": "", "ready": True, "restartCount": 0}
+    engine["state"] = {"running": {"startedAt": started}}
+    for pod in kube.pods(ns, "demo"):
+        now = f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime())}Z"
+        ready = {"type": "Ready", "status": "True", "lastTransitionTime": now}
+        kube.set_pod_status(ns, pod.metadata.name, phase="Running", conditions=[ready], containerStatuses=[engine])
+
+
+def test_status_names_pods_with_an_earlier_key(
+    kube: Any,
+    ns: str,
+    document: Any,
+    sleeping_operator: Operator,
+    operators_kubeconfig: Path,
+    tmp_path: Path,
+    eventually: Any,
+) -> None:
+    sleeping_operator.stop()
+    permit(kube, ns)
+    kube.core.create_namespaced_secret(ns, {"metadata": {"name": "keys"}, "stringData": {"api-key": "first"}})
+    long_ago = "2020-01-01T00:00:00Z"
+
+    def ready() -> str:
+        found = kube.condition(ns, "demo")
+        return found.get("message", "") if found.get("status") == "True" else ""
+
+    options = f"--namespace={ns}", "--check-referenced-objects", "--resync-seconds=2"
+    with Operator(operators_kubeconfig, tmp_path / "log", *options):
+        kube.create(ns, document(**SPEC))
+        eventually(lambda: kube.pods(ns, "demo"), "it has a pod")
+        serve(kube, ns, f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime())}Z")
+        assert eventually(ready, "it is ready") == "1 of 1 pods serve the newest spec"
+
+        serve(kube, ns, long_ago)
+        pod, created = next((each.metadata.name, each.metadata.creation_timestamp) for each in kube.pods(ns, "demo"))
+        # The API server writes whole seconds, and what changes in the pod's first one may be what it has.
+        eventually(lambda: time.time() > created.timestamp() + 1, "the second in which the pod was made is over")
+        kube.core.patch_namespaced_secret("keys", ns, {"stringData": {"api-key": "second"}})
+        said = eventually(lambda: ready() if "Secret" in ready() else "", "it is said")
+        assert f"pod {pod} runs with Secret keys (spec.auth.apiKeysSecretRef) as it was before 2" in said
+        assert said.endswith(f"kubectl rollout restart deployment/demo --namespace {ns} renews them")
+        (event,) = (each for each in kube.core.list_namespaced_event(ns).items if "as it was before" in each.message)
+        assert (event.reason, event.type) == ("Ready", "Normal")
+
+        restart = {"kubectl.kubernetes.io/restartedAt": long_ago}
+        change = {"spec": {"template": {"metadata": {"annotations": restart}}}}
+        kube.apps.patch_namespaced_deployment("demo", ns, change)
+
+        def renewed() -> bool:
+            serve(kube, ns, f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime())}Z")
+            return ready() == "1 of 1 pods serve the newest spec" and pod not in str(kube.pods(ns, "demo"))
+
+        eventually(renewed, "nothing is said of a new pod")
+
+    # Its right is to all of a Secret; what it requests has no content.
+    api = config.new_client_from_config(str(operators_kubeconfig))
+    found = Kube(api).metadata("Secret", ns, "keys")
+    assert found and "f:data" in json.dumps(found["managedFields"])
+    assert "annotations" not in found
+    accept = {"Accept": "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"}
+    request = api.param_serialize("GET", f"/api/v1/namespaces/{ns}/secrets/keys", header_params=accept,
+                                  auth_settings=["BearerToken"])  # fmt: skip
+    assert set(json.loads(api.call_api(*request).read())) == {"kind", "apiVersion", "metadata"}
